@@ -1,0 +1,13 @@
+-- One folder per question; each prints a table of ratios and writes build/bench/NAME.json.
+set_group("bench")
+
+for _, folder in ipairs(os.dirs(path.join(os.scriptdir(), "*"))) do
+    target("bench_" .. path.filename(folder))
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/bench")
+        add_deps("lockstep")
+        add_files(path.join(folder, "*.cpp"))
+        set_optimize("fastest")
+        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
+    target_end()
+end

@@ -1,0 +1,12 @@
+-- One program per file, named after it without its number: 00_fit_plane.cpp is build/examples/fit_plane.
+set_group("examples")
+
+for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
+    target((path.basename(file):gsub("^%d+_", "")))
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/examples")
+        add_deps("lockstep")
+        add_files(file)
+        set_optimize("fastest")
+    target_end()
+end

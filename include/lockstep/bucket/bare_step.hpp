@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The step of a single process: what a model sees when nobody else is there.
+
+#include <cstddef>
+
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/lookup.hpp"
+
+namespace lockstep {
+
+/// Where a replica's tensors start. Each arena is as long as its layout's plan says and aligned to
+/// `arena_alignment`.
+struct Arenas {
+  std::byte* parameters = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* buffers = nullptr;
+};
+
+/// Hands a model its tensors as views into arenas. `ready` does nothing: with one rank there is
+/// nobody to wait for, and the compiler removes the call. Strategies for more ranks hand out steps
+/// with these same members.
+template <class Model, class TheBuckets = Buckets<>, class Memory = HostMemory>
+class BareStep {
+ public:
+  constexpr BareStep(const Model& model, Arenas arenas)
+      : parameters_(model), buffers_(model), arenas_(arenas) {}
+
+  /// A parameter, to read. Only optimizers write parameters.
+  template <class Key>
+  constexpr auto param(Key key) const {
+    return parameters_.template view<Memory, true>(arenas_.parameters, key);
+  }
+
+  /// A parameter's gradient, to write.
+  template <class Key>
+  constexpr auto grad(Key key) const {
+    return parameters_.template view<Memory, false>(arenas_.gradients, key);
+  }
+
+  /// A buffer, to read and write.
+  template <class Key>
+  constexpr auto buffer(Key key) const {
+    return buffers_.template view<Memory, false>(arenas_.buffers, key);
+  }
+
+  /// Says that a gradient is complete.
+  template <class Key>
+  constexpr void ready(Key) const {
+    // A misspelt name is an error here too.
+    static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
+  }
+
+ private:
+  [[no_unique_address]] Layout<Model, TheBuckets> parameters_;
+  [[no_unique_address]] BufferLayout<Model> buffers_;
+  Arenas arenas_;
+};
+
+}  // namespace lockstep

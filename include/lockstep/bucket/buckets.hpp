@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The bucket axis: how many bytes of gradients travel together.
+
+#include <cstddef>
+#include <string_view>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/choice.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Buckets {
+  static constexpr std::string_view name = "Buckets";
+};
+}  // namespace axes
+
+/// A bucket closes when it holds at least this many bytes: a small first one, so that communication
+/// starts early in backward, and large ones after. PyTorch's numbers. A limit of 0 closes a bucket
+/// after every parameter.
+struct BucketLimits {
+  std::size_t first = 1_MiB;
+  std::size_t cap = 25_MiB;
+};
+
+template <BucketLimits Limits = BucketLimits{}>
+struct Buckets : ValuePolicy<axes::Buckets> {
+  static constexpr BucketLimits limits = Limits;
+  static constexpr void fingerprint(Hash& hash) {
+    hash.text(axes::Buckets::name).number(Limits.first).number(Limits.cap);
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The bucket plan: which parameter lies where in an arena, and which gradients travel
+/// together.
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/bucket/buckets.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/model/tensor.hpp"
+
+namespace lockstep {
+
+/// Where one parameter lies. Parameters and gradients have the same layout.
+struct Placement {
+  std::size_t bucket = 0;
+  std::size_t offset = 0;  // bytes from the arena's start, a multiple of `arena_alignment`
+  std::size_t bytes = 0;
+};
+
+/// One bucket: a contiguous piece of the arena with elements of one type.
+struct Bucket {
+  ElementKind element = ElementKind::unsupported;
+  std::size_t offset = 0;         // bytes from the arena's start, aligned
+  std::size_t bytes = 0;          // up to the next bucket, padding included
+  std::size_t parameters = 0;     // how many it holds
+  std::size_t first_arrival = 0;  // its members in `BucketPlan::arrivals` begin here
+  std::size_t completed_by = 0;   // the parameter whose gradient comes last
+
+  /// Elements, padding included: what a collective reduces.
+  constexpr std::size_t count() const { return bytes / element_size(element); }
+};
+
+/// A plan for `Count` parameters, known to the compiler or (`dynamic`) to the constructor.
+template <std::size_t Count>
+struct BucketPlan {
+  template <class T>
+  using Table = std::conditional_t<Count == dynamic, std::vector<T>,
+                                   std::array<T, Count == dynamic ? 0 : Count>>;
+
+  Table<Placement> placements{};  // by parameter, in declaration order
+  Table<std::size_t> arrivals{};  // parameters by bucket, then in order of arrival
+  Table<Bucket> bucket_table{};   // the first `bucket_count` are in use
+  std::size_t bucket_count = 0;
+  std::size_t bytes = 0;  // of the whole arena
+
+  /// The buckets, in the order in which they complete and are reduced.
+  constexpr std::span<const Bucket> buckets() const { return {bucket_table.data(), bucket_count}; }
+
+  /// The parameters of one bucket, in order of arrival.
+  constexpr std::span<const std::size_t> members(std::size_t bucket) const {
+    return {arrivals.data() + bucket_table[bucket].first_arrival, bucket_table[bucket].parameters};
+  }
+
+  /// Does this parameter's gradient complete its bucket when gradients arrive in reverse order?
+  constexpr bool completes(std::size_t parameter) const {
+    return bucket_table[placements[parameter].bucket].completed_by == parameter;
+  }
+};
+
+/// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP assigns them once it
+/// knows the order of gradients: walk in reverse; append to the open bucket of the element type;
+/// close it when its bytes, without padding, reach the limit. Each element type has a first bucket
+/// of its own. Buckets are ordered by completion, so that none waits for one that completes later.
+template <std::size_t Count>
+constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
+                                             BucketLimits limits) {
+  using Plan = BucketPlan<Count>;
+  const std::size_t count = tensors.size();
+  Plan plan;
+  typename Plan::template Table<std::size_t>
+      opening{};  // by parameter: its bucket's number by opening
+  typename Plan::template Table<std::size_t> completed_by{};  // by that number
+  typename Plan::template Table<std::size_t>
+      completion{};  // by that number: the number by completion
+  if constexpr (Count == dynamic) {
+    plan.placements.resize(count);
+    plan.arrivals.resize(count);
+    plan.bucket_table.resize(count);
+    opening.resize(count);
+    completed_by.resize(count);
+    completion.resize(count);
+  }
+
+  struct Open {
+    std::size_t number = dynamic;  // `dynamic`: none is open
+    std::size_t bytes = 0;
+    std::size_t limit = 0;
+  };
+  std::array<Open, element_kinds> open{};
+  for (Open& bucket : open) bucket.limit = limits.first;
+  std::size_t opened = 0;
+  for (std::size_t i = count; i-- != 0;) {
+    Open& bucket = open[static_cast<std::size_t>(tensors[i].element)];
+    if (bucket.number == dynamic) bucket.number = opened++;
+    opening[i] = bucket.number;
+    completed_by[bucket.number] = i;
+    bucket.bytes += tensors[i].bytes();
+    if (bucket.bytes >= bucket.limit) bucket = {dynamic, 0, limits.cap};
+  }
+  for (std::size_t i = count; i-- != 0;) {
+    if (completed_by[opening[i]] == i) completion[opening[i]] = plan.bucket_count++;
+  }
+
+  for (std::size_t i = count; i-- != 0;) {
+    plan.placements[i].bucket = completion[opening[i]];
+    plan.placements[i].bytes = tensors[i].bytes();
+    Bucket& bucket = plan.bucket_table[plan.placements[i].bucket];
+    bucket.element = tensors[i].element;
+    bucket.completed_by = i;
+    bucket.parameters += 1;
+  }
+  for (std::size_t b = 0, arrived = 0; b != plan.bucket_count; ++b) {
+    plan.bucket_table[b].first_arrival = arrived;
+    arrived += plan.bucket_table[b].parameters;
+  }
+  auto& listed = completion;  // no longer needed: now how many members of a bucket are listed
+  for (std::size_t& n : listed) n = 0;
+  for (std::size_t i = count; i-- != 0;) {
+    const std::size_t b = plan.placements[i].bucket;
+    plan.arrivals[plan.bucket_table[b].first_arrival + listed[b]++] = i;
+  }
+  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    plan.bucket_table[b].offset = plan.bytes;
+    for (const std::size_t i : plan.members(b)) {
+      plan.placements[i].offset = plan.bytes;
+      plan.bytes += align_up(plan.placements[i].bytes);
+    }
+    plan.bucket_table[b].bytes = plan.bytes - plan.bucket_table[b].offset;
+  }
+  return plan;
+}
+
+}  // namespace lockstep

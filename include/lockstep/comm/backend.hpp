@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The backend axis: what carries the bytes between ranks.
+
+#include <string_view>
+
+#include "lockstep/core/choice.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Backend {
+  static constexpr std::string_view name = "Backend";
+};
+}  // namespace axes
+
+/// Shared memory: ranks of one host, or threads of one process that share GPUs.
+struct Shm : Choice<axes::Backend> {
+  static constexpr std::string_view name = "Shm";
+};
+
+/// Sockets through the Gloo library: many hosts, CPU memory (device memory is staged).
+struct Gloo : Choice<axes::Backend> {
+  static constexpr std::string_view name = "Gloo";
+};
+
+/// NVIDIA's collectives: GPUs only.
+struct Nccl : Choice<axes::Backend> {
+  static constexpr std::string_view name = "Nccl";
+};
+
+/// One backend inside a host and another between hosts.
+template <class Inside, class Between>
+struct Hierarchical : PlannedChoice<axes::Backend> {
+  static constexpr std::string_view name = "Hierarchical";
+};
+
+template <class Transport>
+struct Backend : ChoicePolicy<axes::Backend, Transport> {};
+
+}  // namespace lockstep

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The progress axis: who advances asynchronous communication.
+
+#include <string_view>
+
+#include "lockstep/core/choice.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Progress {
+  static constexpr std::string_view name = "Progress";
+};
+}  // namespace axes
+
+/// Whoever calls into the communicator advances what is under way: no core is taken from the model.
+struct Callers : Choice<axes::Progress> {
+  static constexpr std::string_view name = "Callers";
+};
+
+/// A thread of its own, for hosts with more cores than ranks.
+struct HelperThread : PlannedChoice<axes::Progress> {
+  static constexpr std::string_view name = "HelperThread";
+};
+
+template <class Who>
+struct Progress : ChoicePolicy<axes::Progress, Who> {};
+
+}  // namespace lockstep

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Byte counts: `25_MiB`, rounding up to an alignment, products that notice overflow.
+
+#include <cstddef>
+#include <limits>
+
+namespace lockstep {
+
+inline namespace literals {
+
+constexpr std::size_t operator""_KiB(unsigned long long n) { return n << 10; }
+constexpr std::size_t operator""_MiB(unsigned long long n) { return n << 20; }
+constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
+
+}  // namespace literals
+
+/// Where every parameter and bucket starts: a multiple of a cache line, of a CUDA memory
+/// transaction and of every vector register there is.
+inline constexpr std::size_t arena_alignment = 256;
+
+/// The smallest multiple of `alignment` (a power of two) that is not below `n`.
+constexpr std::size_t align_up(std::size_t n, std::size_t alignment = arena_alignment) {
+  return (n + alignment - 1) & ~(alignment - 1);
+}
+
+/// What `saturating_product` returns when the product does not fit.
+inline constexpr std::size_t too_large = std::numeric_limits<std::size_t>::max();
+
+/// a * b, or `too_large`.
+constexpr std::size_t saturating_product(std::size_t a, std::size_t b) {
+  if (a == 0 || b == 0) return 0;
+  return a > too_large / b ? too_large : a * b;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What policies are made of: an axis is a question, a choice is an answer, and a policy such
+/// as `Backend<Shm>` gives one to the other.
+
+#include <concepts>
+#include <cstdint>
+#include <string_view>
+
+#include "lockstep/core/hash.hpp"
+
+namespace lockstep {
+
+/// A choice names the axis it answers, so that `Backend<AdamW>` can be told from `Backend<Shm>`.
+template <class Axis>
+struct Choice {
+  using answers = Axis;
+  static constexpr bool built = true;
+};
+
+/// A choice that has its name and its place but no implementation yet.
+template <class Axis>
+struct PlannedChoice : Choice<Axis> {
+  static constexpr bool built = false;
+};
+
+/// C is one of the answers to Axis.
+template <class C, class Axis>
+concept ChoiceOf = requires {
+  { C::name } -> std::convertible_to<std::string_view>;
+  { C::built } -> std::convertible_to<bool>;
+} && std::same_as<typename C::answers, Axis>;
+
+/// The base of every policy whose behaviour is one choice. It accepts any type: a wrong one is
+/// reported with all other composition errors, in one place, as a sentence.
+template <class Axis, class C>
+struct ChoicePolicy {
+  using axis = Axis;
+  using choice = C;
+  static constexpr bool well_formed = ChoiceOf<C, Axis>;
+  static constexpr bool built() { return C::built; }
+  static constexpr void fingerprint(Hash& hash) { hash.text(Axis::name).text(C::name); }
+};
+
+/// The base of every policy that is a number, or a few: always built, checked by its own rule.
+template <class Axis>
+struct ValuePolicy {
+  using axis = Axis;
+  static constexpr bool well_formed = true;
+  static constexpr bool built() { return true; }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `dynamic`: a size known only at run time, wherever a size is a template argument.
+
+#include <cstddef>
+
+namespace lockstep {
+
+/// Stands for "known at construction": `World<dynamic>`, `Grid<dynamic, 4>`,
+/// `Parameter<"w", float, dynamic, 784>`. The same value as `std::dynamic_extent`.
+inline constexpr std::size_t dynamic = static_cast<std::size_t>(-1);
+
+/// A size that costs no storage when the compiler knows it.
+template <std::size_t N>
+struct Size {
+  constexpr Size() = default;
+  static constexpr std::size_t value() { return N; }
+};
+
+template <>
+struct Size<dynamic> {
+  constexpr explicit Size(std::size_t size) : size_(size) {}
+  constexpr std::size_t value() const { return size_; }
+
+ private:
+  std::size_t size_;
+};
+
+}  // namespace lockstep

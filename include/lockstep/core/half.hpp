@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The 16-bit floating-point types, laid out like CUDA's `__half` and `__nv_bfloat16`.
+
+#include <cstdint>
+#include <cuda/std/bit>
+
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep {
+
+/// IEEE 754 binary16. Storage only: arithmetic happens in float, and rounding happens once, to
+/// nearest even, when the result is stored.
+class Half {
+ public:
+  constexpr Half() = default;
+  LOCKSTEP_HOST_DEVICE constexpr explicit Half(float value) : bits_(round(value)) {}
+  LOCKSTEP_HOST_DEVICE constexpr explicit operator float() const { return widen(bits_); }
+
+  LOCKSTEP_HOST_DEVICE static constexpr Half from_bits(std::uint16_t bits) {
+    Half half;
+    half.bits_ = bits;
+    return half;
+  }
+  LOCKSTEP_HOST_DEVICE constexpr std::uint16_t bits() const { return bits_; }
+
+ private:
+  LOCKSTEP_HOST_DEVICE static constexpr std::uint16_t round(float value) {
+    const auto single = cuda::std::bit_cast<std::uint32_t>(value);
+    const auto sign = static_cast<std::uint16_t>((single >> 16) & 0x8000u);
+    const std::uint32_t magnitude = single & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) return sign | 0x7e00u;   // NaN
+    if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds past 65504: infinity
+    if (magnitude >= 0x38800000u) {                       // normal: move the exponent's bias, then
+      const std::uint32_t odd = (magnitude >> 13) & 1u;   // round the 13 bits that fall off
+      return sign | static_cast<std::uint16_t>((magnitude - 0x38000000u + 0xfffu + odd) >> 13);
+    }
+    // Subnormal: adding 0.5 aligns the last bit of a float with the last bit of a subnormal half
+    // (2^-24), so the adder does the rounding.
+    const float aligned = cuda::std::bit_cast<float>(magnitude) + 0.5f;
+    return sign |
+           static_cast<std::uint16_t>(cuda::std::bit_cast<std::uint32_t>(aligned) - 0x3f000000u);
+  }
+
+  LOCKSTEP_HOST_DEVICE static constexpr float widen(std::uint16_t bits) {
+    const std::uint32_t sign = (bits & 0x8000u) << 16;
+    const std::uint32_t exponent = bits & 0x7c00u;
+    const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
+    if (exponent == 0x7c00u) return cuda::std::bit_cast<float>(sign | (magnitude + 0x70000000u));
+    if (exponent != 0) return cuda::std::bit_cast<float>(sign | (magnitude + 0x38000000u));
+    const float value = static_cast<float>(bits & 0x03ffu) * 0x1p-24f;
+    return sign != 0 ? -value : value;
+  }
+
+  std::uint16_t bits_ = 0;
+};
+
+/// The upper half of a float. Storage only, like `Half`.
+class BFloat16 {
+ public:
+  constexpr BFloat16() = default;
+  LOCKSTEP_HOST_DEVICE constexpr explicit BFloat16(float value) : bits_(round(value)) {}
+  LOCKSTEP_HOST_DEVICE constexpr explicit operator float() const {
+    return cuda::std::bit_cast<float>(static_cast<std::uint32_t>(bits_) << 16);
+  }
+
+  LOCKSTEP_HOST_DEVICE static constexpr BFloat16 from_bits(std::uint16_t bits) {
+    BFloat16 value;
+    value.bits_ = bits;
+    return value;
+  }
+  LOCKSTEP_HOST_DEVICE constexpr std::uint16_t bits() const { return bits_; }
+
+ private:
+  LOCKSTEP_HOST_DEVICE static constexpr std::uint16_t round(float value) {
+    const auto single = cuda::std::bit_cast<std::uint32_t>(value);
+    if ((single & 0x7fffffffu) > 0x7f800000u) {  // NaN: rounding could carry it to infinity
+      return static_cast<std::uint16_t>((single >> 16) | 0x0040u);
+    }
+    return static_cast<std::uint16_t>((single + 0x7fffu + ((single >> 16) & 1u)) >> 16);
+  }
+
+  std::uint16_t bits_ = 0;
+};
+
+static_assert(sizeof(Half) == 2 && sizeof(BFloat16) == 2);
+
+}  // namespace lockstep

@@ -1,0 +1,10 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Every macro of the library: what C++ cannot say, and nothing else.
+
+/// Marks arithmetic that host and device code share; a plain host compiler sees nothing.
+#if defined(__CUDACC__)
+#define LOCKSTEP_HOST_DEVICE __host__ __device__
+#else
+#define LOCKSTEP_HOST_DEVICE
+#endif

@@ -1,0 +1,100 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Names as template arguments, and the keys that look them up: `"fc1.weight"_p`.
+
+#include <concepts>
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+
+namespace lockstep {
+
+/// Text that can be a template argument: `Parameter<"fc1.weight", float, 128, 784>`.
+/// `N` counts the terminating zero, so that a literal converts.
+template <std::size_t N>
+struct Name {
+  char text[N]{};
+
+  constexpr Name() = default;
+  constexpr Name(const char (&literal)[N]) {  // implicit: a literal is a name
+    for (std::size_t i = 0; i < N; ++i) text[i] = literal[i];
+  }
+
+  constexpr std::string_view view() const { return {text, N - 1}; }
+};
+
+/// A name as a type, so that looking it up is the compiler's work.
+template <Name Text>
+struct Key {
+  static constexpr std::string_view name = Text.view();
+};
+
+/// One replica of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
+template <std::size_t Index>
+struct At {};
+
+template <std::size_t Index>
+inline constexpr At<Index> at{};
+
+template <class T>
+concept NameKey = requires {
+  { T::name } -> std::convertible_to<std::string_view>;
+} && std::is_empty_v<T>;
+
+/// How many digits `n` has in decimal.
+constexpr std::size_t decimal_digits(std::size_t n) {
+  std::size_t digits = 1;
+  while (n >= 10) {
+    n /= 10;
+    ++digits;
+  }
+  return digits;
+}
+
+/// Writes `n` in decimal and returns the place behind it.
+constexpr char* write_decimal(char* out, std::size_t n) {
+  char* const end = out + decimal_digits(n);
+  for (char* digit = end; digit != out; n /= 10) *--digit = static_cast<char>('0' + n % 10);
+  return end;
+}
+
+/// `a.b`, the name of b in the scope a.
+template <NameKey Scope, NameKey Inner>
+constexpr auto operator/(Scope, Inner) {
+  constexpr auto joined = [] {
+    Name<Scope::name.size() + Inner::name.size() + 2> name;
+    char* out = name.text;
+    for (char c : Scope::name) *out++ = c;
+    *out++ = '.';
+    for (char c : Inner::name) *out++ = c;
+    return name;
+  }();
+  return Key<joined>{};
+}
+
+/// `a.3`, the fourth of the repeated scopes a.
+template <NameKey Scope, std::size_t Index>
+constexpr auto operator/(Scope, At<Index>) {
+  constexpr auto joined = [] {
+    Name<Scope::name.size() + decimal_digits(Index) + 2> name;
+    char* out = name.text;
+    for (char c : Scope::name) *out++ = c;
+    *out++ = '.';
+    write_decimal(out, Index);
+    return name;
+  }();
+  return Key<joined>{};
+}
+
+inline namespace literals {
+
+/// `"fc1.weight"_p`: the key of a parameter or buffer. Not `consteval`: clang 14 would leave it
+/// undefined inside templates.
+template <Name Text>
+constexpr Key<Text> operator""_p() {
+  return {};
+}
+
+}  // namespace literals
+
+}  // namespace lockstep

@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The reduce operations: what happens to the values of all ranks at one place of a tensor.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep {
+
+/// Every operation has three steps, so that each backend can fuse them with its loads and stores:
+/// `prepare` widens what one rank holds, `combine` joins two prepared values in rank order, and
+/// `finish` narrows the result for a world of `ranks`. An operation that is undefined for an
+/// element type has no `prepare` for it.
+template <class Op, class T>
+concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t ranks) {
+  { Op::name } -> std::convertible_to<std::string_view>;
+  {
+    op.template finish<T>(op.combine(op.prepare(value), op.prepare(value)), ranks)
+  } -> std::same_as<T>;
+};
+
+namespace detail {
+
+template <Element T>
+LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> widen(T value) {
+  return static_cast<Accumulator<T>>(value);
+}
+
+/// Operations whose result needs no knowledge of the world: narrowing is all that is left.
+struct Narrowing {
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T finish(auto accumulated, std::size_t) const {
+    return static_cast<T>(accumulated);
+  }
+};
+
+/// Keeps the element type: comparisons and bit operations need no wider one.
+struct Unwidened : Narrowing {
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
+    return value;
+  }
+};
+
+struct Bitwise : Narrowing {
+  template <IntegerElement T>
+  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
+    return value;
+  }
+};
+
+/// Half and BFloat16 compare as floats; the rest as they are.
+template <class T>
+LOCKSTEP_HOST_DEVICE constexpr bool less(T a, T b) {
+  if constexpr (std::integral<T> || std::floating_point<T>) {
+    return a < b;
+  } else {
+    return static_cast<float>(a) < static_cast<float>(b);
+  }
+}
+
+template <class T>
+LOCKSTEP_HOST_DEVICE constexpr bool is_nan(T a) {
+  if constexpr (std::integral<T>) {
+    return false;
+  } else {
+    const auto wide = widen(a);
+    return wide != wide;
+  }
+}
+
+}  // namespace detail
+
+struct Sum : detail::Narrowing {
+  static constexpr std::string_view name = "sum";
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr auto prepare(T value) const {
+    return detail::widen(value);
+  }
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A b) const {
+    return static_cast<A>(a + b);
+  }
+};
+
+/// The sum over ranks divided by their number. Floating elements only: an average of integers would
+/// lose its remainder silently.
+struct Average {
+  static constexpr std::string_view name = "average";
+  template <FloatingElement T>
+  LOCKSTEP_HOST_DEVICE constexpr auto prepare(T value) const {
+    return detail::widen(value);
+  }
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A b) const {
+    return a + b;
+  }
+  template <FloatingElement T>
+  LOCKSTEP_HOST_DEVICE constexpr T finish(Accumulator<T> sum, std::size_t ranks) const {
+    return static_cast<T>(sum / static_cast<Accumulator<T>>(ranks));
+  }
+};
+
+/// The sum of `factor` times what each rank holds: scale and sum in one pass.
+template <std::floating_point Factor = float>
+struct PreMultipliedSum : detail::Narrowing {
+  static constexpr std::string_view name = "pre-multiplied sum";
+  Factor factor = 1;
+
+  constexpr explicit PreMultipliedSum(Factor f) : factor(f) {}
+
+  template <FloatingElement T>
+  LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> prepare(T value) const {
+    return detail::widen(value) * static_cast<Accumulator<T>>(factor);
+  }
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A b) const {
+    return a + b;
+  }
+};
+
+struct Product : detail::Narrowing {
+  static constexpr std::string_view name = "product";
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr auto prepare(T value) const {
+    return detail::widen(value);
+  }
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A b) const {
+    if constexpr (std::integral<A>) {  // 16-bit operands promote to int and could overflow there
+      return static_cast<A>(static_cast<std::uint64_t>(a) * b);
+    } else {
+      return a * b;
+    }
+  }
+};
+
+/// A NaN on any rank is the result on all: a broken gradient must not hide.
+struct Min : detail::Unwidened {
+  static constexpr std::string_view name = "min";
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
+    return detail::is_nan(a) || detail::less(a, b) ? a : b;
+  }
+};
+
+/// As `Min`: NaN wins.
+struct Max : detail::Unwidened {
+  static constexpr std::string_view name = "max";
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
+    return detail::is_nan(a) || detail::less(b, a) ? a : b;
+  }
+};
+
+struct BitAnd : detail::Bitwise {
+  static constexpr std::string_view name = "bitwise and";
+  template <IntegerElement T>
+  LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
+    return static_cast<T>(a & b);
+  }
+};
+
+struct BitOr : detail::Bitwise {
+  static constexpr std::string_view name = "bitwise or";
+  template <IntegerElement T>
+  LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
+    return static_cast<T>(a | b);
+  }
+};
+
+struct BitXor : detail::Bitwise {
+  static constexpr std::string_view name = "bitwise xor";
+  template <IntegerElement T>
+  LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
+    return static_cast<T>(a ^ b);
+  }
+};
+
+static_assert(ReduceOp<Sum, Half> && ReduceOp<Sum, std::int32_t> &&
+              ReduceOp<Product, std::uint16_t>);
+static_assert(ReduceOp<Average, float> && !ReduceOp<Average, std::int32_t>);
+static_assert(ReduceOp<PreMultipliedSum<>, BFloat16> && !ReduceOp<PreMultipliedSum<>, std::int8_t>);
+static_assert(ReduceOp<Min, double> && ReduceOp<Max, std::uint8_t>);
+static_assert(ReduceOp<BitAnd, std::int64_t> && !ReduceOp<BitOr, float> && !ReduceOp<BitXor, Half>);
+
+}  // namespace lockstep

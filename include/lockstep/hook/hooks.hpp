@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The hooks axis: what is done to gradients on their way through a reduction.
+
+#include <string_view>
+
+#include "lockstep/core/choice.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Hooks {
+  static constexpr std::string_view name = "Hooks";
+};
+}  // namespace axes
+
+/// Gradient hooks, applied from left to right: compression, quantisation, a user's own.
+template <class... Pipeline>
+struct Hooks : ValuePolicy<axes::Hooks> {
+  static constexpr bool built() { return sizeof...(Pipeline) == 0; }
+  static constexpr void fingerprint(Hash& hash) {
+    hash.text(axes::Hooks::name);
+    (hash.text(Pipeline::name), ...);
+  }
+};
+
+}  // namespace lockstep

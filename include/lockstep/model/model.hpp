@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The model concept, clause by clause, and the sentences for clauses that are missing.
+
+#include <concepts>
+
+#include "lockstep/model/declaration.hpp"
+#include "lockstep/model/tensor.hpp"
+
+namespace lockstep {
+
+/// Declares its parameters: `using Parameters = ParameterList<...>;` with at least one.
+template <class M>
+concept ParameterDeclaring =
+    requires { typename M::Parameters; } &&
+    DeclarationListOf<typename M::Parameters, TensorRole::parameter> && M::Parameters::tensors != 0;
+
+/// `forward(step, batch)` can be called; it reads `step.param("name"_p)`.
+template <class M, class Step, class Batch>
+concept ForwardRunning =
+    requires(M& model, Step& step, const Batch& batch) { model.forward(step, batch); };
+
+/// What forward returns is the loss of the batch.
+template <class M, class Step, class Batch>
+concept LossReturning = requires(M& model, Step& step, const Batch& batch) {
+  { model.forward(step, batch) } -> std::convertible_to<double>;
+};
+
+/// `backward(step, batch)` can be called; it writes `step.grad("name"_p)` and calls
+/// `step.ready("name"_p)`, last layer first.
+template <class M, class Step, class Batch>
+concept BackwardRunning =
+    requires(M& model, Step& step, const Batch& batch) { model.backward(step, batch); };
+
+/// What a strategy can train on batches of this type.
+template <class M, class Step, class Batch>
+concept Model =
+    ParameterDeclaring<M> && LossReturning<M, Step, Batch> && BackwardRunning<M, Step, Batch>;
+
+/// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
+/// known.
+template <class M, class Step, class Batch>
+consteval bool require_model() {
+  constexpr bool forward = ForwardRunning<M, Step, Batch>;
+  constexpr bool loss = LossReturning<M, Step, Batch>;
+  constexpr bool backward = BackwardRunning<M, Step, Batch>;
+  static_assert(forward,
+                "lockstep: the model has no forward(step, batch) for this batch; write "
+                "float forward(auto& step, const Batch& batch)");
+  static_assert(
+      !forward || loss,
+      "lockstep: the model's forward(step, batch) does not return the loss; return a number");
+  static_assert(!loss || backward,
+                "lockstep: the model has no backward(step, batch) for this batch; write "
+                "void backward(auto& step, const Batch& batch)");
+  return forward && loss && backward;
+}
+
+}  // namespace lockstep

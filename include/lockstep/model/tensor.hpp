@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What a declaration says of one tensor, as a value: what plans, fingerprints and views
+/// read.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+
+namespace lockstep {
+
+/// The most extents a tensor can have. A bound keeps the tables flat.
+inline constexpr std::size_t max_tensor_rank = 8;
+
+/// An element type and a shape. Types are rebuilt from it, so that a model's declarations are
+/// walked once and everything after reads this table.
+struct TensorInfo {
+  ElementKind element = ElementKind::unsupported;
+  std::size_t rank = 0;
+  std::array<std::size_t, max_tensor_rank> extents{};
+
+  /// Has extents that are known at construction only.
+  constexpr bool is_dynamic() const {
+    for (std::size_t i = 0; i < rank; ++i) {
+      if (extents[i] == dynamic) return true;
+    }
+    return false;
+  }
+
+  /// Elements, or `too_large`. Undefined while an extent is dynamic.
+  constexpr std::size_t count() const {
+    std::size_t product = 1;
+    for (std::size_t i = 0; i < rank; ++i) product = saturating_product(product, extents[i]);
+    return product;
+  }
+
+  /// Bytes, or `too_large`.
+  constexpr std::size_t bytes() const { return saturating_product(count(), element_size(element)); }
+
+  friend constexpr bool operator==(const TensorInfo&, const TensorInfo&) = default;
+};
+
+/// What of a model a tensor is.
+enum class TensorRole : std::uint8_t { parameter, buffer };
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Order-free packs of policies, and their one canonical order.
+
+#include <cstddef>
+#include <tuple>
+
+#include "lockstep/core/hash.hpp"
+#include "lockstep/policy/policy.hpp"
+
+namespace lockstep {
+
+/// A list of policies.
+template <class... Ps>
+struct PolicyPack {};
+
+/// How many policies of the pack answer Axis.
+template <class Axis, class... Ps>
+inline constexpr std::size_t policies_for = (std::size_t{PolicyOf<Ps, Axis>} + ... + 0);
+
+namespace detail {
+
+/// The place of the first policy for Axis; the pack's size where there is none.
+template <class Axis, class... Ps>
+consteval std::size_t place_of() {
+  std::size_t place = 0;
+  static_cast<void>(((PolicyOf<Ps, Axis> || (++place, false)) || ...));
+  return place;
+}
+
+template <class Axis, class Pack>
+struct PickFrom;
+template <class Axis, class... Ps>
+struct PickFrom<Axis, PolicyPack<Ps...>> {
+  using type = std::tuple_element_t<place_of<Axis, Ps...>(), std::tuple<Ps...>>;
+};
+
+template <class Defaults, class... Ps>
+struct Canonicalize;
+template <class... Defaults, class... Ps>
+struct Canonicalize<PolicyPack<Defaults...>, Ps...> {
+  using type =
+      PolicyPack<typename PickFrom<typename Defaults::axis, PolicyPack<Ps..., Defaults>>::type...>;
+};
+
+}  // namespace detail
+
+/// The policy for Axis in a pack that has one.
+template <class Axis, class Pack>
+using Pick = typename detail::PickFrom<Axis, Pack>::type;
+
+/// The policy given for Default's axis, else Default.
+template <class Default, class... Ps>
+using PickOr = Pick<typename Default::axis, PolicyPack<Ps..., Default>>;
+
+/// One policy per axis, in the order of `Defaults`: the list of all axes and their order in one.
+/// Any order of the same policies gives the same type.
+template <class Defaults, class... Ps>
+using Canonical = typename detail::Canonicalize<Defaults, Ps...>::type;
+
+/// Is Axis one of those that a pack answers?
+template <class Axis, class... Ps>
+constexpr bool answers(PolicyPack<Ps...>) {
+  return policies_for<Axis, Ps...> != 0;
+}
+
+/// Adds every policy of a canonical pack to a fingerprint.
+template <class... Ps>
+constexpr void fingerprint(Hash& hash, PolicyPack<Ps...>) {
+  (Ps::fingerprint(hash), ...);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `Grid<6, 3>`: equal groups of neighbours, `[0 1 2] [3 4 5]`.
+
+#include <cstddef>
+#include <string>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/topology/topology.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Does a world of `world` ranks divide into groups of `group`? A size that is not known yet may.
+constexpr bool divides(std::size_t group, std::size_t world) {
+  return group == dynamic || world == dynamic || (group != 0 && world % group == 0);
+}
+
+inline void check_divides(std::size_t group, std::size_t world) {
+  if (world != 0 && divides(group, world)) return;
+  throw Error("topology",
+              "a world of " + std::to_string(world) + " does not divide into groups of " +
+                  std::to_string(group),
+              "choose a group size that divides the world size");
+}
+
+}  // namespace detail
+
+/// `WorldRanks` ranks in groups of `GroupRanks` neighbours. Either may be `dynamic`; then it is
+/// given, and checked, at construction: `Grid<dynamic, 3>{WorldSize{6}}`.
+template <std::size_t WorldRanks, std::size_t GroupRanks>
+class Grid : public TopologyQueries<Grid<WorldRanks, GroupRanks>> {
+  static_assert(WorldRanks != 0, "lockstep: a grid needs a world of at least one rank");
+  static_assert(detail::divides(GroupRanks, WorldRanks),
+                "lockstep: the group size does not divide the world size, so some group would be "
+                "smaller than the others; choose a group size that divides it");
+
+ public:
+  constexpr Grid()
+    requires(WorldRanks != dynamic && GroupRanks != dynamic)
+  = default;
+
+  explicit Grid(WorldSize world)
+    requires(WorldRanks == dynamic && GroupRanks != dynamic)
+      : world_(world.value()) {
+    detail::check_divides(GroupRanks, world.value());
+  }
+
+  explicit Grid(std::size_t group_size)
+    requires(WorldRanks != dynamic && GroupRanks == dynamic)
+      : group_(group_size) {
+    detail::check_divides(group_size, WorldRanks);
+  }
+
+  Grid(WorldSize world, std::size_t group_size)
+    requires(WorldRanks == dynamic && GroupRanks == dynamic)
+      : world_(world.value()), group_(group_size) {
+    detail::check_divides(group_size, world.value());
+  }
+
+  constexpr WorldSize world_size() const { return WorldSize{world_.value()}; }
+  constexpr std::size_t group_world_size() const { return world_.value() / group_.value(); }
+  constexpr std::size_t group_size() const { return group_.value(); }
+  constexpr std::size_t group_size(GroupRank) const { return group_.value(); }
+  constexpr GroupRank group_rank(Rank rank) const { return GroupRank{rank.value() / group_size()}; }
+  constexpr LocalGroupRank local_group_rank(Rank rank) const {
+    return LocalGroupRank{rank.value() % group_size()};
+  }
+  constexpr Rank member(GroupRank group, LocalGroupRank place) const {
+    return Rank{group.value() * group_size() + place.value()};
+  }
+
+ private:
+  [[no_unique_address]] Size<WorldRanks> world_;
+  [[no_unique_address]] Size<GroupRanks> group_;
+};
+
+static_assert(EvenTopology<Grid<6, 3>> && EvenTopology<Grid<dynamic, dynamic>>);
+
+}  // namespace lockstep

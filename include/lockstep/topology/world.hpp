@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `World<N>`: how many ranks there are. A policy, and the topology with a single group.
+
+#include <cstddef>
+#include <string_view>
+
+#include "lockstep/core/choice.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/topology/topology.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct World {
+  static constexpr std::string_view name = "World";
+};
+}  // namespace axes
+
+template <std::size_t N = dynamic>
+struct World : ValuePolicy<axes::World>, TopologyQueries<World<N>> {
+  static constexpr std::size_t static_size = N;
+  static constexpr void fingerprint(Hash& hash) { hash.text(axes::World::name).number(N); }
+
+  constexpr World()
+    requires(N != dynamic)
+  = default;
+  constexpr explicit World(WorldSize size)
+    requires(N == dynamic)
+      : size_(size.value()) {
+    if (size == WorldSize{0}) {
+      throw Error("topology", "a world of zero ranks", "give the number of ranks, 1 or more");
+    }
+  }
+
+  constexpr WorldSize world_size() const { return WorldSize{size_.value()}; }
+  constexpr std::size_t group_world_size() const { return 1; }
+  constexpr std::size_t group_size() const { return size_.value(); }
+  constexpr std::size_t group_size(GroupRank) const { return size_.value(); }
+  constexpr GroupRank group_rank(Rank) const { return GroupRank{0}; }
+  constexpr LocalGroupRank local_group_rank(Rank rank) const {
+    return LocalGroupRank{rank.value()};
+  }
+  constexpr Rank member(GroupRank, LocalGroupRank place) const { return Rank{place.value()}; }
+
+ private:
+  [[no_unique_address]] Size<N> size_;
+};
+
+static_assert(EvenTopology<World<4>> && EvenTopology<World<dynamic>>);
+
+}  // namespace lockstep

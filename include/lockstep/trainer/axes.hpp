@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file All axes of a job: their canonical order, and the policy each has when none is given.
+
+#include <type_traits>
+
+#include "lockstep/bucket/buckets.hpp"
+#include "lockstep/comm/backend.hpp"
+#include "lockstep/comm/progress.hpp"
+#include "lockstep/data/sampler.hpp"
+#include "lockstep/device/device.hpp"
+#include "lockstep/hook/hooks.hpp"
+#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/schedule.hpp"
+#include "lockstep/optim/sharding.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/policy/policy.hpp"
+#include "lockstep/strategy/accumulate.hpp"
+#include "lockstep/strategy/buffers.hpp"
+#include "lockstep/strategy/loss_placement.hpp"
+#include "lockstep/strategy/parallel_strategy.hpp"
+#include "lockstep/strategy/precision.hpp"
+#include "lockstep/strategy/step_execution.hpp"
+#include "lockstep/strategy/uneven_inputs.hpp"
+#include "lockstep/strategy/unused_parameters.hpp"
+#include "lockstep/topology/world.hpp"
+
+namespace lockstep {
+
+/// One default per axis. Only the backend's depends on another policy: a GPU job communicates
+/// through NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs.
+template <class TheDevice>
+using DefaultPolicies =
+    PolicyPack<ParallelStrategy<DDP>, TheDevice,
+               Backend<std::conditional_t<std::is_same_v<TheDevice, Device<Cuda>>, Nccl, Shm>>,
+               World<dynamic>, Sampler<Distributed, Padding>, Optimizer<SGD>, Schedule<Constant>,
+               Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>, UnusedParameters<Forbid>,
+               UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
+               Sharding<Replicated>, Hooks<>, Progress<Callers>>;
+
+/// One policy per axis, whatever was given and in whatever order.
+template <class... Ps>
+using CanonicalPolicies = Canonical<DefaultPolicies<PickOr<Device<Cpu>, Ps...>>, Ps...>;
+
+namespace detail {
+template <class... Ps>
+consteval bool all_policies(PolicyPack<Ps...>) {
+  return (Policy<Ps> && ...);
+}
+}  // namespace detail
+
+static_assert(detail::all_policies(DefaultPolicies<Device<Cpu>>{}));
+
+}  // namespace lockstep

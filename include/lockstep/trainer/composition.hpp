@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Which models and policies go together. Every composition error of the library is a
+/// sentence in `Verdict`, and exactly one of them is printed.
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/core/name.hpp"
+#include "lockstep/model/declaration.hpp"
+#include "lockstep/model/shapes.hpp"
+#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/policy/policy.hpp"
+#include "lockstep/trainer/axes.hpp"
+
+namespace lockstep {
+
+/// What can be wrong with a composition, in the order in which it is looked for.
+enum class Fault {
+  none,
+  model_not_first,
+  model_no_class,
+  choice_without_policy,
+  unknown_policy,
+  policy_given_twice,
+  wrong_choice,
+  choice_not_built,
+  model_without_parameters,
+  malformed_parameters,
+  malformed_buffers,
+  unsupported_element,
+  integer_parameter,
+  tensor_too_large,
+  tensor_without_name,
+  name_declared_twice,
+  shapes_not_given,
+  world_of_zero,
+  accumulate_zero,
+  clip_not_positive,
+  nccl_on_cpu,
+};
+
+/// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
+/// printed by the compiler beside the sentence, because it is in this type.
+template <Fault F, Name Culprit>
+struct Verdict {
+  static_assert(F != Fault::model_not_first,
+                "lockstep: the model comes first: Trainer<Model, Policies...>");
+  static_assert(F != Fault::model_no_class,
+                "lockstep: the model must be a class that declares its parameters and has "
+                "forward(step, batch) and backward(step, batch)");
+  static_assert(F != Fault::choice_without_policy,
+                "lockstep: a choice was given without its policy; write Backend<Shm>, not Shm");
+  static_assert(
+      F != Fault::unknown_policy,
+      "lockstep: one of the template arguments is not a policy; after the model come policies "
+      "such as ParallelStrategy<DDP>, Backend<Shm> or World<4>");
+  static_assert(F != Fault::policy_given_twice,
+                "lockstep: a policy was given twice; keep one of the two");
+  static_assert(
+      F != Fault::wrong_choice,
+      "lockstep: a policy was given something that is not one of its choices; README.md lists "
+      "the choices of every policy");
+  static_assert(
+      F != Fault::choice_not_built,
+      "lockstep: this choice has its name but is not built yet; README.md says what works in "
+      "this version");
+  static_assert(F != Fault::model_without_parameters,
+                "lockstep: the model declares no parameters; give it using Parameters = "
+                "ParameterList<Parameter<\"weight\", float, 10, 784>, ...>");
+  static_assert(
+      F != Fault::malformed_parameters,
+      "lockstep: the model's Parameters must be a ParameterList of Parameter, Scope and Repeat, "
+      "each with at most eight extents");
+  static_assert(
+      F != Fault::malformed_buffers,
+      "lockstep: the model's Buffers must be a BufferList of Buffer, Scope and Repeat, each "
+      "with at most eight extents");
+  static_assert(
+      F != Fault::unsupported_element,
+      "lockstep: a tensor's element type is not supported; use double, float, Half, BFloat16 "
+      "or an integer of 8 to 64 bits");
+  static_assert(F != Fault::integer_parameter,
+                "lockstep: a parameter of integers has no gradient; declare it as a Buffer");
+  static_assert(F != Fault::tensor_too_large,
+                "lockstep: a tensor has more bytes than memory has addresses; check its extents");
+  static_assert(F != Fault::tensor_without_name,
+                "lockstep: a tensor or scope has an empty name; give every one a name");
+  static_assert(F != Fault::name_declared_twice,
+                "lockstep: a name is declared twice; every parameter and buffer needs its own");
+  static_assert(F != Fault::shapes_not_given,
+                "lockstep: the model has dynamic extents but does not say them; give it void "
+                "shapes(auto& shape) const with one shape(\"name\"_p, extents...) for each");
+  static_assert(
+      F != Fault::world_of_zero,
+      "lockstep: a world of zero ranks cannot train; write World<1> or more, or World<dynamic>");
+  static_assert(F != Fault::accumulate_zero,
+                "lockstep: Accumulate<0> would never step; write Accumulate<1> or more");
+  static_assert(F != Fault::clip_not_positive,
+                "lockstep: Clip needs a norm above zero; leave Clip out to clip nothing");
+  static_assert(
+      F != Fault::nccl_on_cpu,
+      "lockstep: Backend<Nccl> moves GPU memory and this is a CPU job; add Device<Cuda>, or "
+      "choose Backend<Shm> or Backend<Gloo>");
+};
+
+namespace detail {
+
+struct Finding {
+  Fault fault = Fault::none;
+  std::string_view culprit = "";
+};
+
+/// The policies, each alone and then together, before any of them is used.
+template <class... Ps>
+consteval Finding find_policy_fault() {
+  using All = DefaultPolicies<Device<Cpu>>;
+  if constexpr ((BareChoice<Ps> || ...)) {
+    return {Fault::choice_without_policy};
+  } else if constexpr (!(Policy<Ps> && ...)) {
+    return {Fault::unknown_policy};
+  } else {
+    Finding found;
+    const auto note = [&found](bool wrong, Fault fault, std::string_view axis) {
+      if (wrong && found.fault == Fault::none) found = {fault, axis};
+    };
+    (note(!answers<typename Ps::axis>(All{}), Fault::unknown_policy, Ps::axis::name), ...);
+    (note(policies_for<typename Ps::axis, Ps...> != 1, Fault::policy_given_twice, Ps::axis::name),
+     ...);
+    (note(!Ps::well_formed, Fault::wrong_choice, Ps::axis::name), ...);
+    if constexpr ((Ps::well_formed && ...)) {
+      (note(!Ps::built(), Fault::choice_not_built, Ps::axis::name), ...);
+    }
+    return found;
+  }
+}
+
+/// One role's tensors, over a list that is known to be well-formed.
+template <class Model, TensorRole Role>
+consteval Finding find_tensor_fault() {
+  constexpr const auto& table = tensor_table<Model, Role>;
+  for (std::size_t i = 0; i != table.size(); ++i) {
+    const TensorInfo& info = table.infos[i];
+    const std::string_view name = table.name(i);
+    if (info.element == ElementKind::unsupported) return {Fault::unsupported_element, name};
+    if (Role == TensorRole::parameter && !is_floating(info.element)) {
+      return {Fault::integer_parameter, name};
+    }
+    if (!info.is_dynamic() && info.bytes() == too_large) return {Fault::tensor_too_large, name};
+    if (name.empty() || name.front() == '.' || name.back() == '.' ||
+        name.find("..") != std::string_view::npos) {
+      return {Fault::tensor_without_name, name};
+    }
+  }
+  constexpr std::size_t duplicate = name_index<Model, Role>.find_duplicate();
+  if constexpr (duplicate != not_found) return {Fault::name_declared_twice, table.name(duplicate)};
+  return {};
+}
+
+template <class Model>
+consteval Finding find_model_fault() {
+  if constexpr (!requires { typename Model::Parameters; }) {
+    return {Fault::model_without_parameters};
+  } else if constexpr (!DeclarationListOf<typename Model::Parameters, TensorRole::parameter>) {
+    return {Fault::malformed_parameters};
+  } else if constexpr (!DeclarationListOf<DeclaredList<Model, TensorRole::buffer>,
+                                          TensorRole::buffer>) {
+    return {Fault::malformed_buffers};
+  } else if constexpr (Model::Parameters::tensors == 0) {
+    return {Fault::model_without_parameters};
+  } else {
+    constexpr Finding parameters = find_tensor_fault<Model, TensorRole::parameter>();
+    if constexpr (parameters.fault != Fault::none) return parameters;
+    constexpr Finding buffers = find_tensor_fault<Model, TensorRole::buffer>();
+    if constexpr (buffers.fault != Fault::none) return buffers;
+    for (std::size_t i = 0; i != buffer_table<Model>.size(); ++i) {
+      const std::string_view name = buffer_table<Model>.name(i);
+      if (name_index<Model, TensorRole::parameter>.find(name) != not_found)
+        return {Fault::name_declared_twice, name};
+    }
+    if constexpr (is_dynamic_model<Model>) {
+      if constexpr (!ShapeGiving<Model>) return {Fault::shapes_not_given};
+    }
+    return {};
+  }
+}
+
+/// What no policy can see alone.
+template <class Policies>
+consteval Finding find_combination_fault() {
+  using TheDevice = typename Pick<axes::Device, Policies>::choice;
+  using TheBackend = typename Pick<axes::Backend, Policies>::choice;
+  if (Pick<axes::World, Policies>::static_size == 0) return {Fault::world_of_zero};
+  if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
+  if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
+  if (std::is_same_v<TheBackend, Nccl> && std::is_same_v<TheDevice, Cpu>)
+    return {Fault::nccl_on_cpu};
+  return {};
+}
+
+template <class Model, class... Ps>
+consteval Finding find_fault() {
+  if constexpr (Policy<Model> || BareChoice<Model>) {
+    return {Fault::model_not_first};
+  } else if constexpr (!std::is_class_v<Model>) {
+    return {Fault::model_no_class};
+  } else {
+    constexpr Finding policies = find_policy_fault<Ps...>();
+    if constexpr (policies.fault != Fault::none) return policies;
+    constexpr Finding model = find_model_fault<Model>();
+    if constexpr (model.fault != Fault::none) return model;
+    if constexpr (policies.fault == Fault::none) {
+      return find_combination_fault<CanonicalPolicies<Ps...>>();
+    }
+  }
+}
+
+template <std::size_t Size>
+consteval Name<Size + 1> to_name(std::string_view text) {
+  Name<Size + 1> name;
+  for (std::size_t i = 0; i != Size; ++i) name.text[i] = text[i];
+  return name;
+}
+
+}  // namespace detail
+
+/// The first fault of a composition, `Fault::none` for a legal one. Never an error: what tools and
+/// tests ask.
+template <class Model, class... Ps>
+inline constexpr Fault composition_fault = detail::find_fault<Model, Ps...>().fault;
+
+/// Says what is wrong, once, or nothing.
+template <class Model, class... Ps>
+consteval bool require_composition() {
+  constexpr detail::Finding finding = detail::find_fault<Model, Ps...>();
+  constexpr auto culprit = detail::to_name<finding.culprit.size()>(finding.culprit);
+  static_cast<void>(sizeof(Verdict<finding.fault, culprit>));
+  return finding.fault == Fault::none;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: this choice has its name but is not built yet
+#include "lockstep/lockstep.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Sharding<ZeroRedundancy>>;
+#else
+using Job = Trainer<Net, Sharding<Replicated>>;
+#endif

@@ -1,0 +1,27 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: the model's forward(step, batch) does not return the loss
+#include "lockstep/lockstep.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+struct Batch {};
+
+#ifdef REJECT
+struct Learner {
+  using Parameters = Net::Parameters;
+  void forward(auto&, const Batch&) {}
+  void backward(auto&, const Batch&) {}
+};
+bool ok() { return require_model<Learner, BareStep<Learner>, Batch>(); }
+#else
+struct Learner {
+  using Parameters = Net::Parameters;
+  float forward(auto&, const Batch&) { return 0; }
+  void backward(auto&, const Batch&) {}
+};
+bool ok() { return require_model<Learner, BareStep<Learner>, Batch>(); }
+#endif

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: the model's Parameters must be a ParameterList
+#include "lockstep/lockstep.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+struct Bad {
+  using Parameters = ParameterList<Scope<"s", float>>;
+};
+using Job = Trainer<Bad>;
+#else
+struct Good {
+  using Parameters = ParameterList<Scope<"s", Net::Parameters>>;
+};
+using Job = Trainer<Good>;
+#endif

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: a tensor has more bytes than memory has addresses
+#include "lockstep/lockstep.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+struct Bad {
+  using Parameters = ParameterList<Parameter<"w", float, 1_GiB, 1_GiB, 4>>;
+};
+using Job = Trainer<Bad>;
+#else
+struct Good {
+  using Parameters = ParameterList<Parameter<"w", float, 1_GiB, 1_GiB>>;
+};
+using Job = Trainer<Good>;
+#endif

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "job.hpp"
+
+namespace link_test {
+
+std::uint64_t other_fingerprint() { return Job::fingerprint(); }
+std::size_t other_offset() { return offset(); }
+
+}  // namespace link_test

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/policy/pack.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <type_traits>
+
+#include "lockstep/core/choice.hpp"
+
+using namespace lockstep;
+
+namespace {
+
+namespace axes {
+struct Color {
+  static constexpr std::string_view name = "Color";
+};
+struct Shade {
+  static constexpr std::string_view name = "Shade";
+};
+}  // namespace axes
+
+struct Red : Choice<axes::Color> {
+  static constexpr std::string_view name = "Red";
+};
+struct Blue : PlannedChoice<axes::Color> {
+  static constexpr std::string_view name = "Blue";
+};
+template <class C>
+struct Color : ChoicePolicy<axes::Color, C> {};
+struct Dark : ValuePolicy<axes::Shade> {
+  static constexpr void fingerprint(Hash& hash) { hash.text("Dark"); }
+};
+
+using Defaults = PolicyPack<Color<Red>, Dark>;
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(policy_pack)
+
+BOOST_AUTO_TEST_CASE(a_policy_is_told_from_a_choice_and_from_anything_else) {
+  static_assert(Policy<Color<Red>> && Policy<Dark> && Policy<Color<int>>);
+  static_assert(!Policy<Red> && BareChoice<Red> && !BareChoice<Dark>);
+  static_assert(!Policy<int> && !BareChoice<int>);
+  static_assert(Color<Red>::well_formed && !Color<int>::well_formed && !Color<Dark>::well_formed);
+  static_assert(Color<Red>::built() && !Color<Blue>::built());
+}
+
+BOOST_AUTO_TEST_CASE(packs_are_counted_picked_and_brought_into_one_order) {
+  static_assert(policies_for<axes::Color, Color<Red>, Dark, Color<Blue>> == 2);
+  static_assert(policies_for<axes::Shade> == 0);
+  static_assert(std::is_same_v<Pick<axes::Shade, PolicyPack<Color<Red>, Dark>>, Dark>);
+  static_assert(std::is_same_v<PickOr<Color<Red>, Dark>, Color<Red>>);
+  static_assert(std::is_same_v<PickOr<Color<Red>, Dark, Color<Blue>>, Color<Blue>>);
+  static_assert(std::is_same_v<Canonical<Defaults>, Defaults>);
+  static_assert(
+      std::is_same_v<Canonical<Defaults, Dark, Color<Blue>>, PolicyPack<Color<Blue>, Dark>>);
+  static_assert(answers<axes::Color>(Defaults{}) && !answers<int>(Defaults{}));
+}
+
+BOOST_AUTO_TEST_CASE(a_fingerprint_covers_every_policy_of_the_pack) {
+  const auto of = [](auto pack) {
+    Hash hash;
+    fingerprint(hash, pack);
+    return hash.value();
+  };
+  BOOST_TEST(of(Defaults{}) != of(PolicyPack<Color<Red>>{}));
+  BOOST_TEST(of(Defaults{}) != of(PolicyPack<Color<Blue>, Dark>{}));
+}
+
+BOOST_AUTO_TEST_SUITE_END()

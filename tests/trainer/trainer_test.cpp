@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/trainer/trainer.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <set>
+#include <type_traits>
+
+using namespace lockstep;
+
+namespace {
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+template <class... Ps>
+using PolicyOfBackend = typename Trainer<Net, Ps...>::template policy<axes::Backend>;
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(trainer)
+
+BOOST_AUTO_TEST_CASE(any_order_of_policies_is_the_same_type) {
+  using A = Trainer<Net, ParallelStrategy<DDP>, Backend<Gloo>, World<4>, Optimizer<AdamW>>;
+  using B = Trainer<Net, Optimizer<AdamW>, World<4>, Backend<Gloo>, ParallelStrategy<DDP>>;
+  using C = Trainer<Net, World<4>, Backend<Gloo>, Optimizer<AdamW>>;  // DDP is the default
+  static_assert(std::is_same_v<A, B> && std::is_same_v<A, C>);
+  static_assert(!std::is_same_v<A, Trainer<Net, World<5>, Backend<Gloo>, Optimizer<AdamW>>>);
+  BOOST_TEST(A::fingerprint() == B::fingerprint());
+}
+
+BOOST_AUTO_TEST_CASE(defaults_fill_what_is_not_given) {
+  using Job = Trainer<Net>;
+  static_assert(std::is_same_v<Job::policy<axes::ParallelStrategy>, ParallelStrategy<DDP>>);
+  static_assert(std::is_same_v<Job::policy<axes::Device>, Device<Cpu>>);
+  static_assert(std::is_same_v<Job::policy<axes::World>, World<dynamic>>);
+  static_assert(std::is_same_v<Job::policy<axes::Sampler>, Sampler<Distributed, Padding>>);
+  static_assert(Job::policy<axes::Accumulate>::micro_batches == 1);
+  static_assert(!Job::policy<axes::Clip>::clips);
+  static_assert(std::is_same_v<Job::memory, HostMemory>);
+}
+
+BOOST_AUTO_TEST_CASE(the_default_backend_follows_the_device) {
+  static_assert(std::is_same_v<PolicyOfBackend<>, Backend<Shm>>);
+  static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>>, Backend<Nccl>>);
+  static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, Backend<Shm>>, Backend<Shm>>);
+  static_assert(std::is_same_v<Trainer<Net, Device<Cuda>>::memory, DeviceMemory>);
+}
+
+BOOST_AUTO_TEST_CASE(the_buckets_policy_reaches_the_plan) {
+  using Small = Trainer<Net, Buckets<BucketLimits{.first = 4, .cap = 4}>>;
+  static_assert(Trainer<Net>::layout::plan().bucket_count == 1);
+  static_assert(Small::layout::plan().bucket_count == 2);
+}
+
+BOOST_AUTO_TEST_CASE(every_policy_changes_the_fingerprint) {
+  const std::uint64_t all[] = {
+      Trainer<Net>::fingerprint(),
+      Trainer<Net, ParallelStrategy<DP>>::fingerprint(),
+      Trainer<Net, Backend<Gloo>>::fingerprint(),
+      Trainer<Net, Device<Cuda>, Backend<Shm>>::fingerprint(),
+      Trainer<Net, Device<Cuda>>::fingerprint(),
+      Trainer<Net, World<1>>::fingerprint(),
+      Trainer<Net, World<2>>::fingerprint(),
+      Trainer<Net, Sampler<Distributed, Exact>>::fingerprint(),
+      Trainer<Net, Optimizer<Adam>>::fingerprint(),
+      Trainer<Net, Accumulate<2>>::fingerprint(),
+      Trainer<Net, Clip<1.0>>::fingerprint(),
+      Trainer<Net, Clip<2.0>>::fingerprint(),
+      Trainer<Net, Buckets<BucketLimits{.cap = 1_MiB}>>::fingerprint(),
+  };
+  BOOST_TEST(std::set<std::uint64_t>(std::begin(all), std::end(all)).size() == std::size(all));
+  static_assert(Trainer<Net>::fingerprint() == Trainer<Net, ParallelStrategy<DDP>>::fingerprint());
+}
+
+BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
+  static_assert(composition_fault<Net> == Fault::none);
+  static_assert(composition_fault<Net, World<0>> == Fault::world_of_zero);
+  static_assert(composition_fault<Net, Backend<Shm>, Backend<Shm>> == Fault::policy_given_twice);
+  static_assert(composition_fault<Net, Backend<Nccl>> == Fault::nccl_on_cpu);
+  static_assert(composition_fault<Net, int> == Fault::unknown_policy);
+}
+
+BOOST_AUTO_TEST_SUITE_END()

@@ -1,0 +1,59 @@
+-- Tests: few binaries, because every one links Boost.Test anew. `./x test` runs them.
+set_group("tests")
+
+-- Unit tests, instantiation tests and the layer check, under the address and undefined-behaviour
+-- sanitizers.
+target("unit")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep")
+    add_files("main.cpp", "*/*_test.cpp")
+    add_includedirs(".")
+    set_optimize("none")
+    add_cxflags("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", {force = true})
+    add_ldflags("-fsanitize=address,undefined", {force = true})
+    add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+target_end()
+
+-- Two translation units with everything in them, one program.
+target("link")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep")
+    add_files("link/*.cpp")
+target_end()
+
+-- Every header alone, twice in its translation unit, without CUDA on the path.
+target("header")
+    set_kind("object")
+    set_group("headers")
+    set_default(false)
+    add_deps("lockstep")
+    set_optimize("none")
+    on_load(function (target)
+        local root = path.join(os.projectdir(), "include")
+        for _, header in ipairs(os.files(path.join(root, "lockstep/**.hpp"))) do
+            local name = path.relative(header, root)
+            local unit = path.join(os.projectdir(), "build/header", (name:gsub("[/.]", "_")) .. ".cpp")
+            local text = ('#include "%s"\n#include "%s"\n'):format(name, name)
+            if not os.isfile(unit) or io.readfile(unit) ~= text then
+                io.writefile(unit, text)
+            end
+            target:add("files", unit)
+        end
+    end)
+target_end()
+
+-- Device code that uses the library's vocabulary. Compiled and linked wherever nvcc is; run where a
+-- GPU is.
+if has_config("gpu") then
+    target("cuda")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep")
+        add_files("cuda/*.cu")
+        add_cugencodes("sm_80", "sm_90", "compute_90")
+        set_warnings("none")
+        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+    target_end()
+end
