@@ -71,7 +71,7 @@ cccl=@CCCL@
 Name: lockstep
 Description: Synchronous data-parallel training for C++ and CUDA, decided by the compiler
 Version: @VERSION@
-Cflags: -std=c++20 -I${prefix}/include -isystem ${cccl}
+Cflags: -std=c++20 -I${prefix}/include -I${cccl}
 ]])
     end)
 target_end()

@@ -1,4 +1,4 @@
--- One program per file, named after it without its number: 00_fit_plane.cpp is build/examples/fit_plane.
+-- One program per file, named after it without its number: 00_one_process.cpp is build/examples/one_process.
 set_group("examples")
 
 for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do

@@ -1,1 +1,128 @@
-int main() {}
+// SPDX-License-Identifier: Apache-2.0
+// What a model costs the compiler: g++'s time and memory at 10, 100 and 1,000 parameters, beside an
+// empty program with the same includes, so that the growth can be seen apart from the start.
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+namespace {
+
+struct Cost {
+  double seconds = 0;
+  double megabytes = 0;
+};
+
+/// How many different shapes the parameters have. Every shape is a type of its own.
+enum class Shapes { few, all_different };
+
+/// A model of `count` parameters that reads each, writes each gradient and says each is ready.
+std::string program(std::size_t count, Shapes shapes) {
+  const auto name = [](std::size_t i) { return "\"layers." + std::to_string(i) + ".weight\""; };
+  std::string declarations;
+  std::string forward;
+  std::string backward;
+  for (std::size_t i = 0; i < count; ++i) {
+    const std::size_t columns = shapes == Shapes::few ? 16 + i % 12 : 16 + i;
+    declarations += (i == 0 ? "" : ",\n      ") + std::string("Parameter<") + name(i) +
+                    ", float, 8, " + std::to_string(columns) + ">";
+    forward += "    sum += step.param(" + name(i) + "_p)(0, 0);\n";
+    backward +=
+        "    step.grad(" + name(i) + "_p)(0, 0) = batch.x;\n    step.ready(" + name(i) + "_p);\n";
+  }
+  std::string text = "#include <lockstep/lockstep.hpp>\nusing namespace lockstep;\n";
+  if (count == 0) return text + "int main() {}\n";
+  return text +
+         "struct Batch { float x; };\nstruct Net {\n  using Parameters = ParameterList<\n      " +
+         declarations + ">;\n  float forward(auto& step, const Batch&) {\n    float sum = 0;\n" +
+         forward + "    return sum;\n  }\n  void backward(auto& step, const Batch& batch) {\n" +
+         backward +
+         "  }\n};\n"
+         "using Job = Trainer<Net, ParallelStrategy<DDP>, World<4>>;\n"
+         "static_assert(require_model<Net, Job::bare_step, Batch>());\n"
+         "int main() {\n"
+         "  const HostArena arena(Job::layout::plan().bytes);\n"
+         "  Net net;\n"
+         "  Job::bare_step step(net, {arena.data(), arena.data()});\n"
+         "  net.forward(step, Batch{1});\n"
+         "  net.backward(step, Batch{1});\n"
+         "  return static_cast<int>(Job::fingerprint());\n"
+         "}\n";
+}
+
+/// Runs the compiler once and asks the kernel what it took.
+Cost compile(const std::filesystem::path& source) {
+  const std::string include = "-I" LOCKSTEP_SOURCE_DIR "/include";
+  const std::string object = source.string() + ".o";
+  const auto begin = std::chrono::steady_clock::now();
+  const pid_t child = fork();
+  if (child == 0) {
+    execlp("g++", "g++", "-std=c++20", include.c_str(), "-isystem", LOCKSTEP_CCCL, "-c",
+           source.c_str(), "-o", object.c_str(), nullptr);
+    _exit(127);
+  }
+  int status = 0;
+  rusage usage{};
+  if (wait4(child, &status, 0, &usage) != child || status != 0) {
+    std::fprintf(stderr, "g++ failed on %s\n", source.c_str());
+    std::exit(1);
+  }
+  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
+  return {elapsed.count(), static_cast<double>(usage.ru_maxrss) / 1024};
+}
+
+}  // namespace
+
+int main() {
+  const std::filesystem::path folder = LOCKSTEP_SOURCE_DIR "/build/bench/compile_time";
+  std::filesystem::create_directories(folder);
+  std::printf(
+      "g++ -std=c++20 -c, one model per program, every parameter read, written and made ready\n\n");
+  std::printf("| parameters | shapes | seconds | MiB | ms per parameter | target | met |\n");
+  std::printf("|---|---|---|---|---|---|---|\n");
+  nlohmann::json rows = nlohmann::json::array();
+  double empty = 0;
+  bool all_met = true;
+  const auto measure = [&](std::size_t count, Shapes shapes, double target) {
+    const auto source =
+        folder / (std::to_string(count) + (shapes == Shapes::few ? "" : "_different") + ".cpp");
+    std::ofstream(source) << program(count, shapes);
+    Cost best = compile(source);
+    const Cost again = compile(source);
+    if (again.seconds < best.seconds) best = again;
+    if (count == 0) empty = best.seconds;
+    const double each = count == 0 ? 0 : 1000 * (best.seconds - empty) / static_cast<double>(count);
+    const char* const kind = count == 0 ? "-" : shapes == Shapes::few ? "12" : "all different";
+    const bool met = target == 0 || best.seconds < target;
+    all_met &= met;
+    std::printf("| %zu | %s | %.1f | %.0f | %.1f | %s | %s |\n", count, kind, best.seconds,
+                best.megabytes, each,
+                target == 0 ? "" : ("< " + std::to_string(static_cast<int>(target)) + " s").c_str(),
+                target == 0 ? ""
+                : met       ? "yes"
+                            : "no");
+    std::fflush(stdout);
+    rows.push_back(
+        {{"measure", "g++ seconds, " + std::to_string(count) + " parameters, shapes: " + kind},
+         {"lockstep", best.seconds},
+         {"peer", empty},
+         {"ratio", best.seconds / empty},
+         {"target", target == 0 ? nlohmann::json(nullptr) : nlohmann::json(target)},
+         {"met", met}});
+  };
+  measure(0, Shapes::few, 0);
+  measure(10, Shapes::few, 0);
+  measure(100, Shapes::few, 0);
+  measure(1000, Shapes::few, 15);
+  measure(1000, Shapes::all_different, 0);
+  std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/compile_time.json") << rows.dump(2) << "\n";
+  return all_met ? 0 : 1;
+}

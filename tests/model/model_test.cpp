@@ -171,8 +171,8 @@ BOOST_AUTO_TEST_CASE(wrong_shapes_are_errors_with_the_tensors_name) {
 
 BOOST_AUTO_TEST_CASE(the_model_concept_names_each_clause) {
   using Step = BareStep<Flat>;
-  static_assert(Model<Flat, Step, Batch> && require_model<Flat, Step, Batch>());
-  static_assert(!ForwardRunning<NoForward, Step, Batch> && !Model<NoForward, Step, Batch>);
+  static_assert(Trainable<Flat, Step, Batch> && require_model<Flat, Step, Batch>());
+  static_assert(!ForwardRunning<NoForward, Step, Batch> && !Trainable<NoForward, Step, Batch>);
   static_assert(ForwardRunning<NoLoss, Step, Batch> && !LossReturning<NoLoss, Step, Batch>);
   static_assert(!BackwardRunning<NoBackward, Step, Batch> &&
                 LossReturning<NoBackward, Step, Batch>);

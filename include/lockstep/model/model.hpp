@@ -34,7 +34,7 @@ concept BackwardRunning =
 
 /// What a strategy can train on batches of this type.
 template <class M, class Step, class Batch>
-concept Model =
+concept Trainable =
     ParameterDeclaring<M> && LossReturning<M, Step, Batch> && BackwardRunning<M, Step, Batch>;
 
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first

@@ -17,7 +17,7 @@ namespace lockstep {
 
 /// A job: what the compiler knows of it. `Policies` is canonical, one per axis.
 template <class Model, class Policies>
-class Job {
+class BasicTrainer {
  public:
   using model_type = Model;
   using policies = Policies;
@@ -45,15 +45,15 @@ class Job {
 };
 
 /// What stands for a job whose composition was rejected, so that one error stays one error.
-struct RejectedJob {};
+struct RejectedTrainer {};
 
 namespace detail {
 template <class Model, class... Ps>
 consteval auto compose() {
   if constexpr (require_composition<Model, Ps...>()) {
-    return std::type_identity<Job<Model, CanonicalPolicies<Ps...>>>{};
+    return std::type_identity<BasicTrainer<Model, CanonicalPolicies<Ps...>>>{};
   } else {
-    return std::type_identity<RejectedJob>{};
+    return std::type_identity<RejectedTrainer>{};
   }
 }
 }  // namespace detail
