@@ -7,6 +7,10 @@ for _, folder in ipairs(os.dirs(path.join(os.scriptdir(), "*"))) do
         set_targetdir("$(projectdir)/build/bench")
         add_deps("lockstep")
         add_files(path.join(folder, "*.cpp"))
+        add_syslinks("pthread")
+        if path.filename(folder) == "allreduce" and os.isfile("/usr/include/gloo/allreduce.h") then
+            add_links("gloo")
+        end
         set_optimize("fastest")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
     target_end()

@@ -7,6 +7,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
         set_targetdir("$(projectdir)/build/examples")
         add_deps("lockstep")
         add_files(file)
+        add_syslinks("pthread")
         set_optimize("fastest")
     target_end()
 end

@@ -8,11 +8,44 @@ target("unit")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep")
     add_files("main.cpp", "*/*_test.cpp")
+    remove_files("comm/*_test.cpp")
+    add_syslinks("pthread")
     add_includedirs(".")
     set_optimize("none")
     add_cxflags("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", {force = true})
     add_ldflags("-fsanitize=address,undefined", {force = true})
     add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+target_end()
+
+-- Ranks that communicate: everything at full speed; what does not need every element type also under the
+-- address and the thread sanitizer.
+for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", comm_thread = "thread"}) do
+    target(name)
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep")
+        add_files("main.cpp", "comm/collectives_test.cpp", "comm/faults_test.cpp", "comm/process_group_test.cpp")
+        add_includedirs(".")
+        add_syslinks("pthread")
+        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        if sanitizer == "" then
+            add_files("comm/types_test.cpp")
+            set_optimize("none")
+        else
+            set_optimize("none")
+            add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})
+            add_ldflags("-fsanitize=" .. sanitizer, {force = true})
+        end
+    target_end()
+end
+
+-- A program that launches itself and behaves as it is told: what tests/launch/run supervises.
+target("trainer")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep")
+    add_files("launch/trainer.cpp")
+    add_syslinks("pthread")
 target_end()
 
 -- Two translation units with everything in them, one program.

@@ -2,9 +2,15 @@
 #pragma once
 /// @file Everything a CPU job needs.
 
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/process_group.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/host_arena.hpp"
+#include "lockstep/launch/launch.hpp"
+#include "lockstep/launch/spawn.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this choice has its name but is not built yet
-#include "lockstep/lockstep.hpp"
+#include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
 

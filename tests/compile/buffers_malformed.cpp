@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model's Buffers must be a BufferList
-#include "lockstep/lockstep.hpp"
+#include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
 

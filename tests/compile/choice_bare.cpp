@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a choice was given without its policy; write Backend<Shm>, not Shm
-#include "lockstep/lockstep.hpp"
+#include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
 

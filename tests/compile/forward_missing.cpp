@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model has no forward(step, batch) for this batch
-#include "lockstep/lockstep.hpp"
+#include "lockstep/model/model.hpp"
+#include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
 

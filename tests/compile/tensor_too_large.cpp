@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a tensor has more bytes than memory has addresses
-#include "lockstep/lockstep.hpp"
+#include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
 

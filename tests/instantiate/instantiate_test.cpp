@@ -5,7 +5,7 @@
 #include <set>
 #include <type_traits>
 
-#include "lockstep/lockstep.hpp"
+#include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
 

@@ -20,7 +20,7 @@ struct Callers : Choice<axes::Progress> {
 };
 
 /// A thread of its own, for hosts with more cores than ranks.
-struct HelperThread : PlannedChoice<axes::Progress> {
+struct HelperThread : Choice<axes::Progress> {
   static constexpr std::string_view name = "HelperThread";
 };
 

@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// How long an all-reduce (sum of float) takes: lockstep on memory of its own and on private memory,
+// beside shared memory staged plainly, Gloo over loopback, and what memcpy of as many bytes takes.
+// Ranks are processes. All ways take turns in one run; a batch counts from the first rank's start
+// to the last one's end. Arguments: the world sizes to run, all of them if none is given.
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "load.hpp"
+#include "lockstep/comm/shm/communicator.hpp"
+#include "peers.hpp"
+#include "report.hpp"
+#include "safety.hpp"
+
+namespace {
+
+using namespace bench;
+using lockstep::shm::Engine;
+
+constexpr std::chrono::seconds time_limit{180};
+constexpr std::size_t most_bytes = sizes.back();
+constexpr std::size_t most_count = most_bytes / sizeof(float);
+
+template <class F>
+auto repeat(F once) {
+  return [once](std::size_t count, std::size_t iterations) {
+    for (std::size_t i = 0; i < iterations; ++i) once(count);
+  };
+}
+
+/// What the ranks of a world share.
+struct Common {
+  Track track;
+  std::atomic<std::size_t> without_gloo;  // ranks that could not connect
+};
+
+/// Gloo is left out unless all ranks have it.
+std::function<void(std::span<float>)> connect_gloo(const std::filesystem::path& folder,
+                                                   std::size_t rank, std::size_t ranks,
+                                                   Common& common, Stand& stand) {
+  std::function<void(std::span<float>)> reduce;
+  try {
+    reduce = make_gloo(folder, rank, ranks);
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "rank %zu: Gloo: %s\n", rank, error.what());
+  }
+  if (!reduce) ++common.without_gloo;
+  stand.barrier();
+  return common.without_gloo == 0 ? reduce : nullptr;
+}
+
+template <std::size_t W>
+void run_world(std::array<Row, sizes.size()>& rows, Results& results, Clock::time_point deadline) {
+  const TemporaryFolder folder;
+  const SharedMemory common_memory(sizeof(Common));
+  const SharedMemory plain_memory(PlainStaged::bytes(W, most_count));
+  Common& common = *common_memory.as<Common>();
+  const auto file = Engine::make_file(lockstep::WorldSize{W});
+  const auto safety_file = Engine::make_file(lockstep::WorldSize{W});
+  const std::string address = Engine::address(file);
+  const std::string safety_address = Engine::address(safety_file);
+
+  run_ranks(W, deadline, [&](std::size_t rank) {
+    Stand stand(common.track, rank, W);
+    lockstep::ShmCommunicator<W> comm(lockstep::Rank{rank}, lockstep::WorldSize{W},
+                                      Engine::open(address), std::chrono::milliseconds(60000));
+    const std::span<float> shared = comm.template allocate<float>(most_count);
+    std::vector<float> memory(most_count);
+    std::vector<float> destination(most_count);
+    const std::span<float> data = memory;
+    PlainStaged peer(plain_memory.as<void>(), rank, W, most_count);
+    const auto gloo_reduce = connect_gloo(folder.path(), rank, W, common, stand);
+
+    std::vector<Contestant> contestants(lanes);
+    contestants[arena] = {"lockstep", shared, repeat([&](std::size_t n) {
+                            comm.all_reduce(shared.first(n), lockstep::Sum{});
+                          })};
+    contestants[staged] = {"lockstep, staged", data, repeat([&](std::size_t n) {
+                             comm.all_reduce(data.first(n), lockstep::Sum{});
+                           })};
+    contestants[plain] = {"plain staged", data,
+                          repeat([&](std::size_t n) { peer.all_reduce(data.first(n)); })};
+    contestants[gloo] = {"Gloo", data};
+    contestants[gloo].has_threads = true;
+    if (gloo_reduce) {
+      contestants[gloo].run = repeat([&](std::size_t n) { gloo_reduce(data.first(n)); });
+    }
+    contestants[copying] = {"memcpy", {}, repeat([&](std::size_t n) {
+                              bench::copy(memory.data(), destination.data(), n);
+                            })};
+
+    for (std::size_t s = 0; s < sizes.size(); ++s) {
+      const auto times = stand.race(contestants, sizes[s] / sizeof(float));
+      if (rank != 0) continue;
+      for (std::size_t lane = 0; lane < lanes; ++lane) rows[s][lane] = summary(times[lane]);
+      print_row(W, sizes[s], rows[s]);
+    }
+    if constexpr (W == 2) {
+      Safety<W> safety(safety_address, rank, 1_MiB);
+      const auto times = stand.race({safety.checked(), safety.unchecked()}, 1_MiB / sizeof(float));
+      if (rank == 0) {
+        results.checked = summary(times[0]);
+        results.unchecked = summary(times[1]);
+      }
+      stand.barrier();
+    }
+    stand.barrier();
+  });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) try {
+  const Clock::time_point deadline = Clock::now() + time_limit;
+  const SharedMemory memory(sizeof(Results));
+  Results& results = *memory.as<Results>();
+  std::printf("all-reduce, sum of float, ranks as processes on %zu cores; times in us\n\n",
+              cores());
+  const OthersLoad others;
+  print_heading();
+  const auto wanted = [&](const char* ranks) {
+    return argc == 1 || std::find(argv + 1, argv + argc, std::string(ranks)) != argv + argc;
+  };
+  if (wanted("2")) run_world<2>(results.rows[0], results, deadline);
+  if (wanted("4")) run_world<4>(results.rows[1], results, deadline);
+  if (wanted("8")) run_world<8>(results.rows[2], results, deadline);
+  report(results, LOCKSTEP_SOURCE_DIR "/build/bench/allreduce.json");
+  std::printf("\nother processes kept %.2f cores busy meanwhile; above 0.1, run it again\n",
+              others.cores());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench allreduce: %s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,153 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.hpp"
+
+#include <algorithm>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace bench {
+namespace {
+
+std::string number(double value) {
+  char text[32];
+  std::snprintf(text, sizeof(text), value < 10 ? "%.3f" : value < 1000 ? "%.1f" : "%.0f", value);
+  return text;
+}
+
+std::string number(std::optional<double> value) { return value ? number(*value) : "-"; }
+
+std::string size_name(std::size_t bytes) {
+  return bytes < 1_MiB ? std::to_string(bytes >> 10) + " KiB"
+                       : std::to_string(bytes >> 20) + " MiB";
+}
+
+std::optional<double> median_of(const Times& times) {
+  return times.known ? std::optional(times.median) : std::nullopt;
+}
+std::optional<double> minimum_of(const Times& times) {
+  return times.known ? std::optional(times.minimum) : std::nullopt;
+}
+std::optional<double> over(std::optional<double> a, std::optional<double> b) {
+  return a && b ? std::optional(*a / *b) : std::nullopt;
+}
+
+nlohmann::json json(std::optional<double> value) {
+  return value ? nlohmann::json(*value) : nlohmann::json(nullptr);
+}
+
+/// A line of the results. Targets at least 2 are speedups, to be reached; the rest are shares, not
+/// to be exceeded.
+struct Line {
+  std::string measure;
+  std::optional<double> lockstep{};
+  std::optional<double> peer{};
+  std::optional<double> ratio{};
+  std::optional<double> target{};
+
+  bool is_speedup() const { return target && *target >= 2; }
+  bool met() const {
+    return !target || (ratio && (is_speedup() ? *ratio >= *target : *ratio <= *target));
+  }
+};
+
+const Row& row_of(const Results& results, std::size_t ranks, std::size_t bytes) {
+  const auto w = std::find(worlds.begin(), worlds.end(), ranks) - worlds.begin();
+  const auto s = std::find(sizes.begin(), sizes.end(), bytes) - sizes.begin();
+  return results.rows[static_cast<std::size_t>(w)][static_cast<std::size_t>(s)];
+}
+
+std::vector<Line> targets(const Results& results) {
+  const auto speedup = [](std::string measure, std::optional<double> lockstep,
+                          std::optional<double> peer, double target) {
+    return Line{std::move(measure), lockstep, peer, over(peer, lockstep), target};
+  };
+  const auto share = [](std::string measure, std::optional<double> lockstep,
+                        std::optional<double> peer, double target) {
+    return Line{std::move(measure), lockstep, peer, over(lockstep, peer), target};
+  };
+  const Row& large = row_of(results, 2, 25_MiB);
+  const Row& small = row_of(results, 2, 1_KiB);
+  return {
+      speedup("#1: 25 MiB, W=2, Gloo / lockstep, medians", median_of(large[arena]),
+              median_of(large[gloo]), 12),
+      share("#3: 25 MiB, W=2, lockstep / concurrent memcpy, medians", median_of(large[arena]),
+            median_of(large[copying]), 0.85),
+      speedup("#4: 1 KiB, W=2, Gloo's minimum / lockstep's median", median_of(small[arena]),
+              minimum_of(small[gloo]), 200),
+      share("safety: 1 MiB, W=2, with / without comparing calls, medians",
+            median_of(results.checked), median_of(results.unchecked), 1.02),
+  };
+}
+
+std::vector<Line> comparisons(const Results& results) {
+  static constexpr std::array<const char*, lanes> names = {
+      "lockstep", "lockstep, staged", "plain staged", "Gloo", "concurrent memcpy"};
+  std::vector<Line> lines;
+  for (const std::size_t ranks : worlds) {
+    for (const std::size_t bytes : sizes) {
+      const Row& row = row_of(results, ranks, bytes);
+      const auto own = median_of(row[arena]);
+      for (const Lane peer : {staged, plain, gloo, copying}) {
+        const auto other = median_of(row[peer]);
+        lines.push_back(
+            {size_name(bytes) + ", W=" + std::to_string(ranks) + ", us, against " + names[peer],
+             own, other, over(other, own)});
+      }
+    }
+  }
+  return lines;
+}
+
+}  // namespace
+
+void print_heading() {
+  std::printf(
+      "| W | bytes | lockstep median (us) | min | staged lockstep | plain staged | Gloo median | "
+      "min "
+      "| memcpy median | Gloo / lockstep | lockstep / memcpy |\n"
+      "|---|---|---|---|---|---|---|---|---|---|---|\n");
+}
+
+void print_row(std::size_t ranks, std::size_t bytes, const Row& row) {
+  const auto own = median_of(row[arena]);
+  std::printf("| %zu | %s |", ranks, size_name(bytes).c_str());
+  for (const auto value :
+       {own, minimum_of(row[arena]), median_of(row[staged]), median_of(row[plain]),
+        median_of(row[gloo]), minimum_of(row[gloo]), median_of(row[copying]),
+        over(median_of(row[gloo]), own), over(own, median_of(row[copying]))}) {
+    std::printf(" %s |", number(value).c_str());
+  }
+  std::printf("\n");
+  std::fflush(stdout);
+}
+
+void report(const Results& results, const std::filesystem::path& file) {
+  nlohmann::json rows = nlohmann::json::array();
+  const auto write = [&](const Line& line) {
+    rows.push_back({{"measure", line.measure},
+                    {"lockstep", json(line.lockstep)},
+                    {"peer", json(line.peer)},
+                    {"ratio", json(line.ratio)},
+                    {"target", json(line.target)},
+                    {"met", line.met()}});
+  };
+  std::printf("\n| target | lockstep (us) | peer (us) | ratio | target | met |\n");
+  std::printf("|---|---|---|---|---|---|\n");
+  for (const Line& line : targets(results)) {
+    std::printf(
+        "| %s | %s | %s | %s | %s %s | %s |\n", line.measure.c_str(), number(line.lockstep).c_str(),
+        number(line.peer).c_str(), number(line.ratio).c_str(),
+        line.is_speedup() ? ">=" : "<=", number(line.target).c_str(), line.met() ? "yes" : "no");
+    write(line);
+  }
+  for (const Line& line : comparisons(results)) write(line);
+  std::filesystem::create_directories(file.parent_path());
+  std::ofstream(file) << rows.dump(2) << "\n";
+}
+
+}  // namespace bench

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The all-reduce of an arena with and without the comparison of calls, on the same memory.
+/// The communicator has no switch for it, so both loops are written here with its engine.
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/shm/engine.hpp"
+#include "lockstep/comm/shm/reduce.hpp"
+#include "measure.hpp"
+
+namespace bench {
+
+/// `checked` does what `ShmCommunicator::all_reduce` does. `unchecked` posts an empty call, reads
+/// nothing that another rank has posted and knows where everybody's data is: what is left are two
+/// synchronisations and the arithmetic.
+template <std::size_t Ranks>
+class Safety {
+ public:
+  Safety(const std::string& address, std::size_t rank, std::size_t bytes)
+      : engine_(lockstep::Rank{rank}, lockstep::WorldSize{Ranks},
+                lockstep::shm::Engine::open(address), std::chrono::minutes(1)),
+        data_{reinterpret_cast<float*>(engine_.allocate(bytes)), bytes / sizeof(float)} {
+    const auto ticket = post(data_.size());
+    unchecked_targets_ = targets(ticket);
+    work(ticket, unchecked_targets_, 0);
+  }
+
+  Contestant checked() {
+    return {"checked", data_, [this](std::size_t count, std::size_t iterations) {
+              for (std::size_t i = 0; i < iterations; ++i) {
+                const auto ticket = post(count);
+                const auto everybody = targets(ticket);
+                work(ticket, everybody, count);
+              }
+            }};
+  }
+
+  Contestant unchecked() {
+    return {"unchecked", data_, [this](std::size_t count, std::size_t iterations) {
+              const lockstep::Call none;
+              for (std::size_t i = 0; i < iterations; ++i) {
+                const auto ticket = engine_.post(none, 0);
+                for (std::size_t w = 0; w < Ranks; ++w) {
+                  if (w != engine_.rank()) {
+                    engine_.wait(w, engine_.block(w).arrived, ticket + 1, none);
+                  }
+                }
+                work(ticket, unchecked_targets_, count);
+              }
+            }};
+  }
+
+ private:
+  std::uint64_t post(std::size_t count) {
+    const auto call = lockstep::make_call<float>(lockstep::CollectiveKind::all_reduce, count, false,
+                                                 0, lockstep::Sum::name);
+    const auto ticket = engine_.post(call, *engine_.locate(data_.data(), count * sizeof(float)));
+    engine_.wait_arrived(ticket);
+    return ticket;
+  }
+
+  std::vector<float*> targets(std::uint64_t ticket) const {
+    std::vector<float*> all(Ranks);
+    for (std::size_t w = 0; w < Ranks; ++w) {
+      all[w] = reinterpret_cast<float*>(engine_.at(engine_.slot(w, ticket).offset));
+    }
+    return all;
+  }
+
+  void work(std::uint64_t ticket, const std::vector<float*>& everybody, std::size_t count) {
+    const auto [begin, end] = lockstep::shm::slice<float>(count, engine_.rank(), Ranks);
+    lockstep::shm::push<Ranks, float>(everybody, begin, end, lockstep::Sum{});
+    engine_.finish(ticket);
+    engine_.wait_finished(ticket);
+  }
+
+  lockstep::shm::Engine engine_;
+  std::span<float> data_;
+  std::vector<float*> unchecked_targets_;
+};
+
+}  // namespace bench

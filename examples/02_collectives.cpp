@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that talk: started as `build/examples/collectives --ranks 4`, or by torchrun, mpirun or
+// srun.
+//
+// Every rank fills a vector, all average it in shared memory, groups of two add up, rank 0 speaks.
+#include <cstdio>
+#include <numeric>
+
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/process_group.hpp"
+#include "lockstep/launch/launch.hpp"
+#include "lockstep/topology/grid.hpp"
+
+using namespace lockstep;
+
+int main(int argc, char** argv) {
+  return launch(argc, argv, [](Session& session) {
+    auto comm = make_shm_communicator(session.membership(), session.store());
+    const std::size_t me = comm.rank().value();
+    const std::size_t world = comm.world_size().value();
+
+    // Memory from the communicator is reduced where it lies; a std::vector would be staged.
+    auto gradients = comm.allocate<float>(1'000'000);
+    std::fill(gradients.begin(), gradients.end(), static_cast<float>(me));
+    auto work = comm.all_reduce_async(gradients, Average{});
+    const std::string greeting = "rank " + std::to_string(me);  // ... compute while it goes on ...
+    work.wait();
+
+    const auto all = all_gather_objects(comm, greeting);
+    if (me == 0)
+      std::printf("%zu ranks, average %.2f, last: %s\n", world, gradients[0], all.back().c_str());
+
+    if (world % 2 == 0) {
+      auto pair = join_groups(comm, Grid<dynamic, 2>{comm.world_size()});
+      int sum[] = {static_cast<int>(me)};
+      pair.all_reduce(sum);
+      std::printf("my pair's ranks add up to %d\n", sum[0]);
+    }
+    comm.barrier();
+  });
+}

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The communicator concept: what every backend offers, and what some offer beyond it.
+
+#include <concepts>
+#include <cstddef>
+#include <span>
+
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+/// Ranks that exchange typed elements. Every member but `rank` and `world_size` is collective: all
+/// ranks call it, in the same order. Counts are elements, never bytes. Results of reductions are
+/// the same bits on all ranks.
+template <class C>
+concept Communicator =
+    requires(C& comm, std::span<float> data, std::span<const float> in, Rank root) {
+      { comm.rank() } -> std::same_as<Rank>;
+      { comm.world_size() } -> std::same_as<WorldSize>;
+      comm.barrier();
+      comm.all_reduce(data, Average{});
+      comm.broadcast(data, root);
+      comm.all_gather(in, data);
+    };
+
+/// Allocates the memory it communicates best.
+template <class C>
+concept ArenaAllocating = Communicator<C> && requires(C& comm, std::size_t count) {
+  { comm.template allocate<float>(count) } -> std::same_as<std::span<float>>;
+};
+
+/// Reduces in the background. The handle has `test` (never blocks) and `wait`.
+template <class C>
+concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> data) {
+  { comm.all_reduce_async(data, Sum{}).test() } -> std::same_as<bool>;
+  comm.all_reduce_async(data, Sum{}).wait();
+};
+
+/// Reduces so that each rank keeps one piece: what sharded optimizers need.
+template <class C>
+concept ReduceScattering =
+    Communicator<C> && requires(C& comm, std::span<const float> in, std::span<float> out) {
+      comm.reduce_scatter(in, out, Sum{});
+    };
+
+/// The rooted and personalised collectives.
+template <class C>
+concept Scattering = Communicator<C> &&
+                     requires(C& comm, std::span<const float> in, std::span<float> out, Rank root) {
+                       comm.reduce(out, root, Sum{});
+                       comm.gather(in, out, root);
+                       comm.scatter(in, out, root);
+                       comm.all_to_all(in, out);
+                     };
+
+/// Sends to one rank.
+template <class C>
+concept Messaging = Communicator<C> &&
+                    requires(C& comm, std::span<const float> in, std::span<float> out, Rank peer) {
+                      comm.send(in, peer);
+                      comm.receive(out, peer);
+                    };
+
+}  // namespace lockstep

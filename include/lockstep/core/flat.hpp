@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Anything contiguous as a span of its elements: what collectives take, counted in elements.
+
+#include <concepts>
+#include <ranges>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/core/element.hpp"
+
+namespace lockstep {
+
+/// An mdspan over host memory that has no gaps.
+template <class V>
+concept DenseView = requires(const V& view) {
+  { view.data_handle() } -> std::same_as<typename V::element_type*>;
+  { view.is_exhaustive() } -> std::convertible_to<bool>;
+};
+
+/// The elements of a view, a vector, an array or a span, in memory order.
+template <DenseView V>
+constexpr auto flat(const V& view) {
+  return std::span<typename V::element_type>(view.data_handle(), view.size());
+}
+template <class R>
+  requires(!DenseView<R>)
+constexpr auto flat(R&& range) {
+  return std::span<std::remove_reference_t<decltype(*std::ranges::data(range))>>(range);
+}
+
+template <class S>
+using FlatElement = typename decltype(flat(std::declval<S&>()))::element_type;
+
+}  // namespace lockstep

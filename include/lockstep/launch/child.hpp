@@ -1,0 +1,122 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A rank as a child process: started so that it cannot outlive its launcher, its output
+/// caught, its end noticed.
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <csignal>
+#include <cstring>
+#include <string>
+#include <utility>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/launch/output.hpp"
+
+namespace lockstep {
+
+/// How a process ended, as wait() tells it.
+struct ExitStatus {
+  int code = 0;    // its exit status, if it exited
+  int signal = 0;  // what killed it, if something did
+
+  bool is_failure() const { return code != 0 || signal != 0; }
+  /// As a shell counts.
+  int shell_status() const { return signal != 0 ? 128 + signal : code; }
+  std::string text() const {
+    if (signal == 0) return "exit status " + std::to_string(code);
+    const char* name = ::strsignal(signal);
+    return "killed by signal " + std::to_string(signal) +
+           (name != nullptr ? " (" + std::string(name) + ")" : "");
+  }
+};
+
+struct Child {
+  Rank rank;
+  pid_t pid = -1;
+  Descriptor handle;  // a pidfd: readable once the process has ended
+  Descriptor out;
+  Descriptor err;
+  LineCutter out_lines;
+  LineCutter err_lines;
+  LastWords last_words;
+  bool running = false;
+  ExitStatus status;
+
+  /// To the whole group, so that what a rank has started goes with it.
+  void send(int signal) const {
+    if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
+  }
+
+  /// Collects a process that has ended.
+  void reap() {
+    siginfo_t info{};
+    while (::waitid(P_PID, static_cast<id_t>(pid), &info, WEXITED | WNOWAIT) != 0 &&
+           errno == EINTR) {
+    }
+    const bool exited = info.si_code == CLD_EXITED;
+    status.code = exited ? info.si_status : 0;
+    status.signal = exited ? 0 : info.si_status;
+    // While the process is not collected its group cannot be another's: now or never.
+    if (status.is_failure()) ::kill(-pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    running = false;
+    handle.close();
+  }
+};
+
+/// Forks a child that runs `body`, which must not return.
+///
+/// The kernel kills it when the thread that forked it ends, however that happens, so that thread
+/// has to stay until the child has ended. The child leads a process group of its own: Ctrl-C at a
+/// terminal then reaches the launcher alone, which ends the ranks in order instead of them being
+/// hit twice; and a rank can be ended together with what it has started. A group in the background
+/// cannot read the terminal, so its stdin is empty.
+template <class Body>
+Child start_child(Rank rank, const sigset_t& signal_mask, Body&& body) {
+  Pipe out = make_pipe();
+  Pipe err = make_pipe();
+  const pid_t parent = ::getpid();
+  Child child;
+  child.rank = rank;
+  child.pid = ::fork();
+  if (child.pid == 0) {
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (::getppid() != parent) ::_exit(128 + SIGKILL);  // it died before the line above
+    ::setpgid(0, 0);
+    const int nothing = ::open("/dev/null", O_RDONLY);
+    ::dup2(nothing, 0);
+    ::close(nothing);
+    ::dup2(out.write.get(), 1);
+    ::dup2(err.write.get(), 2);
+    ::pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
+    std::forward<Body>(body)();
+    ::_exit(127);
+  }
+  if (child.pid < 0) {
+    throw Error("launch", "the process could not be started: " + error_text(errno),
+                "start fewer ranks, or raise the limits on processes and memory", rank);
+  }
+  child.running = true;
+  ::setpgid(child.pid, child.pid);  // in both, because either may come first
+  child.handle = Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, child.pid, 0)));
+  if (!child.handle) {
+    const std::string why = error_text(errno);
+    child.send(SIGKILL);
+    child.reap();
+    throw Error("launch", "the process cannot be watched (pidfd_open): " + why,
+                "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
+  }
+  child.out = std::move(out.read);
+  child.err = std::move(err.read);
+  make_nonblocking(child.out.get());
+  make_nonblocking(child.err.get());
+  return child;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The options of the command line that are the launcher's; all others are the program's.
+
+#include <chrono>
+#include <cstddef>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/launch/parse.hpp"
+
+namespace lockstep {
+
+struct LaunchOptions {
+  std::optional<std::size_t> ranks;  // on this host
+  std::size_t nodes = 1;
+  std::size_t node_rank = 0;
+  std::optional<Endpoint> rendezvous;
+  std::optional<std::chrono::milliseconds> timeout;
+  /// The program's own, its name first.
+  std::vector<std::string> rest;
+};
+
+/// `--ranks 4` and `--ranks=4` alike; nothing after `--` is looked at.
+inline LaunchOptions parse_options(int argc, char** argv) {
+  LaunchOptions options;
+  std::optional<std::size_t> nodes;
+  std::optional<std::size_t> node_rank;
+  const auto take = [&](std::string_view name, std::string_view value) {
+    if (name == "--ranks") options.ranks = parse_number(name, value);
+    if (name == "--nodes") nodes = parse_number(name, value);
+    if (name == "--node-rank") node_rank = parse_number(name, value);
+    if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
+    if (name == "--timeout") options.timeout = parse_seconds(name, value);
+  };
+  bool ours = true;
+  for (int i = 0; i < argc; ++i) {
+    const std::string_view argument = argv[i];
+    if (argument == "--") ours = false;
+    const std::size_t equals = argument.find('=');
+    const std::string_view name = argument.substr(0, equals);
+    const bool known = name == "--ranks" || name == "--nodes" || name == "--node-rank" ||
+                       name == "--rendezvous" || name == "--timeout";
+    if (i == 0 || !ours || !known) {
+      options.rest.emplace_back(argument);
+    } else if (equals != std::string_view::npos) {
+      take(name, argument.substr(equals + 1));
+    } else if (i + 1 < argc) {
+      take(name, argv[++i]);
+    } else {
+      throw Error("launch", std::string(name) + " has no value", "give it one, as in --ranks 4");
+    }
+  }
+  if (options.ranks == std::size_t{0}) {
+    throw Error("launch", "--ranks is 0", "a job has at least one rank");
+  }
+  options.nodes = nodes.value_or(1);
+  options.node_rank = node_rank.value_or(0);
+  if ((nodes || node_rank) && !options.ranks) {
+    throw Error("launch", "--nodes and --node-rank need --ranks",
+                "add --ranks with the number of ranks on each node");
+  }
+  if (options.node_rank >= options.nodes) {
+    throw Error("launch",
+                "--node-rank is " + std::to_string(options.node_rank) + " and --nodes is " +
+                    std::to_string(options.nodes),
+                "nodes count from 0 and stay below --nodes");
+  }
+  if (options.nodes > 1 && !options.rendezvous) {
+    throw Error("launch", "several nodes and no place to meet",
+                "give all of them the same --rendezvous host:port, where host is node 0");
+  }
+  return options;
+}
+
+}  // namespace lockstep

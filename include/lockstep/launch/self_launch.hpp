@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `./trainer --ranks 4`: the program starts itself four times and becomes the launcher.
+
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <iterator>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/options.hpp"
+#include "lockstep/launch/store_server.hpp"
+#include "lockstep/launch/supervisor.hpp"
+
+namespace lockstep {
+
+/// The path of this very program, so that `ps` shows ranks by its name; where another file has
+/// taken the path since (a rebuild), the kernel's link to the one that runs.
+inline std::string own_program() {
+  constexpr const char* link = "/proc/self/exe";
+  std::string path(4096, '\0');
+  const ssize_t size = ::readlink(link, path.data(), path.size());
+  path.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+  struct stat running{};
+  struct stat found{};
+  const bool same = ::stat(link, &running) == 0 && ::stat(path.c_str(), &found) == 0 &&
+                    running.st_dev == found.st_dev && running.st_ino == found.st_ino;
+  return same ? path : link;
+}
+
+/// This process's environment without what describes a rank or holds the secret.
+inline std::vector<std::string> inherited_environment() {
+  constexpr std::string_view ours[] = {
+      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
+      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT"};
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const std::string_view name = text.substr(0, text.find('='));
+    if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
+    variables.emplace_back(text);
+  }
+  return variables;
+}
+
+/// The pointers that execve wants.
+inline std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  list.reserve(texts.size() + 1);
+  for (std::string& text : texts) list.push_back(text.data());
+  list.push_back(nullptr);
+  return list;
+}
+
+/// What a user reads last: who failed first and what it said, then who had to be killed.
+inline std::string summary(const Outcome& outcome) {
+  std::string text;
+  if (outcome.first) {
+    text = "lockstep: rank " + std::to_string(outcome.first->value()) + " failed first (" +
+           outcome.status.text() + "); ";
+    text += outcome.last_words.empty() ? "it said nothing on stderr\n" : "its last words:\n";
+    for (const std::string& line : outcome.last_words) text += "  " + line + "\n";
+  } else if (outcome.interrupted != 0) {
+    text = "lockstep: ended by signal " + std::to_string(outcome.interrupted) + "\n";
+  }
+  for (Rank rank : outcome.stubborn) {
+    text += "lockstep: rank " + std::to_string(rank.value()) +
+            " did not end when asked (SIGTERM) and was killed\n";
+  }
+  return text;
+}
+
+/// Opens those of 0, 1 and 2 that the caller has closed: no pipe may take their place.
+inline void keep_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
+  if (fd >= 0) ::close(fd);
+}
+
+/// Starts this node's ranks of the program and stays until all have ended. Returns the exit status:
+/// 0, that of the rank that failed first, or 128 + the signal that ended the job.
+inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
+  keep_standard_streams();
+  const std::size_t ranks = options.ranks.value_or(1);
+  const bool alone = options.nodes == 1;
+  Endpoint meeting = options.rendezvous.value_or(Endpoint{"127.0.0.1", 0});
+  // One launcher makes up a secret and a job id and hands them down. Several cannot: theirs is
+  // LOCKSTEP_SECRET, or as good as the port, and the ranks agree on an id when they meet.
+  const std::string secret =
+      alone ? random_id() : derived_secret("nodes", meeting.port, environment().secret());
+  std::optional<StoreServer> server;
+  if (options.node_rank == 0) {
+    server.emplace(secret, is_loopback(meeting.host) ? meeting.host : "", meeting.port);
+    meeting.port = server->port();
+    if (!is_loopback(meeting.host)) meeting.host = "127.0.0.1";
+  }
+
+  std::vector<std::string> common = inherited_environment();
+  common.push_back("LOCKSTEP_WORLD_SIZE=" + std::to_string(options.nodes * ranks));
+  common.push_back("LOCKSTEP_LOCAL_WORLD_SIZE=" + std::to_string(ranks));
+  common.push_back("LOCKSTEP_STORE=" + endpoint_text(meeting.host, meeting.port));
+  common.push_back("LOCKSTEP_TIMEOUT=" + std::to_string(timeout.count() / 1000) + "." +
+                   std::to_string(1000 + timeout.count() % 1000).substr(1));
+  if (alone) common.push_back("LOCKSTEP_JOB=" + random_id());
+  const std::string program = own_program();
+  const std::vector<char*> arguments = pointers(options.rest);
+
+  Outcome outcome;
+  {
+    Supervisor supervisor;
+    for (std::size_t local = 0; local < ranks; ++local) {
+      const Rank rank{options.node_rank * ranks + local};
+      Pipe pipe = make_pipe();
+      write_all(pipe.write.get(), secret);
+      pipe.write.close();
+      std::vector<std::string> variables = common;
+      variables.push_back("LOCKSTEP_RANK=" + std::to_string(rank.value()));
+      variables.push_back("LOCKSTEP_LOCAL_RANK=" + std::to_string(local));
+      variables.push_back("LOCKSTEP_SECRET_FD=" + std::to_string(pipe.read.get()));
+      const std::vector<char*> environment = pointers(variables);
+      // The store's thread runs already: between fork and exec only what signal handlers may do.
+      supervisor.start(rank, [&] {
+        ::fcntl(pipe.read.get(), F_SETFD, 0);
+        ::execve(program.c_str(), arguments.data(), environment.data());
+        constexpr std::string_view message = "lockstep: launch: the program cannot be executed\n";
+        [[maybe_unused]] const ssize_t n = ::write(2, message.data(), message.size());
+      });
+    }
+    outcome = supervisor.run();
+  }
+  const std::string text = summary(outcome);
+  write_all(2, text);
+  // The other nodes' ranks may need the store a little longer.
+  if (!alone && server && outcome.shell_status() == 0) {
+    server->wait_until_unused(Deadline::after(timeout));
+  }
+  return outcome.shell_status();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file TCP with time limits: listen, connect, accept, and transfers of exact length. Every socket
+/// is non-blocking and close-on-exec; waiting is done by poll() against a deadline.
+
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <cstring>
+#include <memory>
+
+#include "lockstep/launch/descriptor.hpp"
+
+namespace lockstep {
+
+/// `host:port` for messages; IPv6 addresses in brackets.
+inline std::string endpoint_text(const std::string& host, std::uint16_t port) {
+  const bool bare_v6 = host.find(':') != std::string::npos;
+  return (bare_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+/// `localhost`, 127.0.0.0/8 and ::1, as they are written. Names are not looked up: a host's own
+/// name often leads to 127.0.1.1 on that host, and to somewhere else everywhere else.
+inline bool is_loopback(const std::string& host) {
+  return host == "localhost" || host == "::1" || host.starts_with("127.");
+}
+
+/// The addresses of a host; an empty host is every interface of this one. Empty when there are
+/// none, with the reason. Looking up a name takes as long as the resolver takes; no deadline
+/// applies.
+inline std::shared_ptr<addrinfo> resolve(const std::string& host, std::uint16_t port,
+                                         std::string& why) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
+  addrinfo* found = nullptr;
+  const int status = ::getaddrinfo(host.empty() ? nullptr : host.c_str(),
+                                   std::to_string(port).c_str(), &hints, &found);
+  if (status != 0) {
+    why = "host " + host + ": " + ::gai_strerror(status);
+    return nullptr;
+  }
+  return {found, ::freeaddrinfo};
+}
+
+/// What every connection of the store wants: no delay for small messages, and an end, within a
+/// minute, when the other host has vanished without a word.
+inline void tune_connection(int fd) {
+  const auto set = [fd](int level, int name, int value) {
+    ::setsockopt(fd, level, name, &value, sizeof value);
+  };
+  set(IPPROTO_TCP, TCP_NODELAY, 1);
+  set(SOL_SOCKET, SO_KEEPALIVE, 1);
+  set(IPPROTO_TCP, TCP_KEEPIDLE, 30);
+  set(IPPROTO_TCP, TCP_KEEPINTVL, 10);
+  set(IPPROTO_TCP, TCP_KEEPCNT, 3);
+}
+
+/// A listening socket, or an empty descriptor with the reason in errno's terms. An empty host
+/// listens on every interface, over IPv6 and IPv4 at once where the system has both.
+inline Descriptor try_listen(const std::string& host, std::uint16_t port, int& error) {
+  std::string why;
+  const auto addresses = resolve(host, port, why);
+  error = EADDRNOTAVAIL;
+  const int families[] = {AF_INET6, AF_INET};
+  for (int family : families) {
+    for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+      if (a->ai_family != family) continue;
+      Descriptor fd(::socket(family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+      if (!fd) {
+        error = errno;
+        continue;
+      }
+      const int on = 1;
+      const int off = 0;
+      ::setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof on);
+      if (family == AF_INET6) {
+        ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+      }
+      if (::bind(fd.get(), a->ai_addr, a->ai_addrlen) == 0 && ::listen(fd.get(), SOMAXCONN) == 0) {
+        return fd;
+      }
+      error = errno;
+    }
+  }
+  return {};
+}
+
+inline Descriptor listen_on(const std::string& host, std::uint16_t port) {
+  int error = 0;
+  Descriptor fd = try_listen(host, port, error);
+  if (fd) return fd;
+  throw Error("listen",
+              "port " + std::to_string(port) + " of " + (host.empty() ? "this host" : host) +
+                  " cannot be listened on: " + error_text(error),
+              error == EADDRINUSE ? "choose another port, or end the program that has this one"
+                                  : "give an address of this host and a port it may use");
+}
+
+/// The port a socket is bound to: which one the system chose for port 0.
+inline std::uint16_t local_port(int fd) {
+  sockaddr_storage address{};
+  socklen_t size = sizeof address;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size);
+  std::uint16_t port = 0;
+  if (address.ss_family == AF_INET) {
+    port = reinterpret_cast<const sockaddr_in&>(address).sin_port;
+  } else {
+    port = reinterpret_cast<const sockaddr_in6&>(address).sin6_port;
+  }
+  return ntohs(port);
+}
+
+/// The next connection that waits, or an empty descriptor with errno set.
+inline Descriptor accept_now(int listener) {
+  Descriptor fd(::accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
+  if (fd) tune_connection(fd.get());
+  return fd;
+}
+
+/// Whether a socket is connected to itself. That happens on loopback: who keeps trying a port that
+/// nobody listens on will one day be given that very port for its own end, and TCP allows it.
+inline bool is_self_connected(int fd) {
+  sockaddr_storage here{};
+  sockaddr_storage there{};
+  socklen_t here_size = sizeof here;
+  socklen_t there_size = sizeof there;
+  ::getsockname(fd, reinterpret_cast<sockaddr*>(&here), &here_size);
+  ::getpeername(fd, reinterpret_cast<sockaddr*>(&there), &there_size);
+  return here_size == there_size && std::memcmp(&here, &there, here_size) == 0;
+}
+
+/// One attempt over all addresses of `host`. Empty, with the reason in `why`, when none answers.
+inline Descriptor try_connect(const std::string& host, std::uint16_t port, Deadline deadline,
+                              std::string& why) {
+  const auto addresses = resolve(host, port, why);
+  for (const addrinfo* a = addresses.get(); a != nullptr; a = a->ai_next) {
+    Descriptor fd(::socket(a->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+    if (!fd) {
+      why = error_text(errno);
+      continue;
+    }
+    int error = ::connect(fd.get(), a->ai_addr, a->ai_addrlen) == 0 ? 0 : errno;
+    if (error == EINPROGRESS) {
+      socklen_t size = sizeof error;
+      if (!wait_ready(fd.get(), POLLOUT, deadline)) {
+        error = ETIMEDOUT;
+      } else if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+        error = errno;
+      }
+    }
+    if (error == 0 && is_self_connected(fd.get())) error = ECONNREFUSED;
+    if (error == 0) {
+      tune_connection(fd.get());
+      return fd;
+    }
+    why = error_text(error);
+  }
+  return {};
+}
+
+enum class Transfer { complete, closed, timed_out };
+
+/// Reads exactly `size` bytes. A reset connection counts as closed.
+inline Transfer read_exact(int fd, void* data, std::size_t size, Deadline deadline) {
+  auto* at = static_cast<char*>(data);
+  while (size > 0) {
+    const ssize_t n = ::recv(fd, at, size, 0);
+    if (n > 0) {
+      at += n;
+      size -= static_cast<std::size_t>(n);
+    } else if (n == 0 || (errno != EAGAIN && errno != EINTR)) {
+      return Transfer::closed;
+    } else if (errno == EAGAIN && !wait_ready(fd, POLLIN, deadline)) {
+      return Transfer::timed_out;
+    }
+  }
+  return Transfer::complete;
+}
+
+/// Writes exactly `size` bytes; never raises SIGPIPE.
+inline Transfer write_exact(int fd, const void* data, std::size_t size, Deadline deadline) {
+  const auto* at = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t n = ::send(fd, at, size, MSG_NOSIGNAL);
+    if (n >= 0) {
+      at += n;
+      size -= static_cast<std::size_t>(n);
+    } else if (errno != EAGAIN && errno != EINTR) {
+      return Transfer::closed;
+    } else if (errno == EAGAIN && !wait_ready(fd, POLLOUT, deadline)) {
+      return Transfer::timed_out;
+    }
+  }
+  return Transfer::complete;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the store and its clients say to each other: the handshake, frames, their limits.
+///
+/// The server speaks first: a magic word and a nonce. The client answers with a nonce of its own
+/// and a keyed hash of both, the server with another keyed hash. So each knows that the other has
+/// the job's secret, which never travels, and a client that has reached some other program's port,
+/// or another job's store, finds out. What follows is neither signed nor encrypted: the handshake
+/// keeps strangers and accidents out, not someone who can alter the network's packets.
+///
+/// Then frames in both directions: a length of four bytes, then the body. A request's body begins
+/// with its operation, a reply's with its status. Integers are little-endian.
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/launch/sip_hash.hpp"
+
+namespace lockstep {
+
+namespace store_protocol {
+
+inline constexpr std::string_view magic = "LOCKSTP1";
+inline constexpr std::size_t nonce_bytes = 16;
+inline constexpr std::size_t tag_bytes = 8;
+inline constexpr std::size_t hello_bytes = magic.size() + nonce_bytes;
+inline constexpr std::size_t answer_bytes = nonce_bytes + tag_bytes;
+
+inline constexpr std::size_t max_key_bytes = 4_KiB;
+inline constexpr std::size_t max_value_bytes = 16_MiB;
+/// A key, two values (`compare_set`) and room for their lengths.
+inline constexpr std::size_t max_frame_bytes = 2 * max_value_bytes + max_key_bytes + 64;
+
+/// How long a connection may take to say who it is.
+inline constexpr std::chrono::milliseconds handshake_limit{2000};
+
+enum class Operation : std::uint8_t { set = 1, get, wait, add, compare_set, erase, barrier };
+
+/// `missing`: the time was over; the reply lists what was still missing. `refused`: the request
+/// made no sense; the reply says why.
+enum class Status : std::uint8_t { ok = 1, absent, missing, refused };
+
+/// Bytes of a message, appended one field after another.
+class Writer {
+ public:
+  Writer& byte(std::uint8_t n) {
+    bytes_ += static_cast<char>(n);
+    return *this;
+  }
+  Writer& u32(std::uint32_t n) { return integer(n, 4); }
+  Writer& u64(std::uint64_t n) { return integer(n, 8); }
+  Writer& text(std::string_view text) {
+    u32(static_cast<std::uint32_t>(text.size()));
+    bytes_ += text;
+    return *this;
+  }
+  Writer& raw(std::string_view text) {
+    bytes_ += text;
+    return *this;
+  }
+  const std::string& bytes() const { return bytes_; }
+
+ private:
+  Writer& integer(std::uint64_t n, int count) {
+    for (int i = 0; i < count; ++i) byte(static_cast<std::uint8_t>(n >> (8 * i)));
+    return *this;
+  }
+
+  std::string bytes_;
+};
+
+/// Fields taken from a message. Past the end every field is empty and `ok()` is false, so that a
+/// message is checked once, after it has been read.
+class Reader {
+ public:
+  explicit Reader(std::string_view bytes) : bytes_(bytes) {}
+
+  std::uint8_t byte() { return static_cast<std::uint8_t>(integer(1)); }
+  std::uint32_t u32() { return static_cast<std::uint32_t>(integer(4)); }
+  std::uint64_t u64() { return integer(8); }
+  std::string_view raw(std::size_t count) {
+    if (count > bytes_.size()) {
+      ok_ = false;
+      bytes_ = {};
+      return {};
+    }
+    const std::string_view taken = bytes_.substr(0, count);
+    bytes_.remove_prefix(count);
+    return taken;
+  }
+  std::string_view text() { return raw(u32()); }
+
+  bool at_end() const { return bytes_.empty(); }
+  bool ok() const { return ok_; }
+
+ private:
+  std::uint64_t integer(std::size_t count) {
+    std::uint64_t n = 0;
+    int shift = 0;
+    for (char c : raw(count)) {
+      n |= static_cast<std::uint64_t>(static_cast<unsigned char>(c)) << shift;
+      shift += 8;
+    }
+    return n;
+  }
+
+  std::string_view bytes_;
+  bool ok_ = true;
+};
+
+inline std::string frame(std::string_view body) {
+  return Writer{}.u32(static_cast<std::uint32_t>(body.size())).raw(body).bytes();
+}
+
+/// The proof that `role` knows the key. The role keeps one side from echoing the other's proof.
+inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,
+                       std::string_view client_nonce) {
+  const std::string message = Writer{}.text(role).raw(server_nonce).raw(client_nonce).bytes();
+  return Writer{}.u64(sip_hash(key, message)).bytes();
+}
+
+/// Equality in a time that does not tell where the first difference is.
+inline bool same_tag(std::string_view a, std::string_view b) {
+  unsigned difference = a.size() == b.size() ? 0 : 1;
+  for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {
+    difference |= static_cast<unsigned char>(a[i] ^ b[i]);
+  }
+  return difference == 0;
+}
+
+}  // namespace store_protocol
+
+}  // namespace lockstep

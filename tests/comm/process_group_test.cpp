@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// From spawned ranks through the store to a communicator.
+#include "lockstep/comm/process_group.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/loopback.hpp"
+#include "lockstep/launch/spawn.hpp"
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+namespace {
+
+void sum_of_ranks(const Membership& member, Store& store) {
+  auto comm = make_shm_communicator(member, store);
+  std::vector<std::int64_t> data(3000, static_cast<std::int64_t>(member.rank.value()));
+  comm.all_reduce(data);
+  const auto world = static_cast<std::int64_t>(member.world.value());
+  for (std::int64_t x : data) check(x == world * (world - 1) / 2, "the sum is wrong");
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(comm_process_group)
+
+BOOST_AUTO_TEST_CASE(spawned_ranks_meet_in_shared_memory) {
+  for (const std::size_t world : {1, 2, 4}) {
+    BOOST_CHECK_NO_THROW(spawn(AsThreads{}, world, sum_of_ranks, 20s));
+    BOOST_CHECK_NO_THROW(spawn(AsProcesses{}, world, sum_of_ranks, 20s));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(init_process_group_joins_through_a_file) {
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("lockstep-" + std::to_string(getpid()));
+  BOOST_CHECK_NO_THROW(spawn<3>(AsProcesses{}, [&](const Membership& member, Store&) {
+    auto group = init_process_group("file://" + path, member.rank, member.world, 20s);
+    std::vector<float> data(10, 1.f);
+    group->all_reduce(data, Average{});
+    check(data[9] == 1.f && group.world_size() == WorldSize{3}, "the average is wrong");
+    group->monitored_barrier(10s);
+  }));
+  BOOST_TEST(!std::filesystem::exists(path));
+}
+
+BOOST_AUTO_TEST_CASE(a_program_for_another_world_says_so) {
+  BOOST_CHECK_EXCEPTION(
+      spawn<2>(AsThreads{}, [](const Membership& member,
+                               Store& store) { make_shm_communicator<3>(member, store); }),
+      Error, [](const Error& error) {
+        return std::string(error.what()).find("for 3 ranks and the job has 2") != std::string::npos;
+      });
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_throws_ends_the_others_and_is_named) {
+  for (int i = 0; i < 3; ++i) {
+    BOOST_CHECK_EXCEPTION(spawn<3>(AsProcesses{},
+                                   [](const Membership& member, Store& store) {
+                                     auto comm = make_shm_communicator(member, store);
+                                     if (member.rank == Rank{1})
+                                       throw std::runtime_error("out of luck");
+                                     comm.barrier();
+                                   }),
+                          Error, [](const Error& error) {
+                            return std::string(error.what()).find("out of luck") !=
+                                       std::string::npos ||
+                                   std::string(error.what()).find("rank 1") != std::string::npos;
+                          });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_helper_thread_works_while_the_rank_is_away) {
+  const auto rank_function = [](const Membership& member, Store& store) {
+    auto comm = make_shm_communicator<dynamic, HelperThread>(member, store);
+    auto data = comm.template allocate<float>(100000);
+    for (int i = 0; i < 5; ++i) {
+      std::fill(data.begin(), data.end(), 1.f);
+      auto work = comm.all_reduce_async(data);
+      const std::string key = "round " + std::to_string(i);
+      // Rank 0 does not touch the communicator until rank 1 has its result, which needs rank 0's
+      // share.
+      if (member.rank == Rank{0}) store.get(key, 20s);
+      work.wait();
+      if (member.rank == Rank{1}) store.set(key, "done");
+      check(data[99999] == 2.f, "the sum is wrong");
+      comm.barrier();
+    }
+  };
+  BOOST_CHECK_NO_THROW(spawn<2>(AsThreads{}, rank_function));
+  BOOST_CHECK_NO_THROW(spawn<2>(AsProcesses{}, rank_function));
+}
+
+BOOST_AUTO_TEST_CASE(a_world_of_one_needs_no_memory_and_no_time) {
+  LoopbackCommunicator comm;
+  std::vector<float> data{1, 2};
+  std::vector<float> out(2);
+  comm.all_reduce(data, Average{});
+  comm.all_gather(data, out);
+  BOOST_TEST((out == std::vector<float>{1, 2}));
+  comm.all_reduce(data, PreMultipliedSum<float>{0.5f});
+  BOOST_TEST((data == std::vector<float>{0.5f, 1}));
+  comm.reduce_scatter(out, data);
+  BOOST_TEST((data == out));
+  BOOST_TEST(comm.all_reduce_async(data).test());
+  BOOST_TEST(comm.allocate<double>(7).size() == 7u);
+}
+
+BOOST_AUTO_TEST_SUITE_END()

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Runs a function on several ranks, as processes or as threads, and says what became of
+/// each.
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/shm/communicator.hpp"
+
+namespace ranks {
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using Shared = ShmCommunicator<dynamic>;
+
+enum class As { processes, threads };
+
+/// What a rank ended with: nothing, or the words of its exception, or a signal.
+using Ends = std::vector<std::string>;
+
+inline void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+
+inline std::string run_rank(Rank rank, std::size_t world, const std::string& address,
+                            std::chrono::milliseconds timeout, auto& f) {
+  try {
+    Shared comm(rank, WorldSize{world}, shm::Engine::open(address), timeout);
+    f(comm);
+    return "";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+/// Ranks that do not end within the limit are killed and named.
+inline Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
+                          std::chrono::seconds limit = 60s) {
+  const shm::MemoryFile file = shm::Engine::make_file(WorldSize{world});
+  const std::string address = shm::Engine::address(file);
+  struct Child {
+    pid_t pid;
+    int words;
+  };
+  std::vector<Child> children;
+  std::fflush(nullptr);
+  for (std::size_t r = 0; r < world; ++r) {
+    int ends[2];
+    require(pipe(ends) == 0, "pipe failed");
+    const pid_t pid = fork();
+    if (pid == 0) {
+      prctl(PR_SET_PDEATHSIG, SIGKILL);
+      const std::string words = run_rank(Rank{r}, world, address, timeout, f);
+      if (!words.empty() && write(ends[1], words.data(), words.size()) < 0) _exit(2);
+      _exit(words.empty() ? 0 : 1);
+    }
+    close(ends[1]);
+    children.push_back({pid, ends[0]});
+  }
+  Ends result(world);
+  const auto deadline = std::chrono::steady_clock::now() + limit;
+  for (std::size_t r = 0; r < world; ++r) {
+    int status = 0;
+    bool hung = false;
+    while (waitpid(children[r].pid, &status, WNOHANG) == 0) {
+      if (std::chrono::steady_clock::now() > deadline && !hung) {
+        hung = true;
+        kill(children[r].pid, SIGKILL);
+      }
+      std::this_thread::sleep_for(1ms);
+    }
+    char words[4096];
+    const ssize_t n = read(children[r].words, words, sizeof(words));
+    close(children[r].words);
+    if (n > 0) result[r].assign(words, static_cast<std::size_t>(n));
+    if (hung)
+      result[r] = "hung, and was killed by the watchdog";
+    else if (WIFSIGNALED(status))
+      result[r] = "signal " + std::to_string(WTERMSIG(status));
+  }
+  return result;
+}
+
+inline Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f) {
+  const shm::MemoryFile file = shm::Engine::make_file(WorldSize{world});
+  const std::string address = shm::Engine::address(file);
+  Ends result(world);
+  std::vector<std::jthread> threads;
+  for (std::size_t r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] { result[r] = run_rank(Rank{r}, world, address, timeout, f); });
+  }
+  threads.clear();
+  return result;
+}
+
+inline Ends run(As as, std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
+  return as == As::processes ? run_processes(world, timeout, f) : run_threads(world, timeout, f);
+}
+
+}  // namespace ranks

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/environment.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <map>
+#include <string>
+
+#include "launch/watchdog.hpp"
+#include "lockstep/launch/options.hpp"
+
+using namespace lockstep;
+
+namespace {
+
+using Variables = std::map<std::string, std::string>;
+
+auto reader(Variables variables, std::optional<Endpoint> meeting = std::nullopt) {
+  return EnvironmentReader(
+      [variables = std::move(variables)](const char* name) -> const char* {
+        const auto found = variables.find(name);
+        return found == variables.end() ? nullptr : found->second.c_str();
+      },
+      std::move(meeting));
+}
+
+Placement place(Variables variables) { return reader(std::move(variables)).placement().value(); }
+
+std::string text(const Placement& p) {
+  return std::to_string(p.rank.value()) + "/" + std::to_string(p.world.value()) + " local " +
+         std::to_string(p.local_rank) + "/" + std::to_string(p.local_world) + " at " + p.host;
+}
+
+Variables with(Variables base, const Variables& more) {
+  for (const auto& [name, value] : more) base[name] = value;
+  return base;
+}
+
+const Variables by_hand{
+    {"RANK", "1"}, {"WORLD_SIZE", "4"}, {"MASTER_ADDR", "node0"}, {"MASTER_PORT", "29500"}};
+const Variables torchrun = with(by_hand, {{"LOCAL_RANK", "1"},
+                                          {"LOCAL_WORLD_SIZE", "2"},
+                                          {"TORCHELASTIC_RUN_ID", "run"},
+                                          {"TORCHELASTIC_USE_AGENT_STORE", "True"}});
+const Variables open_mpi{{"OMPI_COMM_WORLD_RANK", "2"},
+                         {"OMPI_COMM_WORLD_SIZE", "3"},
+                         {"OMPI_COMM_WORLD_LOCAL_RANK", "2"},
+                         {"OMPI_COMM_WORLD_LOCAL_SIZE", "3"},
+                         {"PMIX_NAMESPACE", "prterun-host-123@1"}};
+const Variables slurm{{"SLURM_PROCID", "5"},
+                      {"SLURM_NTASKS", "7"},
+                      {"SLURM_LOCALID", "1"},
+                      {"SLURM_NODEID", "2"},
+                      {"SLURM_STEP_TASKS_PER_NODE", "2(x3),1"},
+                      {"SLURM_JOB_ID", "77"},
+                      {"SLURM_STEP_ID", "0"},
+                      {"SLURM_STEP_NODELIST", "gpu[07-09,12]"}};
+
+LaunchOptions options(std::vector<std::string> arguments) {
+  arguments.insert(arguments.begin(), "trainer");
+  std::vector<char*> argv;
+  for (std::string& argument : arguments) argv.push_back(argument.data());
+  return parse_options(static_cast<int>(argv.size()), argv.data());
+}
+
+}  // namespace
+
+BOOST_FIXTURE_TEST_SUITE(environment, Watchdog)
+
+BOOST_AUTO_TEST_CASE(without_variables_there_is_no_place) {
+  BOOST_TEST(!reader({}).placement().has_value());
+  BOOST_TEST(!reader({{"MASTER_ADDR", "x"}}).placement().has_value());
+  // A batch script, not a task that srun has started.
+  BOOST_TEST(!reader({{"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "8"}}).placement().has_value());
+}
+
+BOOST_AUTO_TEST_CASE(locksteps_own_variables_come_first) {
+  const Placement p = place(with(torchrun, {{"LOCKSTEP_RANK", "3"},
+                                            {"LOCKSTEP_WORLD_SIZE", "8"},
+                                            {"LOCKSTEP_LOCAL_RANK", "1"},
+                                            {"LOCKSTEP_LOCAL_WORLD_SIZE", "2"},
+                                            {"LOCKSTEP_STORE", "[::1]:1234"},
+                                            {"LOCKSTEP_JOB", "abc"},
+                                            {"LOCKSTEP_SECRET_FD", "9"}}));
+  BOOST_TEST(text(p) == "3/8 local 1/2 at ::1");
+  BOOST_TEST(p.ports.at(0) == 1234);
+  BOOST_TEST(p.hosted);
+  BOOST_TEST(p.job == "abc");
+  BOOST_TEST(p.secret_fd == 9);
+}
+
+BOOST_AUTO_TEST_CASE(variables_set_by_hand_mean_what_they_mean_to_pytorch) {
+  const Placement p = place(by_hand);
+  BOOST_TEST(text(p) == "1/4 local 0/0 at node0");
+  BOOST_TEST((p.ports == std::vector<std::uint16_t>{29500}));
+  BOOST_TEST(place(with(by_hand, {{"MASTER_ADDR", "localhost"}})).host == "127.0.0.1");
+  // Another secret is another job.
+  BOOST_TEST(p.secret != place(with(by_hand, {{"LOCKSTEP_SECRET", "s"}})).secret);
+  BOOST_TEST(p.secret == place(with(by_hand, {{"RANK", "0"}})).secret);
+}
+
+BOOST_AUTO_TEST_CASE(under_torchrun_the_agents_port_is_left_alone) {
+  const Placement p = place(torchrun);
+  BOOST_TEST(text(p) == "1/4 local 1/2 at node0");
+  BOOST_TEST(p.ports.size() == 8u);
+  for (std::uint16_t port : p.ports) BOOST_TEST((port >= 20000 && port < 32000));
+  BOOST_TEST((place(with(torchrun, {{"RANK", "0"}, {"LOCAL_RANK", "0"}})).ports == p.ports));
+  BOOST_TEST((place(with(torchrun, {{"MASTER_PORT", "1"}})).ports != p.ports));
+  BOOST_TEST(place(with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).secret != p.secret);
+  BOOST_TEST(place(with(torchrun, {{"LOCAL_WORLD_SIZE", "4"}})).host == "127.0.0.1");
+  const Placement own = place(with(torchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}));
+  BOOST_TEST((own.ports == std::vector<std::uint16_t>{29500}));
+}
+
+BOOST_AUTO_TEST_CASE(open_mpis_variables_are_read) {
+  BOOST_TEST(text(place(open_mpi)) == "2/3 local 2/3 at 127.0.0.1");
+  BOOST_TEST(place(open_mpi).ports.size() == 8u);
+  const Variables far =
+      with(open_mpi, {{"OMPI_COMM_WORLD_LOCAL_RANK", "0"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "1"}});
+  expect_error([&] { place(far); }, "several hosts", "MASTER_ADDR", "--rendezvous");
+  const Variables told = with(far, {{"MASTER_ADDR", "n0"}, {"MASTER_PORT", "5000"}});
+  BOOST_TEST(text(place(told)) == "2/3 local 0/1 at n0");
+  BOOST_TEST((place(told).ports == std::vector<std::uint16_t>{5000}));
+  const auto met = reader(far, Endpoint{"n7", 5001}).placement();
+  BOOST_TEST_REQUIRE(met.has_value());
+  BOOST_TEST(met->host == "n7");
+}
+
+BOOST_AUTO_TEST_CASE(slurms_variables_are_read) {
+  BOOST_TEST(text(place(slurm)) == "5/7 local 1/2 at gpu07");
+  BOOST_TEST(place(slurm).ports.size() == 8u);
+  BOOST_TEST(place(with(slurm, {{"SLURM_STEP_ID", "1"}})).secret != place(slurm).secret);
+  BOOST_TEST(text(place({{"SLURM_PROCID", "1"},
+                         {"SLURM_NTASKS", "2"},
+                         {"SLURM_LOCALID", "1"},
+                         {"SLURM_NTASKS_PER_NODE", "2"},
+                         {"SLURM_STEP_ID", "0"}})) == "1/2 local 1/2 at 127.0.0.1");
+}
+
+BOOST_AUTO_TEST_CASE(slurms_lists_are_understood) {
+  BOOST_TEST(first_slurm_host("node1") == "node1");
+  BOOST_TEST(first_slurm_host("node1,node2") == "node1");
+  BOOST_TEST(first_slurm_host("node[01-03,07],login") == "node01");
+  BOOST_TEST(first_slurm_host("n[5,7]") == "n5");
+  BOOST_TEST(first_slurm_host("rack[1-2]n[3-4]-ib,x") == "rack1n3-ib");
+  BOOST_TEST(first_slurm_host("") == "");
+  BOOST_TEST(slurm_tasks_on("V", "4", 0) == 4u);
+  BOOST_TEST(slurm_tasks_on("V", "2(x3),1", 2) == 2u);
+  BOOST_TEST(slurm_tasks_on("V", "2(x3),1", 3) == 1u);
+  expect_error([] { slurm_tasks_on("V", "2(x3),1", 4); }, "V is '2(x3),1'", "no node 4");
+}
+
+BOOST_AUTO_TEST_CASE(bad_values_are_named) {
+  expect_error([] { place({{"RANK", "0"}}); }, "RANK is set and WORLD_SIZE is not");
+  expect_error([] { place({{"WORLD_SIZE", "2"}}); }, "WORLD_SIZE is set and RANK is not");
+  expect_error([] { place({{"RANK", "0"}, {"WORLD_SIZE", "2"}}); }, "MASTER_ADDR is not");
+  expect_error([] { place(with(by_hand, {{"RANK", "one"}})); }, "RANK is 'one'", "number");
+  expect_error([] { place(with(by_hand, {{"RANK", "-1"}})); }, "RANK is '-1'");
+  expect_error([] { place(with(by_hand, {{"RANK", ""}})); }, "RANK is ''");
+  expect_error([] { place(with(by_hand, {{"RANK", "4"}})); }, "rank 4 of a world of 4");
+  expect_error([] { place(with(by_hand, {{"WORLD_SIZE", "0"}})); }, "zero ranks");
+  expect_error([] { place(with(by_hand, {{"MASTER_PORT", "70000"}})); }, "MASTER_PORT", "65535");
+  expect_error([] { place(with(torchrun, {{"LOCAL_RANK", "2"}})); }, "local rank 2 of 2");
+  expect_error([] { place(with(by_hand, {{"LOCAL_RANK", "x"}})); }, "LOCAL_RANK is 'x'");
+  expect_error([] { place({{"OMPI_COMM_WORLD_RANK", "0"}}); }, "OMPI_COMM_WORLD_SIZE is not");
+  expect_error([] { place({{"LOCKSTEP_RANK", "0"}}); }, "LOCKSTEP_WORLD_SIZE is not");
+  expect_error([] { place({{"SLURM_PROCID", "0"}, {"SLURM_STEP_ID", "0"}}); }, "SLURM_NTASKS");
+  expect_error([] { reader({{"LOCKSTEP_TIMEOUT", "soon"}}).timeout(); }, "LOCKSTEP_TIMEOUT");
+  BOOST_TEST((reader({{"LOCKSTEP_TIMEOUT", "1.5"}}).timeout() == std::chrono::milliseconds(1500)));
+}
+
+BOOST_AUTO_TEST_CASE(the_launchers_options_are_taken_and_the_programs_left) {
+  const LaunchOptions o =
+      options({"--ranks", "4", "--epochs=3", "--timeout=2.5", "x", "--", "--ranks", "9"});
+  BOOST_TEST((o.ranks == 4u));
+  BOOST_TEST((o.timeout == std::chrono::milliseconds(2500)));
+  BOOST_TEST(
+      (o.rest == std::vector<std::string>{"trainer", "--epochs=3", "x", "--", "--ranks", "9"}));
+  BOOST_TEST(!options({}).ranks.has_value());
+  const LaunchOptions n =
+      options({"--ranks=2", "--nodes=3", "--node-rank=1", "--rendezvous", "[::1]:99"});
+  BOOST_TEST((n.nodes == 3 && n.node_rank == 1 && n.rendezvous->host == "::1"));
+  BOOST_TEST(n.rendezvous->port == 99);
+}
+
+BOOST_AUTO_TEST_CASE(options_that_make_no_sense_are_errors) {
+  expect_error([] { options({"--ranks", "0"}); }, "--ranks is 0");
+  expect_error([] { options({"--ranks", "x"}); }, "--ranks is 'x'");
+  expect_error([] { options({"--ranks", "-2"}); }, "--ranks is '-2'");
+  expect_error([] { options({"--ranks"}); }, "--ranks has no value");
+  expect_error([] { options({"--nodes", "2"}); }, "--ranks");
+  expect_error([] { options({"--ranks=1", "--nodes=2", "--node-rank=0"}); }, "--rendezvous");
+  expect_error([] { options({"--ranks=1", "--nodes=2", "--node-rank=2"}); }, "--node-rank is 2");
+  expect_error([] { options({"--rendezvous", "host"}); }, "host:port");
+  expect_error([] { options({"--timeout", "0"}); }, "--timeout", "above 0");
+}
+
+BOOST_AUTO_TEST_SUITE_END()

@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0
+// Strangers, scanners and broken clients against a live store, while a real client goes on.
+#include "lockstep/launch/store_server.hpp"
+
+#include <atomic>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "launch/watchdog.hpp"
+#include "lockstep/launch/store_client.hpp"
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+namespace {
+
+const std::string secret = "sesame";
+
+/// A store, and a client that uses it all the time; it must come through unharmed.
+struct Besieged : Watchdog {
+  StoreServer server{secret};
+  Store store{"127.0.0.1", server.port(), secret, 5000ms};
+  std::atomic<std::int64_t> count = 0;
+  std::string complaint;
+  std::jthread client{[this](const std::stop_token& stop) {
+    complaint = error_of([&] {
+      while (!stop.stop_requested()) count += store.add("steady", 1) == count + 1 ? 1 : 1'000'000;
+    });
+  }};
+
+  ~Besieged() {
+    const std::int64_t before = count;
+    const Deadline patience = Deadline::after(5000ms);
+    while (count < before + 5 && !patience.passed()) std::this_thread::sleep_for(1ms);
+    BOOST_TEST(count >= before + 5);
+    client.request_stop();
+    client.join();
+    BOOST_TEST(complaint == "");
+    BOOST_TEST(store.add("steady", 0) == count);
+  }
+
+  Descriptor connect() const {
+    std::string why;
+    Descriptor socket = try_connect("127.0.0.1", server.port(), Deadline::after(2000ms), why);
+    BOOST_TEST_REQUIRE(static_cast<bool>(socket), why);
+    return socket;
+  }
+
+  /// A connection past the handshake, to be misused.
+  Descriptor trusted() const {
+    std::string why;
+    return connect_to_store("127.0.0.1", server.port(), derive_key(secret), Deadline::after(2000ms),
+                            why);
+  }
+
+  static void send(const Descriptor& socket, std::string_view bytes) {
+    write_exact(socket.get(), bytes.data(), bytes.size(), Deadline::after(2000ms));
+  }
+
+  /// Whether the server closes the connection within a time. What it says before does not matter.
+  static bool is_dropped(const Descriptor& socket, std::chrono::milliseconds limit) {
+    char byte = 0;
+    Transfer done = Transfer::complete;
+    while (done == Transfer::complete) {
+      done = read_exact(socket.get(), &byte, 1, Deadline::after(limit));
+    }
+    return done == Transfer::closed;
+  }
+
+  std::size_t another_reads() const {
+    return Store("127.0.0.1", server.port(), secret, 5000ms).get("large").size();
+  }
+
+  static void reset(Descriptor socket) {
+    const linger at_once{1, 0};
+    ::setsockopt(socket.get(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  }
+};
+
+}  // namespace
+
+BOOST_FIXTURE_TEST_SUITE(store_server, Besieged)
+
+BOOST_AUTO_TEST_CASE(an_http_request_is_turned_away) {
+  const Descriptor browser = connect();
+  send(browser, "GET / HTTP/1.1\r\nHost: localhost\r\nAccept: */*\r\n\r\n");
+  BOOST_TEST(is_dropped(browser, 1000ms));
+}
+
+BOOST_AUTO_TEST_CASE(garbage_is_turned_away) {
+  std::mt19937 random(7);
+  for (int i = 0; i < 50; ++i) {
+    const Descriptor stranger = connect();
+    std::string garbage(24 + random() % 5000, '\0');
+    for (char& c : garbage) c = static_cast<char>(random());
+    send(stranger, garbage);
+    BOOST_TEST(is_dropped(stranger, 1000ms));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(who_says_nothing_or_too_little_is_dropped_in_two_seconds) {
+  const Descriptor silent = connect();
+  const Descriptor slow = connect();
+  send(slow, "12345");
+  const auto begin = std::chrono::steady_clock::now();
+  BOOST_TEST(is_dropped(silent, 4000ms));
+  BOOST_TEST(is_dropped(slow, 4000ms));
+  BOOST_TEST((std::chrono::steady_clock::now() - begin > 1500ms));
+}
+
+BOOST_AUTO_TEST_CASE(a_wrong_secret_is_refused_and_named) {
+  expect_error([&] { Store("127.0.0.1", server.port(), "guess", 300ms); }, "another secret",
+               "127.0.0.1:" + std::to_string(server.port()), "0.3 s");
+}
+
+BOOST_AUTO_TEST_CASE(a_server_without_the_secret_is_noticed_by_the_client) {
+  StoreServer impostor("something else");
+  const std::uint16_t ports[] = {impostor.port(), server.port()};
+  Store client("127.0.0.1", ports, secret, 5000ms);
+  BOOST_TEST(client.port() == server.port());
+}
+
+BOOST_AUTO_TEST_CASE(scanners_come_and_go) {
+  for (int i = 0; i < 300; ++i) {
+    if (i % 2 == 0) {
+      connect();
+    } else {
+      reset(connect());
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(idle_strangers_do_not_lock_clients_out) {
+  std::vector<Descriptor> crowd;
+  for (std::size_t i = 0; i < StoreServer::max_strangers + 30; ++i) crowd.push_back(connect());
+  Store client("127.0.0.1", server.port(), secret, 5000ms);
+  BOOST_TEST(client.add("welcome", 1) == 1);
+}
+
+BOOST_AUTO_TEST_CASE(an_over_long_frame_ends_the_connection) {
+  const Descriptor liar = trusted();
+  send(liar, store_protocol::Writer{}.u32(0xffffffffu).bytes());
+  BOOST_TEST(is_dropped(liar, 1000ms));
+}
+
+BOOST_AUTO_TEST_CASE(requests_that_make_no_sense_end_the_connection) {
+  std::mt19937 random(11);
+  for (int i = 0; i < 200; ++i) {
+    const Descriptor confused = trusted();
+    std::string body(random() % 40, '\0');
+    for (char& c : body) c = static_cast<char>(random() % 8);
+    if (!body.empty()) body[0] = static_cast<char>(random() % 9);
+    send(confused, store_protocol::frame(body));
+  }
+  const Descriptor empty = trusted();
+  send(empty, store_protocol::frame(""));
+  BOOST_TEST(is_dropped(empty, 1000ms));
+}
+
+BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
+  for (int i = 0; i < 50; ++i) {
+    Descriptor dying = trusted();
+    const std::string request = store_protocol::frame(
+        store_protocol::Writer{}.byte(1).text("key").text(std::string(100000, 'x')).bytes());
+    send(dying, std::string_view(request).substr(0, static_cast<std::size_t>(i) * 1999));
+    if (i % 2 == 0) reset(std::move(dying));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
+  const auto arrive = [](std::uint32_t rank) {
+    return store_protocol::frame(
+        store_protocol::Writer{}.byte(7).text("b").u32(rank).u32(3).u64(60000).bytes());
+  };
+  Descriptor dying = trusted();
+  send(dying, arrive(1));
+  std::this_thread::sleep_for(100ms);
+  dying.close();
+  expect_error([&] { store.barrier("b", Rank{0}, WorldSize{3}, 300ms); }, "ranks 1, 2 did not");
+}
+
+BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
+  store.set("large", std::string(4_MiB, 'x'));
+  const Descriptor deaf = trusted();
+  const std::string get =
+      store_protocol::frame(store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
+  for (int i = 0; i < 200; ++i) send(deaf, get);
+  BOOST_TEST((another_reads() == 4_MiB));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
