@@ -23,9 +23,11 @@ auto reader(Variables variables, std::optional<Endpoint> meeting = std::nullopt)
       std::move(meeting));
 }
 
-Placement place(Variables variables) { return reader(std::move(variables)).placement().value(); }
+RankPlacement place(Variables variables) {
+  return reader(std::move(variables)).placement().value();
+}
 
-std::string text(const Placement& p) {
+std::string text(const RankPlacement& p) {
   return std::to_string(p.rank.value()) + "/" + std::to_string(p.world.value()) + " local " +
          std::to_string(p.local_rank) + "/" + std::to_string(p.local_world) + " at " + p.host;
 }
@@ -74,13 +76,13 @@ BOOST_AUTO_TEST_CASE(without_variables_there_is_no_place) {
 }
 
 BOOST_AUTO_TEST_CASE(locksteps_own_variables_come_first) {
-  const Placement p = place(with(torchrun, {{"LOCKSTEP_RANK", "3"},
-                                            {"LOCKSTEP_WORLD_SIZE", "8"},
-                                            {"LOCKSTEP_LOCAL_RANK", "1"},
-                                            {"LOCKSTEP_LOCAL_WORLD_SIZE", "2"},
-                                            {"LOCKSTEP_STORE", "[::1]:1234"},
-                                            {"LOCKSTEP_JOB", "abc"},
-                                            {"LOCKSTEP_SECRET_FD", "9"}}));
+  const RankPlacement p = place(with(torchrun, {{"LOCKSTEP_RANK", "3"},
+                                                {"LOCKSTEP_WORLD_SIZE", "8"},
+                                                {"LOCKSTEP_LOCAL_RANK", "1"},
+                                                {"LOCKSTEP_LOCAL_WORLD_SIZE", "2"},
+                                                {"LOCKSTEP_STORE", "[::1]:1234"},
+                                                {"LOCKSTEP_JOB", "abc"},
+                                                {"LOCKSTEP_SECRET_FD", "9"}}));
   BOOST_TEST(text(p) == "3/8 local 1/2 at ::1");
   BOOST_TEST(p.ports.at(0) == 1234);
   BOOST_TEST(p.hosted);
@@ -89,7 +91,7 @@ BOOST_AUTO_TEST_CASE(locksteps_own_variables_come_first) {
 }
 
 BOOST_AUTO_TEST_CASE(variables_set_by_hand_mean_what_they_mean_to_pytorch) {
-  const Placement p = place(by_hand);
+  const RankPlacement p = place(by_hand);
   BOOST_TEST(text(p) == "1/4 local 0/0 at node0");
   BOOST_TEST((p.ports == std::vector<std::uint16_t>{29500}));
   BOOST_TEST(place(with(by_hand, {{"MASTER_ADDR", "localhost"}})).host == "127.0.0.1");
@@ -99,7 +101,7 @@ BOOST_AUTO_TEST_CASE(variables_set_by_hand_mean_what_they_mean_to_pytorch) {
 }
 
 BOOST_AUTO_TEST_CASE(under_torchrun_the_agents_port_is_left_alone) {
-  const Placement p = place(torchrun);
+  const RankPlacement p = place(torchrun);
   BOOST_TEST(text(p) == "1/4 local 1/2 at node0");
   BOOST_TEST(p.ports.size() == 8u);
   for (std::uint16_t port : p.ports) BOOST_TEST((port >= 20000 && port < 32000));
@@ -107,7 +109,7 @@ BOOST_AUTO_TEST_CASE(under_torchrun_the_agents_port_is_left_alone) {
   BOOST_TEST((place(with(torchrun, {{"MASTER_PORT", "1"}})).ports != p.ports));
   BOOST_TEST(place(with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "1"}})).secret != p.secret);
   BOOST_TEST(place(with(torchrun, {{"LOCAL_WORLD_SIZE", "4"}})).host == "127.0.0.1");
-  const Placement own = place(with(torchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}));
+  const RankPlacement own = place(with(torchrun, {{"TORCHELASTIC_USE_AGENT_STORE", "False"}}));
   BOOST_TEST((own.ports == std::vector<std::uint16_t>{29500}));
 }
 

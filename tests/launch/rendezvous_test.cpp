@@ -139,7 +139,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_do_not_come_are_named) {
 }
 
 BOOST_AUTO_TEST_CASE(two_processes_with_one_number_and_worlds_that_differ_are_errors) {
-  Placement place;
+  RankPlacement place;
   StoreServer server("s");
   place.launcher = "the test";
   place.world = WorldSize{1};
@@ -160,7 +160,7 @@ BOOST_AUTO_TEST_CASE(a_port_in_use_is_an_error_and_derived_ports_are_passed_over
   expect_error([&] { join(method, Rank{0}, WorldSize{1}, 1000ms); }, "rank 0", "in use");
   const std::uint16_t free = free_port();
   const auto statuses = processes(4, [&](Rank rank) {
-    Placement place;
+    RankPlacement place;
     place.launcher = "the test";
     place.rank = rank;
     place.world = WorldSize{4};

@@ -34,8 +34,8 @@ class EnvironmentReader {
       : lookup_(std::move(lookup)), meeting_(std::move(meeting)) {}
 
   /// This process's place, or nothing where no launcher has set any.
-  std::optional<Placement> placement() const {
-    std::optional<Placement> place;
+  std::optional<RankPlacement> placement() const {
+    std::optional<RankPlacement> place;
     if (lookup_("LOCKSTEP_RANK") != nullptr) {
       place = from_lockstep();
     } else if (lookup_("RANK") != nullptr || lookup_("WORLD_SIZE") != nullptr) {
@@ -51,8 +51,8 @@ class EnvironmentReader {
   }
 
   /// `env://` for a rank that is known already: only where to meet is read.
-  Placement meeting_place(Rank rank, WorldSize world) const {
-    Placement place;
+  RankPlacement meeting_place(Rank rank, WorldSize world) const {
+    RankPlacement place;
     place.launcher = "the program";
     place.rank = rank;
     place.world = world;
@@ -91,8 +91,8 @@ class EnvironmentReader {
     return text == nullptr ? otherwise : parse_number(name, text);
   }
 
-  Placement from_lockstep() const {
-    Placement place;
+  RankPlacement from_lockstep() const {
+    RankPlacement place;
     place.launcher = "lockstep's launcher";
     place.rank = Rank{number("LOCKSTEP_RANK", "LOCKSTEP_RANK")};
     place.world = WorldSize{number("LOCKSTEP_WORLD_SIZE", "LOCKSTEP_RANK")};
@@ -112,8 +112,8 @@ class EnvironmentReader {
     return place;
   }
 
-  Placement from_env() const {
-    Placement place;
+  RankPlacement from_env() const {
+    RankPlacement place;
     place.rank = Rank{number("RANK", "WORLD_SIZE")};
     place.world = WorldSize{number("WORLD_SIZE", "RANK")};
     const char* local_world = lookup_("LOCAL_WORLD_SIZE");
@@ -138,8 +138,8 @@ class EnvironmentReader {
     return place;
   }
 
-  Placement from_open_mpi() const {
-    Placement place;
+  RankPlacement from_open_mpi() const {
+    RankPlacement place;
     place.launcher = "mpirun";
     place.rank = Rank{number("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK")};
     place.world = WorldSize{number("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")};
@@ -151,8 +151,8 @@ class EnvironmentReader {
     return place;
   }
 
-  Placement from_slurm() const {
-    Placement place;
+  RankPlacement from_slurm() const {
+    RankPlacement place;
     place.launcher = "Slurm";
     place.rank = Rank{number("SLURM_PROCID", "SLURM_STEP_ID")};
     const char* world = lookup_("SLURM_STEP_NUM_TASKS");
@@ -178,7 +178,7 @@ class EnvironmentReader {
 
   /// At the meeting place the user gave, or at MASTER_ADDR:MASTER_PORT, both of which must be
   /// there.
-  void place_at_master(Placement& place, std::string_view id) const {
+  void place_at_master(RankPlacement& place, std::string_view id) const {
     Endpoint store;
     if (meeting_) {
       store = *meeting_;
@@ -194,7 +194,8 @@ class EnvironmentReader {
 
   /// For launchers that name a job but no port: MASTER_ADDR and MASTER_PORT where the user has set
   /// them; else loopback if all ranks are on this host, and `first_host` if they are not.
-  void place_at_job(Placement& place, const std::string& id, const std::string& first_host) const {
+  void place_at_job(RankPlacement& place, const std::string& id,
+                    const std::string& first_host) const {
     if (meeting_ || lookup_("MASTER_ADDR") != nullptr || lookup_("MASTER_PORT") != nullptr) {
       place_at_master(place, id);
       return;

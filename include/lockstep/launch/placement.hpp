@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-struct Placement {
+struct RankPlacement {
   /// Who says so, for messages: "torchrun", "Slurm".
   std::string launcher;
   Rank rank;
@@ -36,7 +36,7 @@ struct Placement {
 };
 
 /// What does not fit together is found before anybody waits for anybody.
-inline void check_placement(const Placement& place) {
+inline void check_placement(const RankPlacement& place) {
   const std::string rank = std::to_string(place.rank.value());
   const std::string world = std::to_string(place.world.value());
   if (place.world.value() == 0) {

@@ -79,7 +79,7 @@ inline const std::string& inherited_secret(int fd) {
 
 /// Where rank 0 listens: on loopback, unless the others were told to look elsewhere. Then on every
 /// interface, because the name by which they know this host may lead anywhere on this host.
-inline std::unique_ptr<StoreServer> open_store(const Placement& place) {
+inline std::unique_ptr<StoreServer> open_store(const RankPlacement& place) {
   const std::string host = is_loopback(place.host) ? place.host : "";
   int error = 0;
   for (std::uint16_t port : place.ports) {
@@ -134,7 +134,7 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
 
 /// Joins the job at a place.
 /// Ranks: all must call. Host: blocks until all have come. Stream: none.
-inline Session join(Placement place, std::chrono::milliseconds timeout = default_timeout) {
+inline Session join(RankPlacement place, std::chrono::milliseconds timeout = default_timeout) {
   check_placement(place);
   if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
   std::unique_ptr<StoreServer> server;
@@ -158,7 +158,7 @@ inline Session join(Placement place, std::chrono::milliseconds timeout = default
 
 /// A world of one: a rank with a store that nobody else will use.
 inline Session join_alone(std::chrono::milliseconds timeout = default_timeout) {
-  Placement place;
+  RankPlacement place;
   place.launcher = "the program";
   place.world = WorldSize{1};
   place.local_world = 1;
@@ -171,7 +171,7 @@ inline Session join_alone(std::chrono::milliseconds timeout = default_timeout) {
 inline Session join_by_file(std::string_view text, Rank rank, WorldSize world,
                             std::chrono::milliseconds timeout) {
   const auto [path, host] = RendezvousFile::parse(text);
-  Placement place;
+  RankPlacement place;
   place.launcher = "the program";
   place.rank = rank;
   place.world = world;
@@ -204,7 +204,7 @@ inline Session join(std::string_view init_method, Rank rank, WorldSize world,
   }
   if (init_method.starts_with("tcp://")) {
     const Endpoint store = parse_endpoint("the init method", init_method.substr(6));
-    Placement place;
+    RankPlacement place;
     place.launcher = "the program";
     place.rank = rank;
     place.world = world;
