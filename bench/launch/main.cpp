@@ -71,7 +71,8 @@ int main(int argc, char** argv) {
   std::vector<double> peer;
   for (int i = 0; i < 5; ++i) {  // by turns, so that noise hits both
     for (int k = 0; k < 4; ++k) {
-      if (const auto t = time_to_mark(std::string(argv[0]) + " --ranks 2 be-a-rank")) own.push_back(*t);
+      if (const auto t = time_to_mark(std::string(argv[0]) + " --ranks 2 be-a-rank"))
+        own.push_back(*t);
     }
     if (torch == nullptr) continue;
     const auto t = time_to_mark("timeout 60 " + std::string(torch) +
