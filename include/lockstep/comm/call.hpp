@@ -3,7 +3,6 @@
 /// @file What a rank says about the collective it is in, so that ranks can notice when they
 /// disagree.
 
-#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstdint>
@@ -48,7 +47,7 @@ struct Call {
   friend bool operator==(const Call&, const Call&) = default;
 
   constexpr Call& with(std::string_view name) {
-    std::copy_n(name.data(), std::min(name.size(), operation.size() - 1), operation.data());
+    name.copy(operation.data(), operation.size() - 1);
     return *this;
   }
 

@@ -30,7 +30,7 @@ class Turn<true> {
 class Helper {
  public:
   explicit Helper(Engine& engine)
-      : thread_([&engine](std::stop_token stop) { run(engine, stop); }) {}
+      : thread_([&engine](const std::stop_token& stop) { run(engine, stop); }) {}
 
  private:
   static void run(Engine& engine, const std::stop_token& stop) {
