@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes wrong is noticed by all ranks, named, in time, and before any buffer is written.
+#include <sched.h>
+#include <sys/mount.h>
+
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstdlib>
@@ -214,6 +217,32 @@ BOOST_AUTO_TEST_CASE(after_all_ranks_are_killed_nothing_is_left_and_the_next_run
 BOOST_AUTO_TEST_CASE(too_little_memory_is_an_error_with_the_size_that_is_needed) {
   const Ends ends = run(As::processes, 2, [](Shared& comm) { comm.allocate<float>(1ull << 44); });
   expect_words(ends, nobody, {"MiB more are needed"});
+}
+
+BOOST_AUTO_TEST_CASE(a_tiny_dev_shm_does_not_matter) {
+  const pid_t child = fork();
+  if (child == 0) {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (unshare(CLONE_NEWNS) != 0 ||
+        mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+        mount("tmpfs", "/dev/shm", "tmpfs", 0, "size=1m") != 0) {
+      _exit(77);
+    }
+    const Ends ends = run_processes(2, 20s, [](Shared& comm) {
+      auto arena = comm.allocate<float>(8_MiB / sizeof(float));
+      std::fill(arena.begin(), arena.end(), 1.f);
+      comm.all_reduce(arena);
+      require(arena.back() == 2.f, "the sum is wrong");
+    });
+    _exit(ends[0].empty() && ends[1].empty() ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
+    BOOST_TEST_MESSAGE("skipped: no mount namespace can be made here");
+    return;
+  }
+  BOOST_TEST(status == 0);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
