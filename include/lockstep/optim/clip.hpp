@@ -2,12 +2,17 @@
 #pragma once
 /// @file The clip axis: the largest global gradient norm a step may take.
 
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cuda/std/bit>
 #include <limits>
+#include <span>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
+#include "lockstep/core/element.hpp"
 
 namespace lockstep {
 
@@ -27,5 +32,30 @@ struct Clip : ValuePolicy<axes::Clip> {
     hash.text(axes::Clip::name).number(cuda::std::bit_cast<std::uint64_t>(Norm));
   }
 };
+
+/// The sum of squares, in double: blocks are summed in the elements' own arithmetic, which keeps
+/// the loop wide, and are short enough not to lose digits.
+template <Element T>
+double sum_of_squares(std::span<const T> values) {
+  constexpr std::size_t block = 64;
+  constexpr std::size_t lanes = 8;
+  double sum = 0;
+  for (std::size_t begin = 0; begin < values.size(); begin += block) {
+    Accumulator<T> lane[lanes] = {};
+    const std::size_t end = std::min(values.size(), begin + block);
+    for (std::size_t i = begin; i < end; ++i) {
+      const auto value = static_cast<Accumulator<T>>(values[i]);
+      lane[(i - begin) % lanes] += value * value;
+    }
+    for (const auto part : lane) sum += static_cast<double>(part);
+  }
+  return sum;
+}
+
+/// What gradients are multiplied with so that a norm is at most `max_norm`: PyTorch's
+/// `clip_grad_norm_`, with its guard against a norm of zero.
+inline double clip_factor(double norm, double max_norm) {
+  return std::min(1.0, max_norm / (norm + 1e-6));
+}
 
 }  // namespace lockstep

@@ -2,6 +2,9 @@
 #pragma once
 /// @file The optimizer axis: how a reduced gradient changes a parameter.
 
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
@@ -14,17 +17,22 @@ struct Optimizer {
 };
 }  // namespace axes
 
-struct SGD : Choice<axes::Optimizer> {
-  static constexpr std::string_view name = "SGD";
-};
-
-struct Adam : Choice<axes::Optimizer> {
-  static constexpr std::string_view name = "Adam";
-};
-
-struct AdamW : Choice<axes::Optimizer> {
-  static constexpr std::string_view name = "AdamW";
-};
+/// A choice of this axis is a rule: how many numbers it keeps per element (`states`), its `Options`,
+/// which are values and have a learning rate `lr`, and `at<A>(options, lr, step)`, the constants of
+/// one step, counted from 1, as a function of one element in arithmetic of type A:
+///
+///     update(parameter, gradient, state)   // A&, A, A[states]
+///
+/// An element's update depends on nothing else, so any backend may run it wherever it has the
+/// gradient at hand: in a loop, in a kernel, or in the pass that reduces the bucket.
+template <class R>
+concept UpdateRule =
+    std::default_initializable<typename R::Options> &&
+    requires(const typename R::Options& options, float& parameter, float gradient, float* state) {
+      { R::states } -> std::convertible_to<std::size_t>;
+      { options.lr } -> std::convertible_to<double>;
+      R::template at<float>(options, 0.1, std::uint64_t{1})(parameter, gradient, state);
+    };
 
 template <class Rule>
 struct Optimizer : ChoicePolicy<axes::Optimizer, Rule> {};

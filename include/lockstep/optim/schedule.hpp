@@ -2,9 +2,15 @@
 #pragma once
 /// @file The schedule axis: how the learning rate changes from step to step.
 
+#include <algorithm>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <numbers>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
+#include "lockstep/core/error.hpp"
 
 namespace lockstep {
 
@@ -14,19 +20,66 @@ struct Schedule {
 };
 }  // namespace axes
 
+/// Where a job is: updates made so far, and the epoch it is in, both from 0.
+struct SchedulePoint {
+  std::uint64_t step = 0;
+  std::uint64_t epoch = 0;
+};
+
+/// A choice of this axis is a curve: `Options`, which are values, and the factor by which the
+/// optimizer's learning rate is multiplied at a point.
+template <class C>
+concept LearningCurve = std::default_initializable<typename C::Options> &&
+                        requires(const typename C::Options& options, SchedulePoint point) {
+                          { C::factor(options, point) } -> std::same_as<double>;
+                        };
+
 struct Constant : Choice<axes::Schedule> {
   static constexpr std::string_view name = "Constant";
+  struct Options {};
+  static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
-/// Multiplied by a factor every so many epochs.
-struct StepDecay : PlannedChoice<axes::Schedule> {
+/// Multiplied by a factor every so many epochs: PyTorch's StepLR.
+struct StepDecay : Choice<axes::Schedule> {
   static constexpr std::string_view name = "StepDecay";
+  struct Options {
+    std::uint64_t epochs = 30;
+    double factor = 0.1;
+  };
+  static double factor(const Options& options, SchedulePoint point) {
+    if (options.epochs == 0)
+      throw Error("Schedule<StepDecay>", "the rate would change every 0 epochs", "give epochs");
+    return std::pow(options.factor, static_cast<double>(point.epoch / options.epochs));
+  }
 };
 
-/// A linear warm-up, then half a cosine down.
-struct Cosine : PlannedChoice<axes::Schedule> {
+/// A linear warm-up, then half a cosine down to `last`, a fraction of the rate, which is reached
+/// after `steps` updates and kept. A trainer fills in `steps` from its epochs where it is 0.
+struct Cosine : Choice<axes::Schedule> {
   static constexpr std::string_view name = "Cosine";
+  struct Options {
+    std::uint64_t warmup = 0;
+    std::uint64_t steps = 0;
+    double last = 0;
+  };
+  static double factor(const Options& options, SchedulePoint point) {
+    if (options.steps <= options.warmup) {
+      throw Error("Schedule<Cosine>",
+                  "the curve has " + std::to_string(options.steps) + " steps, of which " +
+                      std::to_string(options.warmup) + " are its warm-up",
+                  "give it steps, more than its warm-up has");
+    }
+    if (point.step < options.warmup) {
+      return static_cast<double>(point.step + 1) / static_cast<double>(options.warmup);
+    }
+    const double done = static_cast<double>(std::min(point.step, options.steps) - options.warmup) /
+                        static_cast<double>(options.steps - options.warmup);
+    return options.last + (1 - options.last) * (1 + std::cos(std::numbers::pi * done)) / 2;
+  }
 };
+
+static_assert(LearningCurve<Constant> && LearningCurve<StepDecay> && LearningCurve<Cosine>);
 
 template <class Curve>
 struct Schedule : ChoicePolicy<axes::Schedule, Curve> {};

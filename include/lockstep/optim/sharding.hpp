@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sharding axis: whether every rank keeps all optimizer state or its share.
+/// @file The sharding axis: who keeps which parameters and optimizer states.
 
 #include <string_view>
 
@@ -17,6 +17,12 @@ struct Sharding {
 /// Every rank keeps everything.
 struct Replicated : Choice<axes::Sharding> {
   static constexpr std::string_view name = "Replicated";
+};
+
+/// Parameters live once per host; each rank keeps the states of its slice, and updates the slice in
+/// the pass that reduces it. The default where memory is shared.
+struct HostShared : Choice<axes::Sharding> {
+  static constexpr std::string_view name = "HostShared";
 };
 
 /// Each rank keeps and updates its share of the optimizer state (ZeRO).

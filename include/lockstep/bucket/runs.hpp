@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Runs: the longest pieces of an arena with elements of one type. Usually the whole arena.
+
+#include <array>
+#include <cstddef>
+#include <span>
+
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/element.hpp"
+
+namespace lockstep {
+
+/// Neighbouring buckets of one element type. What is done to every element alike, such as an
+/// optimizer's update, goes over runs and need not stop at buckets.
+struct Run {
+  ElementKind element = ElementKind::unsupported;
+  std::size_t offset = 0;  // bytes from the arena's start
+  std::size_t bytes = 0;
+
+  constexpr std::size_t count() const { return bytes / element_size(element); }
+};
+
+template <std::size_t Count>
+struct RunTable {
+  std::array<Run, Count> runs{};
+  std::size_t size = 0;
+
+  constexpr const Run* begin() const { return runs.data(); }
+  constexpr const Run* end() const { return runs.data() + size; }
+};
+
+template <std::size_t Count>
+constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
+  RunTable<Count> table;
+  for (const Bucket& bucket : plan.buckets()) {
+    if (table.size == 0 || table.runs[table.size - 1].element != bucket.element) {
+      table.runs[table.size].element = bucket.element;
+      table.runs[table.size].offset = bucket.offset;
+      ++table.size;
+    }
+    table.runs[table.size - 1].bytes += bucket.bytes;
+  }
+  return table;
+}
+
+}  // namespace lockstep

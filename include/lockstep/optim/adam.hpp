@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Adam (Kingma and Ba, 2015) and AdamW (Loshchilov and Hutter, 2019), with PyTorch's options
+/// and order of operations.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "lockstep/core/macros.hpp"
+#include "lockstep/optim/optimizer.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Two states: the running means of the gradient and of its square. `Decoupled` decay shrinks the
+/// parameter itself (AdamW), the other kind is part of the gradient (Adam).
+template <bool Decoupled>
+struct AdamRule : Choice<axes::Optimizer> {
+  static constexpr std::size_t states = 2;
+
+  struct Options {
+    double lr = 1e-3;
+    double beta1 = 0.9;
+    double beta2 = 0.999;
+    double eps = 1e-8;
+    double weight_decay = Decoupled ? 1e-2 : 0;
+  };
+
+  template <class A>
+  struct Update {
+    A rate;  // the learning rate, with the first mean's bias corrected
+    A beta1;
+    A beta2;
+    A unbias;  // 1 / the root of the second mean's bias
+    A eps;
+    A decay;
+    LOCKSTEP_HOST_DEVICE constexpr void operator()(A& parameter, A gradient, A* state) const {
+      using std::sqrt;
+      if constexpr (Decoupled) {
+        parameter *= decay;
+      } else {
+        gradient += decay * parameter;
+      }
+      state[0] += (1 - beta1) * (gradient - state[0]);
+      state[1] = beta2 * state[1] + (1 - beta2) * gradient * gradient;
+      parameter -= rate * state[0] / (sqrt(state[1]) * unbias + eps);
+    }
+  };
+
+  /// The constants are computed in double, once a step: `1 - beta2^step` needs it.
+  template <class A>
+  static constexpr Update<A> at(const Options& options, double lr, std::uint64_t step) {
+    const auto steps = static_cast<double>(step);
+    const double bias1 = 1 - std::pow(options.beta1, steps);
+    const double bias2 = 1 - std::pow(options.beta2, steps);
+    return {static_cast<A>(lr / bias1),
+            static_cast<A>(options.beta1),
+            static_cast<A>(options.beta2),
+            static_cast<A>(1 / std::sqrt(bias2)),
+            static_cast<A>(options.eps),
+            static_cast<A>(Decoupled ? 1 - lr * options.weight_decay : options.weight_decay)};
+  }
+};
+
+}  // namespace detail
+
+struct Adam : detail::AdamRule<false> {
+  static constexpr std::string_view name = "Adam";
+};
+
+struct AdamW : detail::AdamRule<true> {
+  static constexpr std::string_view name = "AdamW";
+};
+
+static_assert(UpdateRule<Adam> && UpdateRule<AdamW>);
+
+}  // namespace lockstep

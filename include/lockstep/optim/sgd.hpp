@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Stochastic gradient descent: plain, with momentum, with Nesterov's momentum. Options and
+/// arithmetic are those of PyTorch's SGD; what costs memory there by a number is a type here.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+
+#include "lockstep/core/macros.hpp"
+#include "lockstep/optim/optimizer.hpp"
+
+namespace lockstep {
+
+struct SGD : Choice<axes::Optimizer> {
+  static constexpr std::string_view name = "SGD";
+  static constexpr std::size_t states = 0;
+
+  struct Options {
+    double lr = 1e-3;
+    double weight_decay = 0;
+  };
+
+  template <class A>
+  struct Update {
+    A lr;
+    A weight_decay;
+    LOCKSTEP_HOST_DEVICE constexpr void operator()(A& parameter, A gradient, A* /*state*/) const {
+      parameter -= lr * (gradient + weight_decay * parameter);
+    }
+  };
+
+  template <class A>
+  static constexpr Update<A> at(const Options& options, double lr, std::uint64_t /*step*/) {
+    return {static_cast<A>(lr), static_cast<A>(options.weight_decay)};
+  }
+};
+
+namespace detail {
+
+/// One state, the velocity. It starts as the first gradient, whatever the dampening.
+template <bool Nesterov>
+struct MomentumRule : Choice<axes::Optimizer> {
+  static constexpr std::size_t states = 1;
+
+  struct Options {
+    double lr = 1e-3;
+    double momentum = 0.9;
+    double dampening = 0;
+    double weight_decay = 0;
+  };
+
+  template <class A>
+  struct Update {
+    A lr;
+    A momentum;
+    A share;  // of the gradient in the velocity
+    A weight_decay;
+    LOCKSTEP_HOST_DEVICE constexpr void operator()(A& parameter, A gradient, A* state) const {
+      const A slope = gradient + weight_decay * parameter;
+      state[0] = momentum * state[0] + share * slope;
+      parameter -= lr * (Nesterov ? slope + momentum * state[0] : state[0]);
+    }
+  };
+
+  template <class A>
+  static constexpr Update<A> at(const Options& options, double lr, std::uint64_t step) {
+    return {static_cast<A>(lr), static_cast<A>(options.momentum),
+            static_cast<A>(step == 1 ? 1 : 1 - options.dampening),
+            static_cast<A>(options.weight_decay)};
+  }
+};
+
+}  // namespace detail
+
+struct SGDMomentum : detail::MomentumRule<false> {
+  static constexpr std::string_view name = "SGDMomentum";
+};
+
+struct SGDNesterov : detail::MomentumRule<true> {
+  static constexpr std::string_view name = "SGDNesterov";
+};
+
+static_assert(UpdateRule<SGD> && UpdateRule<SGDMomentum> && UpdateRule<SGDNesterov>);
+
+}  // namespace lockstep

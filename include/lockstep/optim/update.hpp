@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file An optimizer's pass over a contiguous piece of a bucket, on the host.
+
+#include <array>
+#include <cstddef>
+#include <span>
+#include <tuple>
+
+#include "lockstep/core/element.hpp"
+
+namespace lockstep {
+
+/// Where the states of a piece lie, one array per state, in the type in which sums are kept.
+template <class Rule, class T>
+using StatesOf = std::array<Accumulator<T>*, Rule::states>;
+
+/// Updates `count` elements: parameters and states are read and written, gradients read, once.
+/// `scale(g)` comes before the rule: clipping, averaging over micro-batches, or nothing.
+template <class Rule, class T, class Update, class Scale>
+void update_elements(const Update& update, T* __restrict parameters, const T* __restrict gradients,
+                     const StatesOf<Rule, T>& states, std::size_t count, const Scale& scale) {
+  using A = Accumulator<T>;
+  const auto pass = [&](auto* __restrict... state) {
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < count; ++i) {
+      A parameter = static_cast<A>(parameters[i]);
+      A values[] = {state[i]..., A{}};  // one more: without states there would be none
+      update(parameter, scale(static_cast<A>(gradients[i])), values);
+      parameters[i] = static_cast<T>(parameter);
+      std::size_t k = 0;
+      ((state[i] = values[k++]), ...);
+    }
+  };
+  std::apply(pass, states);
+}
+
+/// What comes before the rule: nothing, or a factor for clipping and for averaging over
+/// micro-batches.
+struct Unscaled {
+  constexpr auto operator()(auto gradient) const { return gradient; }
+};
+template <class A>
+struct Scaled {
+  A factor;
+  constexpr A operator()(A gradient) const { return factor * gradient; }
+};
+
+/// A pass that is given its gradients piece by piece. `parameters` begin at element 0, `states` at
+/// element `first`.
+template <class Rule, class T, class Scale>
+struct UpdatePass {
+  using Update = decltype(Rule::template at<Accumulator<T>>({}, 0.0, 1));
+
+  Update update;
+  T* parameters;
+  StatesOf<Rule, T> states;
+  std::size_t first;
+  Scale scale;
+
+  void operator()(std::size_t at, std::span<const T> gradients) const {
+    StatesOf<Rule, T> here = states;
+    for (auto& state : here) state += at - first;
+    update_elements<Rule, T>(update, parameters + at, gradients.data(), here, gradients.size(),
+                             scale);
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What a job's policies mean to DDP, as constants.
+
+#include <cstddef>
+#include <type_traits>
+
+#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/device/device.hpp"
+#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/schedule.hpp"
+#include "lockstep/optim/sharding.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/accumulate.hpp"
+#include "lockstep/strategy/buffers.hpp"
+#include "lockstep/strategy/unused_parameters.hpp"
+#include "lockstep/topology/world.hpp"
+
+namespace lockstep {
+
+template <class Model, class Policies>
+struct DdpTraits {
+  template <class Axis>
+  using policy = Pick<Axis, Policies>;
+  template <class Axis>
+  using choice = typename policy<Axis>::choice;
+
+  using layout = Layout<Model, policy<axes::Buckets>>;
+  using bare_step = BareStep<Model, policy<axes::Buckets>, typename choice<axes::Device>::memory>;
+  using rule = choice<axes::Optimizer>;
+  using curve = choice<axes::Schedule>;
+
+  static constexpr std::size_t parameters = parameter_table<Model>.size();
+  static constexpr bool has_buffers = buffer_table<Model>.size() != 0;
+
+  /// A world that the compiler knows to be of one.
+  static constexpr bool alone = policy<axes::World>::static_size == 1;
+  static constexpr bool shares_parameters =
+      !alone && std::is_same_v<choice<axes::Sharding>, HostShared>;
+  static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
+  static constexpr bool clips = policy<axes::Clip>::clips;
+  static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
+  static constexpr bool broadcasts_buffers =
+      !alone && has_buffers && std::is_same_v<choice<axes::Buffers>, Broadcast>;
+
+  /// Must it be known which gradients have arrived? Not with one rank and one batch a step: then a
+  /// step costs what the bare model costs.
+  static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The reductions that are under way, each with its own type of handle.
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/model/tensor.hpp"
+
+namespace lockstep {
+
+/// The handle of an averaging all-reduce of T.
+template <class Comm, class T>
+using AverageWork =
+    decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), Average{}));
+
+/// One place per bucket for the handle of its reduction. Handles stay where they are made, and
+/// their type depends on the bucket's elements: there is a row of places for each element type.
+template <class Model, class Comm>
+class InFlight {
+ public:
+  explicit InFlight(std::size_t buckets) {
+    std::apply([&](auto&... row) { (row.reset(buckets), ...); }, rows_);
+  }
+
+  template <class T>
+  void start(Comm& comm, std::size_t bucket, std::span<T> gradients) {
+    std::get<Row<T>>(rows_).places[bucket].emplace(Start<T>{comm, gradients});
+  }
+
+  template <class T>
+  void wait(std::size_t bucket) {
+    auto& place = std::get<Row<T>>(rows_).places[bucket];
+    if (!place) return;
+    place->wait();
+    place.reset();
+  }
+
+  /// Forgets what was under way, after an error.
+  void abandon() {
+    std::apply([](auto&... row) { (row.clear(), ...); }, rows_);
+  }
+
+ private:
+  /// Converts to the handle itself, so that it is made in its place.
+  template <class T>
+  struct Start {
+    Comm& comm;
+    std::span<T> gradients;
+    operator AverageWork<Comm, T>() const { return comm.all_reduce_async(gradients, Average{}); }
+  };
+
+  template <class T>
+  struct Row {
+    std::unique_ptr<std::optional<AverageWork<Comm, T>>[]> places;
+    std::size_t size = 0;
+
+    void reset(std::size_t buckets) {
+      places = std::make_unique<std::optional<AverageWork<Comm, T>>[]>(buckets);
+      size = buckets;
+    }
+    void clear() {
+      for (std::size_t b = 0; b != size; ++b) places[b].reset();
+    }
+  };
+
+  template <std::size_t... K>
+  static auto make_rows(std::index_sequence<K...>)
+      -> std::tuple<Row<ElementOf<kinds_of<Model, TensorRole::parameter>.kinds[K]>>...>;
+
+  decltype(make_rows(
+      std::make_index_sequence<kinds_of<Model, TensorRole::parameter>.size>{})) rows_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file DDP's gradients: born in their buckets, added up over micro-batches, averaged over ranks.
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/runs.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/device/host_arena.hpp"
+#include "lockstep/strategy/ddp_traits.hpp"
+#include "lockstep/strategy/in_flight.hpp"
+#include "lockstep/strategy/readiness.hpp"
+
+namespace lockstep {
+
+/// Follows a backward pass. The model writes gradients where `target` says and marks each as ready;
+/// in a pass that synchronises, a bucket's reduction starts with its last gradient, buckets strictly
+/// in order. (Where parameters are shared by a host, nothing starts early: reduction and update are
+/// one pass, and no rank may write parameters while another is in backward.)
+///
+/// A micro-batch after the first writes into a second arena, and `ready` adds it to the first while
+/// it is still in the cache: models only ever overwrite, and nothing is ever zeroed.
+template <class Model, class Policies, class Comm>
+class Reducer {
+  using Traits = DdpTraits<Model, Policies>;
+  using layout = typename Traits::layout;
+
+ public:
+  /// By parameter: did any rank use it since the last update?
+  using Usage = std::array<std::uint8_t, Traits::parameters>;
+
+  Reducer(Comm& comm, const layout& where)
+      : comm_(comm),
+        layout_(where),
+        gradients_(reinterpret_cast<std::byte*>(
+            comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
+        works_(where.plan().bucket_count) {}
+
+  std::byte* gradients() const { return gradients_; }
+
+  /// The second arena, made when it is first needed.
+  std::byte* scratch() {
+    if (!scratch_) scratch_.emplace(layout_.plan().bytes);
+    return scratch_->data();
+  }
+
+  /// Is there a micro-batch whose gradients are not in the parameters yet?
+  bool holds_gradients() const { return micro_batches_ != 0; }
+
+  void begin_backward(bool synchronizes) {
+    synchronizes_ = synchronizes;
+    next_ = 0;
+    readiness_.reset(layout_.plan());
+  }
+
+  template <class Tensor>
+  void ready() {
+    const auto& plan = layout_.plan();
+    readiness_.mark(Tensor::index, plan.placements[Tensor::index].bucket);
+    if (holds_gradients()) add_scratch<ElementOf<Tensor::info.element>>(Tensor::index);
+    if constexpr (starts_early) {
+      if (synchronizes_) start_complete();
+    }
+  }
+
+  void end_backward() {
+    if constexpr (Traits::skips_unused) {
+      take_unused_as_zero();
+    } else if (!readiness_.all_ready()) {
+      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+    }
+    ++micro_batches_;
+  }
+
+  /// Averages every bucket that is not averaged yet. **Ranks** all. **Host** blocks.
+  void reduce() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
+  }
+
+  /// Blocks until one bucket is averaged.
+  void wait(std::size_t b) {
+    if constexpr (!Traits::alone) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      with_element<Model, TensorRole::parameter>(bucket.element, [&]<class T>(
+                                                                     std::type_identity<T>) {
+        if constexpr (starts_early) {
+          works_.template wait<T>(b);
+        } else {
+          comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes), Average{});
+        }
+      });
+    }
+  }
+
+  /// Which parameters any rank has used. **Ranks** all, where unused ones are skipped. **Host**
+  /// blocks.
+  const Usage& agree_on_usage() {
+    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{});
+    return used_;
+  }
+
+  /// The gradients are in the parameters: the next micro-batch is the first again.
+  void finish_step() {
+    micro_batches_ = 0;
+    if constexpr (Traits::skips_unused) used_.fill(0);
+  }
+
+  void abandon() { works_.abandon(); }
+
+ private:
+  static constexpr bool starts_early = !Traits::alone && !Traits::shares_parameters;
+
+  void start_complete() {
+    const auto& plan = layout_.plan();
+    for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+      const Bucket& bucket = plan.bucket_table[next_];
+      with_element<Model, TensorRole::parameter>(
+          bucket.element, [&]<class T>(std::type_identity<T>) {
+            works_.start(comm_, next_, elements_at<T>(gradients_, bucket.offset, bucket.bytes));
+          });
+    }
+  }
+
+  void take_unused_as_zero() {
+    const auto& plan = layout_.plan();
+    for (std::size_t p = 0; p != Traits::parameters; ++p) {
+      if (readiness_.is_ready(p)) {
+        used_[p] = 1;
+        continue;
+      }
+      const auto& place = plan.placements[p];
+      if (!holds_gradients()) std::memset(gradients_ + place.offset, 0, place.bytes);
+      readiness_.mark(p, place.bucket);
+    }
+    if constexpr (starts_early) {
+      if (synchronizes_) start_complete();
+    }
+  }
+
+  template <class T>
+  void add_scratch(std::size_t parameter) {
+    const auto& place = layout_.plan().placements[parameter];
+    const auto sum = elements_at<T>(gradients_, place.offset, place.bytes);
+    const auto more = elements_at<T>(scratch_->data(), place.offset, place.bytes);
+    for (std::size_t i = 0; i != sum.size(); ++i) {
+      using A = Accumulator<T>;
+      sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i]));
+    }
+  }
+
+  Comm& comm_;
+  const layout& layout_;
+  std::byte* gradients_;
+  std::optional<HostArena> scratch_;
+  Readiness<Model> readiness_;
+  InFlight<Model, Comm> works_;
+  std::size_t next_ = 0;           // the bucket that is to start next
+  std::size_t micro_batches_ = 0;  // whose gradients are added up
+  bool synchronizes_ = false;
+  Usage used_{};
+};
+
+}  // namespace lockstep
