@@ -23,6 +23,7 @@ concept Communicator =
       comm.all_reduce(data, Average{});
       comm.broadcast(data, root);
       comm.all_gather(in, data);
+      comm.abandon("a reason that every other rank's call fails with");
     };
 
 /// Allocates the memory it communicates best.
@@ -43,6 +44,15 @@ template <class C>
 concept ReduceScattering =
     Communicator<C> && requires(C& comm, std::span<const float> in, std::span<float> out) {
       comm.reduce_scatter(in, out, Sum{});
+    };
+
+/// Its ranks can have memory in common, and consume what they reduce slice by slice.
+template <class C>
+concept MemorySharing =
+    Communicator<C> && requires(C& comm, std::size_t count, std::span<float> data) {
+      { comm.template allocate_shared<float>(count) } -> std::same_as<std::span<float>>;
+      { comm.template slice<float>(count).first } -> std::convertible_to<std::size_t>;
+      comm.reduce_slice(data, Sum{}, [](std::size_t, std::span<const float>) {});
     };
 
 /// The rooted and personalised collectives.

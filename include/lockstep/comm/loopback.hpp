@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <deque>
 #include <span>
+#include <string_view>
 
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/element.hpp"
@@ -34,6 +35,7 @@ class LoopbackCommunicator {
   }
 
   static constexpr void barrier() {}
+  static constexpr void abandon(std::string_view) {}
 
   /// The operation over one rank. Of all operations, only a pre-multiplied sum changes what is
   /// there.

@@ -20,7 +20,7 @@ struct Broadcast : Choice<axes::Buffers> {
 };
 
 /// Every rank keeps its own.
-struct Local : PlannedChoice<axes::Buffers> {
+struct Local : Choice<axes::Buffers> {
   static constexpr std::string_view name = "Local";
 };
 

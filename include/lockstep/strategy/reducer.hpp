@@ -52,6 +52,9 @@ class Reducer {
     return scratch_->data();
   }
 
+  /// How many micro-batches are added up.
+  std::size_t micro_batches() const { return micro_batches_; }
+
   /// Is there a micro-batch whose gradients are not in the parameters yet?
   bool holds_gradients() const { return micro_batches_ != 0; }
 

@@ -20,7 +20,7 @@ struct Forbid : Choice<axes::UnusedParameters> {
 };
 
 /// Counts as zero; what no rank used is left untouched by the optimizer.
-struct Zero : PlannedChoice<axes::UnusedParameters> {
+struct Zero : Choice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Zero";
 };
 

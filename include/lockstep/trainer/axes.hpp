@@ -10,9 +10,11 @@
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
+#include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
+#include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
@@ -28,20 +30,35 @@
 
 namespace lockstep {
 
-/// One default per axis. Only the backend's depends on another policy: a GPU job communicates
-/// through NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs.
-template <class TheDevice>
-using DefaultPolicies =
-    PolicyPack<ParallelStrategy<DDP>, TheDevice,
-               Backend<std::conditional_t<std::is_same_v<TheDevice, Device<Cuda>>, Nccl, Shm>>,
-               World<dynamic>, Sampler<Distributed, Padding>, Optimizer<SGD>, Schedule<Constant>,
-               Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>, UnusedParameters<Forbid>,
-               UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
-               Sharding<Replicated>, Hooks<>, Progress<Callers>>;
+/// One default per axis. Two depend on other policies: a GPU job communicates through NCCL unless
+/// told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where ranks share memory,
+/// parameters live in it once.
+template <class TheStrategy, class TheDevice, class TheBackend>
+using DefaultPolicies = PolicyPack<
+    TheStrategy, TheDevice, TheBackend, World<dynamic>, Sampler<Distributed, Padding>,
+    Optimizer<SGD>, Schedule<Constant>, Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>,
+    UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
+    Sharding<std::conditional_t<std::is_same_v<TheStrategy, ParallelStrategy<DDP>> &&
+                                    std::is_same_v<TheDevice, Device<Cpu>> &&
+                                    std::is_same_v<TheBackend, Backend<Shm>>,
+                                HostShared, Replicated>>,
+    Hooks<>, Progress<Callers>>;
+
+namespace detail {
+
+template <class... Ps>
+struct DefaultsFor {
+  using TheDevice = PickOr<Device<Cpu>, Ps...>;
+  using TheBackend = PickOr<
+      Backend<std::conditional_t<std::is_same_v<TheDevice, Device<Cuda>>, Nccl, Shm>>, Ps...>;
+  using type = DefaultPolicies<PickOr<ParallelStrategy<DDP>, Ps...>, TheDevice, TheBackend>;
+};
+
+}  // namespace detail
 
 /// One policy per axis, whatever was given and in whatever order.
 template <class... Ps>
-using CanonicalPolicies = Canonical<DefaultPolicies<PickOr<Device<Cpu>, Ps...>>, Ps...>;
+using CanonicalPolicies = Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>;
 
 namespace detail {
 template <class... Ps>
@@ -50,6 +67,6 @@ consteval bool all_policies(PolicyPack<Ps...>) {
 }
 }  // namespace detail
 
-static_assert(detail::all_policies(DefaultPolicies<Device<Cpu>>{}));
+static_assert(detail::all_policies(CanonicalPolicies<>{}));
 
 }  // namespace lockstep

@@ -40,6 +40,7 @@ enum class Fault {
   accumulate_zero,
   clip_not_positive,
   nccl_on_cpu,
+  shared_without_shm,
 };
 
 /// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
@@ -104,6 +105,10 @@ struct Verdict {
       F != Fault::nccl_on_cpu,
       "lockstep: Backend<Nccl> moves GPU memory and this is a CPU job; add Device<Cuda>, or "
       "choose Backend<Shm> or Backend<Gloo>");
+  static_assert(
+      F != Fault::shared_without_shm,
+      "lockstep: Sharding<HostShared> needs ranks that share memory; use it with "
+      "ParallelStrategy<DDP>, Device<Cpu> and Backend<Shm>, or choose Sharding<Replicated>");
 };
 
 namespace detail {
@@ -116,7 +121,7 @@ struct Finding {
 /// The policies, each alone and then together, before any of them is used.
 template <class... Ps>
 consteval Finding find_policy_fault() {
-  using All = DefaultPolicies<Device<Cpu>>;
+  using All = CanonicalPolicies<>;
   if constexpr ((BareChoice<Ps> || ...)) {
     return {Fault::choice_without_policy};
   } else if constexpr (!(Policy<Ps> && ...)) {
@@ -197,6 +202,11 @@ consteval Finding find_combination_fault() {
   if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
   if (std::is_same_v<TheBackend, Nccl> && std::is_same_v<TheDevice, Cpu>)
     return {Fault::nccl_on_cpu};
+  if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared> &&
+      !(std::is_same_v<TheBackend, Shm> && std::is_same_v<TheDevice, Cpu> &&
+        std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>)) {
+    return {Fault::shared_without_shm};
+  }
   return {};
 }
 

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -20,6 +21,7 @@
 #include "lockstep/comm/shm/helper.hpp"
 #include "lockstep/comm/shm/message.hpp"
 #include "lockstep/comm/shm/peers.hpp"
+#include "lockstep/comm/shm/reduce_slice.hpp"
 #include "lockstep/comm/shm/rooted.hpp"
 #include "lockstep/comm/shm/scatter.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -88,6 +90,19 @@ class ShmCommunicator {
     return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
   }
 
+  /// `count` elements that all ranks have in common, zeroed. Ranks: all, with the same count.
+  template <Element T>
+  std::span<T> allocate_shared(std::size_t count) {
+    const shm::Turn<has_helper> turn(*engine_);
+    return {reinterpret_cast<T*>(engine_->allocate_shared(count * sizeof(T))), count};
+  }
+
+  /// Gives up: every other rank's call fails with this reason.
+  void abandon(std::string_view reason) {
+    const shm::Turn<has_helper> turn(*engine_);
+    engine_->abandon(reason);
+  }
+
   void barrier() {
     peers().post(Call{}, std::span<const std::uint8_t>(), false, [](std::uint64_t) {}).wait();
   }
@@ -151,6 +166,20 @@ class ShmCommunicator {
     shm::reduce_scatter(peers(), flat(in), flat(out), op);
   }
 
+  /// The elements [begin, end) of `count` that are this rank's to combine in `reduce_slice`.
+  template <Element T>
+  std::pair<std::size_t, std::size_t> slice(std::size_t count) const {
+    return shm::slice<T>(count, peers().me(), peers().world());
+  }
+
+  /// Combines this rank's slice of `data`, which is in an arena, over ranks, and hands the results
+  /// to `consume(begin, results)`, block by block, while they are in the cache. No data is changed.
+  /// Returns when all ranks have consumed theirs.
+  template <class Data, class Op, class Consume>
+  void reduce_slice(Data&& data, Op op, const Consume& consume) {
+    shm::reduce_slice(peers(), flat(data), op, consume);
+  }
+
   /// Piece w of out = piece `rank` of rank w's in.
   template <class In, class Out>
   void all_to_all(const In& in, Out&& out) {
@@ -199,6 +228,7 @@ class ShmCommunicator {
 static_assert(ArenaAllocating<ShmCommunicator<>> && AsyncReducing<ShmCommunicator<2>>);
 static_assert(ReduceScattering<ShmCommunicator<>> && Scattering<ShmCommunicator<>> &&
               Messaging<ShmCommunicator<>>);
+static_assert(MemorySharing<ShmCommunicator<>>);
 static_assert(AsyncReducing<ShmCommunicator<dynamic, HelperThread>>);
 
 }  // namespace lockstep

@@ -95,17 +95,15 @@ class Engine {
   /// Makes `bytes` of memory for every rank, visible to all. Ranks: all, with the same size.
   std::byte* allocate(std::size_t bytes) {
     const std::size_t stride = align_up(std::max<std::size_t>(bytes, 1), page);
-    if (rank_ == 0) guard([&] { file_.reserve(file_bytes_ + world_ * stride); });
-    const std::uint64_t ticket =
-        post(make_call<std::uint8_t>(CollectiveKind::allocate, bytes, false), 0);
-    finish_pending(ticket);
-    wait_arrived(ticket);
-    guard([&] {
-      arenas_.push_back({Mapping(file_, file_bytes_, world_ * stride), file_bytes_, stride});
-    });
-    file_bytes_ += world_ * stride;
-    finish(ticket);
+    const std::size_t offset = file_bytes_;
+    arenas_.push_back({map_more(bytes, world_ * stride), offset, stride});
     return arenas_.back().mapping.data() + rank_ * stride;
+  }
+
+  /// Makes `bytes` of memory that all ranks have in common. Ranks: all, with the same size.
+  std::byte* allocate_shared(std::size_t bytes) {
+    common_.push_back(map_more(bytes, align_up(std::max<std::size_t>(bytes, 1), page)));
+    return common_.back().data();
   }
 
   /// Where in the file this rank's memory lies; nothing if it is not in one of its arenas.
@@ -228,10 +226,16 @@ class Engine {
   }
 
   [[noreturn]] void fail(const Error& error) {
-    broken_ = true;
-    say(error.what());
+    abandon(error.what());
     throw error;
   }
+
+  /// Gives up. The others learn why from their next call, or the one that they are in.
+  void abandon(std::string_view reason) {
+    if (!broken_) say(reason);
+    broken_ = true;
+  }
+  bool is_abandoned() const { return broken_; }
 
   Rank me() const { return Rank{rank_}; }
 
@@ -243,6 +247,20 @@ class Engine {
   };
 
   static constexpr std::size_t page = 64_KiB;  // the largest page size of the kernels at hand
+
+  /// Adds `length` bytes to the file, because all ranks ask for `bytes` each, and maps them.
+  Mapping map_more(std::size_t bytes, std::size_t length) {
+    if (rank_ == 0) guard([&] { file_.reserve(file_bytes_ + length); });
+    const std::uint64_t ticket =
+        post(make_call<std::uint8_t>(CollectiveKind::allocate, bytes, false), 0);
+    finish_pending(ticket);
+    wait_arrived(ticket);
+    std::optional<Mapping> mapping;
+    guard([&] { mapping.emplace(file_, file_bytes_, length); });
+    file_bytes_ += length;
+    finish(ticket);
+    return std::move(*mapping);
+  }
 
   template <class F>
   void guard(const F& f) {
@@ -336,6 +354,7 @@ class Engine {
   Mapping blocks_;
   std::size_t file_bytes_;
   std::deque<Arena> arenas_;
+  std::deque<Mapping> common_;
   std::uint64_t posted_ = 0;
   std::uint64_t worked_ = 0;
   std::array<Pending*, ring> pending_{};

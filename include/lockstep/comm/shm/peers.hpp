@@ -72,7 +72,10 @@ class Peers {
   /// arena.
   template <class T>
   std::optional<std::uint64_t> location(std::span<T> data) const {
-    if (is_small<T>(data.size())) return 0;
+    return is_small<T>(data.size()) ? 0 : arena_offset(data);
+  }
+  template <class T>
+  std::optional<std::uint64_t> arena_offset(std::span<T> data) const {
     return engine_->locate(data.data(), data.size_bytes());
   }
 

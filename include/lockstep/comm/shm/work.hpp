@@ -35,7 +35,7 @@ class Work : Pending {
 
   ~Work() noexcept(false) {
     // Driven out by an exception, it is left undone: the communicator's end tells the others.
-    if (std::uncaught_exceptions() == exceptions_) wait();
+    if (std::uncaught_exceptions() == exceptions_ && !engine_.is_abandoned()) wait();
   }
 
   /// Goes on as far as possible without waiting. Host: never blocks. True when the call is done.

@@ -1,0 +1,272 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/model/fingerprint.hpp"
+#include "lockstep/model/model.hpp"
+#include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/ddp_traits.hpp"
+#include "lockstep/strategy/initial_values.hpp"
+#include "lockstep/strategy/phases.hpp"
+#include "lockstep/strategy/reducer.hpp"
+#include "lockstep/strategy/tracked_step.hpp"
+#include "lockstep/strategy/updater.hpp"
+
+namespace lockstep {
+
+/// A replica of the model on this rank: its parameters, gradients and optimizer. W ranks that each
+/// step on their share of a batch train like one process on the whole batch; parameters are the
+/// same bits on all ranks after every step.
+///
+/// A world that the compiler knows to be of one costs what the bare model costs.
+template <class Model, class Policies, class Comm>
+class BasicDdp {
+  using Traits = DdpTraits<Model, Policies>;
+  using Gradients = Reducer<Model, Policies, Comm>;
+  using Optimizing = Updater<Model, Policies, Comm>;
+
+ public:
+  using model_type = Model;
+  using bare_step = typename Traits::bare_step;
+  /// What the model's forward and backward are given.
+  using step_type = std::conditional_t<Traits::tracks, TrackedStep<Model, bare_step, Gradients>,
+                                       bare_step>;
+
+  /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
+  /// **Host** blocks.
+  explicit BasicDdp(Comm& comm, Model model = {}, Seed seed = {})
+      : comm_(comm),
+        model_(std::move(model)),
+        layout_(model_),
+        buffer_layout_(model_),
+        parameters_(agree_and_allocate()),
+        buffers_(allocate(buffer_layout_.plan().bytes)),
+        reducer_(comm, layout_),
+        updater_(comm, layout_, parameters_),
+        bare_(model_, {parameters_, reducer_.gradients(), buffers_}) {
+    initialize([&](auto& initial) {
+      if constexpr (requires { model_.initialize(initial); }) {
+        model_.initialize(initial);
+      } else {
+        initial.fill_by_default();
+      }
+    }, seed);
+  }
+  BasicDdp(const BasicDdp&) = delete;
+  BasicDdp& operator=(const BasicDdp&) = delete;
+
+  Model& model() { return model_; }
+  const Model& model() const { return model_; }
+
+  /// The optimizer's numbers: `ddp.optimizer().lr = 0.01`. The same on all ranks.
+  auto& optimizer() { return updater_.options(); }
+  auto& schedule() { return updater_.schedule(); }
+  double learning_rate() const { return updater_.learning_rate(); }
+  std::uint64_t updates() const { return updater_.steps(); }
+  void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
+
+  template <class Key>
+  auto param(Key key) const {
+    return bare_.param(key);
+  }
+  template <class Key>
+  auto buffer(Key key) const {
+    return bare_.buffer(key);
+  }
+  /// After `reduce`, the average over ranks; before, this rank's own.
+  template <class Key>
+  auto grad(Key key) const {
+    return bare_.grad(key);
+  }
+
+  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
+  /// **Ranks** all. **Host** blocks.
+  template <class F>
+  void initialize(F&& f, Seed seed = {}) {
+    guard([&] {
+      if (comm_.rank() != Rank{0}) return;
+      InitialValues<Model, typename Traits::layout, BufferLayout<Model>> initial(
+          layout_, buffer_layout_, parameters_, buffers_, seed);
+      f(initial);
+    });
+    if constexpr (Traits::shares_parameters) {
+      comm_.barrier();
+    } else {
+      broadcast(parameters_, layout_.plan().bytes);
+    }
+    broadcast(buffers_, buffer_layout_.plan().bytes);
+  }
+
+  /// Rank 0's buffers, on all ranks. **Ranks** all. **Host** blocks.
+  void synchronize_buffers() { broadcast(buffers_, buffer_layout_.plan().bytes); }
+
+  /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
+  /// Returns the loss of this rank's batch. **Ranks** all. **Host** blocks.
+  template <class Batch>
+  double step(const Batch& batch) {
+    const bool last = reducer_.micro_batches() + 1 == Traits::micro_batches;
+    const double loss = run_forward(batch, last);
+    run_backward(batch, last);
+    if (last) run_reduce_and_update();
+    return loss;
+  }
+
+  /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
+  /// that has only the next one as a member; another order does not compile. **Ranks** all.
+  /// **Host** blocks.
+  template <class Batch>
+  Forwarded<BasicDdp, Batch> forward(const Batch& batch) {
+    return {*this, batch, run_forward(batch, true)};
+  }
+  template <class Batch>
+  void forward(const Batch&& batch) = delete;  // backward needs it again
+
+  /// Batches whose gradients are only added up, on this rank alone, to travel with the next that is
+  /// reduced: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not divided.
+  LocalScope<BasicDdp> no_sync() {
+    static_assert(Traits::tracks,
+                  "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
+                  "add up gradients; add Accumulate<N>, or use World<dynamic>");
+    return LocalScope<BasicDdp>(*this);
+  }
+
+  /// The loss of a batch, with nothing kept for backward and no communication.
+  template <class Batch>
+  double evaluate(const Batch& batch) {
+    return static_cast<double>(model_.forward(bare_, batch));
+  }
+  /// What a model's own evaluation is given.
+  bare_step& evaluation_step() { return bare_; }
+
+ private:
+  template <class, class>
+  friend class Forwarded;
+  template <class, class>
+  friend class ForwardedLocally;
+  template <class>
+  friend class Backwarded;
+  template <class>
+  friend class Averaged;
+  template <class>
+  friend class LocalScope;
+
+  template <class Batch>
+  double run_forward(const Batch& batch, bool synchronizes) {
+    static_assert(require_model<Model, step_type, Batch>());
+    if constexpr (Traits::broadcasts_buffers) {
+      if (synchronizes) synchronize_buffers();
+    }
+    return guard([&] { return with_step([&](auto& step) {
+        return static_cast<double>(model_.forward(step, batch));
+      }); });
+  }
+
+  template <class Batch>
+  void run_backward(const Batch& batch, bool synchronizes) {
+    guard([&] {
+      if constexpr (Traits::tracks) reducer_.begin_backward(synchronizes);
+      with_step([&](auto& step) { model_.backward(step, batch); });
+      if constexpr (Traits::tracks) reducer_.end_backward();
+    });
+  }
+
+  void run_reduce() {
+    guard([&] { reducer_.reduce(); });
+  }
+  void run_update() {
+    guard([&] { updater_.update_averaged(reducer_); });
+  }
+  void run_reduce_and_update() {
+    guard([&] { updater_.reduce_and_update(reducer_); });
+  }
+
+  /// Calls `f` with the step whose gradients are written now.
+  template <class F>
+  auto with_step(const F& f) {
+    if constexpr (!Traits::tracks) {
+      return f(bare_);
+    } else {
+      if (reducer_.holds_gradients() && !second_)
+        second_.emplace(model_, Arenas{parameters_, reducer_.scratch(), buffers_});
+      step_type step(reducer_.holds_gradients() ? *second_ : bare_, reducer_);
+      return f(step);
+    }
+  }
+
+  /// What goes wrong on this rank is said to all others before it is thrown.
+  template <class F>
+  auto guard(const F& f) -> decltype(f()) {
+    if constexpr (Traits::alone) {
+      return f();
+    } else {
+      try {
+        return f();
+      } catch (const Error& error) {
+        const Error named = error.rank() ? error : error.on(comm_.rank());
+        give_up(named.what());
+        throw named;
+      } catch (const std::exception& error) {
+        give_up(error.what());
+        throw;
+      } catch (...) {
+        give_up("an exception that is no std::exception");
+        throw;
+      }
+    }
+  }
+  void give_up(const char* reason) {
+    comm_.abandon(reason);
+    reducer_.abandon();
+  }
+
+  std::byte* agree_and_allocate() {
+    if constexpr (!Traits::alone) {
+      const auto fingerprint =
+          fingerprint_of<Model, Policies>(layout_.infos(), buffer_layout_.infos());
+      require_agreement(comm_, fingerprint, [&] {
+        return job_description<Model, Policies>(layout_.infos(), buffer_layout_.infos());
+      });
+    }
+    if constexpr (Traits::shares_parameters) {
+      return bytes(comm_.template allocate_shared<std::uint8_t>(layout_.plan().bytes));
+    } else {
+      return allocate(layout_.plan().bytes);
+    }
+  }
+
+  std::byte* allocate(std::size_t size) {
+    return size == 0 ? nullptr : bytes(comm_.template allocate<std::uint8_t>(size));
+  }
+  static std::byte* bytes(std::span<std::uint8_t> memory) {
+    return reinterpret_cast<std::byte*>(memory.data());
+  }
+
+  void broadcast(std::byte* data, std::size_t size) {
+    if (size != 0)
+      comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0});
+  }
+
+  Comm& comm_;
+  Model model_;
+  [[no_unique_address]] typename Traits::layout layout_;
+  [[no_unique_address]] BufferLayout<Model> buffer_layout_;
+  std::byte* parameters_;
+  std::byte* buffers_;
+  Gradients reducer_;
+  Optimizing updater_;
+  bare_step bare_;
+  std::optional<bare_step> second_;  // for micro-batches after the first
+};
+
+}  // namespace lockstep

@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The phases of a hand-written training step, as types: each has only what may come next.
+
+namespace lockstep {
+
+template <class Ddp>
+class Backwarded;
+template <class Ddp>
+class Averaged;
+
+/// After forward: the loss is known.
+template <class Ddp, class Batch>
+class [[nodiscard("backward comes next")]] Forwarded {
+ public:
+  Forwarded(Ddp& ddp, const Batch& batch, double loss) : ddp_(ddp), batch_(batch), loss_(loss) {}
+  Forwarded(const Forwarded&) = delete;
+  Forwarded& operator=(const Forwarded&) = delete;
+
+  /// Of this rank's batch.
+  double loss() const { return loss_; }
+
+  /// **Ranks** all. **Host** runs the model; buckets start to travel as they are complete.
+  Backwarded<Ddp> backward() && {
+    ddp_.run_backward(batch_, true);
+    return Backwarded<Ddp>(ddp_, loss_);
+  }
+
+ private:
+  Ddp& ddp_;
+  const Batch& batch_;
+  double loss_;
+};
+
+/// After backward: gradients are this rank's own, some of them on their way.
+template <class Ddp>
+class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded {
+ public:
+  Backwarded(Ddp& ddp, double loss) : ddp_(ddp), loss_(loss) {}
+  Backwarded(const Backwarded&) = delete;
+  Backwarded& operator=(const Backwarded&) = delete;
+
+  double loss() const { return loss_; }
+
+  /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
+  Averaged<Ddp> reduce() && {
+    ddp_.run_reduce();
+    return Averaged<Ddp>(ddp_, loss_);
+  }
+
+  /// Both in one pass over memory where possible; gradients are not averaged in place. Returns the
+  /// loss. **Ranks** all. **Host** blocks.
+  double reduce_and_update() && {
+    ddp_.run_reduce_and_update();
+    return loss_;
+  }
+
+ private:
+  Ddp& ddp_;
+  double loss_;
+};
+
+/// After reduce: gradients are averages, the same on all ranks, and can be looked at.
+template <class Ddp>
+class [[nodiscard("update comes next")]] Averaged {
+ public:
+  Averaged(Ddp& ddp, double loss) : ddp_(ddp), loss_(loss) {}
+  Averaged(const Averaged&) = delete;
+  Averaged& operator=(const Averaged&) = delete;
+
+  double loss() const { return loss_; }
+
+  template <class Key>
+  auto grad(Key key) const {
+    return ddp_.grad(key);
+  }
+
+  /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
+  /// are new on all ranks.
+  double update() && {
+    ddp_.run_update();
+    return loss_;
+  }
+
+ private:
+  Ddp& ddp_;
+  double loss_;
+};
+
+/// After forward in a `no_sync` scope: backward adds to the gradients, and nothing follows.
+template <class Ddp, class Batch>
+class [[nodiscard("backward comes next")]] ForwardedLocally {
+ public:
+  ForwardedLocally(Ddp& ddp, const Batch& batch, double loss)
+      : ddp_(ddp), batch_(batch), loss_(loss) {}
+  ForwardedLocally(const ForwardedLocally&) = delete;
+  ForwardedLocally& operator=(const ForwardedLocally&) = delete;
+
+  double loss() const { return loss_; }
+
+  /// Returns the loss. **Ranks** each for itself.
+  double backward() && {
+    ddp_.run_backward(batch_, false);
+    return loss_;
+  }
+
+ private:
+  Ddp& ddp_;
+  const Batch& batch_;
+  double loss_;
+};
+
+/// What `no_sync` gives: a way to add up gradients without communication.
+template <class Ddp>
+class LocalScope {
+ public:
+  explicit LocalScope(Ddp& ddp) : ddp_(ddp) {}
+
+  template <class Batch>
+  ForwardedLocally<Ddp, Batch> forward(const Batch& batch) {
+    return {ddp_, batch, ddp_.run_forward(batch, false)};
+  }
+  template <class Batch>
+  void forward(const Batch&& batch) = delete;  // backward needs it again
+
+ private:
+  Ddp& ddp_;
+};
+
+}  // namespace lockstep
