@@ -24,15 +24,13 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep")
-        add_files("main.cpp", "comm/collectives_test.cpp", "comm/faults_test.cpp", "comm/process_group_test.cpp")
+        add_files("main.cpp", "comm/*_test.cpp")
         add_includedirs(".")
         add_syslinks("pthread")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
-        if sanitizer == "" then
-            add_files("comm/types_test.cpp")
-            set_optimize("none")
-        else
-            set_optimize("none")
+        set_optimize("none")
+        if sanitizer ~= "" then
+            remove_files("comm/types_test.cpp")
             add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})
             add_ldflags("-fsanitize=" .. sanitizer, {force = true})
         end

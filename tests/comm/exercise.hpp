@@ -152,4 +152,17 @@ inline void expect_all_fine(const Ends& ends) {
     BOOST_TEST(ends[r].empty(), "rank " << r << ": " << ends[r]);
 }
 
+/// Every rank but the culprit ends with words that contain all of `parts`.
+inline void expect_words(const Ends& ends, std::size_t culprit,
+                         const std::vector<std::string>& parts) {
+  for (std::size_t r = 0; r < ends.size(); ++r) {
+    if (r == culprit) continue;
+    for (const std::string& part : parts) {
+      BOOST_TEST(ends[r].find(part) != std::string::npos, "rank " << r << " said: " << ends[r]);
+    }
+  }
+}
+
+inline constexpr std::size_t nobody = static_cast<std::size_t>(-1);
+
 }  // namespace ranks

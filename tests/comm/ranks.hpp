@@ -5,6 +5,7 @@
 
 #include <poll.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -45,9 +46,28 @@ inline std::string run_rank(Rank rank, std::size_t world, const std::string& add
   }
 }
 
-/// Ranks that do not end within the limit are killed and named.
+/// A zeroed T that forked ranks share with their parent.
+template <class T>
+class Common {
+ public:
+  Common()
+      : data_(mmap(nullptr, sizeof(T), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
+    require(data_ != MAP_FAILED, "mmap failed");
+  }
+  Common(const Common&) = delete;
+  Common& operator=(const Common&) = delete;
+  ~Common() { munmap(data_, sizeof(T)); }
+
+  T& operator*() const { return *static_cast<T*>(data_); }
+  T* operator->() const { return static_cast<T*>(data_); }
+
+ private:
+  void* data_;
+};
+
+/// Ranks that do not end within the limit are killed, all at once, and named.
 inline Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
-                          std::chrono::seconds limit = 60s) {
+                          std::chrono::microseconds limit = 60s) {
   const shm::MemoryFile file = shm::Engine::make_file(WorldSize{world});
   const std::string address = shm::Engine::address(file);
   struct Child {
@@ -71,24 +91,24 @@ inline Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, 
   }
   Ends result(world);
   const auto deadline = std::chrono::steady_clock::now() + limit;
+  bool over = false;
   for (std::size_t r = 0; r < world; ++r) {
     int status = 0;
-    bool hung = false;
     while (waitpid(children[r].pid, &status, WNOHANG) == 0) {
-      if (std::chrono::steady_clock::now() > deadline && !hung) {
-        hung = true;
-        kill(children[r].pid, SIGKILL);
+      if (!over && std::chrono::steady_clock::now() > deadline) {
+        over = true;
+        for (std::size_t w = r; w < world; ++w) kill(children[w].pid, SIGKILL);
       }
-      std::this_thread::sleep_for(1ms);
+      std::this_thread::sleep_for(200us);
     }
     char words[4096];
     const ssize_t n = read(children[r].words, words, sizeof(words));
     close(children[r].words);
     if (n > 0) result[r].assign(words, static_cast<std::size_t>(n));
-    if (hung)
-      result[r] = "hung, and was killed by the watchdog";
-    else if (WIFSIGNALED(status))
-      result[r] = "signal " + std::to_string(WTERMSIG(status));
+    if (WIFSIGNALED(status)) {
+      result[r] = "signal " + std::to_string(WTERMSIG(status)) +
+                  (over ? ": hung, and was killed by the watchdog" : "");
+    }
   }
   return result;
 }

@@ -1,0 +1,41 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Repeating what must hold every time, at random points that can be repeated too.
+
+#include <boost/test/unit_test.hpp>
+#include <cstdio>
+#include <cstdlib>
+#include <random>
+#include <string>
+
+namespace ranks {
+
+/// `./x test --long` repeats more often.
+inline int repetitions(int usually, int in_long_runs) {
+  return std::getenv("LOCKSTEP_LONG") != nullptr ? in_long_runs : usually;
+}
+
+/// Random numbers of a test. The seed is printed; LOCKSTEP_SEED sets it, to see a failure again.
+class Chance {
+ public:
+  Chance() : seed_(choose()), engine_(seed_) {
+    const auto& test = boost::unit_test::framework::current_test_case().p_name.get();
+    std::fprintf(stderr, "%s: LOCKSTEP_SEED=%u\n", test.c_str(), seed_);
+  }
+
+  /// One of [0, below).
+  unsigned operator()(unsigned below) {
+    return std::uniform_int_distribution<unsigned>(0, below - 1)(engine_);
+  }
+
+ private:
+  static unsigned choose() {
+    const char* const given = std::getenv("LOCKSTEP_SEED");
+    return given != nullptr ? static_cast<unsigned>(std::stoul(given)) : std::random_device{}();
+  }
+
+  unsigned seed_;
+  std::mt19937 engine_;
+};
+
+}  // namespace ranks
