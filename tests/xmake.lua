@@ -8,7 +8,7 @@ target("unit")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep")
     add_files("main.cpp", "*/*_test.cpp")
-    remove_files("comm/*_test.cpp")
+    remove_files("comm/*_test.cpp", "train/*_test.cpp")
     add_syslinks("pthread")
     add_includedirs(".")
     set_optimize("none")
@@ -36,6 +36,20 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
         end
     target_end()
 end
+
+-- Ranks that train: real processes, against PyTorch's figures and against one process.
+target("train")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep")
+    add_files("main.cpp", "train/*_test.cpp")
+    add_includedirs(".")
+    add_syslinks("pthread")
+    add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+    set_optimize("none")
+    add_cxflags("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", {force = true})
+    add_ldflags("-fsanitize=address,undefined", {force = true})
+target_end()
 
 -- A program that launches itself and behaves as it is told: what tests/launch/run supervises.
 target("trainer")

@@ -17,9 +17,9 @@ struct Optimizer {
 };
 }  // namespace axes
 
-/// A choice of this axis is a rule: how many numbers it keeps per element (`states`), its `Options`,
-/// which are values and have a learning rate `lr`, and `at<A>(options, lr, step)`, the constants of
-/// one step, counted from 1, as a function of one element in arithmetic of type A:
+/// A choice of this axis is a rule: how many numbers it keeps per element (`states`), its
+/// `Options`, which are values and have a learning rate `lr`, and `at<A>(options, lr, step)`, the
+/// constants of one step, counted from 1, as a function of one element in arithmetic of type A:
 ///
 ///     update(parameter, gradient, state)   // A&, A, A[states]
 ///

@@ -40,8 +40,8 @@ class BasicDdp {
   using model_type = Model;
   using bare_step = typename Traits::bare_step;
   /// What the model's forward and backward are given.
-  using step_type = std::conditional_t<Traits::tracks, TrackedStep<Model, bare_step, Gradients>,
-                                       bare_step>;
+  using step_type =
+      std::conditional_t<Traits::tracks, TrackedStep<Model, bare_step, Gradients>, bare_step>;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
@@ -55,13 +55,15 @@ class BasicDdp {
         reducer_(comm, layout_),
         updater_(comm, layout_, parameters_),
         bare_(model_, {parameters_, reducer_.gradients(), buffers_}) {
-    initialize([&](auto& initial) {
-      if constexpr (requires { model_.initialize(initial); }) {
-        model_.initialize(initial);
-      } else {
-        initial.fill_by_default();
-      }
-    }, seed);
+    initialize(
+        [&](auto& initial) {
+          if constexpr (requires { model_.initialize(initial); }) {
+            model_.initialize(initial);
+          } else {
+            initial.fill_by_default();
+          }
+        },
+        seed);
   }
   BasicDdp(const BasicDdp&) = delete;
   BasicDdp& operator=(const BasicDdp&) = delete;
@@ -167,9 +169,10 @@ class BasicDdp {
     if constexpr (Traits::broadcasts_buffers) {
       if (synchronizes) synchronize_buffers();
     }
-    return guard([&] { return with_step([&](auto& step) {
-        return static_cast<double>(model_.forward(step, batch));
-      }); });
+    return guard([&] {
+      return with_step(
+          [&](auto& step) { return static_cast<double>(model_.forward(step, batch)); });
+    });
   }
 
   template <class Batch>
@@ -253,8 +256,7 @@ class BasicDdp {
   }
 
   void broadcast(std::byte* data, std::size_t size) {
-    if (size != 0)
-      comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0});
+    if (size != 0) comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0});
   }
 
   Comm& comm_;

@@ -28,8 +28,7 @@ class Readiness {
   /// A gradient has arrived, for the first time in this pass.
   void mark(std::size_t parameter, std::size_t bucket) {
     if (ready_[parameter]) [[unlikely]] {
-      throw Error("backward",
-                  "the gradient of " + name_of(parameter) + " was marked ready twice",
+      throw Error("backward", "the gradient of " + name_of(parameter) + " was marked ready twice",
                   "call step.ready once for each parameter, when its gradient is complete");
     }
     ready_[parameter] = true;

@@ -22,9 +22,9 @@
 namespace lockstep {
 
 /// Follows a backward pass. The model writes gradients where `target` says and marks each as ready;
-/// in a pass that synchronises, a bucket's reduction starts with its last gradient, buckets strictly
-/// in order. (Where parameters are shared by a host, nothing starts early: reduction and update are
-/// one pass, and no rank may write parameters while another is in backward.)
+/// in a pass that synchronises, a bucket's reduction starts with its last gradient, buckets
+/// strictly in order. (Where parameters are shared by a host, nothing starts early: reduction and
+/// update are one pass, and no rank may write parameters while another is in backward.)
 ///
 /// A micro-batch after the first writes into a second arena, and `ready` adds it to the first while
 /// it is still in the cache: models only ever overwrite, and nothing is ever zeroed.
@@ -93,14 +93,14 @@ class Reducer {
   void wait(std::size_t b) {
     if constexpr (!Traits::alone) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
-      with_element<Model, TensorRole::parameter>(bucket.element, [&]<class T>(
-                                                                     std::type_identity<T>) {
-        if constexpr (starts_early) {
-          works_.template wait<T>(b);
-        } else {
-          comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes), Average{});
-        }
-      });
+      with_element<Model, TensorRole::parameter>(
+          bucket.element, [&]<class T>(std::type_identity<T>) {
+            if constexpr (starts_early) {
+              works_.template wait<T>(b);
+            } else {
+              comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes), Average{});
+            }
+          });
     }
   }
 

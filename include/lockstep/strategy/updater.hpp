@@ -49,9 +49,7 @@ class Updater {
   void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
 
   /// The learning rate of the next update.
-  double learning_rate() const {
-    return options_.lr * Curve::factor(schedule_, {steps_, epoch_});
-  }
+  double learning_rate() const { return options_.lr * Curve::factor(schedule_, {steps_, epoch_}); }
 
   /// Averages the gradients and updates the parameters. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks.
@@ -270,7 +268,7 @@ class Updater {
   double rate_ = 0;
   std::uint64_t steps_ = 0;
   std::uint64_t epoch_ = 0;
-  typename Gradients::Usage used_{};                          // where unused ones are skipped
+  typename Gradients::Usage used_{};                         // where unused ones are skipped
   std::array<std::uint64_t, Traits::parameters> updates_{};  // of each parameter, likewise
 };
 

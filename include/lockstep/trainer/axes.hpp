@@ -34,23 +34,25 @@ namespace lockstep {
 /// told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where ranks share memory,
 /// parameters live in it once.
 template <class TheStrategy, class TheDevice, class TheBackend>
-using DefaultPolicies = PolicyPack<
-    TheStrategy, TheDevice, TheBackend, World<dynamic>, Sampler<Distributed, Padding>,
-    Optimizer<SGD>, Schedule<Constant>, Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>,
-    UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
-    Sharding<std::conditional_t<std::is_same_v<TheStrategy, ParallelStrategy<DDP>> &&
-                                    std::is_same_v<TheDevice, Device<Cpu>> &&
-                                    std::is_same_v<TheBackend, Backend<Shm>>,
-                                HostShared, Replicated>>,
-    Hooks<>, Progress<Callers>>;
+using DefaultPolicies =
+    PolicyPack<TheStrategy, TheDevice, TheBackend, World<dynamic>, Sampler<Distributed, Padding>,
+               Optimizer<SGD>, Schedule<Constant>, Buckets<>, Accumulate<1>, Clip<>,
+               Buffers<Broadcast>, UnusedParameters<Forbid>, UnevenInputs<Even>,
+               Precision<AsDeclared>, EagerStep, LossOnOutput,
+               Sharding<std::conditional_t<std::is_same_v<TheStrategy, ParallelStrategy<DDP>> &&
+                                               std::is_same_v<TheDevice, Device<Cpu>> &&
+                                               std::is_same_v<TheBackend, Backend<Shm>>,
+                                           HostShared, Replicated>>,
+               Hooks<>, Progress<Callers>>;
 
 namespace detail {
 
 template <class... Ps>
 struct DefaultsFor {
   using TheDevice = PickOr<Device<Cpu>, Ps...>;
-  using TheBackend = PickOr<
-      Backend<std::conditional_t<std::is_same_v<TheDevice, Device<Cuda>>, Nccl, Shm>>, Ps...>;
+  using TheBackend =
+      PickOr<Backend<std::conditional_t<std::is_same_v<TheDevice, Device<Cuda>>, Nccl, Shm>>,
+             Ps...>;
   using type = DefaultPolicies<PickOr<ParallelStrategy<DDP>, Ps...>, TheDevice, TheBackend>;
 };
 

@@ -18,10 +18,10 @@ namespace lockstep {
 
 /// The communicator of a job's backend, world and progress policies.
 template <class Policies>
-using CommunicatorOf = std::conditional_t<
-    Pick<axes::World, Policies>::static_size == 1, LoopbackCommunicator,
-    ShmCommunicator<Pick<axes::World, Policies>::static_size,
-                    typename Pick<axes::Progress, Policies>::choice>>;
+using CommunicatorOf =
+    std::conditional_t<Pick<axes::World, Policies>::static_size == 1, LoopbackCommunicator,
+                       ShmCommunicator<Pick<axes::World, Policies>::static_size,
+                                       typename Pick<axes::Progress, Policies>::choice>>;
 
 namespace detail {
 template <class Model, class... Ps>

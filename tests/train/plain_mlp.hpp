@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The reference network of `ddp.json` in plain loops: Linear, ReLU, Linear, ReLU, Linear,
+/// cross entropy. Slow and easy to believe.
+
+#include <algorithm>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/model/declaration.hpp"
+#include "lockstep/model/model.hpp"
+
+namespace train {
+
+using namespace lockstep;
+
+/// wave(shape, k, scale)[i] = scale * sin(0.37 i + k): what reference data is made of.
+inline double wave(std::size_t i, double k, double scale) {
+  return scale * std::sin(0.37 * static_cast<double>(i) + k);
+}
+
+struct Samples {
+  std::size_t inputs = 0;
+  std::vector<double> x;  // rows of `inputs`
+  std::vector<std::size_t> y;
+
+  std::size_t size() const { return y.size(); }
+};
+
+/// Extents may be `dynamic`: then they are the constructor's.
+template <std::size_t In, std::size_t Hidden, std::size_t Out>
+struct PlainMlp {
+  using Parameters = ParameterList<
+      Parameter<"fc1.weight", double, Hidden, In>, Parameter<"fc1.bias", double, Hidden>,
+      Parameter<"fc2.weight", double, Hidden, Hidden>, Parameter<"fc2.bias", double, Hidden>,
+      Parameter<"fc3.weight", double, Out, Hidden>, Parameter<"fc3.bias", double, Out>>;
+
+  std::size_t in = In;
+  std::size_t hidden = Hidden;
+  std::size_t out = Out;
+  double loss_scale = 1;
+
+  void shapes(auto& shape) const {
+    shape("fc1.weight"_p, hidden, in);
+    shape("fc1.bias"_p, hidden);
+    shape("fc2.weight"_p, hidden, hidden);
+    shape("fc2.bias"_p, hidden);
+    shape("fc3.weight"_p, out, hidden);
+    shape("fc3.bias"_p, out);
+  }
+
+  void initialize(auto& initial) {
+    double k = 1;
+    const auto fill = [&](const auto& view) {
+      for (std::size_t i = 0; i < view.size(); ++i) view.data_handle()[i] = wave(i, k, 0.2);
+      ++k;
+    };
+    for_each_parameter(initial, fill);
+  }
+
+  static void for_each_parameter(const auto& step, auto&& f) {
+    f(step.param("fc1.weight"_p));
+    f(step.param("fc1.bias"_p));
+    f(step.param("fc2.weight"_p));
+    f(step.param("fc2.bias"_p));
+    f(step.param("fc3.weight"_p));
+    f(step.param("fc3.bias"_p));
+  }
+
+  double forward(auto& step, const Samples& batch) {
+    linear(step.param("fc1.weight"_p), step.param("fc1.bias"_p), batch.x, a1, true);
+    linear(step.param("fc2.weight"_p), step.param("fc2.bias"_p), a1, a2, true);
+    linear(step.param("fc3.weight"_p), step.param("fc3.bias"_p), a2, probabilities, false);
+    double loss = 0;
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      double* const row = &probabilities[b * out];
+      const double top = *std::max_element(row, row + out);
+      double sum = 0;
+      for (std::size_t j = 0; j < out; ++j) sum += std::exp(row[j] - top);
+      loss += std::log(sum) + top - row[batch.y[b]];
+      for (std::size_t j = 0; j < out; ++j) row[j] = std::exp(row[j] - top) / sum;
+    }
+    return loss_scale * loss / static_cast<double>(batch.size());
+  }
+
+  void backward(auto& step, const Samples& batch) {
+    std::vector<double> d = probabilities;
+    for (std::size_t b = 0; b < batch.size(); ++b) d[b * out + batch.y[b]] -= 1;
+    for (double& value : d) value *= loss_scale / static_cast<double>(batch.size());
+    layer_back(step.grad("fc3.weight"_p), step.grad("fc3.bias"_p), a2, d);
+    step.ready("fc3.bias"_p);
+    step.ready("fc3.weight"_p);
+    d = input_gradient(step.param("fc3.weight"_p), d, a2);
+    layer_back(step.grad("fc2.weight"_p), step.grad("fc2.bias"_p), a1, d);
+    step.ready("fc2.bias"_p);
+    step.ready("fc2.weight"_p);
+    d = input_gradient(step.param("fc2.weight"_p), d, a1);
+    layer_back(step.grad("fc1.weight"_p), step.grad("fc1.bias"_p), batch.x, d);
+    step.ready("fc1.bias"_p);
+    step.ready("fc1.weight"_p);
+  }
+
+ private:
+  static void linear(const auto& w, const auto& bias, const std::vector<double>& x,
+                     std::vector<double>& y, bool relu) {
+    const std::size_t n = w.extent(0);
+    const std::size_t m = w.extent(1);
+    y.assign(x.size() / m * n, 0);
+    for (std::size_t b = 0; b < x.size() / m; ++b) {
+      for (std::size_t j = 0; j < n; ++j) {
+        double sum = bias(j);
+        for (std::size_t i = 0; i < m; ++i) sum += w(j, i) * x[b * m + i];
+        y[b * n + j] = relu ? std::max(0.0, sum) : sum;
+      }
+    }
+  }
+
+  static void layer_back(const auto& w, const auto& bias, const std::vector<double>& x,
+                         const std::vector<double>& d) {
+    const std::size_t n = w.extent(0);
+    const std::size_t m = w.extent(1);
+    for (std::size_t j = 0; j < n; ++j) {
+      bias(j) = 0;
+      for (std::size_t b = 0; b < d.size() / n; ++b) bias(j) += d[b * n + j];
+      for (std::size_t i = 0; i < m; ++i) {
+        w(j, i) = 0;
+        for (std::size_t b = 0; b < d.size() / n; ++b) w(j, i) += d[b * n + j] * x[b * m + i];
+      }
+    }
+  }
+
+  static std::vector<double> input_gradient(const auto& w, const std::vector<double>& d,
+                                            const std::vector<double>& activation) {
+    const std::size_t n = w.extent(0);
+    const std::size_t m = w.extent(1);
+    std::vector<double> result(activation.size(), 0);
+    for (std::size_t b = 0; b < d.size() / n; ++b) {
+      for (std::size_t i = 0; i < m; ++i) {
+        for (std::size_t j = 0; j < n; ++j) result[b * m + i] += w(j, i) * d[b * n + j];
+        if (activation[b * m + i] <= 0) result[b * m + i] = 0;
+      }
+    }
+    return result;
+  }
+
+  std::vector<double> a1, a2, probabilities;
+};
+
+/// The batch of rank r in micro-step s, as `ddp.json` has it.
+inline Samples reference_batch(std::size_t rows, std::size_t inputs, std::size_t classes,
+                               std::size_t s, std::size_t r) {
+  Samples batch{inputs, std::vector<double>(rows * inputs), std::vector<std::size_t>(rows)};
+  for (std::size_t i = 0; i < batch.x.size(); ++i)
+    batch.x[i] = wave(i, 100 + 10 * static_cast<double>(s) + static_cast<double>(r), 1);
+  for (std::size_t j = 0; j < rows; ++j) batch.y[j] = (7 * s + 3 * r + j) % classes;
+  return batch;
+}
+
+}  // namespace train
