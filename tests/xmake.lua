@@ -9,7 +9,7 @@ target("unit")
     add_deps("lockstep")
     add_files("main.cpp", "*/*_test.cpp")
     remove_files("comm/*_test.cpp", "train/*_test.cpp")
-    add_syslinks("pthread")
+    add_syslinks("pthread", "z")
     add_includedirs(".")
     set_optimize("none")
     add_cxflags("-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g1", {force = true})
@@ -18,7 +18,7 @@ target("unit")
 target_end()
 
 -- Ranks that communicate: everything at full speed; what does not need every element type also under the
--- address and the thread sanitizer.
+-- address and the thread sanitizer, the latter with the loader's threads.
 for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", comm_thread = "thread"}) do
     target(name)
         set_kind("binary")
@@ -33,6 +33,9 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
             remove_files("comm/types_test.cpp")
             add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})
             add_ldflags("-fsanitize=" .. sanitizer, {force = true})
+        end
+        if sanitizer == "thread" then
+            add_files("data/loader_test.cpp")
         end
     target_end()
 end

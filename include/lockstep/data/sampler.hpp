@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sampler axis: which samples a rank sees, and what happens when they do not divide.
+/// @file The sampler axis: which samples a rank sees, what happens when they do not divide, and in
+/// which order they come.
 
 #include <string_view>
 
@@ -14,6 +15,9 @@ struct Sampler {
 };
 struct Remainder {
   static constexpr std::string_view name = "Remainder";
+};
+struct Order {
+  static constexpr std::string_view name = "Order";
 };
 }  // namespace axes
 
@@ -42,14 +46,32 @@ struct Masked : Choice<axes::Remainder> {
   static constexpr std::string_view name = "Masked";
 };
 
-template <class Scheme, class Rest = Padding>
+/// The permutation PyTorch makes, sample for sample. Every rank computes all of it and keeps its
+/// share.
+struct TorchShuffle : Choice<axes::Order> {
+  static constexpr std::string_view name = "TorchShuffle";
+};
+
+/// A keyed bijection: no memory, no start-up time, any number of samples.
+struct KeyedShuffle : Choice<axes::Order> {
+  static constexpr std::string_view name = "KeyedShuffle";
+};
+
+/// As the data set has them.
+struct InOrder : Choice<axes::Order> {
+  static constexpr std::string_view name = "InOrder";
+};
+
+template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>
 struct Sampler : ChoicePolicy<axes::Sampler, Scheme> {
   using remainder = Rest;
-  static constexpr bool well_formed =
-      ChoiceOf<Scheme, axes::Sampler> && ChoiceOf<Rest, axes::Remainder>;
-  static constexpr bool built() { return Scheme::built && Rest::built; }
+  using order = Sequence;
+  static constexpr bool well_formed = ChoiceOf<Scheme, axes::Sampler> &&
+                                      ChoiceOf<Rest, axes::Remainder> &&
+                                      ChoiceOf<Sequence, axes::Order>;
+  static constexpr bool built() { return Scheme::built && Rest::built && Sequence::built; }
   static constexpr void fingerprint(Hash& hash) {
-    hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name);
+    hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name).text(Sequence::name);
   }
 };
 

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file DistributedSampler: the indices of the samples that a rank sees, epoch by epoch.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+#include <type_traits>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/order.hpp"
+#include "lockstep/data/sampler.hpp"
+#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/share.hpp"
+
+namespace lockstep {
+
+struct SamplerOptions {
+  bool shuffle = true;  ///< false: in order, whatever the order policy
+  Seed seed{0};         ///< the same on every rank
+};
+
+/// PyTorch's DistributedSampler, index for index with `Padding` and `DropLast` under
+/// `TorchShuffle`. No samples give no draws.
+///
+/// Iterating begins the epoch at its first draw; after `resume` it goes on where the state was
+/// taken. Say `set_epoch` before every epoch, or every epoch has the same order.
+template <class Remainder = Padding, class Order = TorchShuffle>
+class DistributedSampler {
+  static_assert(ChoiceOf<Remainder, axes::Remainder> && ChoiceOf<Order, axes::Order>,
+                "lockstep: DistributedSampler takes a remainder (Padding, DropLast, Exact, Masked) "
+                "and an order (TorchShuffle, KeyedShuffle, InOrder)");
+
+ public:
+  /// Whether some draws have weight 0.
+  static constexpr bool masks = std::is_same_v<Remainder, Masked>;
+
+  DistributedSampler(std::size_t samples, WorldSize world, Rank rank, SamplerOptions options = {})
+      : share_(samples, world, rank), options_(options) {}
+
+  std::size_t samples() const { return share_.samples(); }
+  WorldSize world() const { return share_.world(); }
+  Rank rank() const { return share_.rank(); }
+  Epoch epoch() const { return epoch_; }
+
+  /// How many samples this rank draws in an epoch.
+  std::size_t size() const { return share_.size(); }
+
+  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation: have
+  /// it over before several threads call.
+  std::size_t operator[](std::size_t k) const {
+    if (!options_.shuffle) return share_.place(k);
+    if (!prepared_) prepare();
+    return order_.at(share_, k);
+  }
+
+  /// What draw k counts: 0 for duplicates under `Masked`, otherwise 1.
+  float weight(std::size_t k) const { return share_.weight(k); }
+
+  /// Begins another epoch. Saying the current one again changes nothing, so that a loop over epochs
+  /// can begin with the one that was resumed.
+  void set_epoch(Epoch epoch) {
+    if (epoch == epoch_) return;
+    epoch_ = epoch;
+    position_ = 0;
+    resumed_ = false;
+    prepared_ = false;
+  }
+
+  /// How many draws of the epoch are over.
+  std::size_t position() const { return position_; }
+
+  /// Goes back to the first draw of the epoch, except once after `resume`.
+  void start() {
+    if (!resumed_) position_ = 0;
+    resumed_ = false;
+  }
+
+  /// Counts draws as over.
+  void advance(std::size_t draws) { position_ += draws; }
+
+  SamplerState state() const {
+    return {share_.samples(), share_.world(), options_.seed, rule(), epoch_, position_};
+  }
+
+  /// Goes on where `state` was taken, on any rank of an equal job.
+  void resume(const SamplerState& state) {
+    require_same_draws(this->state(), state);
+    if (state.position > share_.longest())
+      throw Error("DistributedSampler",
+                  "the saved state is at draw " + std::to_string(state.position) +
+                      " of an epoch of " + std::to_string(share_.longest()),
+                  "resume from a state that state() gave");
+    set_epoch(state.epoch);
+    position_ = std::min(state.position, size());  // under Exact, ranks may differ by one
+    resumed_ = true;
+  }
+
+  /// Gives the draws one by one; the one in hand counts as over.
+  class Iterator {
+   public:
+    using value_type = std::size_t;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(DistributedSampler& sampler) : sampler_(&sampler) { ++*this; }
+
+    std::size_t operator*() const { return index_; }
+    Iterator& operator++() {
+      done_ = sampler_->position_ == sampler_->size();
+      if (!done_) index_ = (*sampler_)[sampler_->position_++];
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return done_; }
+
+   private:
+    DistributedSampler* sampler_;
+    std::size_t index_ = 0;
+    bool done_ = false;
+  };
+
+  Iterator begin() {
+    start();
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  void prepare() const {
+    order_.prepare(share_, options_.seed, epoch_);
+    prepared_ = true;
+  }
+
+  std::uint64_t rule() const {
+    return Hash{}
+        .text(Remainder::name)
+        .text(options_.shuffle ? Order::name : InOrder::name)
+        .value();
+  }
+
+  Share<Remainder> share_;
+  SamplerOptions options_;
+  Epoch epoch_{0};
+  std::size_t position_ = 0;
+  bool resumed_ = false;
+  mutable bool prepared_ = false;
+  mutable EpochOrder<Order> order_;
+};
+
+static_assert(std::input_iterator<DistributedSampler<>::Iterator>);
+
+}  // namespace lockstep

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A batch of rows with a label each: what classifiers and regressions train on.
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "lockstep/data/dataset.hpp"
+
+namespace lockstep {
+
+template <class X, class Y>
+struct LabelledBatch {
+  std::vector<X> inputs;  ///< row-major, `width` columns
+  std::vector<Y> labels;
+  std::vector<float> weights;  ///< what each sample counts: 1, or 0 for a duplicate under `Masked`
+  std::size_t width = 0;
+
+  std::size_t size() const { return labels.size(); }
+
+  std::span<X> row(std::size_t i) { return std::span(inputs).subspan(i * width, width); }
+  std::span<const X> row(std::size_t i) const {
+    return std::span(inputs).subspan(i * width, width);
+  }
+
+  /// Room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
+  /// allocates nothing.
+  void resize(std::size_t rows, std::size_t columns) {
+    width = columns;
+    inputs.resize(rows * columns);
+    labels.resize(rows);
+    weights.assign(rows, 1.f);
+  }
+};
+
+static_assert(WeightedBatch<LabelledBatch<float, int>>);
+
+}  // namespace lockstep

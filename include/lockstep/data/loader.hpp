@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file DataLoader: the batches of an epoch, in order, loaded ahead by worker threads.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <iterator>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/load_queue.hpp"
+#include "lockstep/data/sampler_state.hpp"
+
+namespace lockstep {
+
+/// What a loader asks of a sampler: the draws of an epoch by number, and a position in it.
+template <class S>
+concept Sampling = requires(S& sampler, const S& sampled, SamplerState state, std::size_t k) {
+  { S::masks } -> std::convertible_to<bool>;
+  { sampled.samples() } -> std::convertible_to<std::size_t>;
+  { sampled.size() } -> std::convertible_to<std::size_t>;
+  { sampled.position() } -> std::convertible_to<std::size_t>;
+  { sampled[k] } -> std::convertible_to<std::size_t>;
+  { sampled.weight(k) } -> std::convertible_to<float>;
+  { sampled.state() } -> std::same_as<SamplerState>;
+  sampler.resume(state);
+  sampler.start();
+  sampler.advance(k);
+};
+
+static_assert(Sampling<DistributedSampler<>>);
+
+struct LoaderOptions {
+  std::size_t batch_size = 1;
+  bool drop_last = false;    ///< leave out a last batch that is not full
+  std::size_t workers = 1;   ///< threads that load; 0: whoever iterates
+  std::size_t prefetch = 2;  ///< batches that each worker loads ahead
+};
+
+/// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
+/// are the same for any number of workers. A batch is valid until the next; its memory is reused.
+/// What a worker throws is thrown where its batch was due. Data set and sampler must outlive the
+/// loader; one thread iterates.
+template <Dataset Source, Sampling Sampler>
+class DataLoader {
+ public:
+  using batch_type = typename Source::batch_type;
+  static_assert(!Sampler::masks || WeightedBatch<batch_type>,
+                "lockstep: Masked gives duplicates weight 0, and this data set's batches have no "
+                "weights; give its batch_type a member `weights`, or choose another remainder");
+
+  DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options)
+      : sampler_(sampler),
+        options_(checked(options, dataset, sampler)),
+        queue_(options.workers * options.prefetch + 1, options.workers, Load{&dataset}) {}
+
+  DataLoader(const Source&&, Sampler&,
+             LoaderOptions) = delete;  // it would be gone by the first batch
+
+  /// How many batches an epoch has.
+  std::size_t size() const { return batches(sampler_.size()); }
+
+  /// Where the next batch begins that was not given out: batches loaded ahead do not count.
+  SamplerState state() const { return sampler_.state(); }
+  void resume(const SamplerState& state) { sampler_.resume(state); }
+
+  class Iterator {
+   public:
+    using value_type = batch_type;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(DataLoader& loader) : loader_(&loader), batch_(loader.next()) {}
+
+    const batch_type& operator*() const { return *batch_; }
+    const batch_type* operator->() const { return batch_; }
+    Iterator& operator++() {
+      batch_ = loader_->next();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+   private:
+    DataLoader* loader_;
+    const batch_type* batch_;
+  };
+
+  Iterator begin() {
+    queue_.clear();
+    sampler_.start();
+    requested_ = sampler_.position();
+    left_ = unrequested_ = batches(sampler_.size() - requested_);
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  struct Slot {
+    std::vector<std::size_t> indices;
+    std::vector<float> weights;
+    batch_type batch;
+  };
+
+  struct Load {
+    const Source* dataset;
+    void operator()(Slot& slot) const {
+      dataset->load(slot.indices, slot.batch);
+      if constexpr (Sampler::masks)
+        std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
+    }
+  };
+
+  static LoaderOptions checked(LoaderOptions options, const Source& dataset,
+                               const Sampler& sampler) {
+    if (options.batch_size == 0)
+      throw Error("DataLoader", "batches of no samples", "set batch_size to 1 or more");
+    if (options.workers != 0 && options.prefetch == 0)
+      throw Error("DataLoader", "workers that load nothing ahead",
+                  "set prefetch to 1 or more, or workers to 0");
+    if (sampler.samples() != dataset.size())
+      throw Error("DataLoader",
+                  "the sampler draws from " + std::to_string(sampler.samples()) +
+                      " samples and the data set has " + std::to_string(dataset.size()),
+                  "make the sampler with the size of this data set");
+    return options;
+  }
+
+  std::size_t batches(std::size_t draws) const {
+    const std::size_t last = options_.drop_last ? 0 : options_.batch_size - 1;
+    return (draws + last) / options_.batch_size;
+  }
+
+  /// Gives out the next batch; nothing at the end of the epoch, or of one that failed.
+  const batch_type* next() {
+    if (left_ == 0) return nullptr;
+    for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
+    const std::size_t left = std::exchange(left_, 0);
+    Slot& slot = queue_.take();
+    left_ = left - 1;
+    sampler_.advance(slot.indices.size());
+    return &slot.batch;
+  }
+
+  /// Only here are draws made, on the thread that iterates: workers never see the sampler.
+  void request() {
+    queue_.request([this](Slot& slot) {
+      const std::size_t end = std::min(requested_ + options_.batch_size, sampler_.size());
+      slot.indices.clear();
+      slot.weights.clear();
+      for (; requested_ != end; ++requested_) {
+        slot.indices.push_back(sampler_[requested_]);
+        if constexpr (Sampler::masks) slot.weights.push_back(sampler_.weight(requested_));
+      }
+    });
+  }
+
+  Sampler& sampler_;
+  LoaderOptions options_;
+  std::size_t requested_ = 0;    ///< draws of the epoch up to here are in the queue or behind us
+  std::size_t unrequested_ = 0;  ///< batches not in the queue yet
+  std::size_t left_ = 0;         ///< batches not given out yet
+  LoadQueue<Slot, Load> queue_;
+};
+
+}  // namespace lockstep

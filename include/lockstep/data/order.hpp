@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The orders behind the choices: what stands at a rank's places of an epoch.
+
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/index_list.hpp"
+#include "lockstep/data/keyed_permutation.hpp"
+#include "lockstep/data/sampler.hpp"
+#include "lockstep/data/torch_permutation.hpp"
+
+namespace lockstep {
+
+/// An order: `prepare(share, seed, epoch)` once an epoch, then `at(share, k)` gives the k-th sample
+/// of the share.
+template <class Order>
+class EpochOrder;
+
+template <>
+class EpochOrder<InOrder> {
+ public:
+  void prepare(const auto&, Seed, Epoch) {}
+  std::size_t at(const auto& share, std::size_t k) const { return share.place(k); }
+};
+
+/// Nothing is listed, so the first sample is there at once, however many there are.
+template <>
+class EpochOrder<KeyedShuffle> {
+ public:
+  void prepare(const auto& share, Seed seed, Epoch epoch) {
+    // not seed + epoch, under which epoch 1 of seed 0 would be epoch 0 of seed 1
+    permutation_ = {share.samples(), mix_bits(mix_bits(seed.value()) + epoch.value())};
+  }
+  std::size_t at(const auto& share, std::size_t k) const { return permutation_[share.place(k)]; }
+
+ private:
+  KeyedPermutation permutation_;
+};
+
+/// The permutation exists only while the share is taken out of it: 4 bytes a sample then, 4 bytes a
+/// draw afterwards.
+template <>
+class EpochOrder<TorchShuffle> {
+ public:
+  void prepare(const auto& share, Seed seed, Epoch epoch) {
+    if (share.samples() > std::numeric_limits<std::uint32_t>::max())
+      throw Error("DistributedSampler",
+                  "TorchShuffle lists its " + std::to_string(share.samples()) + " samples",
+                  "use KeyedShuffle, which needs no memory, from 2^32 samples on");
+    IndexList permutation(share.samples());
+    torch_permutation(std::span(permutation), seed.value() + epoch.value());
+    if (share.world() == WorldSize{1}) {
+      drawn_ = std::move(permutation);
+      return;
+    }
+    drawn_.resize(share.size());
+    for (std::size_t k = 0; k != drawn_.size(); ++k) drawn_[k] = permutation[share.place(k)];
+  }
+  std::size_t at(const auto&, std::size_t k) const { return drawn_[k]; }
+
+ private:
+  IndexList drawn_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Where in its data a job is: what a checkpoint keeps, and what a resumed job compares.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+/// The same on every rank, so that the state of one restores all.
+struct SamplerState {
+  std::size_t samples = 0;
+  WorldSize world;
+  Seed seed;
+  std::uint64_t rule = 0;  ///< a hash of remainder and order
+  Epoch epoch;
+  std::size_t position = 0;  ///< draws of the epoch that are behind us
+
+  friend bool operator==(const SamplerState&, const SamplerState&) = default;
+};
+
+/// Throws unless a sampler that is in state `own` can take up `saved`: unless both draw the same.
+inline void require_same_draws(const SamplerState& own, const SamplerState& saved) {
+  const auto require = [](auto here, auto there, const std::string& what, const char* advice) {
+    if (here == there) return;
+    throw Error("DistributedSampler",
+                "the saved state has " + what + " " + std::to_string(there) +
+                    ", this sampler has " + std::to_string(here),
+                advice);
+  };
+  require(own.samples, saved.samples, "sample count", "resume with the same data set");
+  require(own.world.value(), saved.world.value(), "world size",
+          "resume with as many ranks, or begin an epoch with set_epoch");
+  require(own.seed.value(), saved.seed.value(), "seed", "resume with the same seed");
+  if (own.rule != saved.rule)
+    throw Error("DistributedSampler", "the saved state was drawn by another rule",
+                "resume with the same remainder policy, order and shuffle option");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file PyTorch's `randperm` on the CPU, number for number.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <numeric>
+#include <span>
+#include <utility>
+
+#include "lockstep/data/mersenne_twister.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// From this many items on PyTorch draws 64 bits, because 32 would favour small numbers.
+inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
+
+/// Fisher and Yates, forwards: swap item i with one of those from i on. Draws do not depend on the
+/// items, so the targets of a whole block are known before its first swap.
+template <std::unsigned_integral Index>
+void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
+  std::iota(items.begin(), items.end(), Index{0});
+  MersenneTwister generator(seed);
+  MersenneTwister::Block draws;
+  const auto size = static_cast<std::uint32_t>(items.size());
+  for (std::uint32_t begin = 0; begin + 1 < size; begin += MersenneTwister::block_size) {
+    generator.draw(draws);
+    const std::uint32_t left = size - begin;
+    // draw % (left - k): the quotient of two 32-bit integers, rounded to 53 bits, never reaches the
+    // next integer, so doubles are exact; and unlike integers they divide in vectors. The last
+    // block runs past the end, where a divisor of one does no harm.
+    for (std::uint32_t k = 0; k != MersenneTwister::block_size; ++k) {
+      const std::uint32_t choices = k < left ? left - k : 1;
+      const auto quotient = static_cast<std::uint32_t>(static_cast<double>(draws[k]) / choices);
+      draws[k] += k - quotient * choices;
+    }
+    Index* const first = items.data() + begin;
+    const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left - 1);
+    for (std::uint32_t k = 0; k != count; ++k) std::swap(first[k], first[draws[k]]);
+  }
+}
+
+/// Inside out: item i moves to the end of the first i, then changes places with one of them.
+template <std::unsigned_integral Index>
+void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
+  MersenneTwister generator(seed);
+  MersenneTwister::Block draws;
+  constexpr std::size_t pairs = MersenneTwister::block_size / 2;
+  for (std::size_t begin = 0; begin < items.size(); begin += pairs) {
+    generator.draw(draws);
+    const std::size_t count = std::min(pairs, items.size() - begin);
+    for (std::size_t k = 0; k != count; ++k) {
+      const std::size_t i = begin + k;
+      const std::uint64_t draw = std::uint64_t{draws[2 * k]} << 32 | draws[2 * k + 1];
+      const std::size_t target = draw % (i + 1);
+      items[i] = static_cast<Index>(i);
+      items[i] = std::exchange(items[target], static_cast<Index>(i));
+    }
+  }
+}
+
+}  // namespace detail
+
+/// Fills `items` with what `torch.randperm(items.size())` gives after `torch.manual_seed(seed)`.
+template <std::unsigned_integral Index>
+void torch_permutation(std::span<Index> items, std::uint64_t seed) {
+  const auto low_bits = static_cast<std::uint32_t>(seed);  // all that PyTorch's generator takes
+  if (items.size() < detail::wide_draws_from) {
+    detail::shuffle_with_narrow_draws(items, low_bits);
+  } else {
+    detail::shuffle_with_wide_draws(items, low_bits);
+  }
+}
+
+}  // namespace lockstep
