@@ -24,7 +24,8 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep")
-        add_files("main.cpp", "comm/collectives_test.cpp", "comm/faults_test.cpp", "comm/process_group_test.cpp")
+        add_files("main.cpp", "comm/collectives_test.cpp", "comm/faults_test.cpp", "comm/process_group_test.cpp",
+                  "comm/tally_test.cpp")
         add_includedirs(".")
         add_syslinks("pthread")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
