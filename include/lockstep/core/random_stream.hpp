@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Random numbers that are the same on every platform, and seeds that differ by rank.
+
+#include <bit>
+#include <cmath>
+#include <concepts>
+#include <cstdint>
+#include <limits>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+namespace detail {
+/// The odd number nearest 2^64 divided by the golden ratio: its multiples spread evenly.
+inline constexpr std::uint64_t golden_step = 0x9e3779b97f4a7c15u;
+
+/// SplitMix64's output function (Stafford's 13th mix): a permutation of the 64-bit numbers.
+constexpr std::uint64_t mix_bits(std::uint64_t bits) {
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  return bits ^ (bits >> 31);
+}
+}  // namespace detail
+
+/// A seed for each rank, where every rank must see other random numbers: environments, dropout,
+/// augmentation. Ranks of one job never share a seed, and seeds that users write in a row (0, 1, 2)
+/// do not give what another rank of another run has.
+constexpr Seed rank_seed(Seed seed, Rank rank) {
+  const std::uint64_t job = detail::mix_bits(seed.value() + detail::golden_step);
+  return Seed{detail::mix_bits(job + rank.value() * detail::golden_step)};
+}
+
+/// SplitMix64 (Steele, Lea, Flood 2014): the n-th number is a function of the seed and n alone, so
+/// a stream can jump, and a checkpoint needs to keep no more than `position()`. A
+/// `UniformRandomBitGenerator`.
+///
+/// The standard's distributions give other numbers with every standard library; these give the same
+/// ones everywhere. Multiply-adds are explicit, since compilers otherwise fuse them on some
+/// machines only.
+class RandomStream {
+ public:
+  using result_type = std::uint64_t;
+
+  constexpr explicit RandomStream(Seed seed, std::uint64_t position = 0)
+      : seed_(seed.value()), position_(position) {}
+
+  static constexpr result_type min() { return 0; }
+  static constexpr result_type max() { return std::numeric_limits<result_type>::max(); }
+
+  constexpr result_type operator()() {
+    return detail::mix_bits(seed_ + ++position_ * detail::golden_step);
+  }
+
+  /// How many numbers were drawn.
+  constexpr std::uint64_t position() const { return position_; }
+  constexpr void discard(std::uint64_t count) { position_ += count; }
+
+  /// In [0, 1), all multiples of 2^-53 (of 2^-24 for float) equally likely.
+  template <std::floating_point T = double>
+  constexpr T uniform() {
+    constexpr int bits = std::numeric_limits<T>::digits < 53 ? std::numeric_limits<T>::digits : 53;
+    return static_cast<T>((*this)() >> (64 - bits)) / static_cast<T>(std::uint64_t{1} << bits);
+  }
+
+  /// In [low, high).
+  template <std::floating_point T>
+  T uniform(T low, T high) {
+    const T x = std::fma(high - low, uniform<T>(), low);
+    return x < high ? x : std::nextafter(high, low);  // it may have been rounded up
+  }
+
+  /// In [0, n), all equally likely.
+  constexpr std::uint64_t below(std::uint64_t n) {
+    check(n > 0, "there is no number below 0: draw below 1 or more");
+    const int unused = std::countl_zero(n - 1);
+    for (;;) {
+      const std::uint64_t x = unused == 64 ? 0 : (*this)() >> unused;
+      if (x < n) return x;
+    }
+  }
+
+  /// Normal, mean 0 and deviation 1: the ratio of uniforms (Kinderman and Monahan 1977). Unlike
+  /// with Box and Muller, no logarithm or cosine, whose last bits differ by platform, enters the
+  /// value.
+  double normal() {
+    constexpr double width = 1.7155277699214135;  // 2 * sqrt(2 / e)
+    for (;;) {
+      const double u = 1 - uniform();
+      const double x = width * (uniform() - 0.5) / u;
+      if (x * x <= -4 * std::log(u)) return x;
+    }
+  }
+  double normal(double mean, double deviation) { return std::fma(deviation, normal(), mean); }
+
+ private:
+  std::uint64_t seed_;
+  std::uint64_t position_;
+};
+
+}  // namespace lockstep

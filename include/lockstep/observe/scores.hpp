@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Named means, and over how much each was taken: what an evaluation has come to.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+
+namespace lockstep {
+
+struct Score {
+  std::string name;
+  double mean = 0;  // NaN where nothing was counted
+  double count = 0;
+
+  bool operator==(const Score&) const = default;
+};
+
+/// In the order in which the names were first used.
+class Scores {
+ public:
+  Scores() = default;
+  explicit Scores(std::vector<Score> scores) : scores_(std::move(scores)) {}
+
+  /// The mean of that name: `scores["accuracy"] > 0.97`.
+  double operator[](std::string_view name) const { return find(name).mean; }
+  double count(std::string_view name) const { return find(name).count; }
+
+  bool contains(std::string_view name) const {
+    return std::ranges::find(scores_, name, &Score::name) != scores_.end();
+  }
+  bool empty() const { return scores_.empty(); }
+  std::size_t size() const { return scores_.size(); }
+  auto begin() const { return scores_.begin(); }
+  auto end() const { return scores_.end(); }
+
+  bool operator==(const Scores&) const = default;
+
+ private:
+  const Score& find(std::string_view name) const {
+    const auto found = std::ranges::find(scores_, name, &Score::name);
+    if (found != scores_.end()) return *found;
+    std::string known;
+    for (const Score& score : scores_) known += (known.empty() ? "" : ", ") + score.name;
+    throw Error("scores", "there is no '" + std::string(name) + "'",
+                scores_.empty() ? "nothing was counted yet" : "there are: " + known);
+  }
+
+  std::vector<Score> scores_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,350 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/observe/progress_display.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+namespace {
+
+/// Time that passes when a test says so, and counts how often it was asked for.
+struct FakeClock {
+  using duration = std::chrono::nanoseconds;
+  using time_point = std::chrono::time_point<FakeClock, duration>;
+  static time_point now() {
+    ++looks;
+    return time;
+  }
+  static inline time_point time;
+  static inline int looks = 0;
+};
+using Display = BasicProgressDisplay<FakeClock>;
+
+/// A file in memory that is, or is not, a terminal.
+struct Screen {
+  char* bytes = nullptr;
+  std::size_t size = 0;
+  std::FILE* file = open_memstream(&bytes, &size);
+
+  Screen() = default;
+  Screen(const Screen&) = delete;
+  Screen& operator=(const Screen&) = delete;
+  ~Screen() {
+    std::fclose(file);
+    std::free(bytes);
+  }
+  Terminal terminal(std::size_t columns) const { return {file, true, columns, false}; }
+  Terminal pipe() const { return {.file = file}; }
+  std::string text() const { return {bytes, size}; }
+
+  /// What a person sees: each '\r' goes back, each "\033[K" erases the rest of the line.
+  std::vector<std::string> seen() const {
+    std::vector<std::string> lines(1);
+    std::size_t column = 0;
+    for (std::size_t i = 0; i < size; ++i) {
+      std::string& line = lines.back();
+      if (bytes[i] == '\n') {
+        lines.emplace_back();
+        column = 0;
+      } else if (bytes[i] == '\r') {
+        column = 0;
+      } else if (std::string_view(bytes + i, size - i).starts_with("\033[K")) {
+        line.resize(column);
+        i += 2;
+      } else {
+        line.resize(std::max(line.size(), column + 1), ' ');
+        line[column++] = bytes[i];
+      }
+    }
+    return lines;
+  }
+  std::size_t count(char c) const {
+    return static_cast<std::size_t>(std::ranges::count(text(), c));
+  }
+};
+
+EpochSummary under_way() {
+  EpochSummary now{.epoch = 3, .epochs = 10, .steps = 812, .samples = 812 * 32, .seconds = 8.12};
+  now.loss = 0.41234;
+  return now;
+}
+
+std::string line_of(std::size_t columns) {
+  return progress_line(under_way(), 1875, {nullptr, true, columns, false});
+}
+
+/// Sets a variable of the environment, or removes it, until the end of the block.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    set(value);
+  }
+  ~Variable() { set(before_ ? before_->c_str() : nullptr); }
+
+ private:
+  void set(const char* value) const {
+    if (value != nullptr)
+      setenv(name_, value, 1);
+    else
+      unsetenv(name_);
+  }
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(observe_progress_display)
+
+BOOST_AUTO_TEST_CASE(a_line_gives_up_the_bar_then_rate_loss_and_time) {
+  BOOST_TEST(line_of(90) ==
+             "epoch 3/10  [##########              ]   812/1875  loss 0.4123  3200 samples/s  "
+             "0:11 left");
+  BOOST_TEST(line_of(71) ==
+             "epoch 3/10  [##   ]   812/1875  loss 0.4123  3200 samples/s  0:11 left");
+  BOOST_TEST(line_of(70) == "epoch 3/10   812/1875  loss 0.4123  3200 samples/s  0:11 left");
+  BOOST_TEST(line_of(60) == "epoch 3/10  [####      ]   812/1875  loss 0.4123  0:11 left");
+  BOOST_TEST(line_of(40) == "epoch 3/10   812/1875  0:11 left");
+  BOOST_TEST(line_of(12) == "epoch 3/10 ");
+  BOOST_TEST(line_of(1) == "");
+  BOOST_TEST(line_of(0) == "");
+  for (std::size_t columns = 0; columns < 300; ++columns) {
+    BOOST_TEST_REQUIRE(line_of(columns).size() <= std::max<std::size_t>(columns, 1) - 1);
+  }
+  BOOST_TEST(progress_line(under_way(), 1875, {}) ==
+             "epoch 3/10   812/1875  loss 0.4123  3200 samples/s  0:11 left");
+}
+
+BOOST_AUTO_TEST_CASE(the_bar_is_coloured_only_where_colour_is_wanted) {
+  const auto bar = [](bool color) {
+    return progress_line(under_way(), 1875, {nullptr, true, 90, color});
+  };
+  BOOST_TEST(bar(true).find("[\033[32m##########\033[0m  ") != std::string::npos);
+  BOOST_TEST(bar(true).size() == bar(false).size() + 9);
+}
+
+BOOST_AUTO_TEST_CASE(what_is_left_follows_from_the_rate) {
+  EpochSummary now = under_way();
+  const auto left = [&](std::uint64_t steps, double seconds) {
+    now.steps = steps;
+    now.seconds = seconds;
+    const std::string line = progress_line(now, 1000, {});
+    return line.substr(line.rfind("  ") + 2);
+  };
+  BOOST_TEST(left(250, 10) == "0:30 left");
+  BOOST_TEST(left(999, 10) == "0:00 left");
+  BOOST_TEST(left(1000, 10) == "0:00 left");
+  BOOST_TEST(left(1001, 10) == "0:00 left");
+  BOOST_TEST(left(100, 100) == "15:00 left");
+  BOOST_TEST(left(1, 10) == "2:46:30 left");
+}
+
+BOOST_AUTO_TEST_CASE(what_is_not_known_is_not_shown) {
+  EpochSummary now;
+  BOOST_TEST(progress_line(now, 0, {}) == "epoch 1  0 steps");
+  BOOST_TEST(progress_line(now, 10, {nullptr, true, 40, false}) ==
+             "epoch 1  [                     ]   0/10");
+  now.steps = 5;
+  now.samples = 10;
+  now.seconds = 4;
+  BOOST_TEST(progress_line(now, 0, {nullptr, true, 80, false}) ==
+             "epoch 1  5 steps  2.5 samples/s");
+}
+
+BOOST_AUTO_TEST_CASE(numbers_read_well) {
+  BOOST_TEST(value_text(0.41234) == "0.4123");
+  BOOST_TEST(value_text(0) == "0.0000");
+  BOOST_TEST(value_text(-12.5) == "-12.5000");
+  BOOST_TEST(value_text(0.0000312) == "3.120e-05");
+  BOOST_TEST(value_text(1e30) == "1.000e+30");
+  BOOST_TEST(value_text(std::nan("")) == "nan");
+  BOOST_TEST(rate_text(54321.4) == "54321");
+  BOOST_TEST(rate_text(3.21) == "3.2");
+  BOOST_TEST(clock_text(3723) == "1:02:03");
+  BOOST_TEST(clock_text(59.6) == "1:00");
+  BOOST_TEST(clock_text(1e300) == "?");
+  BOOST_TEST(duration_text(12.34) == "12.3 s");
+  BOOST_TEST(duration_text(59.96) == "1:00");
+}
+
+BOOST_AUTO_TEST_CASE(a_summary_is_a_line_for_people_and_one_for_programs) {
+  EpochSummary all = under_way();
+  all.scores = Scores({{"accuracy", 0.97123, 10000}});
+  BOOST_TEST(all.text() ==
+             "epoch 3/10  812 steps  loss 0.4123  accuracy 0.9712  3200 samples/s  8.1 s");
+  const auto read = nlohmann::json::parse(all.json().text());
+  BOOST_TEST(read.at("epoch") == 3);
+  BOOST_TEST(read.at("samples") == 812 * 32);
+  BOOST_TEST(read.at("seconds").get<double>() == 8.12);
+  BOOST_TEST(read.at("loss").get<double>() == 0.41234);
+  BOOST_TEST(read.at("accuracy").get<double>() == 0.97123);
+  BOOST_TEST(!nlohmann::json::parse(EpochSummary().json().text()).contains("loss"));
+}
+
+BOOST_AUTO_TEST_CASE(a_terminal_shows_one_line_that_becomes_the_summary) {
+  const Screen screen;
+  Display display(screen.terminal(80));
+  for (int epoch = 1; epoch <= 2; ++epoch) {
+    display.begin_epoch(static_cast<std::uint64_t>(epoch), 2, 100);
+    for (int step = 0; step < 100; ++step) {
+      FakeClock::time += 50ms;
+      display.step(10, step < 50 ? 3 : 1);
+      if (step == 49) {
+        BOOST_TEST(screen.seen().back() ==
+                   "epoch " + std::to_string(epoch) +
+                       "/2  [#########         ]   50/100  loss 3.0000  200 samples/s  0:03 left");
+      }
+    }
+    const EpochSummary all = display.end_epoch();
+    BOOST_TEST(all.steps == 100u);
+    BOOST_TEST(all.samples == 1000u);
+    BOOST_TEST(all.seconds == 5);
+    BOOST_TEST(*all.loss == 2);
+  }
+  const std::vector<std::string> expected{"epoch 1/2  100 steps  loss 2.0000  200 samples/s  5.0 s",
+                                          "epoch 2/2  100 steps  loss 2.0000  200 samples/s  5.0 s",
+                                          ""};
+  BOOST_TEST(screen.seen() == expected, boost::test_tools::per_element());
+  BOOST_TEST(display.total_seconds() == 10);
+}
+
+BOOST_AUTO_TEST_CASE(a_terminal_is_redrawn_ten_times_a_second_at_most) {
+  const Screen screen;
+  Display display(screen.terminal(80));
+  display.begin_epoch(1, 1, 1'000'000);
+  FakeClock::looks = 0;
+  for (int step = 0; step < 1'000'000; ++step) {
+    FakeClock::time += 10us;
+    display.step(1, 1);
+  }
+  BOOST_TEST(screen.count('\r') <= 101u);  // in ten seconds
+  BOOST_TEST(screen.count('\r') >= 95u);
+  BOOST_TEST(FakeClock::looks < 70'000);
+}
+
+BOOST_AUTO_TEST_CASE(steps_that_become_slow_are_soon_shown_each) {
+  const Screen screen;
+  Display display(screen.terminal(80));
+  display.begin_epoch(1, 1, 1000);
+  for (int step = 0; step < 500; ++step) {
+    FakeClock::time += 1us;
+    display.step(1);
+  }
+  std::size_t drawn = screen.count('\r');
+  for (int step = 0; step < 16; ++step) {
+    FakeClock::time += 1s;
+    display.step(1);
+  }
+  BOOST_TEST(screen.count('\r') > drawn);
+  drawn = screen.count('\r');
+  for (int step = 0; step < 10; ++step) {
+    FakeClock::time += 1s;
+    display.step(1);
+  }
+  BOOST_TEST(screen.count('\r') == drawn + 10);
+}
+
+BOOST_AUTO_TEST_CASE(elsewhere_there_are_plain_lines_seldom) {
+  const Screen screen;
+  Display display(screen.pipe());
+  display.begin_epoch(1, 2, 100);
+  for (int step = 0; step < 100; ++step) {
+    FakeClock::time += 10ms;
+    display.step(10, 1);
+  }
+  display.end_epoch();
+  display.begin_epoch(2, 2, 100);
+  for (int step = 0; step < 100; ++step) {
+    FakeClock::time += 250ms;
+    display.step(10, 1);
+  }
+  display.end_epoch();
+  BOOST_TEST(screen.text() ==
+             "epoch 1/2  100 steps  loss 1.0000  1000 samples/s  1.0 s\n"
+             "epoch 2/2   40/100  loss 1.0000  40.0 samples/s  0:15 left\n"
+             "epoch 2/2   80/100  loss 1.0000  40.0 samples/s  0:05 left\n"
+             "epoch 2/2  100 steps  loss 1.0000  40.0 samples/s  25.0 s\n");
+}
+
+BOOST_AUTO_TEST_CASE(lines_of_the_program_and_its_end_leave_no_piece_of_the_bar) {
+  const Screen screen;
+  {
+    Display display(screen.terminal(80));
+    display.begin_epoch(1, 1, 10);
+    display.print("short");
+    FakeClock::time += 1s;
+    display.step(1);
+    BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
+  }
+  const std::vector<std::string> expected{"short", ""};
+  BOOST_TEST(screen.seen() == expected, boost::test_tools::per_element());
+}
+
+BOOST_AUTO_TEST_CASE(what_is_known_only_at_the_end_is_in_the_summary) {
+  const Screen screen;
+  Display display(screen.pipe());
+  display.begin_epoch(1, 1, 1);
+  FakeClock::time += 1s;
+  display.step(4);
+  EpochSummary all = display.summary();
+  BOOST_TEST(!all.loss.has_value());
+  all.loss = 0.5;
+  all.scores = Scores({{"accuracy", 1, 4}});
+  display.end_epoch(all);
+  BOOST_TEST(screen.text() ==
+             "epoch 1/1  1 steps  loss 0.5000  accuracy 1.0000  4.0 samples/s  1.0 s\n");
+}
+
+BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
+  Display display;
+  display.begin_epoch(1, 1, 2);
+  FakeClock::time += 20s;
+  display.step(4, 1);
+  BOOST_TEST(display.end_epoch().samples == 4u);
+}
+
+BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
+  const Variable term("TERM", "xterm");
+  const Variable columns(columns_variable, "57");
+  std::FILE* file = std::tmpfile();
+  BOOST_TEST(!detect_terminal(file).is_terminal);
+  std::fclose(file);
+
+  // stdout as a rank of lockstep's launcher has it: a pipe.
+  int ends[2];
+  BOOST_REQUIRE(pipe(ends) == 0);
+  std::fflush(stdout);
+  const int before = dup(STDOUT_FILENO);
+  dup2(ends[1], STDOUT_FILENO);
+  const Terminal told = detect_terminal(stdout);
+  const Terminal other = detect_terminal(stderr);
+  const Terminal plain = [] {
+    const Variable no_color("NO_COLOR", "1");
+    return detect_terminal(stdout);
+  }();
+  const Terminal dumb = [] {
+    const Variable term("TERM", "dumb");
+    return detect_terminal(stdout);
+  }();
+  const Terminal untold = [] {
+    const Variable columns(columns_variable, nullptr);
+    return detect_terminal(stdout);
+  }();
+  dup2(before, STDOUT_FILENO);
+  for (int fd : {before, ends[0], ends[1]}) close(fd);
+
+  BOOST_TEST((told.is_terminal && told.columns == 57 && told.color && told.file == stdout));
+  BOOST_TEST((other.columns != 57));
+  BOOST_TEST((plain.is_terminal && !plain.color));
+  BOOST_TEST((!dumb.is_terminal && !untold.is_terminal));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
