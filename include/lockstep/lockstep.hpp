@@ -19,5 +19,7 @@
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/split.hpp"
 #include "lockstep/topology/transposed.hpp"
+#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"

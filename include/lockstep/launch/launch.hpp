@@ -2,6 +2,7 @@
 #pragma once
 /// @file A program's whole `main`: be a rank, start ranks, or run alone.
 
+#include <cstddef>
 #include <cstdio>
 #include <exception>
 #include <optional>
@@ -9,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/self_launch.hpp"
 
@@ -38,16 +40,19 @@ inline int report_failure(const std::exception_ptr& failure, std::optional<Rank>
 /// calls `f(session)`. Started with `--ranks N` it launches N ranks of itself. Otherwise it is a
 /// world of one. The exit status is what `f` returns (0 for void), 1 after an exception, which is
 /// printed with the rank's number, or the launcher's.
+/// With `default_ranks` it launches that many where nobody says otherwise.
 /// Ranks: all call it, being their `main`. Host: blocks until all have joined, then runs `f`.
 /// Stream: none.
 template <class F>
-int launch(int argc, char** argv, F&& f) {
+int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
   std::optional<Rank> rank;
   try {
     LaunchOptions options = parse_options(argc, argv);
     auto place = environment(options.rendezvous).placement();
     const auto timeout =
         options.timeout.value_or(environment().timeout().value_or(default_timeout));
+    if (!options.ranks && !place && default_ranks != dynamic && default_ranks > 1)
+      options.ranks = default_ranks;
     if (options.ranks) {
       // A task of its own inside an allocation may well start ranks; a rank among others may not.
       if (!place || (place->world == WorldSize{1} && !place->hosted)) {

@@ -1,47 +1,269 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one type.
+/// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
+#include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <thread>
 #include <type_traits>
+#include <utility>
+#include <vector>
 
-#include "lockstep/bucket/bare_step.hpp"
-#include "lockstep/bucket/layout.hpp"
-#include "lockstep/model/fingerprint.hpp"
-#include "lockstep/model/tensor_table.hpp"
-#include "lockstep/policy/pack.hpp"
-#include "lockstep/trainer/axes.hpp"
-#include "lockstep/trainer/composition.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/random_stream.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/launch/terminal.hpp"
+#include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/observe/tally.hpp"
+#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/run_log.hpp"
 
 namespace lockstep {
 
-/// A job: what the compiler knows of it. `Policies` is canonical, one per axis.
+/// A job that trains: one object on every rank.
 template <class Model, class Policies>
-class BasicTrainer {
+class BasicTrainer : public ComposedJob<Model, Policies> {
+  using Base = ComposedJob<Model, Policies>;
+  using Comm = CommunicatorOf<Policies>;
+
  public:
-  using model_type = Model;
-  using policies = Policies;
+  using typename Base::layout;
+  using remainder = typename Base::template policy<axes::Sampler>::remainder;
+  using sampler =
+      DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
+  using replica = BasicDdp<Model, Policies, Comm>;
 
-  /// The policy that answers an axis: `Job::policy<axes::Backend>`.
-  template <class Axis>
-  using policy = Pick<Axis, Policies>;
+  /// Meets the other ranks and gives all of them rank 0's initial parameters. **Ranks** all.
+  /// **Host** blocks.
+  explicit BasicTrainer(Session& session, Model model = {}, TrainerOptions options = {})
+      : session_(session),
+        options_(std::move(options)),
+        comm_(make_communicator<Policies>(session)),
+        ddp_(comm_, std::move(model), options_.seed),
+        display_(session.rank() == Rank{0} ? detect_terminal(stdout) : Terminal{}),
+        log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {}
 
-  using memory = typename policy<axes::Device>::choice::memory;
-  using layout = Layout<Model, policy<axes::Buckets>>;
-  using buffer_layout = BufferLayout<Model>;
+  Rank rank() const { return session_.rank(); }
+  WorldSize world_size() const { return session_.world(); }
+  const Membership& membership() const { return session_.membership(); }
+  /// The program's arguments that are neither the launcher's nor the trainer's, its name first.
+  const std::vector<std::string>& arguments() const { return options_.arguments; }
 
-  /// The step a model sees in a world of one.
-  using bare_step = BareStep<Model, policy<axes::Buckets>, memory>;
+  Model& model() { return ddp_.model(); }
+  replica& ddp() { return ddp_; }
 
-  /// What all ranks must agree on. A constant for a model of static shapes.
-  static constexpr std::uint64_t fingerprint()
-    requires(!is_dynamic_model<Model>)
-  {
-    return fingerprint_of<Model, Policies>(parameter_table<Model>.infos, buffer_table<Model>.infos);
+  /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. Ranks must agree on them;
+  /// every epoch begins with a look at that.
+  auto& optimizer() { return ddp_.optimizer(); }
+  auto& schedule() { return ddp_.schedule(); }
+
+  /// This rank's own seed and random numbers: one environment per rank, each with its own.
+  Seed seed() const { return rank_seed(options_.seed, rank()); }
+  RandomStream random() const { return RandomStream(seed()); }
+
+  /// How samplers and loaders of this job are made; batch sizes come with `batches`.
+  SamplerOptions& sampler_options() { return sampler_options_; }
+  LoaderOptions& loader_options() { return loader_options_; }
+
+  /// `for (auto epoch : job.epochs(10))`. **Ranks** all.
+  EpochRange<BasicTrainer> epochs(std::uint64_t count) {
+    return {*this, resume_ ? resume_->epoch.value() : 0, count};
   }
-  static std::uint64_t fingerprint(const Model& model) {
-    return fingerprint_of<Model, Policies>(layout(model).infos(), buffer_layout(model).infos());
+
+  /// One batch of this rank: forward, backward, reduce, update (the last two once per
+  /// `Accumulate<N>`). Returns this rank's loss. **Ranks** all. **Host** blocks.
+  template <class Batch>
+  double step(const Batch& batch) {
+    require_all_ranks("step");
+    const double loss = ddp_.step(batch);
+    std::size_t samples = 1;
+    if constexpr (requires { batch.size(); }) samples = batch.size();
+    loss_sum_ += loss * static_cast<double>(samples);
+    loss_samples_ += static_cast<double>(samples);
+    display_.step(samples * world_size().value(), loss);
+    return loss;
   }
+
+  /// What the model tallies over all samples of a data set, each counted once whatever the world:
+  /// `model.evaluate(step, batch, tally)`, or the mean loss of a model that has none. The epoch's
+  /// summary shows them under `name`. **Ranks** all. **Host** blocks.
+  template <Dataset Source>
+  Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
+    require_all_ranks("evaluate");
+    if constexpr (DdpTraits<Model, Policies>::broadcasts_buffers) ddp_.synchronize_buffers();
+    DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
+    LoaderOptions options = loader_options_;
+    options.batch_size = batch_size;
+    Tally tally;
+    for (const auto& batch : DataLoader(source, shares, options)) {
+      if constexpr (requires { model().evaluate(ddp_.evaluation_step(), batch, tally); }) {
+        model().evaluate(ddp_.evaluation_step(), batch, tally);
+      } else {
+        const auto samples = static_cast<double>(batch.size());
+        tally.add("loss", ddp_.evaluate(batch) * samples, samples);
+      }
+    }
+    const Scores scores = reduce(comm_, tally);
+    for (Score score : scores) {
+      score.name.insert(0, std::string(name) + "_");
+      shown_scores_.push_back(std::move(score));
+    }
+    return scores;
+  }
+
+  /// The means of what every rank has tallied. **Ranks** all. **Host** blocks.
+  Scores reduce_metrics(const Tally& tally) {
+    require_all_ranks("reduce_metrics");
+    return reduce(comm_, tally);
+  }
+
+  /// **Ranks** all. **Host** blocks.
+  void barrier() {
+    require_all_ranks("barrier");
+    comm_.barrier();
+  }
+
+  /// Calls `f(log)` on rank 0. There is no communicator in it, and a collective of this job would
+  /// leave rank 0 waiting for ranks that never come: it is an error at once.
+  template <class F>
+  void on_rank0(F&& f) {
+    if (rank() != Rank{0}) return;
+    const Rank0Only only(on_rank0_);
+    std::forward<F>(f)(RunLog(display_, log_));
+  }
+
+  /// Where in its data the job is, to go on from there: `resume` before `epochs`.
+  SamplerState position() const { return position_; }
+  void resume(const SamplerState& position) { resume_ = position; }
+
+  /// The epoch that is under way, or the last.
+  EpochSummary summary() const {
+    EpochSummary now = closed_ ? *closed_ : display_.summary();
+    now.scores = Scores(shown_scores_);
+    return now;
+  }
+
+ private:
+  template <class, Dataset>
+  friend class EpochBatches;
+  template <class>
+  friend class TrainingEpoch;
+  template <class>
+  friend class EpochRange;
+
+  struct Rank0Only {
+    explicit Rank0Only(bool& flag) : flag(flag) { flag = true; }
+    ~Rank0Only() { flag = false; }
+    Rank0Only(const Rank0Only&) = delete;
+    Rank0Only& operator=(const Rank0Only&) = delete;
+    bool& flag;
+  };
+
+  void require_all_ranks(const char* operation) const {
+    if (!on_rank0_) [[likely]]
+      return;
+    throw Error(operation, "rank 0 alone has come here, inside on_rank0",
+                "call it outside, on all ranks", rank());
+  }
+
+  // What epochs tell.
+
+  void begin_epoch(std::uint64_t number, std::uint64_t last) {
+    require_all_ranks("epochs");
+    require_same_numbers();
+    epoch_ = number;
+    epochs_ = last;
+    ddp_.set_epoch(number);
+    shown_scores_.clear();
+    closed_.reset();
+    opened_ = printed_ = false;
+    display_.begin_epoch(number + 1, last, 0);
+  }
+
+  void open_data(std::size_t batches) {
+    if constexpr (requires { schedule().steps = 0; }) {
+      if (schedule().steps == 0)
+        schedule().steps = epochs_ * batches / DdpTraits<Model, Policies>::micro_batches;
+    }
+    loss_sum_ = loss_samples_ = 0;
+    opened_ = true;
+    display_.begin_epoch(epoch_ + 1, epochs_, batches);
+  }
+
+  /// Losses meet, once an epoch.
+  void close_data() {
+    if (!opened_ || closed_) return;
+    closed_ = display_.summary();
+    double totals[] = {loss_sum_, loss_samples_};
+    comm_.all_reduce(totals, Sum{});
+    if (totals[1] > 0) closed_->loss = totals[0] / totals[1];
+    display_.clear();
+  }
+
+  void end_epoch() {
+    close_data();
+    if (rank() != Rank{0} || !closed_) return;
+    if (!printed_) display_.print(summary().text());
+    if (log_) log_.write(summary().json().add("lr", ddp_.learning_rate()));
+  }
+
+  void mark_as_printed() { printed_ = true; }
+
+  void note_position(const SamplerState& state) { position_ = state; }
+
+  void resume_sampler(sampler& fresh) {
+    if (!resume_) return;
+    fresh.resume(*resume_);
+    resume_.reset();
+  }
+
+  /// A learning rate of its own on one rank would be a silent error.
+  void require_same_numbers() {
+    Hash hash;
+    const auto add = [&](const auto& numbers) {
+      hash.text({reinterpret_cast<const char*>(&numbers), sizeof numbers});
+    };
+    add(optimizer());
+    if constexpr (!std::is_empty_v<std::remove_cvref_t<decltype(schedule())>>) add(schedule());
+    require_agreement(comm_, hash.value(), [&] {
+      return "optimizer and schedule with a learning rate of " + std::to_string(optimizer().lr) +
+             " and other numbers, hash " + std::to_string(hash.value());
+    });
+  }
+
+  Session& session_;
+  TrainerOptions options_;
+  Comm comm_;
+  replica ddp_;
+  ProgressDisplay display_;
+  LogFile log_;
+  SamplerOptions sampler_options_{.shuffle = true, .seed = options_.seed};
+  // Where ranks fill all cores, a loading thread would only take time from the model.
+  LoaderOptions loader_options_{
+      .workers = std::thread::hardware_concurrency() > session_.membership().local_world ? 1u : 0u};
+  std::uint64_t epoch_ = 0;
+  std::uint64_t epochs_ = 0;
+  double loss_sum_ = 0;
+  double loss_samples_ = 0;
+  std::vector<Score> shown_scores_;
+  std::optional<EpochSummary> closed_;
+  std::optional<SamplerState> resume_;
+  SamplerState position_;
+  bool opened_ = false;
+  bool printed_ = false;
+  bool on_rank0_ = false;
 };
 
 /// What stands for a job whose composition was rejected, so that one error stays one error.
@@ -50,10 +272,12 @@ struct RejectedTrainer {};
 namespace detail {
 template <class Model, class... Ps>
 consteval auto compose() {
-  if constexpr (require_composition<Model, Ps...>()) {
+  if constexpr (!require_composition<Model, Ps...>()) {
+    return std::type_identity<RejectedTrainer>{};
+  } else if constexpr (trains<CanonicalPolicies<Ps...>>) {
     return std::type_identity<BasicTrainer<Model, CanonicalPolicies<Ps...>>>{};
   } else {
-    return std::type_identity<RejectedTrainer>{};
+    return std::type_identity<ComposedJob<Model, CanonicalPolicies<Ps...>>>{};
   }
 }
 }  // namespace detail

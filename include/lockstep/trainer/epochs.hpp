@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`.
+
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <string>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/data/share.hpp"
+#include "lockstep/observe/epoch_summary.hpp"
+
+namespace lockstep {
+
+/// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
+template <class Trainer, Dataset Source>
+class EpochBatches {
+ public:
+  using Sampling = typename Trainer::sampler;
+
+  EpochBatches(Trainer& trainer, Epoch epoch, const Source& source, LoaderOptions options)
+      : trainer_(trainer),
+        sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
+        loader_(source, sampler_, options) {
+    require_even(source.size(), options);
+    sampler_.set_epoch(epoch);
+    trainer.resume_sampler(sampler_);
+  }
+
+  /// How many batches this rank has in a whole epoch.
+  std::size_t size() const { return loader_.size(); }
+
+  class Iterator {
+   public:
+    using value_type = typename Source::batch_type;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(EpochBatches& batches) : batches_(&batches), at_(batches.loader_.begin()) {
+      look();
+    }
+
+    const value_type& operator*() const { return *at_; }
+    const value_type* operator->() const { return &*at_; }
+    Iterator& operator++() {
+      ++at_;
+      look();
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t end) const { return at_ == end; }
+
+   private:
+    /// The end of the data is where ranks put their losses together.
+    void look() {
+      batches_->trainer_.note_position(batches_->sampler_.state());
+      if (at_ == std::default_sentinel) batches_->trainer_.close_data();
+    }
+
+    EpochBatches* batches_;
+    typename DataLoader<Source, Sampling>::Iterator at_;
+  };
+
+  Iterator begin() {
+    trainer_.open_data(loader_.size());
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  /// A rank with one batch more than another would wait for it forever. With `Exact` that can be
+  /// known before the first batch, on every rank.
+  void require_even(std::size_t samples, LoaderOptions options) const {
+    const std::size_t world = trainer_.world_size().value();
+    const auto batches = [&](std::size_t rank) {
+      const std::size_t draws =
+          Share<typename Trainer::remainder>(samples, WorldSize{world}, Rank{rank}).size();
+      return (draws + (options.drop_last ? 0 : options.batch_size - 1)) / options.batch_size;
+    };
+    if (batches(0) == batches(world - 1)) return;
+    throw Error("epoch",
+                "rank 0 has " + std::to_string(batches(0)) + " batches and rank " +
+                    std::to_string(world - 1) + " has " + std::to_string(batches(world - 1)),
+                "train with Padding, DropLast or Masked, or with a batch size that divides",
+                trainer_.rank());
+  }
+
+  Trainer& trainer_;
+  Sampling sampler_;
+  DataLoader<Source, Sampling> loader_;
+};
+
+/// One pass over the data.
+template <class Trainer>
+class TrainingEpoch {
+ public:
+  TrainingEpoch(Trainer& trainer, std::uint64_t number) : trainer_(&trainer), number_(number) {}
+
+  /// From 0.
+  std::uint64_t number() const { return number_; }
+
+  /// This rank's share, `batch_size` samples at a time (of this rank, as in PyTorch). The data set
+  /// must outlive the loop. **Ranks** all.
+  template <Dataset Source>
+  auto batches(const Source& source, std::size_t batch_size) {
+    LoaderOptions options = trainer_->loader_options();
+    options.batch_size = batch_size;
+    return EpochBatches<Trainer, Source>(*trainer_, Epoch{number_}, source, options);
+  }
+  template <Dataset Source>
+  auto batches(const Source& source, LoaderOptions options) {
+    return EpochBatches<Trainer, Source>(*trainer_, Epoch{number_}, source, options);
+  }
+  template <Dataset Source>
+  void batches(const Source&& source,
+               auto options) = delete;  // it would be gone by the first batch
+
+  /// What it has come to so far; over all ranks once the data is at its end.
+  EpochSummary summary() const { return trainer_->summary(); }
+  void mark_as_printed() const { trainer_->mark_as_printed(); }
+
+ private:
+  Trainer* trainer_;
+  std::uint64_t number_;
+};
+
+/// Epochs `first` to `last - 1`.
+template <class Trainer>
+class EpochRange {
+ public:
+  EpochRange(Trainer& trainer, std::uint64_t first, std::uint64_t last)
+      : trainer_(trainer), first_(first), last_(last) {}
+
+  class Iterator {
+   public:
+    using value_type = TrainingEpoch<Trainer>;
+    using difference_type = std::ptrdiff_t;
+
+    Iterator(Trainer& trainer, std::uint64_t number, std::uint64_t last)
+        : trainer_(&trainer), number_(number), last_(last) {
+      if (number_ < last_) trainer_->begin_epoch(number_, last_);
+    }
+
+    value_type operator*() const { return {*trainer_, number_}; }
+    Iterator& operator++() {
+      trainer_->end_epoch();
+      if (++number_ < last_) trainer_->begin_epoch(number_, last_);
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return number_ >= last_; }
+
+   private:
+    Trainer* trainer_;
+    std::uint64_t number_;
+    std::uint64_t last_;
+  };
+
+  Iterator begin() { return {trainer_, first_, last_}; }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  Trainer& trainer_;
+  std::uint64_t first_;
+  std::uint64_t last_;
+};
+
+}  // namespace lockstep

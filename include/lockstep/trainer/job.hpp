@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the compiler knows of a job: its policies, its layout, its fingerprint.
+
+#include <cstdint>
+
+#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/model/fingerprint.hpp"
+#include "lockstep/model/shapes.hpp"
+#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/trainer/axes.hpp"
+
+namespace lockstep {
+
+/// A model under canonical policies, one per axis.
+template <class Model, class Policies>
+struct ComposedJob {
+  using model_type = Model;
+  using policies = Policies;
+
+  /// The policy that answers an axis: `Job::policy<axes::Backend>`.
+  template <class Axis>
+  using policy = Pick<Axis, Policies>;
+
+  using memory = typename policy<axes::Device>::choice::memory;
+  using layout = Layout<Model, policy<axes::Buckets>>;
+  using buffer_layout = BufferLayout<Model>;
+
+  /// The step a model sees in a world of one.
+  using bare_step = BareStep<Model, policy<axes::Buckets>, memory>;
+
+  /// What all ranks must agree on. A constant for a model of static shapes.
+  static constexpr std::uint64_t fingerprint()
+    requires(!is_dynamic_model<Model>)
+  {
+    return fingerprint_of<Model, Policies>(parameter_table<Model>.infos, buffer_table<Model>.infos);
+  }
+  static std::uint64_t fingerprint(const Model& model) {
+    return fingerprint_of<Model, Policies>(layout(model).infos(), buffer_layout(model).infos());
+  }
+};
+
+}  // namespace lockstep

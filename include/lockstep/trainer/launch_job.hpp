@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `launch<Job>(argc, argv, f)`: a trainer's whole `main`.
+
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/launch/launch.hpp"
+#include "lockstep/topology/world.hpp"
+#include "lockstep/trainer/options.hpp"
+
+namespace lockstep {
+
+/// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. A job of
+/// `World<4>` starts four ranks without being told; of `World<dynamic>`, as many as `--ranks` says.
+/// **Ranks** all call it, being their `main`. **Host** blocks.
+template <class Job, class F>
+int launch(int argc, char** argv, F&& f) {
+  const auto run = [&](Session& session) {
+    Job job(session, {}, parse_trainer_options(session.arguments()));
+    if constexpr (std::is_void_v<std::invoke_result_t<F, Job&>>) {
+      std::forward<F>(f)(job);
+      return 0;
+    } else {
+      return static_cast<int>(std::forward<F>(f)(job));
+    }
+  };
+  return launch(argc, argv, run, Job::template policy<axes::World>::static_size);
+}
+
+}  // namespace lockstep
