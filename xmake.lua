@@ -20,6 +20,12 @@ option("cccl")
     set_default(os.getenv("LOCKSTEP_CCCL") or "/usr/local/cuda/include/cccl")
 option_end()
 
+option("gloo")
+    set_showmenu(true)
+    set_description("Measure against Gloo")
+    set_default(os.isfile("/usr/include/gloo/allreduce.h"))
+option_end()
+
 -- The library: headers, and what else a program needs to include them.
 target("lockstep")
     set_kind("headeronly")

@@ -1,14 +1,25 @@
 -- One folder per question; each prints a table of ratios and writes build/bench/NAME.json.
 set_group("bench")
 
-for _, folder in ipairs(os.dirs(path.join(os.scriptdir(), "*"))) do
+-- Ranks, turns and times, for those that measure ranks.
+target("bench_support")
+    set_kind("static")
+    set_default(false)
+    add_files("support/*.cpp")
+    add_includedirs("support", {public = true})
+    set_optimize("fastest")
+target_end()
+
+for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
+    local folder = path.directory(main)
     target("bench_" .. path.filename(folder))
         set_kind("binary")
         set_targetdir("$(projectdir)/build/bench")
-        add_deps("lockstep")
+        add_deps("lockstep", "bench_support")
         add_files(path.join(folder, "*.cpp"))
         add_syslinks("pthread")
-        if path.filename(folder) == "allreduce" and os.isfile("/usr/include/gloo/allreduce.h") then
+        add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0))
+        if path.filename(folder) == "allreduce" and has_config("gloo") then
             add_links("gloo")
         end
         set_optimize("fastest")

@@ -7,15 +7,8 @@
 #include <cstring>
 #include <memory>
 
-#if __has_include(<gloo/allreduce.h>)
-#include <gloo/allreduce.h>
-#include <gloo/math.h>
-#include <gloo/rendezvous/context.h>
-#include <gloo/rendezvous/file_store.h>
-#include <gloo/transport/tcp/device.h>
-#define BENCH_HAS_GLOO 1
-#else
-#define BENCH_HAS_GLOO 0
+#if LOCKSTEP_GLOO  // from bench/xmake.lua, which links it as well
+#include "gloo.hpp"
 #endif
 
 namespace bench {
@@ -48,7 +41,7 @@ void PlainStaged::all_reduce(std::span<float> data) {
   std::memcpy(data.data(), result_, data.size_bytes());
 }
 
-#if BENCH_HAS_GLOO
+#if LOCKSTEP_GLOO
 std::function<void(std::span<float>)> make_gloo(const std::filesystem::path& folder,
                                                 std::size_t rank, std::size_t ranks) {
   gloo::rendezvous::FileStore store(folder);

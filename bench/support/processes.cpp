@@ -104,7 +104,7 @@ SharedMemory::SharedMemory(std::size_t bytes)
 }
 
 TemporaryFolder::TemporaryFolder() {
-  std::string name = std::filesystem::temp_directory_path() / "lockstep_allreduce_XXXXXX";
+  std::string name = std::filesystem::temp_directory_path() / "lockstep_bench_XXXXXX";
   if (mkdtemp(name.data()) == nullptr) fail(name);
   path_ = name;
 }
