@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+// One training step, everything in it: lockstep's DDP at one and two ranks, the same model bare, and
+// PyTorch's DDP over Gloo; and the update alone, fused with the reduction or after it. Plain SGD,
+// each rank a process with one thread.
+#include <chrono>
+#include <cstddef>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "load.hpp"
+#include "measure.hpp"
+#include "mlp.hpp"
+#include "models.hpp"
+
+namespace {
+
+using namespace bench;
+using Network = Mlp<float, 784, 256, 10>;
+
+constexpr std::chrono::seconds time_limit{600};
+
+enum Way : std::size_t { bare, one, shared, replicated, ways };
+
+struct Common {
+  Track track;
+  Times times[ways];
+};
+
+/// The loop one would write by hand for one process: model, flat arenas, one pass of SGD.
+template <class Model>
+class HandWritten {
+ public:
+  template <class Batch>
+  void step(const Batch& batch) {
+    model_.forward(step_, batch);
+    model_.backward(step_, batch);
+    auto* const p = reinterpret_cast<float*>(parameters_.data());
+    const auto* const g = reinterpret_cast<const float*>(gradients_.data());
+#pragma GCC ivdep
+    for (std::size_t i = 0; i < count; ++i) p[i] -= 0.01f * g[i];
+  }
+
+ private:
+  static constexpr const auto& plan = Layout<Model>::plan();
+  static constexpr std::size_t count = plan.bytes / sizeof(float);
+  Model model_;
+  HostArena parameters_{plan.bytes};
+  HostArena gradients_{plan.bytes};
+  BareStep<Model> step_{model_, {parameters_.data(), gradients_.data(), nullptr}};
+};
+
+template <class Trained, class Batch>
+Contestant contestant(const char* name, Trained& trained, const Batch& batch) {
+  return {name, {}, [&trained, &batch](std::size_t, std::size_t iterations) {
+            for (std::size_t i = 0; i < iterations; ++i) trained.step(batch);
+          }};
+}
+
+template <class Model, class... Policies>
+auto make_ddp(auto& comm) {
+  return std::make_unique<DistributedDataParallel<Model, Policies...>>(comm);
+}
+
+/// A model's step at one rank and at two.
+template <class Model, class Batch>
+std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) {
+  const SharedMemory memory(sizeof(Common));
+  Common& common = *memory.as<Common>();
+  run_ranks(1, deadline, [&](std::size_t) {
+    LoopbackCommunicator comm;
+    HandWritten<Model> by_hand;
+    const auto ddp = make_ddp<Model, World<1>>(comm);
+    ddp->optimizer().lr = 0.01;
+    Stand stand(common.track, 0, 1);
+    const auto times =
+        stand.race({contestant("bare", by_hand, batch), contestant("ddp", *ddp, batch)}, 0);
+    common.times[bare] = summary(times[0]);
+    common.times[one] = summary(times[1]);
+  });
+  const auto file = shm::Engine::make_file(WorldSize{2});
+  const std::string address = shm::Engine::address(file);
+  run_ranks(2, deadline, [&](std::size_t rank) {
+    ShmCommunicator<2> comm(Rank{rank}, WorldSize{2}, shm::Engine::open(address),
+                            std::chrono::minutes(1));
+    const auto together = make_ddp<Model, World<2>>(comm);
+    const auto apart = make_ddp<Model, World<2>, Sharding<Replicated>>(comm);
+    together->optimizer().lr = apart->optimizer().lr = 0.01;
+    Stand stand(common.track, rank, 2);
+    const auto times = stand.race(
+        {contestant("shared", *together, batch), contestant("replicated", *apart, batch)}, 0);
+    if (rank != 0) return;
+    common.times[shared] = summary(times[0]);
+    common.times[replicated] = summary(times[1]);
+  });
+  std::array<Times, ways> result;
+  std::copy_n(common.times, ways, result.begin());
+  return result;
+}
+
+/// Reduction and Adam's update of 25 MiB, fused and one after the other.
+std::pair<Times, Times> measure_update(std::size_t ranks, Clock::time_point deadline) {
+  const SharedMemory memory(sizeof(Common));
+  Common& common = *memory.as<Common>();
+  const auto file = shm::Engine::make_file(WorldSize{ranks});
+  const std::string address = shm::Engine::address(file);
+  run_ranks(ranks, deadline, [&](std::size_t rank) {
+    ShmCommunicator<> comm(Rank{rank}, WorldSize{ranks}, shm::Engine::open(address),
+                           std::chrono::minutes(1));
+    const auto fused = make_ddp<Block, Optimizer<Adam>>(comm);
+    const auto apart = make_ddp<Block, Optimizer<Adam>, Sharding<Replicated>>(comm);
+    Stand stand(common.track, rank, ranks);
+    const auto times =
+        stand.race({contestant("fused", *fused, 0), contestant("apart", *apart, 0)}, 0);
+    if (rank != 0) return;
+    common.times[shared] = summary(times[0]);
+    common.times[replicated] = summary(times[1]);
+  });
+  return {common.times[shared], common.times[replicated]};
+}
+
+/// PyTorch's step; unknown where PyTorch is not installed.
+Times torch_step(const std::string& model, const std::string& how, int ranks) {
+  const char* const torch = std::getenv("LOCKSTEP_TORCH");
+  if (torch == nullptr) return {};
+  const std::string command = "timeout 120 " + std::string(torch) +
+                              "/torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
+                              " " LOCKSTEP_SOURCE_DIR "/bench/step/ddp.py " + model + " " + how +
+                              " 2>/dev/null";
+  FILE* const output = popen(command.c_str(), "r");
+  if (output == nullptr) return {};
+  Times times{};
+  for (char line[512]; std::fgets(line, sizeof line, output) != nullptr;) {
+    const std::string text(line);
+    if (!text.starts_with("step ")) continue;
+    const auto read = nlohmann::json::parse(text.substr(5));
+    times = {true, read["median"], read["minimum"]};
+  }
+  pclose(output);
+  return times;
+}
+
+class Table {
+ public:
+  void row(const std::string& measure, Times own, Times peer, double target, bool lower = false) {
+    nlohmann::json row{{"measure", measure}, {"lockstep", own.median}};
+    row["peer"] = peer.known ? nlohmann::json(peer.median) : nlohmann::json(nullptr);
+    row["target"] = target == 0 ? nlohmann::json(nullptr) : nlohmann::json(target);
+    if (!peer.known) {
+      std::printf("| %s | %.2f | %.2f | - | - | - | |\n", measure.c_str(), own.median, own.minimum);
+      row["ratio"] = row["met"] = nullptr;
+    } else {
+      const double ratio = lower ? own.median / peer.median : peer.median / own.median;
+      const double least = lower ? own.minimum / peer.minimum : peer.minimum / own.minimum;
+      const bool met = target == 0 || (lower ? ratio <= target : ratio >= target);
+      std::printf("| %s | %.2f | %.2f | %.2f | %.2f | %.3f (minima %.3f) | %s |\n",
+                  measure.c_str(), own.median, own.minimum, peer.median, peer.minimum, ratio, least,
+                  target == 0 ? "" : (nlohmann::json(target).dump() + (met ? " met" : " MISSED")).c_str());
+      row["ratio"] = ratio;
+      row["met"] = met;
+    }
+    rows_.push_back(row);
+  }
+  void write() const {
+    std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/step.json") << rows_.dump(2) << "\n";
+  }
+
+ private:
+  nlohmann::json rows_ = nlohmann::json::array();
+};
+
+template <class X, class Y>
+LabelledBatch<X, Y> random_batch(std::size_t rows, std::size_t width, std::size_t classes) {
+  RandomStream random(Seed{1});
+  LabelledBatch<X, Y> batch;
+  batch.resize(rows, width);
+  for (X& x : batch.inputs) x = static_cast<X>(random.normal());
+  for (Y& y : batch.labels) y = static_cast<Y>(random.below(classes));
+  return batch;
+}
+
+}  // namespace
+
+int main() try {
+  const Clock::time_point deadline = Clock::now() + time_limit;
+  const OthersLoad others;
+  Table table;
+  std::printf("one step, microseconds, %zu cores\n\n", cores());
+  std::printf("| | lockstep median | min | peer median | min | ratio | target |\n"
+              "|---|---|---|---|---|---|---|\n");
+  const auto linear = measure<Linear>(random_batch<float, float>(4, 10, 2), deadline);
+  const auto mlp = measure<Network>(random_batch<float, int>(32, 784, 10), deadline);
+  const auto [fused, apart] = measure_update(2, deadline);
+  const auto each = [&](const std::string& name, const char* script, const auto& times,
+                        double target) {
+    table.row(name + ", World<1> / bare", times[one], times[bare], 1.005, true);
+    table.row(name + ", W=1 against PyTorch without DDP", times[one],
+              torch_step(script, "plain", 1), 0);
+    table.row(name + ", W=2 against PyTorch DDP + Gloo", times[shared],
+              torch_step(script, "ddp", 2), target);
+    table.row(name + ", W=2 over W=1", times[shared], times[one],
+              std::string(script) == "mlp" ? 1.05 : 0, true);
+    table.row(name + ", W=2, shared parameters against replicated", times[shared],
+              times[replicated], 0);
+  };
+  each("Linear(10,1), batch 4", "linear", linear, 50);
+  each("MLP 784-256-256-10, batch 32", "mlp", mlp, 1.5);
+  table.row("reduce + Adam of 25 MiB, W=2: fused against all-reduce, then Adam", fused, apart, 1.8);
+  table.write();
+  std::printf("\nother processes kept %.2f cores busy meanwhile (PyTorch's runs counted once they "
+              "end); above 0.1, run it again\n",
+              others.cores());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench step: %s\n", error.what());
+  return 1;
+}

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+// Fashion-MNIST on local ranks: what `./x train` runs. The whole job is a type; the loop sets the
+// sampler's epoch, shows its progress, and counts every test image once.
+//
+//   ./fashion_mnist --ranks 2 --log run.jsonl
+//   mpirun -n 4 ./fashion_mnist
+#include "lockstep/data/fashion_mnist.hpp"
+#include "mlp.hpp"
+
+using Job = Trainer<Mlp<float, 784, 256, 10>, ParallelStrategy<DDP>, Backend<Shm>,
+                    Sampler<Distributed, Padding>, Optimizer<AdamW>, Schedule<Cosine>>;
+
+int main(int argc, char** argv) {
+  return launch<Job>(argc, argv, [](Job& job) {
+    const auto train = fashion_mnist("train");
+    const auto test = fashion_mnist("test");
+    const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
+    job.optimizer().lr = 2e-3;
+    for (auto epoch : job.epochs(8)) {
+      for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);
+      const Scores scores = job.evaluate(test, 500);
+      job.on_rank0([&](auto log) {
+        log.print(epoch);
+        if (epoch.number() == 7)
+          log.print("test accuracy " + value_text(100 * scores["accuracy"]) + "%");
+      });
+    }
+  });
+}
