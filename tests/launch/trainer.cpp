@@ -11,6 +11,7 @@
 #include <thread>
 
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/observe/progress_display.hpp"
 
 using namespace lockstep;
 
@@ -64,6 +65,15 @@ int behave(Session& session, const std::string& how) {
     std::string text;
     for (const std::string& argument : session.arguments()) text += " <" + argument + ">";
     std::printf("%s%s\n", std::getenv("LOCKSTEP_SECRET") != nullptr ? "secret" : "", text.c_str());
+  } else if (how == "bar" || how == "bar_dies") {
+    ProgressDisplay display(rank == 0 ? detect_terminal(stdout) : Terminal{});
+    display.begin_epoch(1, 1, 4);
+    session.store().barrier("the bar is there", m.rank, m.world);
+    if (how == "bar_dies" && rank == 0) std::raise(SIGKILL);
+    if (rank != 0) std::printf("rank %zu has a line\n", rank);
+    std::fflush(stdout);
+    session.store().barrier("so is the line", m.rank, m.world);
+    display.end_epoch();
   } else if (how == "late") {  // the host of the store is done first
     if (rank != 0) {
       std::this_thread::sleep_for(std::chrono::milliseconds(300));

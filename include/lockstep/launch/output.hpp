@@ -17,40 +17,61 @@
 namespace lockstep {
 
 /// Cuts what arrives in arbitrary pieces into lines. A line longer than `max_line` is passed on in
-/// pieces of that size, each a line of its own: memory is bounded, whatever a rank prints.
+/// pieces of that size, each a line of its own: memory is bounded, whatever a rank prints. What
+/// ends in '\r' instead is a status line, as on a terminal: the next text takes its place.
 class LineCutter {
  public:
   static constexpr std::size_t max_line = 64_KiB;
 
-  /// Calls `sink(std::string_view)` for every line that is complete, without its newline.
-  template <class Sink>
-  void feed(std::string_view bytes, Sink&& sink) {
+  /// Calls `line(std::string_view)` for every line that is complete, and `status(std::string_view)`
+  /// for every status line, both without what ended them; an empty status takes the last one away.
+  template <class Line, class Status>
+  void feed(std::string_view bytes, Line&& line, Status&& status) {
     while (!bytes.empty()) {
-      const std::size_t newline = bytes.find('\n');
-      const std::size_t room = max_line - partial_.size();
-      const std::size_t count = std::min({newline, room, bytes.size()});
-      partial_ += bytes.substr(0, count);
-      bytes.remove_prefix(count);
-      const bool complete = !bytes.empty() && bytes.front() == '\n';
-      if (complete) bytes.remove_prefix(1);
-      if (complete || partial_.size() == max_line) emit(sink);
+      if (bytes.front() == '\n') {
+        if (std::exchange(has_status_, false)) status(std::string_view());
+        emit(line);
+        bytes.remove_prefix(1);
+      } else if (bytes.front() == '\r') {
+        // Not dropped yet: a newline may follow, and then it was a line after all.
+        if (!partial_.empty()) status(std::string_view(partial_));
+        has_status_ = is_ended_ = true;
+        bytes.remove_prefix(1);
+      } else {
+        if (is_ended_) clear();
+        if (partial_.size() == max_line) emit(line);
+        const std::size_t room = max_line - partial_.size();
+        const std::size_t count = std::min({bytes.find_first_of("\r\n"), room, bytes.size()});
+        partial_ += bytes.substr(0, count);
+        bytes.remove_prefix(count);
+      }
     }
+  }
+  template <class Line>
+  void feed(std::string_view bytes, Line&& line) {
+    feed(bytes, std::forward<Line>(line), [](std::string_view) {});
   }
 
   /// The last line, if no newline ended it.
-  template <class Sink>
-  void finish(Sink&& sink) {
-    if (!partial_.empty()) emit(sink);
+  template <class Line>
+  void finish(Line&& line) {
+    if (!partial_.empty() && !is_ended_) emit(line);
   }
 
  private:
-  template <class Sink>
-  void emit(Sink& sink) {
-    sink(std::string_view(partial_));
+  template <class Line>
+  void emit(Line& line) {
+    line(std::string_view(partial_));
+    clear();
+  }
+  void clear() {
     partial_.clear();
+    is_ended_ = false;
   }
 
   std::string partial_;
+  bool is_ended_ = false;    // a '\r' has ended what is in `partial_`
+  bool has_status_ = false;  // and no line has come since
 };
 
 /// The last lines of something: what to show of a rank that failed.
@@ -73,8 +94,13 @@ class LastWords {
 /// pager could not end its ranks. The streams are not made non-blocking: that would hit everybody
 /// else who has them open. Instead, a write no longer than a page follows poll()'s word that there
 /// is room for one.
+///
+/// Where stdout is a terminal, its last line may be a status line. It goes before anything else is
+/// printed and comes back when there is nothing more to print.
 class OutputQueue {
  public:
+  explicit OutputQueue(bool is_terminal = false) : is_terminal_(is_terminal) {}
+
   bool is_empty() const { return pieces_.empty(); }
   /// Time to stop reading from ranks.
   bool is_full() const { return bytes_ >= 1_MiB; }
@@ -82,7 +108,55 @@ class OutputQueue {
   int next_stream() const { return pieces_.front().stream; }
 
   void push(int stream, std::string_view text) {
-    if (stream < 3 && closed_[stream]) return;
+    hide_status();
+    append(stream, text);
+  }
+
+  /// Puts `text` in the place of the last status line; an empty one takes it away.
+  void push_status(std::string_view prefix, std::string_view text) {
+    if (!is_terminal_) return;
+    if (text.ends_with(erase_line)) text.remove_suffix(erase_line.size());
+    drop_status();
+    if (text.empty()) return;
+    status_ = std::string(prefix) + std::string(text);
+    show_status();
+  }
+  void drop_status() {
+    status_.clear();
+    hide_status();
+  }
+
+  /// Writes a page at most, after poll() has said that the next stream takes it.
+  void write_some() {
+    write_piece();
+    if (pieces_.empty() && !is_status_shown_ && !status_.empty()) show_status();
+  }
+
+  void clear() {
+    pieces_.clear();
+    bytes_ = 0;
+  }
+
+ private:
+  // From the cursor, which is in the first column: everything here ends in '\r' or '\n'.
+  static constexpr std::string_view erase_line = "\033[K";
+
+  struct Piece {
+    int stream = 1;
+    std::string text;
+    std::size_t written = 0;
+  };
+
+  void hide_status() {
+    if (std::exchange(is_status_shown_, false)) append(1, erase_line);
+  }
+  void show_status() {
+    append(1, status_ + "\r");
+    is_status_shown_ = true;
+  }
+
+  void append(int stream, std::string_view text) {
+    if (text.empty() || (stream < 3 && closed_[stream])) return;
     bytes_ += text.size();
     if (!pieces_.empty() && pieces_.back().stream == stream) {
       pieces_.back().text += text;
@@ -91,8 +165,7 @@ class OutputQueue {
     }
   }
 
-  /// Writes a page at most, after poll() has said that the next stream takes it.
-  void write_some() {
+  void write_piece() {
     constexpr std::size_t page = 4_KiB;
     Piece& piece = pieces_.front();
     const std::size_t count = std::min(page, piece.text.size() - piece.written);
@@ -112,21 +185,12 @@ class OutputQueue {
     if (piece.written == piece.text.size()) pieces_.pop_front();
   }
 
-  void clear() {
-    pieces_.clear();
-    bytes_ = 0;
-  }
-
- private:
-  struct Piece {
-    int stream = 1;
-    std::string text;
-    std::size_t written = 0;
-  };
-
   std::deque<Piece> pieces_;
   std::size_t bytes_ = 0;
   bool closed_[3] = {};
+  bool is_terminal_;
+  std::string status_;
+  bool is_status_shown_ = false;  // once everything before it is written
 };
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -19,6 +20,7 @@
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
+#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
 
@@ -38,10 +40,11 @@ inline std::string own_program() {
 
 /// This process's environment without what describes a rank or holds the secret.
 inline std::vector<std::string> inherited_environment() {
-  constexpr std::string_view ours[] = {
-      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
-      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
-      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT"};
+  constexpr std::string_view ours[] = {"LOCKSTEP_RANK",       "LOCKSTEP_WORLD_SIZE",
+                                       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
+                                       "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
+                                       "LOCKSTEP_SECRET_FD",  "LOCKSTEP_JOB",
+                                       "LOCKSTEP_TIMEOUT",    columns_variable};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -111,6 +114,7 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   common.push_back("LOCKSTEP_TIMEOUT=" + std::to_string(timeout.count() / 1000) + "." +
                    std::to_string(1000 + timeout.count() % 1000).substr(1));
   if (alone) common.push_back("LOCKSTEP_JOB=" + random_id());
+  const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
   const std::vector<char*> arguments = pointers(options.rest);
 
@@ -126,6 +130,11 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       variables.push_back("LOCKSTEP_RANK=" + std::to_string(rank.value()));
       variables.push_back("LOCKSTEP_LOCAL_RANK=" + std::to_string(local));
       variables.push_back("LOCKSTEP_SECRET_FD=" + std::to_string(pipe.read.get()));
+      if (terminal.is_terminal) {
+        const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
+        variables.push_back(std::string(columns_variable) + "=" +
+                            std::to_string(terminal.columns - taken));
+      }
       const std::vector<char*> environment = pointers(variables);
       // The store's thread runs already: between fork and exec only what signal handlers may do.
       supervisor.start(rank, [&] {

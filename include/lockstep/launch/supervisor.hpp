@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <deque>
@@ -19,6 +20,7 @@
 #include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/output.hpp"
 #include "lockstep/launch/parse.hpp"
+#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
 
@@ -43,6 +45,9 @@ inline std::chrono::milliseconds termination_grace() {
   if (text == nullptr) return std::chrono::seconds(8);
   return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
 }
+
+/// What stands before everything a rank prints.
+inline std::string line_prefix(Rank rank) { return "[rank " + std::to_string(rank.value()) + "] "; }
 
 /// Starts ranks and looks after them in one poll() loop. While it exists, SIGINT, SIGTERM and
 /// SIGHUP are blocked in this thread and read by the loop, unless they were ignored before (nohup).
@@ -104,6 +109,7 @@ class Supervisor {
       if (kill_at_ && kill_at_->passed()) kill_rest();
     }
     for (Child& child : children_) drain(child);
+    queue_.drop_status();
     write_queue();
     if (outcome_.first) {
       for (const Child& child : children_) {
@@ -219,8 +225,10 @@ class Supervisor {
       return false;
     }
     LineCutter& lines = stream == 1 ? child.out_lines : child.err_lines;
-    lines.feed({buffer, static_cast<std::size_t>(n)},
-               [&](std::string_view line) { pass_on(child, stream, line); });
+    lines.feed(
+        {buffer, static_cast<std::size_t>(n)},
+        [&](std::string_view line) { pass_on(child, stream, line); },
+        [&](std::string_view text) { queue_.push_status(line_prefix(child.rank), text); });
     return true;
   }
 
@@ -239,8 +247,7 @@ class Supervisor {
 
   void pass_on(Child& child, int stream, std::string_view line) {
     if (stream == 2) child.last_words.add(line);
-    queue_.push(stream,
-                "[rank " + std::to_string(child.rank.value()) + "] " + std::string(line) + "\n");
+    queue_.push(stream, line_prefix(child.rank) + std::string(line) + "\n");
   }
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.
@@ -259,7 +266,7 @@ class Supervisor {
   sigset_t mask_before_{};
   Descriptor signals_;
   std::vector<Child> children_;
-  OutputQueue queue_;
+  OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
   std::optional<Deadline> kill_at_;      // set once the job is ending
   std::optional<Deadline> write_until_;  // set once a signal has come
