@@ -16,5 +16,6 @@
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/split.hpp"
 #include "lockstep/topology/transposed.hpp"
+#include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
