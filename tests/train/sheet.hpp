@@ -25,11 +25,11 @@ using ranks::Shared;
 
 /// What a batch does to the parameters a, b and c.
 struct Entry {
-  enum class Fault { none, in_forward, in_backward, ready_twice, no_exception };
+  enum class Trouble { none, in_forward, in_backward, ready_twice, no_exception };
 
   std::array<double, 3> gradient{};  // of element i: gradient * (1 + i)
   std::array<bool, 3> used{true, true, true};
-  Fault fault = Fault::none;
+  Trouble trouble = Trouble::none;
   double loss = 0;
 };
 
@@ -57,7 +57,7 @@ struct Sheet {
   }
 
   double forward(auto&, const Entry& entry) {
-    if (entry.fault == Entry::Fault::in_forward)
+    if (entry.trouble == Entry::Trouble::in_forward)
       throw std::runtime_error("forward ran out of luck");
     return entry.loss;
   }
@@ -65,10 +65,10 @@ struct Sheet {
   void backward(auto& step, const Entry& entry) {
     give(step, "c"_p, 2, entry);
     give(step, "b"_p, 1, entry);
-    if (entry.fault == Entry::Fault::in_backward)
+    if (entry.trouble == Entry::Trouble::in_backward)
       throw std::runtime_error("backward ran out of luck");
-    if (entry.fault == Entry::Fault::no_exception) throw 7;
-    if (entry.fault == Entry::Fault::ready_twice) step.ready("b"_p);
+    if (entry.trouble == Entry::Trouble::no_exception) throw 7;
+    if (entry.trouble == Entry::Trouble::ready_twice) step.ready("b"_p);
     give(step, "a"_p, 0, entry);
   }
 
