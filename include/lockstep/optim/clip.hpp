@@ -53,9 +53,11 @@ double sum_of_squares(std::span<const T> values) {
 }
 
 /// What gradients are multiplied with so that a norm is at most `max_norm`: PyTorch's
-/// `clip_grad_norm_`, with its guard against a norm of zero.
+/// `clip_grad_norm_`, with its guard against a norm of zero. As there, a norm that is no number
+/// makes every gradient none: a broken one is not trained past.
 inline double clip_factor(double norm, double max_norm) {
-  return std::min(1.0, max_norm / (norm + 1e-6));
+  const double factor = max_norm / (norm + 1e-6);
+  return factor > 1 ? 1 : factor;
 }
 
 }  // namespace lockstep

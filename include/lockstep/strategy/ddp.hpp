@@ -48,8 +48,8 @@ class BasicDdp {
   explicit BasicDdp(Comm& comm, Model model = {}, Seed seed = {})
       : comm_(comm),
         model_(std::move(model)),
-        layout_(model_),
-        buffer_layout_(model_),
+        layout_(guard([&] { return typename Traits::layout(model_); })),
+        buffer_layout_(guard([&] { return BufferLayout<Model>(model_); })),
         parameters_(agree_and_allocate()),
         buffers_(allocate(buffer_layout_.plan().bytes)),
         reducer_(comm, layout_),
@@ -96,6 +96,7 @@ class BasicDdp {
   /// **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
+    if constexpr (Traits::shares_parameters) comm_.barrier();  // nobody reads them any more
     guard([&] {
       if (comm_.rank() != Rank{0}) return;
       InitialValues<Model, typename Traits::layout, BufferLayout<Model>> initial(
@@ -114,10 +115,11 @@ class BasicDdp {
   void synchronize_buffers() { broadcast(buffers_, buffer_layout_.plan().bytes); }
 
   /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
-  /// Returns the loss of this rank's batch. **Ranks** all. **Host** blocks.
+  /// Batches of `no_sync` count among the N. Returns the loss of this rank's batch. **Ranks** all.
+  /// **Host** blocks.
   template <class Batch>
   double step(const Batch& batch) {
-    const bool last = reducer_.micro_batches() + 1 == Traits::micro_batches;
+    const bool last = reducer_.micro_batches() + 1 >= Traits::micro_batches;
     const double loss = run_forward(batch, last);
     run_backward(batch, last);
     if (last) run_reduce_and_update();
@@ -217,20 +219,16 @@ class BasicDdp {
         return f();
       } catch (const Error& error) {
         const Error named = error.rank() ? error : error.on(comm_.rank());
-        give_up(named.what());
+        comm_.abandon(named.what());
         throw named;
       } catch (const std::exception& error) {
-        give_up(error.what());
+        comm_.abandon(error.what());
         throw;
       } catch (...) {
-        give_up("an exception that is no std::exception");
+        comm_.abandon("an exception that is no std::exception");
         throw;
       }
     }
-  }
-  void give_up(const char* reason) {
-    comm_.abandon(reason);
-    reducer_.abandon();
   }
 
   std::byte* agree_and_allocate() {

@@ -43,11 +43,6 @@ class InFlight {
     place.reset();
   }
 
-  /// Forgets what was under way, after an error.
-  void abandon() {
-    std::apply([](auto&... row) { (row.clear(), ...); }, rows_);
-  }
-
  private:
   /// Converts to the handle itself, so that it is made in its place.
   template <class T>
@@ -60,14 +55,9 @@ class InFlight {
   template <class T>
   struct Row {
     std::unique_ptr<std::optional<AverageWork<Comm, T>>[]> places;
-    std::size_t size = 0;
 
     void reset(std::size_t buckets) {
       places = std::make_unique<std::optional<AverageWork<Comm, T>>[]>(buckets);
-      size = buckets;
-    }
-    void clear() {
-      for (std::size_t b = 0; b != size; ++b) places[b].reset();
     }
   };
 

@@ -117,8 +117,6 @@ class Reducer {
     if constexpr (Traits::skips_unused) used_.fill(0);
   }
 
-  void abandon() { works_.abandon(); }
-
  private:
   static constexpr bool starts_early = !Traits::alone && !Traits::shares_parameters;
 

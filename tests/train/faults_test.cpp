@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+// What goes wrong on one rank ends all of them, with its words. run_processes is the watchdog.
+#include <boost/test/unit_test.hpp>
+#include <cstddef>
+#include <string>
+
+#include "train/sheet.hpp"
+
+namespace {
+
+using namespace train;
+using Trouble = Entry::Trouble;
+using Net = Sheet<>;
+
+template <class... Ps>
+Ends run_with(Trouble trouble, std::size_t world, std::size_t culprit, As as = As::processes) {
+  return ranks::run(as, world, [&](Shared& comm) {
+    DistributedDataParallel<Net, Ps...> ddp(comm);
+    for (std::size_t s = 0; s < 4; ++s) {
+      Entry entry{.gradient = {1, 1, 1}};
+      if (s == 2 && comm.rank() == Rank{culprit}) entry.trouble = trouble;
+      ddp.step(entry);
+    }
+  });
+}
+
+/// The culprit throws what it threw; the others quote it.
+void check(const Ends& ends, std::size_t culprit, const std::string& words) {
+  all_say(ends, words);
+  const std::string quote = "rank " + std::to_string(culprit) + " failed: ";
+  for (std::size_t r = 0; r < ends.size(); ++r) {
+    BOOST_TEST((ends[r].find(quote) != std::string::npos) == (r != culprit), ends[r]);
+  }
+}
+
+using Pieces = Buckets<BucketLimits{0, 0}>;
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(training_faults)
+
+BOOST_AUTO_TEST_CASE(an_exception_in_forward_reaches_all_ranks) {
+  const std::string words = "forward ran out of luck";
+  check(run_with<>(Trouble::in_forward, 3, 1), 1, words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_forward, 2, 0), 0, words);
+}
+
+BOOST_AUTO_TEST_CASE(an_exception_in_backward_reaches_all_ranks) {
+  const std::string words = "backward ran out of luck";
+  check(run_with<>(Trouble::in_backward, 3, 2), 2, words);
+  // Two buckets are under way when it is thrown.
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_backward, 3, 1), 1, words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_backward, 2, 1, As::threads), 1, words);
+}
+
+BOOST_AUTO_TEST_CASE(a_gradient_that_is_ready_twice_is_named) {
+  const std::string words = "the gradient of b was marked ready twice";
+  check(run_with<>(Trouble::ready_twice, 2, 1), 1, words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::ready_twice, 3, 0), 0, words);
+}
+
+BOOST_AUTO_TEST_CASE(something_thrown_that_is_no_exception_reaches_the_others) {
+  const Ends ends = ranks::run(As::processes, 2, [](Shared& comm) {
+    DistributedDataParallel<Net> ddp(comm);
+    Entry entry{.gradient = {1, 1, 1}};
+    if (comm.rank() == Rank{1}) entry.trouble = Trouble::no_exception;
+    try {
+      ddp.step(entry);
+    } catch (int thrown) {
+      throw std::runtime_error("an exception that is no std::exception: " + std::to_string(thrown));
+    }
+  });
+  check(ends, 1, "an exception that is no std::exception");
+}
+
+BOOST_AUTO_TEST_CASE(an_exception_while_initializing_reaches_all_ranks) {
+  const Ends ends = ranks::run(As::processes, 3, [](Shared& comm) {
+    DistributedDataParallel<Net> ddp(comm);
+    ddp.initialize([](auto&) { throw std::runtime_error("no values today"); });
+  });
+  check(ends, 0, "no values today");
+}
+
+BOOST_AUTO_TEST_CASE(a_schedule_without_its_numbers_is_an_error_on_all_ranks) {
+  const Ends ends = ranks::run(As::processes, 2, [](Shared& comm) {
+    DistributedDataParallel<Net, Schedule<Cosine>> ddp(comm);
+    ddp.step(Entry{});
+  });
+  all_say(ends, "the curve has 0 steps");
+}
+
+BOOST_AUTO_TEST_SUITE_END()

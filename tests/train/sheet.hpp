@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A model without mathematics: its batches say what its gradients are, which parameters are
+/// used and what goes wrong, so that a test can compute by hand what must come out.
+
+#include <array>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <stdexcept>
+#include <string>
+
+#include "comm/ranks.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/model/declaration.hpp"
+#include "lockstep/trainer/ddp.hpp"
+
+namespace train {
+
+using namespace lockstep;
+using ranks::As;
+using ranks::Ends;
+using ranks::require;
+using ranks::Shared;
+
+/// What a batch does to the parameters a, b and c.
+struct Entry {
+  enum class Trouble { none, in_forward, in_backward, ready_twice, no_exception };
+
+  std::array<double, 3> gradient{};  // of element i: gradient * (1 + i)
+  std::array<bool, 3> used{true, true, true};
+  Trouble trouble = Trouble::none;
+  double loss = 0;
+};
+
+inline constexpr std::array<std::size_t, 3> sheet_sizes{40, 70, 3};
+
+/// Parameter p's element i starts as start(p, i): exact in every element type.
+inline double start(std::size_t p, std::size_t i) {
+  return 0.25 * static_cast<double>(p + 1) + 0.125 * static_cast<double>(i % 8);
+}
+inline double slope(double gradient, std::size_t i) {
+  return gradient * static_cast<double>(1 + i % 8);
+}
+
+template <class A = double, class B = A, class C = A>
+struct Sheet {
+  using Parameters =
+      ParameterList<Parameter<"a", A, 40>, Parameter<"b", B, 70>, Parameter<"c", C, 3>>;
+
+  void initialize(auto& initial) const {
+    std::size_t p = 0;
+    each(initial, [&](const auto& view) {
+      for (std::size_t i = 0; i < view.size(); ++i) view(i) = to(view(i), start(p, i));
+      ++p;
+    });
+  }
+
+  double forward(auto&, const Entry& entry) {
+    if (entry.trouble == Entry::Trouble::in_forward)
+      throw std::runtime_error("forward ran out of luck");
+    return entry.loss;
+  }
+
+  void backward(auto& step, const Entry& entry) {
+    give(step, "c"_p, 2, entry);
+    give(step, "b"_p, 1, entry);
+    if (entry.trouble == Entry::Trouble::in_backward)
+      throw std::runtime_error("backward ran out of luck");
+    if (entry.trouble == Entry::Trouble::no_exception) throw 7;
+    if (entry.trouble == Entry::Trouble::ready_twice) step.ready("b"_p);
+    give(step, "a"_p, 0, entry);
+  }
+
+  static void each(const auto& step, auto&& f) {
+    f(step.param("a"_p));
+    f(step.param("b"_p));
+    f(step.param("c"_p));
+  }
+
+ private:
+  static auto to(auto like, double value) {
+    using T = decltype(like);
+    return static_cast<T>(static_cast<Accumulator<T>>(value));
+  }
+  static void give(auto& step, auto key, std::size_t p, const Entry& entry) {
+    if (!entry.used[p]) return;
+    const auto view = step.grad(key);
+    for (std::size_t i = 0; i < view.size(); ++i)
+      view(i) = to(view(i), slope(entry.gradient[p], i));
+    step.ready(key);
+  }
+};
+
+/// One number of each parameter as the model has it: `value(ddp, p, i)`.
+double value(const auto& ddp, std::size_t p, std::size_t i) {
+  double result = 0;
+  std::size_t at = 0;
+  Sheet<>::each(ddp, [&](const auto& view) {
+    using T = typename std::decay_t<decltype(view)>::value_type;
+    if (at++ == p) result = static_cast<double>(static_cast<Accumulator<T>>(view(i)));
+  });
+  return result;
+}
+
+/// All numbers are `expected(p, i)`, to a relative error of `within`.
+void compare(const auto& ddp, const auto& expected, const std::string& when,
+             double within = 1e-12) {
+  for (std::size_t p = 0; p < 3; ++p) {
+    for (std::size_t i = 0; i < sheet_sizes[p]; ++i) {
+      const double have = value(ddp, p, i);
+      const double want = expected(p, i);
+      require(std::abs(have - want) <= within * std::max(std::abs(want), 1e-2),
+              when + ": parameter " + std::to_string(p) + "[" + std::to_string(i) + "] is " +
+                  std::to_string(have) + " and should be " + std::to_string(want));
+    }
+  }
+}
+
+/// A number for each parameter's element, each with its plain optimizer.
+template <class Rule>
+struct PlainSheet {
+  std::array<std::array<double, 70>, 3> values;
+  std::array<std::array<Rule, 70>, 3> rules;
+
+  explicit PlainSheet(const Rule& rule) {
+    for (std::size_t p = 0; p < 3; ++p) {
+      rules[p].fill(rule);
+      for (std::size_t i = 0; i < 70; ++i) values[p][i] = start(p, i);
+    }
+  }
+  void update(std::size_t p, double gradient) {
+    for (std::size_t i = 0; i < sheet_sizes[p]; ++i)
+      rules[p][i].update(values[p][i], slope(gradient, i));
+  }
+  double operator()(std::size_t p, std::size_t i) const { return values[p][i]; }
+};
+
+/// Every rank must come through.
+void all_well(std::size_t world, auto f, As as = As::processes) {
+  const Ends ends = ranks::run(as, world, f);
+  for (std::size_t r = 0; r < world; ++r) {
+    BOOST_TEST(ends[r] == "", "rank " << r << " of " << world << ": " << ends[r]);
+  }
+}
+
+/// Every rank must end with words that contain `words`.
+inline void all_say(const Ends& ends, const std::string& words) {
+  for (std::size_t r = 0; r < ends.size(); ++r) {
+    BOOST_TEST(ends[r].find(words) != std::string::npos,
+               "rank " << r << " does not say \"" << words << "\" but \"" << ends[r] << "\"");
+  }
+}
+
+}  // namespace train
