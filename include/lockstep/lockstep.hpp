@@ -10,6 +10,7 @@
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/device/host_arena.hpp"

@@ -13,6 +13,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/index_list.hpp"
 #include "lockstep/data/keyed_permutation.hpp"
+#include "lockstep/data/mix_bits.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/data/torch_permutation.hpp"
 
@@ -36,7 +37,7 @@ class EpochOrder<KeyedShuffle> {
  public:
   void prepare(const auto& share, Seed seed, Epoch epoch) {
     // not seed + epoch, under which epoch 1 of seed 0 would be epoch 0 of seed 1
-    permutation_ = {share.samples(), mix_bits(mix_bits(seed.value()) + epoch.value())};
+    permutation_ = {share.samples(), random_at(mix_bits(seed.value()), epoch.value())};
   }
   std::size_t at(const auto& share, std::size_t k) const { return permutation_[share.place(k)]; }
 

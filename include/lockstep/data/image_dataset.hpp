@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Images as bytes in memory, with a class each; they become floats when a batch is loaded.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/labelled_batch.hpp"
+
+namespace lockstep {
+
+/// What a byte becomes: `(byte / 255 - mean) / deviation`.
+struct Normalization {
+  float mean = 0;
+  float deviation = 1;
+};
+
+class ImageDataset {
+ public:
+  using batch_type = LabelledBatch<float, std::int32_t>;
+
+  /// `pixels` holds the images one after another, as many as there are labels; every label is below
+  /// `classes`. `origin` is what errors call the data.
+  ImageDataset(std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels,
+               std::size_t classes, Normalization normalization = {},
+               const std::string& origin = "ImageDataset")
+      : pixels_(std::move(pixels)), labels_(std::move(labels)), classes_(classes) {
+    width_ = labels_.empty() ? 0 : pixels_.size() / labels_.size();
+    if (width_ * labels_.size() != pixels_.size())
+      throw Error(origin,
+                  std::to_string(pixels_.size()) + " pixels are no whole images for " +
+                      std::to_string(labels_.size()) + " labels",
+                  "give one label for every image");
+    const auto wrong = std::find_if(labels_.begin(), labels_.end(),
+                                    [&](std::uint8_t label) { return label >= classes_; });
+    if (wrong != labels_.end())
+      throw Error(origin,
+                  "label " + std::to_string(*wrong) + " of sample " +
+                      std::to_string(wrong - labels_.begin()) + ", with " +
+                      std::to_string(classes_) + " classes",
+                  "set the number of classes, or check that the labels belong to these images");
+    for (std::size_t byte = 0; byte != values_.size(); ++byte)
+      values_[byte] =
+          (static_cast<float>(byte) / 255.f - normalization.mean) / normalization.deviation;
+  }
+
+  std::size_t size() const { return labels_.size(); }
+  std::size_t width() const { return width_; }
+  std::size_t classes() const { return classes_; }
+
+  void load(std::span<const std::size_t> indices, batch_type& out) const {
+    out.resize(indices.size(), width_);
+    for (std::size_t i = 0; i != indices.size(); ++i) {
+      const std::uint8_t* const image = pixels_.data() + indices[i] * width_;
+      std::transform(image, image + width_, out.inputs.data() + i * width_,
+                     [this](std::uint8_t pixel) { return values_[pixel]; });
+      out.labels[i] = labels_[indices[i]];
+    }
+  }
+
+ private:
+  std::vector<std::uint8_t> pixels_;
+  std::vector<std::uint8_t> labels_;
+  std::size_t classes_;
+  std::size_t width_ = 0;
+  std::array<float, 256> values_{};
+};
+
+static_assert(Dataset<ImageDataset>);
+
+}  // namespace lockstep

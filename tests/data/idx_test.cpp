@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/data/idx.hpp"
+
+#include <zlib.h>
+
+#include <boost/test/unit_test.hpp>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/fashion_mnist.hpp"
+#include "lockstep/data/idx_dataset.hpp"
+
+using namespace lockstep;
+using namespace std::string_literals;
+
+namespace {
+
+namespace fs = std::filesystem;
+
+/// A folder that is gone when the test is.
+class Folder {
+ public:
+  Folder() {
+    std::string name = (fs::temp_directory_path() / "lockstep-XXXXXX").string();
+    BOOST_TEST_REQUIRE(::mkdtemp(name.data()) != nullptr);
+    path_ = name;
+  }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+  ~Folder() { fs::remove_all(path_); }
+
+  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
+
+  std::string plain(const std::string& name, const std::string& bytes) const {
+    std::ofstream(path_ / name, std::ios::binary) << bytes;
+    return *this / name;
+  }
+  std::string gzip(const std::string& name, const std::string& bytes) const {
+    const gzFile file = gzopen((*this / name).c_str(), "wb");
+    gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
+    gzclose(file);
+    return *this / name;
+  }
+
+ private:
+  fs::path path_;
+};
+
+/// Sets an environment variable for as long as it lives.
+class Environment {
+ public:
+  Environment(const char* name, const std::string& value) : name_(name) {
+    if (const char* old = std::getenv(name)) old_ = old;
+    ::setenv(name, value.c_str(), 1);
+  }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  ~Environment() { old_ ? ::setenv(name_, old_->c_str(), 1) : ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+  std::optional<std::string> old_;
+};
+
+std::string word(std::size_t n) {
+  return {static_cast<char>(n >> 24), static_cast<char>(n >> 16), static_cast<char>(n >> 8),
+          static_cast<char>(n)};
+}
+
+/// Three images of 2x2 and their labels.
+const std::string images = "\0\0\x08\x03"s + word(3) + word(2) + word(2) +
+                           "\x00\xff\x33\x66\x01\x02\x03\x04\x05\x06\x07\x08"s;
+const std::string labels = "\0\0\x08\x01"s + word(3) + "\x02\x00\x09"s;
+
+std::string contents(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+void expect_error(auto make, const std::string& problem) {
+  BOOST_CHECK_EXCEPTION(make(), Error, [&](const Error& error) {
+    BOOST_TEST(error.problem() == problem);
+    return !error.advice().empty();
+  });
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(data_idx)
+
+BOOST_AUTO_TEST_CASE(plain_and_compressed_files_read_alike) {
+  const Folder folder;
+  for (const std::string& path : {folder.plain("a", images), folder.gzip("b.gz", images)}) {
+    const IdxArray array = read_idx(path);
+    BOOST_TEST(array.extents == (std::vector<std::size_t>{3, 2, 2}));
+    BOOST_TEST(array.bytes.size() == 12u);
+    BOOST_TEST(array.bytes[1] == 255);
+    BOOST_TEST(array.bytes[11] == 8);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(every_corruption_is_named) {
+  const Folder folder;
+  const auto expect = [&](const std::string& bytes, const std::string& problem) {
+    const std::string plain = folder.plain("file", bytes);
+    expect_error([&] { return read_idx(plain, 3); }, plain + ": " + problem);
+    const std::string gzip = folder.gzip("file.gz", bytes);
+    expect_error([&] { return read_idx(gzip, 3); }, gzip + ": " + problem);
+  };
+  expect("", "it ends within its first four bytes");
+  expect("\x89PNG....", "it does not begin with two zero bytes");
+  expect("\0\0\x0d\x03"s, "its element type is number 13");
+  expect(labels, "it has 1 dimensions instead of 3");
+  expect(images.substr(0, 10), "it ends within its header");
+  expect(images.substr(0, images.size() - 1),
+         "it ends within the 12 bytes that its header promises");
+  expect(images + "x", "bytes follow the 12 that its header promises");
+  expect("\0\0\x08\x03"s + word(0xffffffff) + word(0xffffffff) + word(0xffffffff) + "x",
+         "it ends within the 18446744073709551615 bytes that its header promises");
+}
+
+BOOST_AUTO_TEST_CASE(a_damaged_gzip_stream_is_named) {
+  const Folder folder;
+  const std::string good = contents(folder.gzip("good.gz", images));
+  const std::string path = folder / "bad.gz";
+  folder.plain("bad.gz", good.substr(0, good.size() - 12));
+  expect_error([&] { return read_idx(path); }, path + ": the gzip stream ends early");
+  std::string flipped = good;
+  flipped[flipped.size() - 7] ^= 1;  // the checksum
+  folder.plain("bad.gz", flipped);
+  BOOST_CHECK_EXCEPTION(read_idx(path), Error, [&](const Error& error) {
+    return error.problem().starts_with(path + ": the gzip stream is damaged: ");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_missing_file_and_a_folder_are_named) {
+  const Folder folder;
+  const std::string path = folder / "nothing";
+  expect_error([&] { return read_idx(path); },
+               path + ": it cannot be opened: No such file or directory");
+  const std::string itself = folder / ".";
+  expect_error([&] { return read_idx(itself); }, itself + ": reading failed: Is a directory");
+}
+
+BOOST_AUTO_TEST_CASE(bytes_become_floats_when_a_batch_is_loaded) {
+  const Folder folder;
+  const IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
+  const ImageDataset dataset = read_idx_dataset(files);
+  BOOST_TEST(dataset.size() == 3u);
+  BOOST_TEST(dataset.width() == 4u);
+  ImageDataset::batch_type batch;
+  const std::vector<std::size_t> indices{2, 0};
+  dataset.load(indices, batch);
+  BOOST_TEST(batch.labels == (std::vector<std::int32_t>{9, 2}));
+  BOOST_TEST(batch.row(1)[1] == 1.f);
+  BOOST_TEST(batch.row(1)[2] == 0.2f);
+  BOOST_TEST(batch.row(0)[3] == 8.f / 255.f);
+
+  const ImageDataset normalized =
+      read_idx_dataset(files, {.normalization = {.mean = 0.5f, .deviation = 0.25f}});
+  normalized.load(indices, batch);
+  BOOST_TEST(batch.row(1)[0] == -2.f);
+  BOOST_TEST(batch.row(1)[1] == 2.f);
+}
+
+BOOST_AUTO_TEST_CASE(files_that_do_not_belong_together_are_refused) {
+  const Folder folder;
+  const std::string image_file = folder.plain("images", images);
+  const std::string fewer = folder.plain("fewer", "\0\0\x08\x01"s + word(2) + "\x02\x00"s);
+  expect_error([&] { return read_idx_dataset({image_file, fewer}); },
+               image_file + " has 3 images and " + fewer + " 2 labels");
+  const std::string label_file = folder.plain("labels", labels);
+  BOOST_CHECK_EXCEPTION(read_idx_dataset({image_file, label_file}, {.classes = 9}), Error,
+                        [&](const Error& error) {
+                          BOOST_TEST(error.operation() == label_file);
+                          return error.problem() == "label 9 of sample 2, with 9 classes";
+                        });
+}
+
+BOOST_AUTO_TEST_CASE(splits_are_found_in_the_folder_of_the_environment) {
+  const Folder folder;
+  const Environment environment("LOCKSTEP_DATA", folder / "");
+  folder.plain("train-images-idx3-ubyte", images);
+  folder.gzip("train-labels-idx1-ubyte.gz", labels);
+  BOOST_TEST(idx_dataset("train").size() == 3u);
+  BOOST_TEST(fashion_mnist("train").size() == 3u);
+  BOOST_CHECK_EXCEPTION(idx_dataset("test"), Error, [&](const Error& error) {
+    return error.problem().starts_with("no t10k-images-idx3-ubyte");
+  });
+  BOOST_CHECK_THROW(idx_dataset("validation"), Error);
+  folder.plain("train-images-idx3-ubyte", images + "x");
+  BOOST_CHECK_THROW(fashion_mnist("train"), Error);  // damaged is not missing
+}
+
+BOOST_AUTO_TEST_CASE(fashion_mnist_is_what_it_should_be_where_it_is_installed) {
+  if (std::getenv("LOCKSTEP_DATA") != nullptr || !find_idx_files("test")) return;
+  const ImageDataset dataset = fashion_mnist("test");
+  BOOST_TEST(dataset.size() == 10'000u);
+  BOOST_TEST(dataset.width() == 784u);
+  ImageDataset::batch_type batch;
+  dataset.load(std::vector<std::size_t>{0, 1, 2}, batch);
+  BOOST_TEST(batch.labels == (std::vector<std::int32_t>{9, 2, 1}));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
