@@ -11,6 +11,11 @@ for _, folder in ipairs(os.dirs(path.join(os.scriptdir(), "*"))) do
         if path.filename(folder) == "allreduce" and os.isfile("/usr/include/gloo/allreduce.h") then
             add_links("gloo")
         end
+        if path.filename(folder) == "matmul" then
+            add_includedirs("../examples")
+            add_sysincludedirs("$(eigen)")
+            add_cxflags("-march=native")  -- as the examples have it
+        end
         set_optimize("fastest")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
     target_end()
