@@ -26,6 +26,12 @@ option("gloo")
     set_default(os.isfile("/usr/include/gloo/allreduce.h"))
 option_end()
 
+option("eigen")
+    set_showmenu(true)
+    set_description("The folder that holds Eigen/Core, for the examples' matrix products")
+    set_default(os.getenv("LOCKSTEP_EIGEN") or "/usr/include/eigen3")
+option_end()
+
 -- The library: headers, and what else a program needs to include them.
 target("lockstep")
     set_kind("headeronly")

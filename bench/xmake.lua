@@ -22,6 +22,11 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         if path.filename(folder) == "allreduce" and has_config("gloo") then
             add_links("gloo")
         end
+        if path.filename(folder) == "matmul" or path.filename(folder) == "step" then
+            add_includedirs("../examples")
+            add_sysincludedirs("$(eigen)")
+            add_cxflags("-march=native")  -- as the examples have it
+        end
         set_optimize("fastest")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
     target_end()

@@ -7,7 +7,11 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
         set_targetdir("$(projectdir)/build/examples")
         add_deps("lockstep")
         add_files(file)
-        add_syslinks("pthread")
+        add_syslinks("pthread", "z")
+        add_sysincludedirs("$(eigen)")
         set_optimize("fastest")
+        -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
+        -- only. Examples run where they are built, so they may use all that this machine has.
+        add_cxflags("-march=native")
     target_end()
 end

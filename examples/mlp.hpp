@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The examples' main model: three linear layers with ReLU between, softmax cross entropy.
+
+#include <Eigen/Core>
+#include <cmath>
+#include <cstddef>
+#include <ranges>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/lockstep.hpp"
+
+using namespace lockstep;  // as every example has it
+
+/// `Mlp<float, 784, 256, 10>` sorts rows of 784 numbers into 10 classes. A batch has `size()` rows:
+/// `inputs`, contiguous and row-major, and `labels`, one integer below Classes for each row.
+///
+/// Eigen multiplies, on the calling thread alone: a rank is a core. What one step keeps for another
+/// (activations and their gradients) lies in buffers that grow to the largest batch and stay.
+template <class T, std::size_t Inputs, std::size_t Hidden, std::size_t Classes>
+struct Mlp {
+  using Parameters =
+      ParameterList<Parameter<"fc1.weight", T, Hidden, Inputs>, Parameter<"fc1.bias", T, Hidden>,
+                    Parameter<"fc2.weight", T, Hidden, Hidden>, Parameter<"fc2.bias", T, Hidden>,
+                    Parameter<"fc3.weight", T, Classes, Hidden>, Parameter<"fc3.bias", T, Classes>>;
+
+  /// The mean loss of the batch.
+  T forward(auto& step, const auto& batch) {
+    run(step, batch);
+    return static_cast<T>(score(batch).loss / static_cast<double>(batch.size()));
+  }
+
+  /// Overwrites all gradients, for the batch that `forward` has just seen.
+  void backward(auto& step, const auto& batch) {
+    const auto inputs = rows_of(batch);
+    const auto hidden1 = matrix(hidden1_.data(), batch.size(), Hidden);
+    const auto hidden2 = matrix(hidden2_.data(), batch.size(), Hidden);
+    const auto errors3 = matrix(outputs_.data(), batch.size(), Classes);
+
+    matrix(step.grad("fc3.bias"_p)) = errors3.colwise().sum();
+    step.ready("fc3.bias"_p);
+    matrix(step.grad("fc3.weight"_p)).noalias() = errors3.transpose() * hidden2;
+    step.ready("fc3.weight"_p);
+
+    auto errors2 = resized(errors2_, batch.size(), Hidden);
+    errors2.noalias() = errors3 * matrix(step.param("fc3.weight"_p));
+    gate(errors2, hidden2, matrix(step.grad("fc2.bias"_p)));
+    step.ready("fc2.bias"_p);
+    matrix(step.grad("fc2.weight"_p)).noalias() = errors2.transpose() * hidden1;
+    step.ready("fc2.weight"_p);
+
+    auto errors1 = resized(errors1_, batch.size(), Hidden);
+    errors1.noalias() = errors2 * matrix(step.param("fc2.weight"_p));
+    gate(errors1, hidden1, matrix(step.grad("fc1.bias"_p)));
+    step.ready("fc1.bias"_p);
+    matrix(step.grad("fc1.weight"_p)).noalias() = errors1.transpose() * inputs;
+    step.ready("fc1.weight"_p);  // and nobody asks for the gradient of the inputs
+  }
+
+  /// Adds the batch's losses and right answers to a tally: `add(name, sum, count)`.
+  void evaluate(auto& step, const auto& batch, auto& tally) {
+    run(step, batch);
+    const Score total = score(batch);
+    tally.add("loss", total.loss, batch.size());
+    tally.add("accuracy", static_cast<double>(total.correct), batch.size());
+  }
+
+ private:
+  struct Score {
+    double loss = 0;
+    std::size_t correct = 0;
+  };
+
+  // Eigen is told no extents at compile time: they gain nothing at these sizes and cost a second
+  // set of instantiations for each layer.
+  template <int Rows = Eigen::Dynamic, class U>
+  static auto matrix(U* data, std::size_t rows, std::size_t columns) {
+    using Plain = Eigen::Matrix<T, Rows, Eigen::Dynamic, Eigen::RowMajor>;
+    return Eigen::Map<std::conditional_t<std::is_const_v<U>, const Plain, Plain>>(
+        data, static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns));
+  }
+
+  /// A weight as a matrix, a bias as a row.
+  static auto matrix(auto view) {
+    if constexpr (view.rank() == 1) {
+      return matrix<1>(view.data_handle(), 1, view.extent(0));
+    } else {
+      return matrix(view.data_handle(), view.extent(0), view.extent(1));
+    }
+  }
+
+  static auto resized(std::vector<T>& buffer, std::size_t rows, std::size_t columns) {
+    buffer.resize(rows * columns);  // never gives memory back
+    return matrix(buffer.data(), rows, columns);
+  }
+
+  static auto rows_of(const auto& batch) {
+    return matrix(std::ranges::data(batch.inputs), batch.size(), Inputs);
+  }
+
+  /// outputs = inputs weight^T + bias. Products add to their destination, so that a bias laid there
+  /// first needs no pass of its own.
+  static void linear(auto& outputs, const auto& inputs, const auto& weight, const auto& bias) {
+    outputs.rowwise() = bias;
+    outputs.noalias() += inputs * weight.transpose();
+  }
+
+  /// NaN stays NaN, so that a run that has diverged shows it.
+  static void relu(auto& outputs) {
+    outputs = outputs.unaryExpr([](T x) { return x < T{0} ? T{0} : x; });
+  }
+
+  /// Back through ReLU, and the bias's gradient, in one pass: errors go on where the unit was
+  /// active, and are added up over the batch.
+  static void gate(auto& errors, const auto& outputs, auto bias) {
+    bias.setZero();
+    for (Eigen::Index i = 0; i < errors.rows(); ++i) {
+      for (Eigen::Index j = 0; j < static_cast<Eigen::Index>(Hidden); ++j) {
+        errors(i, j) = outputs(i, j) <= T{0} ? T{0} : errors(i, j);
+        bias(j) += errors(i, j);
+      }
+    }
+  }
+
+  /// Up to the last layer's outputs.
+  void run(auto& step, const auto& batch) {
+    auto hidden1 = resized(hidden1_, batch.size(), Hidden);
+    linear(hidden1, rows_of(batch), matrix(step.param("fc1.weight"_p)),
+           matrix(step.param("fc1.bias"_p)));
+    relu(hidden1);
+    auto hidden2 = resized(hidden2_, batch.size(), Hidden);
+    linear(hidden2, hidden1, matrix(step.param("fc2.weight"_p)), matrix(step.param("fc2.bias"_p)));
+    relu(hidden2);
+    auto outputs = resized(outputs_, batch.size(), Classes);
+    linear(outputs, hidden2, matrix(step.param("fc3.weight"_p)), matrix(step.param("fc3.bias"_p)));
+  }
+
+  /// Softmax cross entropy of every row. It leaves the gradient of the mean loss in the place of
+  /// the outputs: (softmax - one at the label) / rows.
+  Score score(const auto& batch) {
+    const T share = T{1} / static_cast<T>(batch.size());
+    Score total;
+    for (std::size_t i = 0; i < batch.size(); ++i) {
+      const auto label = static_cast<Eigen::Index>(std::ranges::data(batch.labels)[i]);
+      check(label >= 0 && label < static_cast<Eigen::Index>(Classes),
+            "labels count from 0 and stay below the number of classes");
+      auto row = matrix<1>(outputs_.data() + i * Classes, 1, Classes);
+      Eigen::Index best = 0;
+      row.array() -= row.maxCoeff(&best);  // now no exponential overflows
+      total.correct += best == label;
+      const T own = row(label);
+      row = row.array().exp();
+      const T sum = row.sum();
+      total.loss += std::log(sum) - own;
+      row *= share / sum;
+      row(label) -= share;
+    }
+    return total;
+  }
+
+  std::vector<T> hidden1_, hidden2_;  // after ReLU
+  std::vector<T> outputs_;            // after `score`, their gradient
+  std::vector<T> errors1_, errors2_;  // gradients of the hidden layers' outputs
+};
