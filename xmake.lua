@@ -42,6 +42,8 @@ target("lockstep")
     add_headerfiles("include/(lockstep/**.hpp)", "include/(lockstep/**.cuh)")
     add_includedirs("include", {public = true})
     add_sysincludedirs("$(cccl)", {public = true})
+    -- A square root that may set errno is not vectorised, which makes Adam three times as slow on a CPU.
+    add_cxxflags("-fno-math-errno", {public = true})
     -- `find_package(lockstep)` for CMake and `pkg-config lockstep`. Both name the CCCL headers that this
     -- installation was configured with; lockstep_CCCL and --define-variable=cccl choose others.
     after_install(function (target)
@@ -61,6 +63,7 @@ if(NOT TARGET lockstep::lockstep)
   get_filename_component(lockstep_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
   add_library(lockstep::lockstep INTERFACE IMPORTED)
   target_compile_features(lockstep::lockstep INTERFACE cxx_std_20)
+  target_compile_options(lockstep::lockstep INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>")
   target_include_directories(lockstep::lockstep INTERFACE "${lockstep_prefix}/include")
   target_include_directories(lockstep::lockstep SYSTEM INTERFACE "${lockstep_CCCL}")
 endif()
@@ -83,7 +86,7 @@ cccl=@CCCL@
 Name: lockstep
 Description: Synchronous data-parallel training for C++ and CUDA, decided by the compiler
 Version: @VERSION@
-Cflags: -std=c++20 -I${prefix}/include -I${cccl}
+Cflags: -std=c++20 -fno-math-errno -I${prefix}/include -I${cccl}
 ]])
     end)
 target_end()

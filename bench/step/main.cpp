@@ -39,16 +39,17 @@ class HandWritten {
   void step(const Batch& batch) {
     model_.forward(step_, batch);
     model_.backward(step_, batch);
-    auto* const p = reinterpret_cast<float*>(parameters_.data());
-    const auto* const g = reinterpret_cast<const float*>(gradients_.data());
-#pragma GCC ivdep
-    for (std::size_t i = 0; i < count; ++i) p[i] -= 0.01f * g[i];
+    auto* __restrict p = reinterpret_cast<float*>(parameters_.data());
+    const auto* __restrict g = reinterpret_cast<const float*>(gradients_.data());
+    for (std::size_t i = 0; i < count; ++i) p[i] -= rate_ * (g[i] + decay_ * p[i]);
   }
 
  private:
   static constexpr const auto& plan = Layout<Model>::plan();
   static constexpr std::size_t count = plan.bytes / sizeof(float);
   Model model_;
+  float rate_ = 0.01f;
+  float decay_ = 0;
   HostArena parameters_{plan.bytes};
   HostArena gradients_{plan.bytes};
   BareStep<Model> step_{model_, {parameters_.data(), gradients_.data(), nullptr}};
