@@ -18,9 +18,9 @@ namespace lockstep {
 /// two turns on average. Integers only: the same on every platform, for up to 2^63 items.
 ///
 /// Eight rounds of a 64-bit mixer over at least eight bits. Four make such a network pseudorandom
-/// when its halves are wide (Luby and Rackoff), and no number does when they are narrow: with
-/// three bits, the orders of five items are far from equally likely. With eight, chi-square over
-/// all orders of 3 to 7 items finds nothing. It is a shuffle, not a cipher.
+/// when its halves are wide (Luby and Rackoff); when they are narrow, more may not: with four bits,
+/// the orders of five items are unequal after any number of rounds. With eight, chi-square over all
+/// orders of 3 to 7 items finds nothing. It is a shuffle, not a cipher.
 class KeyedPermutation {
  public:
   static constexpr std::size_t rounds = 8;

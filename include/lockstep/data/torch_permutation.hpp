@@ -31,16 +31,15 @@ void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   for (std::uint32_t begin = 0; begin + 1 < size; begin += MersenneTwister::block_size) {
     generator.draw(draws);
     const std::uint32_t left = size - begin;
+    const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left - 1);
     // draw % (left - k): the quotient of two 32-bit integers, rounded to 53 bits, never reaches the
-    // next integer, so doubles are exact; and unlike integers they divide in vectors. The last
-    // block runs past the end, where a divisor of one does no harm.
-    for (std::uint32_t k = 0; k != MersenneTwister::block_size; ++k) {
-      const std::uint32_t choices = k < left ? left - k : 1;
+    // next integer, so doubles are exact; and unlike integers they divide in vectors.
+    for (std::uint32_t k = 0; k != count; ++k) {
+      const std::uint32_t choices = left - k;
       const auto quotient = static_cast<std::uint32_t>(static_cast<double>(draws[k]) / choices);
       draws[k] += k - quotient * choices;
     }
     Index* const first = items.data() + begin;
-    const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left - 1);
     for (std::uint32_t k = 0; k != count; ++k) std::swap(first[k], first[draws[k]]);
   }
 }
