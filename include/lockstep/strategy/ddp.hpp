@@ -31,7 +31,7 @@ namespace lockstep {
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class BasicDdp {
+class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using Traits = DdpTraits<Model, Policies>;
   using Gradients = Reducer<Model, Policies, Comm>;
   using Optimizing = Updater<Model, Policies, Comm>;
