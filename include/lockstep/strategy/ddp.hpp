@@ -217,17 +217,24 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
     } else {
       try {
         return f();
-      } catch (const Error& error) {
-        const Error named = error.rank() ? error : error.on(comm_.rank());
-        comm_.abandon(named.what());
-        throw named;
-      } catch (const std::exception& error) {
-        comm_.abandon(error.what());
-        throw;
       } catch (...) {
-        comm_.abandon("an exception that is no std::exception");
-        throw;
+        fail();
       }
+    }
+  }
+  [[noreturn, gnu::noinline]] void fail() {
+    try {
+      throw;
+    } catch (const Error& error) {
+      const Error named = error.rank() ? error : error.on(comm_.rank());
+      comm_.abandon(named.what());
+      throw named;
+    } catch (const std::exception& error) {
+      comm_.abandon(error.what());
+      throw;
+    } catch (...) {
+      comm_.abandon("an exception that is no std::exception");
+      throw;
     }
   }
 
