@@ -50,6 +50,7 @@ struct Count {
   std::set<std::uint64_t> fingerprints;
   std::size_t legal = 0;
   std::size_t nccl_on_cpu = 0;
+  std::size_t shared_without_shm = 0;
 };
 
 template <class... Lists>
@@ -60,6 +61,8 @@ Count instantiate_product(Lists... lists) {
         if constexpr (composition_fault<Net, Ps...> == Fault::none) {
           count.fingerprints.insert(instantiate<Trainer<Net, Ps...>>());
           ++count.legal;
+        } else if constexpr (composition_fault<Net, Ps...> == Fault::shared_without_shm) {
+          ++count.shared_without_shm;
         } else {
           static_assert(composition_fault<Net, Ps...> == Fault::nccl_on_cpu);
           ++count.nccl_on_cpu;
@@ -83,6 +86,16 @@ BOOST_AUTO_TEST_CASE(strategies_devices_backends_samplers_and_worlds) {
   BOOST_TEST(count.legal == 2u * 5 * 4 * 3);
   BOOST_TEST(count.nccl_on_cpu == 2u * 1 * 4 * 3);
   BOOST_TEST(count.fingerprints.size() == count.legal);  // no two jobs are taken for one another
+}
+
+BOOST_AUTO_TEST_CASE(shardings_wherever_they_are_legal) {
+  const Count count = instantiate_product(
+      List<ParallelStrategy<DDP>, ParallelStrategy<DP>>{}, List<Device<Cpu>, Device<Cuda>>{},
+      List<Backend<Shm>, Backend<Gloo>>{}, List<Sharding<HostShared>, Sharding<Replicated>>{},
+      List<World<1>, World<dynamic>>{}, List<Clip<>, Clip<1.0>>{});
+  BOOST_TEST(count.legal == (8u + 1) * 2 * 2);  // shared: DDP on the CPU through Shm only
+  BOOST_TEST(count.shared_without_shm == 7u * 2 * 2);
+  BOOST_TEST(count.fingerprints.size() == count.legal);
 }
 
 BOOST_AUTO_TEST_CASE(devices_optimizers_accumulation_clipping_and_buckets) {

@@ -88,6 +88,13 @@ void for_each_number(const auto& step, const F& f) {
   });
 }
 
+/// An arena's tensors, all to be written.
+struct Writable {
+  const Layout<Network>& layout;
+  std::byte* data;
+  auto param(auto key) const { return layout.view<HostMemory, false>(data, key); }
+};
+
 /// One process over the whole batch, without any of the library but its views.
 template <class Rule>
 std::vector<double> train_in_one_process(const Case& c, const Rule& rule, double max_norm) {
@@ -95,13 +102,9 @@ std::vector<double> train_in_one_process(const Case& c, const Rule& rule, double
   const Layout<Network> layout(network);
   const HostArena parameters(layout.plan().bytes), gradients(layout.plan().bytes);
   BareStep<Network> step(network, {parameters.data(), gradients.data(), nullptr});
-  struct Initial {
-    const Layout<Network>& layout;
-    std::byte* data;
-    auto param(auto key) const { return layout.template view<HostMemory, false>(data, key); }
-  } initial{layout, parameters.data()};
+  Writable initial{layout, parameters.data()};
   network.initialize(initial);
-  const Initial slopes{layout, gradients.data()};
+  const Writable slopes{layout, gradients.data()};
   std::vector<Rule> rules(most_parameters, rule);
   for (std::size_t u = 0; u < c.updates; ++u) {
     const Samples batch = c.whole(u);

@@ -16,6 +16,9 @@ struct Net {
 template <class... Ps>
 using PolicyOfBackend = typename Trainer<Net, Ps...>::template policy<axes::Backend>;
 
+template <class... Ps>
+using PolicyOfSharding = typename Trainer<Net, Ps...>::template policy<axes::Sharding>;
+
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(trainer)
@@ -45,6 +48,19 @@ BOOST_AUTO_TEST_CASE(the_default_backend_follows_the_device) {
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>>, Backend<Nccl>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, Backend<Shm>>, Backend<Shm>>);
   static_assert(std::is_same_v<Trainer<Net, Device<Cuda>>::memory, DeviceMemory>);
+}
+
+BOOST_AUTO_TEST_CASE(parameters_are_shared_where_memory_is) {
+  using Shared = Sharding<HostShared>;
+  using Copies = Sharding<Replicated>;
+  static_assert(std::is_same_v<PolicyOfSharding<>, Shared>);
+  static_assert(std::is_same_v<PolicyOfSharding<World<4>>, Shared>);
+  static_assert(std::is_same_v<PolicyOfSharding<Sharding<Replicated>>, Copies>);
+  static_assert(std::is_same_v<PolicyOfSharding<Backend<Gloo>>, Copies>);
+  static_assert(std::is_same_v<PolicyOfSharding<Device<Cuda>>, Copies>);
+  static_assert(std::is_same_v<PolicyOfSharding<ParallelStrategy<DP>>, Copies>);
+  BOOST_TEST((Trainer<Net>::fingerprint() == Trainer<Net, Sharding<HostShared>>::fingerprint()));
+  BOOST_TEST((Trainer<Net>::fingerprint() != Trainer<Net, Sharding<Replicated>>::fingerprint()));
 }
 
 BOOST_AUTO_TEST_CASE(the_buckets_policy_reaches_the_plan) {
@@ -79,6 +95,13 @@ BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
   static_assert(composition_fault<Net, Backend<Shm>, Backend<Shm>> == Fault::policy_given_twice);
   static_assert(composition_fault<Net, Backend<Nccl>> == Fault::nccl_on_cpu);
   static_assert(composition_fault<Net, int> == Fault::unknown_policy);
+  using Shared = Sharding<HostShared>;
+  static_assert(composition_fault<Net, Shared> == Fault::none);
+  static_assert(composition_fault<Net, Shared, Backend<Gloo>> == Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Shared, Device<Cuda>> == Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>> == Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> == Fault::choice_not_built);
+  static_assert(composition_fault<Net, Buffers<Synced>> == Fault::choice_not_built);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

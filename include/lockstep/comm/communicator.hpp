@@ -32,9 +32,11 @@ concept ArenaAllocating = Communicator<C> && requires(C& comm, std::size_t count
   { comm.template allocate<float>(count) } -> std::same_as<std::span<float>>;
 };
 
-/// Reduces in the background. The handle has `test` (never blocks) and `wait`.
+/// Reduces in the background, at most so many calls at a time. The handle has `test` (never blocks)
+/// and `wait`.
 template <class C>
 concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> data) {
+  { C::most_under_way } -> std::convertible_to<std::size_t>;
   { comm.all_reduce_async(data, Sum{}).test() } -> std::same_as<bool>;
   comm.all_reduce_async(data, Sum{}).wait();
 };
@@ -49,10 +51,11 @@ concept ReduceScattering =
 /// Its ranks can have memory in common, and consume what they reduce slice by slice.
 template <class C>
 concept MemorySharing =
-    Communicator<C> && requires(C& comm, std::size_t count, std::span<float> data) {
+    Communicator<C> && requires(C& comm, std::size_t count, std::span<float> data,
+                                void (*consume)(std::size_t, std::span<const float>)) {
       { comm.template allocate_shared<float>(count) } -> std::same_as<std::span<float>>;
       { comm.template slice<float>(count).first } -> std::convertible_to<std::size_t>;
-      comm.reduce_slice(data, Sum{}, [](std::size_t, std::span<const float>) {});
+      comm.reduce_slice(data, Sum{}, consume);  // nvcc takes no lambda here
     };
 
 /// The rooted and personalised collectives.

@@ -14,7 +14,7 @@ namespace lockstep {
 
 /// Every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7 here and 8
 /// on rank 0; call it with ...`. Whoever knows the rank gives it.
-class Error : public std::runtime_error {
+class Error final : public std::runtime_error {
  public:
   Error(std::string operation, std::string problem, std::string advice,
         std::optional<Rank> rank = std::nullopt)

@@ -31,7 +31,7 @@ namespace lockstep {
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class BasicDdp {
+class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using Traits = DdpTraits<Model, Policies>;
   using Gradients = Reducer<Model, Policies, Comm>;
   using Optimizing = Updater<Model, Policies, Comm>;
@@ -217,17 +217,24 @@ class BasicDdp {
     } else {
       try {
         return f();
-      } catch (const Error& error) {
-        const Error named = error.rank() ? error : error.on(comm_.rank());
-        comm_.abandon(named.what());
-        throw named;
-      } catch (const std::exception& error) {
-        comm_.abandon(error.what());
-        throw;
       } catch (...) {
-        comm_.abandon("an exception that is no std::exception");
-        throw;
+        fail();
       }
+    }
+  }
+  [[noreturn, gnu::noinline]] void fail() {
+    try {
+      throw;
+    } catch (const Error& error) {
+      const Error named = error.rank() ? error : error.on(comm_.rank());
+      comm_.abandon(named.what());
+      throw named;
+    } catch (const std::exception& error) {
+      comm_.abandon(error.what());
+      throw;
+    } catch (...) {
+      comm_.abandon("an exception that is no std::exception");
+      throw;
     }
   }
 

@@ -9,10 +9,44 @@ class Backwarded;
 template <class Ddp>
 class Averaged;
 
+/// What may not come next is a sentence. A phase hides the one member that may, and takes it from
+/// here again for objects that have a name: those could be used twice.
+template <class Phase>
+class OutOfOrder {
+ public:
+  template <class P = Phase>
+  void backward() const& {
+    refuse<P>();
+  }
+  template <class P = Phase>
+  void reduce() const& {
+    refuse<P>();
+  }
+  template <class P = Phase>
+  void update() const& {
+    refuse<P>();
+  }
+  template <class P = Phase>
+  void reduce_and_update() const& {
+    refuse<P>();
+  }
+
+ private:
+  template <class P>
+  static void refuse() {
+    static_assert(sizeof(P) == 0,
+                  "lockstep: the phases of a step come in the order ddp.forward(batch)"
+                  ".backward().reduce().update(), each once; use std::move for a phase that has "
+                  "a name, and write reduce_and_update() to fuse the last two");
+  }
+};
+
 /// After forward: the loss is known.
 template <class Ddp, class Batch>
-class [[nodiscard("backward comes next")]] Forwarded {
+class [[nodiscard("backward comes next")]] Forwarded : public OutOfOrder<Forwarded<Ddp, Batch>> {
  public:
+  using OutOfOrder<Forwarded<Ddp, Batch>>::backward;
+
   Forwarded(Ddp& ddp, const Batch& batch, double loss) : ddp_(ddp), batch_(batch), loss_(loss) {}
   Forwarded(const Forwarded&) = delete;
   Forwarded& operator=(const Forwarded&) = delete;
@@ -34,8 +68,12 @@ class [[nodiscard("backward comes next")]] Forwarded {
 
 /// After backward: gradients are this rank's own, some of them on their way.
 template <class Ddp>
-class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded {
+class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
+    : public OutOfOrder<Backwarded<Ddp>> {
  public:
+  using OutOfOrder<Backwarded<Ddp>>::reduce;
+  using OutOfOrder<Backwarded<Ddp>>::reduce_and_update;
+
   Backwarded(Ddp& ddp, double loss) : ddp_(ddp), loss_(loss) {}
   Backwarded(const Backwarded&) = delete;
   Backwarded& operator=(const Backwarded&) = delete;
@@ -62,8 +100,10 @@ class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded {
 
 /// After reduce: gradients are averages, the same on all ranks, and can be looked at.
 template <class Ddp>
-class [[nodiscard("update comes next")]] Averaged {
+class [[nodiscard("update comes next")]] Averaged : public OutOfOrder<Averaged<Ddp>> {
  public:
+  using OutOfOrder<Averaged<Ddp>>::update;
+
   Averaged(Ddp& ddp, double loss) : ddp_(ddp), loss_(loss) {}
   Averaged(const Averaged&) = delete;
   Averaged& operator=(const Averaged&) = delete;
@@ -89,8 +129,11 @@ class [[nodiscard("update comes next")]] Averaged {
 
 /// After forward in a `no_sync` scope: backward adds to the gradients, and nothing follows.
 template <class Ddp, class Batch>
-class [[nodiscard("backward comes next")]] ForwardedLocally {
+class [[nodiscard("backward comes next")]] ForwardedLocally
+    : public OutOfOrder<ForwardedLocally<Ddp, Batch>> {
  public:
+  using OutOfOrder<ForwardedLocally<Ddp, Batch>>::backward;
+
   ForwardedLocally(Ddp& ddp, const Batch& batch, double loss)
       : ddp_(ddp), batch_(batch), loss_(loss) {}
   ForwardedLocally(const ForwardedLocally&) = delete;

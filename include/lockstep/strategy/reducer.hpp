@@ -105,8 +105,9 @@ class Reducer {
   }
 
   /// Which parameters any rank has used. **Ranks** all, where unused ones are skipped. **Host**
-  /// blocks.
+  /// blocks, for the buckets too that are under way: they come first, and here each has its type.
   const Usage& agree_on_usage() {
+    if constexpr (starts_early) reduce();
     if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{});
     return used_;
   }
@@ -123,6 +124,7 @@ class Reducer {
   void start_complete() {
     const auto& plan = layout_.plan();
     for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+      if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
       const Bucket& bucket = plan.bucket_table[next_];
       with_element<Model, TensorRole::parameter>(
           bucket.element, [&]<class T>(std::type_identity<T>) {

@@ -46,6 +46,9 @@ namespace lockstep {
 template <std::size_t Ranks = dynamic, class Who = Callers>
 class ShmCommunicator {
  public:
+  /// With more calls under way than this, a new one waits for the oldest.
+  static constexpr std::size_t most_under_way = shm::ring;
+
   /// Joins a world through a file that one rank made (`shm::Engine::make_file`) and all opened.
   ShmCommunicator(Rank rank, WorldSize world, shm::MemoryFile file, shm::Milliseconds timeout)
       : engine_(std::make_unique<shm::Engine>(rank, world, std::move(file), timeout)) {

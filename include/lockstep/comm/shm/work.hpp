@@ -44,7 +44,7 @@ class Work : Pending {
     if (!worked_) {
       while (!engine_.is_next(ticket)) {
         if (!engine_.all_arrived(engine_.next().ticket)) return false;
-        engine_.next().finish(engine_.next());
+        engine_.finish_next();
       }
       if (!engine_.all_arrived(ticket)) return false;
       finish_work();

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: with World<1> and Accumulate<1> a step is the bare model
+#include "lockstep/trainer/ddp.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3>>;
+  double forward(auto&, int) { return 0; }
+  void backward(auto& step, int) { step.ready("w"_p); }
+};
+
+#ifdef REJECT
+using Ddp = DistributedDataParallel<Net, World<1>>;
+#else
+using Ddp = DistributedDataParallel<Net, World<1>, Accumulate<2>>;
+#endif
+
+void add_up(Ddp& ddp) { static_cast<void>(ddp.no_sync()); }

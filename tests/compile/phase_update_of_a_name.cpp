@@ -1,0 +1,26 @@
+// SPDX-License-Identifier: Apache-2.0
+// One sentence for all: two programs show it to nvcc, this one to g++ alone.
+// expect: lockstep: the phases of a step come in the order
+// compilers: g++
+#include "lockstep/trainer/ddp.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3>>;
+  double forward(auto&, int) { return 0; }
+  void backward(auto& step, int) { step.ready("w"_p); }
+};
+
+using Ddp = DistributedDataParallel<Net>;
+
+double train(Ddp& ddp, const int& batch) {
+#ifdef REJECT
+  auto averaged = ddp.forward(batch).backward().reduce();
+  averaged.update();
+  return 0;
+#else
+  auto averaged = ddp.forward(batch).backward().reduce();
+  return averaged.grad("w"_p)(0) > 0 ? std::move(averaged).update() : 0;
+#endif
+}

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every rule against PyTorch's formulas in double, one number at a time.
+#include <array>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <vector>
+
+#include "lockstep/optim/adam.hpp"
+#include "lockstep/optim/sgd.hpp"
+#include "lockstep/optim/update.hpp"
+#include "optim/plain.hpp"
+
+using namespace lockstep;
+
+namespace {
+
+constexpr std::size_t count = 37;
+
+double gradient_at(std::size_t step, std::size_t i) {
+  return std::sin(0.7 * static_cast<double>(i) + 1.3 * static_cast<double>(step));
+}
+
+/// Twelve steps in storage T; the worst difference from the plain rule in double.
+template <class Rule, class T>
+double worst_error(const typename Rule::Options& options, const auto& plain_rule) {
+  using A = Accumulator<T>;
+  std::vector<T> parameters(count), gradients(count);
+  std::array<std::vector<A>, 2> memory{std::vector<A>(count), std::vector<A>(count)};
+  std::vector<double> expected(count);
+  std::vector rules(count, plain_rule);
+  for (std::size_t i = 0; i < count; ++i) {
+    parameters[i] = static_cast<T>(static_cast<A>(0.25 * static_cast<double>(i % 9) - 1));
+    expected[i] = static_cast<double>(static_cast<A>(parameters[i]));
+  }
+  double worst = 0;
+  for (std::size_t s = 1; s <= 12; ++s) {
+    for (std::size_t i = 0; i < count; ++i)
+      gradients[i] = static_cast<T>(static_cast<A>(gradient_at(s, i)));
+    StatesOf<Rule, T> states{};
+    for (std::size_t k = 0; k < Rule::states; ++k) states[k] = memory[k].data();
+    const UpdatePass<Rule, T, Unscaled> pass{
+        Rule::template at<A>(options, options.lr, s), parameters.data(), states, 0, {}};
+    pass(0, std::span<const T>(gradients).first(16));
+    pass(16, std::span<const T>(gradients).subspan(16));
+    for (std::size_t i = 0; i < count; ++i) {
+      rules[i].update(expected[i], static_cast<double>(static_cast<A>(gradients[i])));
+      const double have = static_cast<double>(static_cast<A>(parameters[i]));
+      worst = std::max(worst, std::abs(have - expected[i]));
+    }
+  }
+  return worst;
+}
+
+template <class Rule>
+void check(const typename Rule::Options& options, const auto& plain_rule) {
+  BOOST_TEST((worst_error<Rule, double>(options, plain_rule) < 1e-14));
+  const double in_float = worst_error<Rule, float>(options, plain_rule);
+  BOOST_TEST(in_float < 5e-6);
+  BOOST_TEST(in_float > 0);
+  // Parameters of 16 bits round at every store; states do not.
+  BOOST_TEST((worst_error<Rule, BFloat16>(options, plain_rule) < 0.1));
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(optim_rules)
+
+BOOST_AUTO_TEST_CASE(sgd_with_and_without_decay) {
+  check<SGD>({.lr = 0.1}, plain::Sgd{.lr = 0.1});
+  check<SGD>({.lr = 0.1, .weight_decay = 0.3}, plain::Sgd{.lr = 0.1, .weight_decay = 0.3});
+}
+
+BOOST_AUTO_TEST_CASE(momentum_dampening_and_decay) {
+  check<SGDMomentum>({.lr = 0.1, .momentum = 0.8}, plain::Sgd{.lr = 0.1, .momentum = 0.8});
+  check<SGDMomentum>({.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2},
+                     plain::Sgd{.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2});
+}
+
+BOOST_AUTO_TEST_CASE(nesterov_looks_ahead) {
+  check<SGDNesterov>({.lr = 0.1, .momentum = 0.7, .dampening = 0, .weight_decay = 0.2},
+                     plain::Sgd{.lr = 0.1, .momentum = 0.7, .weight_decay = 0.2, .nesterov = true});
+}
+
+BOOST_AUTO_TEST_CASE(adam_decays_through_the_gradient) {
+  check<Adam>({.lr = 0.02}, plain::Adam{.lr = 0.02});
+  check<Adam>(
+      {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.3},
+      plain::Adam{.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.3});
+}
+
+BOOST_AUTO_TEST_CASE(adamw_decays_the_parameter) {
+  check<AdamW>({.lr = 0.02}, plain::Adam{.lr = 0.02, .weight_decay = 0.01, .decoupled = true});
+  check<AdamW>({.lr = 0.02, .weight_decay = 0.5},
+               plain::Adam{.lr = 0.02, .weight_decay = 0.5, .decoupled = true});
+}
+
+BOOST_AUTO_TEST_CASE(a_pass_scales_before_the_rule) {
+  std::array<double, 2> parameters{1, 2};
+  const std::array<double, 2> gradients{4, 8};
+  const UpdatePass<SGD, double, Scaled<double>> pass{
+      SGD::at<double>({}, 0.5, 1), parameters.data(), {}, 0, {0.25}};
+  pass(0, gradients);
+  BOOST_TEST(parameters[0] == 0.5);
+  BOOST_TEST(parameters[1] == 1.0);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
