@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's minimal DDP script, part by part: a linear model, 100 samples, batches of 4, two epochs,
-// a sampler that is told the epoch, and prints on rank 0. docs/from-pytorch.md has the two side by
-// side; 03_fashion_mnist.cpp is the same loop with a Trainer.
+// PyTorch's minimal DDP script, part by part: a linear model, 100 samples, batches of 4, two
+// epochs, a sampler that is told the epoch, and prints on rank 0. docs/from-pytorch.md has the two
+// side by side; 03_fashion_mnist.cpp is the same loop with a Trainer.
 //
 //   ./minimal_ddp              two ranks of itself
 //   ./minimal_ddp --ranks 4
@@ -63,7 +63,7 @@ InMemoryDataset<float, float> make_samples() {
   return {std::move(x), std::move(y)};
 }
 
-void train(Session& session) {                                            // PyTorch:
+void train(Session& session) {                                               // PyTorch:
   auto comm = make_shm_communicator(session.membership(), session.store());  // init_process_group
   const auto dataset = make_samples();
   DistributedSampler<> sampler(dataset.size(), comm.world_size(), comm.rank());
@@ -77,8 +77,7 @@ void train(Session& session) {                                            // PyT
     for (const auto& batch : loader) {
       loss = ddp.forward(batch).backward().reduce().update();  // loss.backward(); optimizer.step()
     }
-    if (comm.rank() == Rank{0})
-      std::printf("epoch %d: loss %.4f\n", static_cast<int>(epoch), loss);
+    if (comm.rank() == Rank{0}) std::printf("epoch %d: loss %.4f\n", static_cast<int>(epoch), loss);
   }
   comm.barrier();
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// One training step, everything in it: lockstep's DDP at one and two ranks, the same model bare, and
-// PyTorch's DDP over Gloo; and the update alone, fused with the reduction or after it. Plain SGD,
-// each rank a process with one thread.
+// One training step, everything in it: lockstep's DDP at one and two ranks, the same model bare,
+// and PyTorch's DDP over Gloo; and the update alone, fused with the reduction or after it. Plain
+// SGD, each rank a process with one thread.
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -158,9 +158,10 @@ class Table {
       const double ratio = lower ? own.median / peer.median : peer.median / own.median;
       const double least = lower ? own.minimum / peer.minimum : peer.minimum / own.minimum;
       const bool met = target == 0 || (lower ? ratio <= target : ratio >= target);
-      std::printf("| %s | %.2f | %.2f | %.2f | %.2f | %.3f (minima %.3f) | %s |\n",
-                  measure.c_str(), own.median, own.minimum, peer.median, peer.minimum, ratio, least,
-                  target == 0 ? "" : (nlohmann::json(target).dump() + (met ? " met" : " MISSED")).c_str());
+      std::printf(
+          "| %s | %.2f | %.2f | %.2f | %.2f | %.3f (minima %.3f) | %s |\n", measure.c_str(),
+          own.median, own.minimum, peer.median, peer.minimum, ratio, least,
+          target == 0 ? "" : (nlohmann::json(target).dump() + (met ? " met" : " MISSED")).c_str());
       row["ratio"] = ratio;
       row["met"] = met;
     }
@@ -191,8 +192,9 @@ int main() try {
   const OthersLoad others;
   Table table;
   std::printf("one step, microseconds, %zu cores\n\n", cores());
-  std::printf("| | lockstep median | min | peer median | min | ratio | target |\n"
-              "|---|---|---|---|---|---|---|\n");
+  std::printf(
+      "| | lockstep median | min | peer median | min | ratio | target |\n"
+      "|---|---|---|---|---|---|---|\n");
   const auto linear = measure<Linear>(random_batch<float, float>(4, 10, 2), deadline);
   const auto mlp = measure<Network>(random_batch<float, int>(32, 784, 10), deadline);
   const auto [fused, apart] = measure_update(2, deadline);
@@ -212,9 +214,10 @@ int main() try {
   each("MLP 784-256-256-10, batch 32", "mlp", mlp, 1.5);
   table.row("reduce + Adam of 25 MiB, W=2: fused against all-reduce, then Adam", fused, apart, 1.8);
   table.write();
-  std::printf("\nother processes kept %.2f cores busy meanwhile (PyTorch's runs counted once they "
-              "end); above 0.1, run it again\n",
-              others.cores());
+  std::printf(
+      "\nother processes kept %.2f cores busy meanwhile (PyTorch's runs counted once they "
+      "end); above 0.1, run it again\n",
+      others.cores());
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench step: %s\n", error.what());

@@ -10,20 +10,15 @@
 #include <thread>
 #include <vector>
 
-#include "launch/watchdog.hpp"
-#include "lockstep/launch/store_client.hpp"
+#include "launch/served.hpp"
 
 using namespace lockstep;
 using namespace std::chrono_literals;
 
 namespace {
 
-const std::string secret = "sesame";
-
 /// A store, and a client that uses it all the time; it must come through unharmed.
-struct Besieged : Watchdog {
-  StoreServer server{secret};
-  Store store{"127.0.0.1", server.port(), secret, 5000ms};
+struct Besieged : Served {
   std::atomic<std::int64_t> count = 0;
   std::string complaint;
   std::jthread client{[this](const std::stop_token& stop) {
@@ -69,10 +64,6 @@ struct Besieged : Watchdog {
       done = read_exact(socket.get(), &byte, 1, Deadline::after(limit));
     }
     return done == Transfer::closed;
-  }
-
-  std::size_t another_reads() const {
-    return Store("127.0.0.1", server.port(), secret, 5000ms).get("large").size();
   }
 
   static void reset(Descriptor socket) {
@@ -137,8 +128,7 @@ BOOST_AUTO_TEST_CASE(scanners_come_and_go) {
 BOOST_AUTO_TEST_CASE(idle_strangers_do_not_lock_clients_out) {
   std::vector<Descriptor> crowd;
   for (std::size_t i = 0; i < StoreServer::max_strangers + 30; ++i) crowd.push_back(connect());
-  Store client("127.0.0.1", server.port(), secret, 5000ms);
-  BOOST_TEST(client.add("welcome", 1) == 1);
+  BOOST_TEST(another().add("welcome", 1) == 1);
 }
 
 BOOST_AUTO_TEST_CASE(an_over_long_frame_ends_the_connection) {
@@ -189,7 +179,7 @@ BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
   const std::string get =
       store_protocol::frame(store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
   for (int i = 0; i < 200; ++i) send(deaf, get);
-  BOOST_TEST((another_reads() == 4_MiB));
+  BOOST_TEST((another().get("large").size() == 4_MiB));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -9,23 +9,10 @@
 #include <thread>
 #include <vector>
 
-#include "launch/watchdog.hpp"
+#include "launch/served.hpp"
 
 using namespace lockstep;
 using namespace std::chrono_literals;
-
-namespace {
-
-const std::string secret = "sesame";
-
-struct Served : Watchdog {
-  StoreServer server{secret};
-  Store store{"127.0.0.1", server.port(), secret, 5000ms};
-
-  Store another() const { return {"127.0.0.1", server.port(), secret, 5000ms}; }
-};
-
-}  // namespace
 
 BOOST_FIXTURE_TEST_SUITE(store, Served)
 

@@ -2,6 +2,7 @@
 // A program that launches itself and then behaves as its argument says. tests/launch/run uses it.
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
@@ -9,7 +10,9 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
+#include "lockstep/comm/process_group.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/observe/progress_display.hpp"
 
@@ -19,6 +22,46 @@ namespace {
 
 [[noreturn]] void sleep_for_ever() {
   for (;;) ::pause();
+}
+
+void say_pid() {
+  std::printf("pid %d\n", static_cast<int>(::getpid()));
+  std::fflush(stdout);
+}
+
+/// Destroyed after the communicator has told the others that this rank fails, it holds this rank up
+/// until they have ended: their failures are then noticed before its own.
+struct SlowToUnwind {
+  Session& session;
+  bool slow;
+  void share_pid() {
+    session.store().set("pid of " + std::to_string(session.rank().value()),
+                        std::to_string(::getpid()));
+  }
+  ~SlowToUnwind() {
+    if (!slow) return;
+    for (std::size_t r = 0; r < session.world().value(); ++r) {
+      const pid_t pid = std::stoi(session.store().get("pid of " + std::to_string(r)));
+      while (pid != ::getpid() && ::kill(pid, 0) == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      }
+    }
+  }
+};
+
+/// Sums without end, until rank 1 fails in the way it is told.
+void train_until(Session& session, const std::string& how) {
+  const bool culprit = session.rank() == Rank{1};
+  SlowToUnwind last{session, culprit && how == "throw late"};
+  last.share_pid();
+  auto comm = make_shm_communicator(session.membership(), session.store());
+  auto data = comm.allocate<float>(1000);
+  for (int step = 0;; ++step) {
+    comm.all_reduce(data);
+    if (step < 10 || !culprit) continue;
+    if (how == "die") std::raise(SIGKILL);
+    throw std::runtime_error("a thing went wrong\nand here is more of it");
+  }
 }
 
 int behave(Session& session, const std::string& how) {
@@ -44,20 +87,21 @@ int behave(Session& session, const std::string& how) {
       return 3;
     }
     session.store().get("never");
-  } else if (how == "throw") {
-    if (rank == 1) throw std::runtime_error("a thing went wrong");
-    session.store().get("never");
-  } else if (how == "die") {
-    if (rank == 1) std::raise(SIGKILL);
-    session.store().get("never");
+  } else if (how == "throw" || how == "throw late" || how == "die") {
+    train_until(session, how);
+  } else if (how == "sum") {
+    auto comm = make_shm_communicator(session.membership(), session.store());
+    auto data = comm.allocate<float>(1000);
+    std::fill(data.begin(), data.end(), static_cast<float>(rank + 1));
+    comm.all_reduce(data);
+    std::printf("the sum is %g\n", static_cast<double>(data.back()));
   } else if (how == "stubborn") {
     std::signal(SIGTERM, SIG_IGN);
     session.store().barrier("all ignore it", m.rank, m.world);
     if (rank == 0) return 5;
     sleep_for_ever();
   } else if (how == "sleep") {
-    std::printf("pid %d\n", static_cast<int>(::getpid()));
-    std::fflush(stdout);
+    say_pid();
     sleep_for_ever();
   } else if (how == "flood") {
     for (;;) std::puts("more than anybody reads");
@@ -86,18 +130,27 @@ int behave(Session& session, const std::string& how) {
   return 0;
 }
 
+/// A rank that never joins, but says when the others have and wait for it.
+[[noreturn]] void stay_away(const RankPlacement& place) {
+  Store store(place.host, place.ports, inherited_secret(place.secret_fd), default_timeout);
+  std::vector<std::string> others;
+  for (std::size_t r = 0; r < place.world.value(); ++r) {
+    if (Rank{r} != place.rank) others.push_back("lockstep/joined/" + std::to_string(r));
+  }
+  store.wait(others);
+  std::puts("the others are inside the rendezvous");
+  std::fflush(stdout);
+  sleep_for_ever();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
-  // Dies before it has joined, at a moment that differs from run to run.
-  if (const char* victim = std::getenv("TRAINER_DIES_EARLY")) {
-    const char* rank = std::getenv("LOCKSTEP_RANK");
-    if (rank != nullptr && std::string(rank) == victim) {
-      std::thread([] {
-        std::this_thread::sleep_for(std::chrono::microseconds(::getpid() % 16 * 100));
-        std::raise(SIGKILL);
-      }).detach();
-    }
+  const char* away = std::getenv("TRAINER_STAYS_AWAY");
+  const auto place = environment().placement();
+  if (away != nullptr && place) {
+    say_pid();
+    if (place->rank == Rank{std::stoul(away)}) stay_away(*place);
   }
   return launch(argc, argv, [](Session& session) {
     const auto& arguments = session.arguments();

@@ -25,12 +25,24 @@ class Error final : public std::runtime_error {
         rank_(rank) {}
 
   /// The same error, on a rank that is now known.
-  Error on(Rank rank) const { return {operation_, problem_, advice_, rank}; }
+  Error on(Rank rank) const {
+    Error error(operation_, problem_, advice_, rank);
+    error.consequence_ = consequence_;
+    return error;
+  }
+
+  /// The same error, thrown only because another rank has failed: that rank knows the reason.
+  Error as_consequence() const {
+    Error error = *this;
+    error.consequence_ = true;
+    return error;
+  }
 
   const std::string& operation() const { return operation_; }
   const std::string& problem() const { return problem_; }
   const std::string& advice() const { return advice_; }
   std::optional<Rank> rank() const { return rank_; }
+  bool is_consequence() const { return consequence_; }
 
  private:
   static std::string sentence(const std::string& operation, const std::string& problem,
@@ -44,6 +56,7 @@ class Error final : public std::runtime_error {
   std::string problem_;
   std::string advice_;
   std::optional<Rank> rank_;
+  bool consequence_ = false;
 };
 
 /// Throws unless `ok`. The advice says what the user should do; the place is the caller's.

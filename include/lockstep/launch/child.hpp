@@ -42,11 +42,15 @@ struct Child {
   Descriptor handle;  // a pidfd: readable once the process has ended
   Descriptor out;
   Descriptor err;
+  Descriptor report;  // where it says why it fails
   LineCutter out_lines;
   LineCutter err_lines;
-  LastWords last_words;
+  std::string report_bytes;
   bool running = false;
   ExitStatus status;
+
+  /// Its stdout (1), stderr (2) or report (3).
+  Descriptor& pipe(int stream) { return stream == 1 ? out : stream == 2 ? err : report; }
 
   /// To the whole group, so that what a rank has started goes with it.
   void send(int signal) const {
@@ -70,7 +74,8 @@ struct Child {
   }
 };
 
-/// Forks a child that runs `body`, which must not return.
+/// Forks a child that runs `body`, which must not return. `report` is this end of the pipe through
+/// which it tells a `Failure`.
 ///
 /// The kernel kills it when the thread that forked it ends, however that happens, so that thread
 /// has to stay until the child has ended. The child leads a process group of its own: Ctrl-C at a
@@ -78,7 +83,7 @@ struct Child {
 /// hit twice; and a rank can be ended together with what it has started. A group in the background
 /// cannot read the terminal, so its stdin is empty.
 template <class Body>
-Child start_child(Rank rank, const sigset_t& signal_mask, Body&& body) {
+Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask, Body&& body) {
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   const pid_t parent = ::getpid();
@@ -114,8 +119,10 @@ Child start_child(Rank rank, const sigset_t& signal_mask, Body&& body) {
   }
   child.out = std::move(out.read);
   child.err = std::move(err.read);
+  child.report = std::move(report);
   make_nonblocking(child.out.get());
   make_nonblocking(child.err.get());
+  make_nonblocking(child.report.get());
   return child;
 }
 

@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -57,6 +58,15 @@ inline Pipe make_pipe() {
                 "raise the limit on open files (ulimit -n)");
   }
   return {Descriptor(fds[0]), Descriptor(fds[1])};
+}
+
+/// A pipe that whoever started this process has handed down by its number; empty where there is
+/// none. It goes to no other program.
+inline Descriptor inherited_pipe(int fd) {
+  struct stat status{};
+  if (fd < 0 || ::fstat(fd, &status) != 0 || !S_ISFIFO(status.st_mode)) return {};
+  ::fcntl(fd, F_SETFD, FD_CLOEXEC);
+  return Descriptor(fd);
 }
 
 inline void make_nonblocking(int fd) { ::fcntl(fd, F_SETFL, ::fcntl(fd, F_GETFL) | O_NONBLOCK); }

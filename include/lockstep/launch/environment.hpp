@@ -91,40 +91,52 @@ class EnvironmentReader {
     return text == nullptr ? otherwise : parse_number(name, text);
   }
 
-  RankPlacement from_lockstep() const {
+  /// What a launcher calls the four numbers.
+  struct Names {
+    const char* rank;
+    const char* world;
+    const char* local_rank;
+    const char* local_world;
+  };
+
+  /// Without a local world's size the ranks find out who is local when they have met; a local rank
+  /// alone says too little, but must be a number.
+  RankPlacement numbered(const char* launcher, const Names& names) const {
     RankPlacement place;
-    place.launcher = "lockstep's launcher";
-    place.rank = Rank{number("LOCKSTEP_RANK", "LOCKSTEP_RANK")};
-    place.world = WorldSize{number("LOCKSTEP_WORLD_SIZE", "LOCKSTEP_RANK")};
-    place.local_rank = number("LOCKSTEP_LOCAL_RANK", "LOCKSTEP_RANK");
-    place.local_world = number("LOCKSTEP_LOCAL_WORLD_SIZE", "LOCKSTEP_RANK");
+    place.launcher = launcher;
+    place.rank = Rank{number(names.rank, names.world)};
+    place.world = WorldSize{number(names.world, names.rank)};
+    place.local_world = number_or(names.local_world, 0);
+    place.local_rank = place.local_world != 0 ? number(names.local_rank, names.local_world)
+                                              : number_or(names.local_rank, 0);
+    return place;
+  }
+
+  int descriptor(const char* name) const {
+    const char* text = lookup_(name);
+    return text == nullptr ? -1 : static_cast<int>(parse_number(name, text) & 0x7fffffff);
+  }
+
+  RankPlacement from_lockstep() const {
+    RankPlacement place =
+        numbered("lockstep's launcher", {"LOCKSTEP_RANK", "LOCKSTEP_WORLD_SIZE",
+                                         "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_LOCAL_WORLD_SIZE"});
     const Endpoint store =
         parse_endpoint("LOCKSTEP_STORE", required("LOCKSTEP_STORE", "LOCKSTEP_RANK"));
     place.host = store.host;
     place.ports = {store.port};
     place.hosted = true;
     place.job = text_or("LOCKSTEP_JOB", "");
-    if (const char* fd = lookup_("LOCKSTEP_SECRET_FD")) {
-      place.secret_fd = static_cast<int>(parse_number("LOCKSTEP_SECRET_FD", fd) & 0x7fffffff);
-    } else {
-      place.secret = secret();
-    }
+    place.secret_fd = descriptor("LOCKSTEP_SECRET_FD");
+    if (place.secret_fd < 0) place.secret = secret();
+    place.report_fd = descriptor("LOCKSTEP_REPORT_FD");
     return place;
   }
 
   RankPlacement from_env() const {
-    RankPlacement place;
-    place.rank = Rank{number("RANK", "WORLD_SIZE")};
-    place.world = WorldSize{number("WORLD_SIZE", "RANK")};
-    const char* local_world = lookup_("LOCAL_WORLD_SIZE");
-    if (local_world != nullptr) {
-      place.local_rank = number("LOCAL_RANK", "LOCAL_WORLD_SIZE");
-      place.local_world = parse_number("LOCAL_WORLD_SIZE", local_world);
-    } else {
-      number_or("LOCAL_RANK", 0);  // alone it says too little; still, it must be a number
-    }
     const char* run = lookup_("TORCHELASTIC_RUN_ID");
-    place.launcher = run != nullptr ? "torchrun" : "the environment";
+    RankPlacement place = numbered(run != nullptr ? "torchrun" : "the environment",
+                                   {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
     // Workers that torchrun has restarted must not meet those that are on their way out.
     const std::string id =
         run == nullptr ? "" : run + (" restart " + text_or("TORCHELASTIC_RESTART_COUNT", "0"));
@@ -139,12 +151,9 @@ class EnvironmentReader {
   }
 
   RankPlacement from_open_mpi() const {
-    RankPlacement place;
-    place.launcher = "mpirun";
-    place.rank = Rank{number("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_RANK")};
-    place.world = WorldSize{number("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK")};
-    place.local_rank = number("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_RANK");
-    place.local_world = number("OMPI_COMM_WORLD_LOCAL_SIZE", "OMPI_COMM_WORLD_RANK");
+    RankPlacement place =
+        numbered("mpirun", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+                            "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
     const std::string id =
         "mpirun " + text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
     place_at_job(place, id, "");
@@ -152,18 +161,14 @@ class EnvironmentReader {
   }
 
   RankPlacement from_slurm() const {
-    RankPlacement place;
-    place.launcher = "Slurm";
-    place.rank = Rank{number("SLURM_PROCID", "SLURM_STEP_ID")};
-    const char* world = lookup_("SLURM_STEP_NUM_TASKS");
-    place.world = WorldSize{world != nullptr ? parse_number("SLURM_STEP_NUM_TASKS", world)
-                                             : number("SLURM_NTASKS", "SLURM_PROCID")};
-    place.local_rank = number("SLURM_LOCALID", "SLURM_PROCID");
+    const bool step = lookup_("SLURM_STEP_NUM_TASKS") != nullptr;
+    RankPlacement place =
+        numbered("Slurm", {"SLURM_PROCID", step ? "SLURM_STEP_NUM_TASKS" : "SLURM_NTASKS",
+                           "SLURM_LOCALID", "SLURM_NTASKS_PER_NODE"});
     if (const char* counts = lookup_("SLURM_STEP_TASKS_PER_NODE")) {
+      place.local_rank = number("SLURM_LOCALID", "SLURM_STEP_TASKS_PER_NODE");
       place.local_world =
           slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number_or("SLURM_NODEID", 0));
-    } else {
-      place.local_world = number_or("SLURM_NTASKS_PER_NODE", 0);
     }
     const std::string id = "slurm " + text_or("SLURM_JOB_ID", "0") + "." + slurm_step();
     const std::string nodes = text_or("SLURM_STEP_NODELIST", text_or("SLURM_JOB_NODELIST", ""));

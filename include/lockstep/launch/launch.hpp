@@ -11,26 +11,21 @@
 #include <utility>
 
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/self_launch.hpp"
 
 namespace lockstep {
 
-/// Prints an exception as every rank does, once and in one piece. Returns the exit status, 1.
-inline int report_failure(const std::exception_ptr& failure, std::optional<Rank> rank) {
-  std::string text = "lockstep: ";
-  if (rank) text += "rank " + std::to_string(rank->value()) + ": ";
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    text = !error.rank() && rank ? error.on(*rank).what() : error.what();
-  } catch (const std::exception& error) {
-    text += error.what();
-  } catch (...) {
-    text += "an exception that is no std::exception";
+/// Says why this rank fails: to the launcher, where lockstep's own has given a pipe for that, else
+/// on stderr, once and in one piece. Returns the exit status, 1.
+inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
+                          const Descriptor& launcher) {
+  const Failure failure = Failure::of(thrown);
+  std::fflush(nullptr);
+  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
+    std::fputs((failure.text(rank) + "\n").c_str(), stderr);
   }
-  std::fflush(stdout);
-  std::fputs((text + "\n").c_str(), stderr);
   return 1;
 }
 
@@ -46,6 +41,7 @@ inline int report_failure(const std::exception_ptr& failure, std::optional<Rank>
 template <class F>
 int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
   std::optional<Rank> rank;
+  Descriptor launcher;
   try {
     LaunchOptions options = parse_options(argc, argv);
     auto place = environment(options.rendezvous).placement();
@@ -62,6 +58,7 @@ int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
                   "leave the number of ranks to one of the two", place->rank);
     }
     rank = place ? place->rank : Rank{0};
+    if (place) launcher = inherited_pipe(place->report_fd);
     // Through a pipe stdio would keep lines back until a block is full: the user would see them
     // late, and those before a crash never.
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
@@ -74,7 +71,7 @@ int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
       return static_cast<int>(std::forward<F>(f)(session));
     }
   } catch (...) {
-    return report_failure(std::current_exception(), rank);
+    return report_failure(std::current_exception(), rank, launcher);
   }
 }
 

@@ -74,21 +74,6 @@ class LineCutter {
   bool has_status_ = false;  // and no line has come since
 };
 
-/// The last lines of something: what to show of a rank that failed.
-class LastWords {
- public:
-  static constexpr std::size_t max_lines = 20;
-
-  void add(std::string_view line) {
-    if (lines_.size() == max_lines) lines_.pop_front();
-    lines_.emplace_back(line.substr(0, 1_KiB));
-  }
-  const std::deque<std::string>& lines() const { return lines_; }
-
- private:
-  std::deque<std::string> lines_;
-};
-
 /// Text on its way to the launcher's own stdout and stderr. Strictly one piece after another, since
 /// both are often the same terminal or file, and never blocking, since a launcher stuck behind a
 /// pager could not end its ranks. The streams are not made non-blocking: that would hit everybody

@@ -33,6 +33,8 @@ struct RankPlacement {
   /// The secret itself, or the pipe from which to read it.
   std::string secret;
   int secret_fd = -1;
+  /// The pipe through which the launcher wants to hear of a failure.
+  int report_fd = -1;
 };
 
 /// What does not fit together is found before anybody waits for anybody.

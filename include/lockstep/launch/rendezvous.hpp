@@ -3,8 +3,6 @@
 /// @file Ranks meet: rank 0 opens the store unless the launcher has, all connect, agree on who they
 /// are, and leave together.
 
-#include <sys/stat.h>
-
 #include <exception>
 #include <fstream>
 #include <memory>
@@ -66,12 +64,11 @@ class Session {
 /// The pipe can be read once; the process remembers.
 inline const std::string& inherited_secret(int fd) {
   static const std::string secret = [fd] {
-    struct stat status{};
-    if (::fstat(fd, &status) != 0 || !S_ISFIFO(status.st_mode)) {
+    const Descriptor pipe = inherited_pipe(fd);
+    if (!pipe) {
       throw Error("launch", "LOCKSTEP_RANK is set but the pipe from the launcher is not there",
                   "unset LOCKSTEP_RANK where a rank starts another lockstep program");
     }
-    const Descriptor pipe(fd);
     return read_all(pipe.get());
   }();
   return secret;

@@ -40,11 +40,10 @@ inline std::string own_program() {
 
 /// This process's environment without what describes a rank or holds the secret.
 inline std::vector<std::string> inherited_environment() {
-  constexpr std::string_view ours[] = {"LOCKSTEP_RANK",       "LOCKSTEP_WORLD_SIZE",
-                                       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
-                                       "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
-                                       "LOCKSTEP_SECRET_FD",  "LOCKSTEP_JOB",
-                                       "LOCKSTEP_TIMEOUT",    columns_variable};
+  constexpr std::string_view ours[] = {
+      "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
+      "LOCKSTEP_SECRET",  "LOCKSTEP_LOCAL_WORLD_SIZE", "LOCKSTEP_SECRET_FD",  "LOCKSTEP_JOB",
+      "LOCKSTEP_TIMEOUT", "LOCKSTEP_REPORT_FD",        columns_variable};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -62,24 +61,6 @@ inline std::vector<char*> pointers(std::vector<std::string>& texts) {
   for (std::string& text : texts) list.push_back(text.data());
   list.push_back(nullptr);
   return list;
-}
-
-/// What a user reads last: who failed first and what it said, then who had to be killed.
-inline std::string summary(const Outcome& outcome) {
-  std::string text;
-  if (outcome.first) {
-    text = "lockstep: rank " + std::to_string(outcome.first->value()) + " failed first (" +
-           outcome.status.text() + "); ";
-    text += outcome.last_words.empty() ? "it said nothing on stderr\n" : "its last words:\n";
-    for (const std::string& line : outcome.last_words) text += "  " + line + "\n";
-  } else if (outcome.interrupted != 0) {
-    text = "lockstep: ended by signal " + std::to_string(outcome.interrupted) + "\n";
-  }
-  for (Rank rank : outcome.stubborn) {
-    text += "lockstep: rank " + std::to_string(rank.value()) +
-            " did not end when asked (SIGTERM) and was killed\n";
-  }
-  return text;
 }
 
 /// Opens those of 0, 1 and 2 that the caller has closed: no pipe may take their place.
@@ -120,16 +101,18 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
 
   Outcome outcome;
   {
-    Supervisor supervisor;
+    Supervisor supervisor(Failures::printed);
     for (std::size_t local = 0; local < ranks; ++local) {
       const Rank rank{options.node_rank * ranks + local};
-      Pipe pipe = make_pipe();
-      write_all(pipe.write.get(), secret);
-      pipe.write.close();
+      Pipe told = make_pipe();
+      Pipe report = make_pipe();
+      write_all(told.write.get(), secret);
+      told.write.close();
       std::vector<std::string> variables = common;
       variables.push_back("LOCKSTEP_RANK=" + std::to_string(rank.value()));
       variables.push_back("LOCKSTEP_LOCAL_RANK=" + std::to_string(local));
-      variables.push_back("LOCKSTEP_SECRET_FD=" + std::to_string(pipe.read.get()));
+      variables.push_back("LOCKSTEP_SECRET_FD=" + std::to_string(told.read.get()));
+      variables.push_back("LOCKSTEP_REPORT_FD=" + std::to_string(report.write.get()));
       if (terminal.is_terminal) {
         const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
         variables.push_back(std::string(columns_variable) + "=" +
@@ -137,8 +120,9 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       }
       const std::vector<char*> environment = pointers(variables);
       // The store's thread runs already: between fork and exec only what signal handlers may do.
-      supervisor.start(rank, [&] {
-        ::fcntl(pipe.read.get(), F_SETFD, 0);
+      supervisor.start(rank, std::move(report.read), [&] {
+        ::fcntl(told.read.get(), F_SETFD, 0);
+        ::fcntl(report.write.get(), F_SETFD, 0);
         ::execve(program.c_str(), arguments.data(), environment.data());
         constexpr std::string_view message = "lockstep: launch: the program cannot be executed\n";
         [[maybe_unused]] const ssize_t n = ::write(2, message.data(), message.size());

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/supervisor.hpp"
@@ -28,18 +29,12 @@ struct AsThreads {};
 struct AsProcesses {};
 
 /// What a rank threw, as an error that names the rank. An `Error` stays what it was; others become
-/// one, and are nested in it when they are still at hand.
-inline Error named_error(const std::exception_ptr& failure, Rank rank) {
-  constexpr const char* advice = "it was thrown by the spawned function";
-  try {
-    std::rethrow_exception(failure);
-  } catch (const Error& error) {
-    return error.rank() ? error : error.on(rank);
-  } catch (const std::exception& error) {
-    return {"spawn", error.what(), advice, rank};
-  } catch (...) {
-    return {"spawn", "an exception that is no std::exception", advice, rank};
+/// one.
+inline Error named_error(const Failure& failure, Rank rank) {
+  if (failure.operation.empty()) {
+    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
   }
+  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
 }
 
 /// Runs `f(const Membership&, Store&)` on `ranks` threads, all on the same `f`. When one throws,
@@ -96,7 +91,7 @@ void spawn(AsThreads, std::size_t ranks, F&& f,
   } catch (const Error& error) {
     throw error.rank() ? error : error.on(first_rank);
   } catch (...) {
-    std::throw_with_nested(named_error(first, first_rank));
+    std::throw_with_nested(named_error(Failure::of(first), first_rank));
   }
 }
 
@@ -114,14 +109,7 @@ template <class F>
     Store store(member.host, member.port, member.secret, member.timeout);
     f(std::as_const(member), store);
   } catch (...) {
-    const Error error = named_error(std::current_exception(), member.rank);
-    const auto cut = [](const std::string& text) { return text.substr(0, 8_KiB); };
-    // Shorter than a pipe is: nobody reads it before this process has ended.
-    write_all(report, store_protocol::Writer{}
-                          .text(cut(error.operation()))
-                          .text(cut(error.problem()))
-                          .text(cut(error.advice()))
-                          .bytes());
+    write_all(report, Failure::of(std::current_exception()).bytes());
     status = 1;
   }
   std::cout.flush();
@@ -139,17 +127,16 @@ void spawn(AsProcesses, std::size_t ranks, F&& f,
   std::cout.flush();
   std::fflush(nullptr);  // or every rank would print what is still in the buffers
   std::vector<Pipe> starts;
-  std::vector<Pipe> reports;
   Outcome outcome;
   {
-    Supervisor supervisor;
+    Supervisor supervisor(Failures::returned);
     for (std::size_t r = 0; r < ranks; ++r) {
       starts.push_back(make_pipe());
-      reports.push_back(make_pipe());
+      Pipe report = make_pipe();
       const Membership member{Rank{r}, WorldSize{ranks}, r, ranks, "127.0.0.1", 0, "", "", timeout};
-      supervisor.start(Rank{r}, [&] {
+      supervisor.start(Rank{r}, std::move(report.read), [&] {
         for (Pipe& start : starts) start.write.close();
-        run_forked(member, starts[r].read.get(), reports[r].write.get(), f);
+        run_forked(member, starts[r].read.get(), report.write.get(), f);
       });
     }
     // Only now: forked before there is a server, ranks inherit neither its sockets nor a process
@@ -170,17 +157,10 @@ void spawn(AsProcesses, std::size_t ranks, F&& f,
                 "all ranks were ended");
   }
   if (!outcome.first) return;
-  const Rank rank = *outcome.first;
-  const int report = reports[rank.value()].read.get();
-  make_nonblocking(report);
-  const std::string bytes = read_all(report);
-  store_protocol::Reader said(bytes);
-  const std::string operation(said.text());
-  const std::string problem(said.text());
-  const std::string advice(said.text());
-  if (said.ok() && !operation.empty()) throw Error(operation, problem, advice, rank);
-  throw Error("spawn", "the rank ended too early: " + outcome.status.text(),
-              "look at what it printed, and at core dumps", rank);
+  const RankEnd& end = *outcome.first;
+  if (end.failure) throw named_error(*end.failure, end.rank);
+  throw Error("spawn", "the rank ended too early: " + end.status.text(),
+              "look at what it printed, and at core dumps", end.rank);
 }
 
 /// The same with a number of ranks that the compiler knows: `spawn<4>(f)` as threads,

@@ -17,6 +17,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/launch/names.hpp"
 #include "lockstep/launch/store_connection.hpp"
 
 namespace lockstep {
@@ -149,8 +150,8 @@ class Store {
     if (reply.status == Status::ok) return;
     const bool one = reply.texts.size() == 1;
     throw Error("barrier",
-                std::string(one ? "rank " : "ranks ") + listed(reply.texts) + " did not come to '" +
-                    name + "' within " + seconds_text(timeout),
+                listed_ranks(reply.texts) + " did not come to '" + name + "' within " +
+                    seconds_text(timeout),
                 one ? "look at what that rank is doing, or allow more time"
                     : "look at what those ranks are doing, or allow more time",
                 rank);
@@ -198,17 +199,6 @@ class Store {
                   "a value of " + std::to_string(value.size()) + " bytes for key '" + key + "'",
                   "values have at most 16 MiB; pass larger data through a communicator");
     }
-  }
-
-  /// The first few of many, so that messages stay readable with a thousand ranks.
-  static std::string listed(const std::vector<std::string>& names) {
-    constexpr std::size_t shown = 16;
-    std::string text;
-    for (std::size_t i = 0; i < names.size() && i < shown; ++i) {
-      text += (i == 0 ? "" : ", ") + names[i];
-    }
-    if (names.size() > shown) text += " and " + std::to_string(names.size() - shown) + " more";
-    return text;
   }
 
   std::optional<std::string> lookup(const std::string& key, Milliseconds timeout) {

@@ -5,12 +5,12 @@
 #include <poll.h>
 #include <sys/signalfd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <deque>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,25 +18,15 @@
 
 #include "lockstep/launch/child.hpp"
 #include "lockstep/launch/deadline.hpp"
+#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
 #include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
 
-/// How a job ended.
-struct Outcome {
-  /// Who failed first, and how. Empty when nobody did, or when a signal ended the job.
-  std::optional<Rank> first;
-  ExitStatus status;
-  std::deque<std::string> last_words;
-  /// SIGINT, SIGTERM or SIGHUP that this process was sent, or 0.
-  int interrupted = 0;
-  /// Who did not react to SIGTERM.
-  std::vector<Rank> stubborn;
-
-  int shell_status() const { return interrupted != 0 ? 128 + interrupted : status.shell_status(); }
-};
+/// Whether the supervisor prints why ranks failed, or leaves that to whoever gets the outcome.
+enum class Failures { printed, returned };
 
 /// How long ranks have between SIGTERM and SIGKILL. Two seconds remain of the ten after which the
 /// job must be over. LOCKSTEP_GRACE_SECONDS is another.
@@ -55,7 +45,8 @@ inline std::string line_prefix(Rank rank) { return "[rank " + std::to_string(ran
 /// ranks then end with it.
 class Supervisor {
  public:
-  explicit Supervisor(std::chrono::milliseconds grace = termination_grace()) : grace_(grace) {
+  explicit Supervisor(Failures failures, std::chrono::milliseconds grace = termination_grace())
+      : prints_failures_(failures == Failures::printed), grace_(grace) {
     sigset_t blocked;
     sigset_t watched;
     ::sigemptyset(&blocked);
@@ -95,10 +86,12 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Starts one rank: `body` runs in a forked process and must not return.
+  /// Starts one rank: `body` runs in a forked process and must not return. What it writes to the
+  /// other end of `report`, a `Failure`, is why it failed.
   template <class Body>
-  void start(Rank rank, Body&& body) {
-    children_.push_back(start_child(rank, mask_before_, std::forward<Body>(body)));
+  void start(Rank rank, Descriptor report, Body&& body) {
+    children_.push_back(
+        start_child(rank, std::move(report), mask_before_, std::forward<Body>(body)));
   }
 
   /// Passes output on until every rank has ended. Failure of one, or a signal, ends all: SIGTERM,
@@ -106,16 +99,16 @@ class Supervisor {
   Outcome run() {
     while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
+      if (settled_at_ && settled_at_->passed()) settle();
       if (kill_at_ && kill_at_->passed()) kill_rest();
     }
-    for (Child& child : children_) drain(child);
+    settle();
+    for (Child& child : children_) {
+      drain(child);
+      write_queue();
+    }
     queue_.drop_status();
     write_queue();
-    if (outcome_.first) {
-      for (const Child& child : children_) {
-        if (child.rank == *outcome_.first) outcome_.last_words = child.last_words.lines();
-      }
-    }
     return outcome_;
   }
 
@@ -136,37 +129,73 @@ class Supervisor {
       polled.push_back({child.running ? child.handle.get() : -1, POLLIN, 0});
       polled.push_back({queue_.is_full() ? -1 : child.out.get(), POLLIN, 0});
       polled.push_back({queue_.is_full() ? -1 : child.err.get(), POLLIN, 0});
+      polled.push_back({child.report.get(), POLLIN, 0});
     }
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
     if (polled[1].revents != 0 && !queue_.is_empty()) queue_.write_some();
-    std::vector<Child*> ended;
+    // Ends before output: what others print because of a failure comes after what it said.
+    std::vector<RankEnd> failed;
     for (std::size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
-      if (polled[3 * i + 3].revents != 0) read_some(child, 1);
-      if (polled[3 * i + 4].revents != 0) read_some(child, 2);
-      if (polled[3 * i + 2].revents != 0 && child.running) {
-        child.reap();
-        ended.push_back(&child);
+      if (polled[4 * i + 2].revents == 0) continue;
+      child.reap();
+      if (!child.status.is_failure()) continue;
+      drain(child);
+      failed.push_back({child.rank, child.status, Failure::from_bytes(child.report_bytes)});
+    }
+    judge(std::move(failed));
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      for (std::size_t stream : {1, 2, 3}) {
+        if (polled[4 * i + 2 + stream].revents != 0) {
+          read_some(children_[i], static_cast<int>(stream));
+        }
       }
     }
-    judge(ended);
   }
 
-  /// Finds the first failure. Of several that were noticed at once, one that was killed counts as
-  /// the first: a crash is seldom the consequence of another rank's error, the reverse is common.
-  void judge(const std::vector<Child*>& ended) {
-    const Child* first = nullptr;
-    for (const Child* child : ended) {
-      if (!child->status.is_failure()) continue;
-      if (first == nullptr || (first->status.signal == 0 && child->status.signal != 0)) {
-        first = child;
+  /// Finds the first failure and ends the rest. Who only felt another rank's failure may well be
+  /// noticed before that one is through with ending: it gets a moment to do so and to say why.
+  void judge(std::vector<RankEnd> failed) {
+    std::ranges::stable_sort(failed, {}, &RankEnd::precedence);
+    for (RankEnd& end : failed) {
+      if (end.is_consequence()) {
+        outcome_.consequences.push_back(std::move(end));
+        if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
+      } else if (kill_at_) {
+        print_failure(end);
+      } else {
+        begin_end(std::move(end));
       }
     }
-    if (first == nullptr || kill_at_) return;
-    outcome_.first = first->rank;
-    outcome_.status = first->status;
+  }
+
+  /// Nobody here has failed by itself, so the first that was noticed has to do.
+  void settle() {
+    settled_at_.reset();
+    if (kill_at_ || outcome_.consequences.empty()) return;
+    RankEnd first = std::move(outcome_.consequences.front());
+    outcome_.consequences.erase(outcome_.consequences.begin());
+    begin_end(std::move(first));
+  }
+
+  void begin_end(RankEnd first) {
+    outcome_.first = std::move(first);
+    print_failure(*outcome_.first);
+    if (prints_failures_) {
+      queue_.push(2, "lockstep: rank " + std::to_string(outcome_.first->rank.value()) +
+                         " failed first (" + outcome_.first->status.text() + ")" +
+                         (is_any_running() ? "; ending the others\n" : "\n"));
+    }
     terminate();
+  }
+
+  void print_failure(const RankEnd& end) {
+    if (!prints_failures_ || !end.failure) return;
+    LineCutter lines;
+    const auto print = [&](std::string_view line) { pass_on(end.rank, 2, line); };
+    lines.feed(end.failure->text(end.rank), print);
+    lines.finish(print);
   }
 
   void read_signal() {
@@ -209,14 +238,15 @@ class Supervisor {
   bool is_time_over() const { return write_until_ && write_until_->passed(); }
 
   Deadline next_deadline() const {
-    const Deadline kill = kill_at_.value_or(Deadline::never());
+    const Deadline kill =
+        sooner(kill_at_.value_or(Deadline::never()), settled_at_.value_or(Deadline::never()));
     return write_until_ && !write_until_->passed() ? sooner(kill, *write_until_) : kill;
   }
 
-  /// Reads one piece of a rank's stdout (1) or stderr (2). False when there is nothing now, or
-  /// nothing any more.
+  /// Reads one piece of a rank's stdout (1), stderr (2) or report (3). False when there is nothing
+  /// now, or nothing any more.
   bool read_some(Child& child, int stream) {
-    Descriptor& pipe = stream == 1 ? child.out : child.err;
+    Descriptor& pipe = child.pipe(stream);
     char buffer[65536];
     const ssize_t n = ::read(pipe.get(), buffer, sizeof buffer);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return false;
@@ -224,10 +254,14 @@ class Supervisor {
       pipe.close();
       return false;
     }
+    const std::string_view bytes(buffer, static_cast<std::size_t>(n));
+    if (stream == 3) {
+      child.report_bytes += bytes;
+      return true;
+    }
     LineCutter& lines = stream == 1 ? child.out_lines : child.err_lines;
     lines.feed(
-        {buffer, static_cast<std::size_t>(n)},
-        [&](std::string_view line) { pass_on(child, stream, line); },
+        bytes, [&](std::string_view line) { pass_on(child.rank, stream, line); },
         [&](std::string_view text) { queue_.push_status(line_prefix(child.rank), text); });
     return true;
   }
@@ -235,19 +269,16 @@ class Supervisor {
   /// What is left in the pipes of a rank that has ended. No more than a pipe holds, 1 MiB at most:
   /// something the rank has left behind may still be writing.
   void drain(Child& child) {
-    for (int stream : {1, 2}) {
-      const Descriptor& pipe = stream == 1 ? child.out : child.err;
-      for (int i = 0; i < 16 && pipe && read_some(child, stream); ++i) write_queue();
+    for (int stream : {1, 2, 3}) {
+      for (int i = 0; i < 16 && child.pipe(stream) && read_some(child, stream);) ++i;
+      child.pipe(stream).close();
     }
-    child.out_lines.finish([&](std::string_view line) { pass_on(child, 1, line); });
-    child.err_lines.finish([&](std::string_view line) { pass_on(child, 2, line); });
-    child.out.close();
-    child.err.close();
+    child.out_lines.finish([&](std::string_view line) { pass_on(child.rank, 1, line); });
+    child.err_lines.finish([&](std::string_view line) { pass_on(child.rank, 2, line); });
   }
 
-  void pass_on(Child& child, int stream, std::string_view line) {
-    if (stream == 2) child.last_words.add(line);
-    queue_.push(stream, line_prefix(child.rank) + std::string(line) + "\n");
+  void pass_on(Rank rank, int stream, std::string_view line) {
+    queue_.push(stream, line_prefix(rank) + std::string(line) + "\n");
   }
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.
@@ -262,12 +293,16 @@ class Supervisor {
     }
   }
 
+  static constexpr std::chrono::milliseconds settling{1000};
+
+  bool prints_failures_;
   std::chrono::milliseconds grace_;
   sigset_t mask_before_{};
   Descriptor signals_;
   std::vector<Child> children_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
+  std::optional<Deadline> settled_at_;   // set once somebody has failed because of another
   std::optional<Deadline> kill_at_;      // set once the job is ending
   std::optional<Deadline> write_until_;  // set once a signal has come
   Outcome outcome_;

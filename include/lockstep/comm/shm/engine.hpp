@@ -317,12 +317,14 @@ class Engine {
       fail(Error(call.text(),
                  "rank " + std::to_string(w) + "'s process ended" +
                      (words(w).empty() ? "" : ": " + words(w)),
-                 "look for the reason in its output", me()));
+                 "look for the reason in its output", me())
+               .as_consequence());
     });
     for_others([&](std::size_t w) {
       if (!words(w).empty()) {
         fail(Error(call.text(), "rank " + std::to_string(w) + " failed: " + words(w),
-                   "look at that rank first", me()));
+                   "look at that rank first", me())
+                 .as_consequence());
       }
     });
     if (block(behind).left.load(std::memory_order_acquire) != 0) {

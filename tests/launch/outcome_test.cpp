@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/launch/outcome.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <exception>
+#include <stdexcept>
+#include <string>
+
+using namespace lockstep;
+
+BOOST_AUTO_TEST_SUITE(outcome)
+
+BOOST_AUTO_TEST_CASE(what_a_rank_throws_reaches_the_launcher_whole_or_not_at_all) {
+  const Error error = Error("step", "nan", "look").on(Rank{3}).as_consequence();
+  const Failure sent = Failure::of(std::make_exception_ptr(error));
+  const std::string bytes = sent.bytes();
+  const auto got = Failure::from_bytes(bytes);
+  BOOST_TEST_REQUIRE(got.has_value());
+  BOOST_TEST(got->text(Rank{0}) == error.what());
+  BOOST_TEST(got->consequence);
+  for (std::size_t n = 0; n < bytes.size(); ++n) {
+    BOOST_TEST(!Failure::from_bytes(std::string_view(bytes).substr(0, n)).has_value());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(an_exception_that_names_no_rank_gets_one) {
+  const auto text = [](auto thrown) {
+    return Failure::of(std::make_exception_ptr(thrown)).text(Rank{2});
+  };
+  BOOST_TEST(text(Error("step", "nan", "look")) == "lockstep: rank 2, step: nan; look");
+  BOOST_TEST(text(std::runtime_error("no data")) == "lockstep: rank 2: no data");
+  BOOST_TEST(text(7) == "lockstep: rank 2: an exception that is no std::exception");
+}
+
+BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_reason) {
+  const auto end = [](std::size_t rank, const char* operation) {
+    return RankEnd{Rank{rank}, {1, 0}, Failure{operation, "rank 1 failed: nan", "", {}, true}};
+  };
+  Outcome job;
+  job.first = RankEnd{Rank{1}, {0, 9}, {}};
+  job.consequences = {end(3, "barrier"), end(2, "all_reduce"), end(0, "barrier")};
+  job.stubborn = {Rank{4}};
+  BOOST_TEST(job.shell_status() == 137);
+  BOOST_TEST(summary(job) ==
+             "lockstep: rank 2 failed because of that, in all_reduce\n"
+             "lockstep: ranks 0, 3 failed because of that, in barrier\n"
+             "lockstep: rank 4 did not end when asked (SIGTERM) and was killed\n");
+}
+
+BOOST_AUTO_TEST_SUITE_END()
