@@ -44,7 +44,7 @@ class Readiness {
     constexpr std::size_t most = 8;
     std::string names;
     std::size_t listed = 0;
-    for (std::size_t p = 0; p != count && listed != most; ++p) {
+    for (std::size_t p = 0; p < count && listed < most; ++p) {
       if (!ready_[p]) names += (listed++ == 0 ? "" : ", ") + name_of(p);
     }
     const std::size_t missing = count - ready_.count();
