@@ -1,25 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a model costs the compiler: g++'s time and memory at 10, 100 and 1,000 parameters, beside an
-// empty program with the same includes, so that the growth can be seen apart from the start.
-#include <sys/resource.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <chrono>
+// empty program with the same includes, so that the growth can be seen apart from the start. Then
+// what including everything costs, against PyTorch.
 #include <cstdio>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <vector>
+
+#include "compile.hpp"
+#include "includes.hpp"
 
 namespace {
-
-struct Cost {
-  double seconds = 0;
-  double megabytes = 0;
-};
 
 /// How many different shapes the parameters have. Every shape is a type of its own.
 enum class Shapes { few, all_different };
@@ -60,27 +52,6 @@ std::string program(std::size_t count, Shapes shapes) {
          "}\n";
 }
 
-/// Runs the compiler once and asks the kernel what it took.
-Cost compile(const std::filesystem::path& source) {
-  const std::string include = "-I" LOCKSTEP_SOURCE_DIR "/include";
-  const std::string object = source.string() + ".o";
-  const auto begin = std::chrono::steady_clock::now();
-  const pid_t child = fork();
-  if (child == 0) {
-    execlp("g++", "g++", "-std=c++20", include.c_str(), "-isystem", LOCKSTEP_CCCL, "-c",
-           source.c_str(), "-o", object.c_str(), nullptr);
-    _exit(127);
-  }
-  int status = 0;
-  rusage usage{};
-  if (wait4(child, &status, 0, &usage) != child || status != 0) {
-    std::fprintf(stderr, "g++ failed on %s\n", source.c_str());
-    std::exit(1);
-  }
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  return {elapsed.count(), static_cast<double>(usage.ru_maxrss) / 1024};
-}
-
 }  // namespace
 
 int main() {
@@ -97,9 +68,7 @@ int main() {
     const auto source =
         folder / (std::to_string(count) + (shapes == Shapes::few ? "" : "_different") + ".cpp");
     std::ofstream(source) << program(count, shapes);
-    Cost best = compile(source);
-    const Cost again = compile(source);
-    if (again.seconds < best.seconds) best = again;
+    const bench::Cost best = bench::compile(source);
     if (count == 0) empty = best.seconds;
     const double each = count == 0 ? 0 : 1000 * (best.seconds - empty) / static_cast<double>(count);
     const char* const kind = count == 0 ? "-" : shapes == Shapes::few ? "12" : "all different";
@@ -125,6 +94,7 @@ int main() {
   measure(100, Shapes::few, 0);
   measure(1000, Shapes::few, 15);
   measure(1000, Shapes::all_different, 0);
+  rows.push_back(bench::measure_includes(folder));
   std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/compile_time.json") << rows.dump(2) << "\n";
   return all_met ? 0 : 1;
 }

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What g++ takes for a program.
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+namespace bench {
+
+struct Cost {
+  double seconds = 0;  // of the processor: who else computes does not count
+  double megabytes = 0;
+};
+
+/// Compiles a program that includes lockstep, or what else `flags` lead to, to an object: the
+/// better of two runs. Ends this process if it cannot be compiled.
+Cost compile(const std::filesystem::path& source, const std::vector<std::string>& flags = {});
+
+}  // namespace bench
