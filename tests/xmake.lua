@@ -19,7 +19,7 @@ target("unit")
 target_end()
 
 -- Ranks that communicate: everything at full speed; what does not need every element type also under the
--- address and the thread sanitizer, the latter with the loader's threads.
+-- address and the thread sanitizer, the latter with the loader's threads and ranks that train as threads.
 for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", comm_thread = "thread"}) do
     target(name)
         set_kind("binary")
@@ -30,6 +30,9 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
         add_syslinks("pthread")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         set_optimize("none")
+        if sanitizer == "thread" then
+            add_files("train/threads_test.cpp")
+        end
         if sanitizer ~= "" then
             remove_files("comm/types_test.cpp")
             add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})

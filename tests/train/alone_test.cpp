@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "lockstep/comm/loopback.hpp"
-#include "lockstep/comm/objects.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
@@ -52,14 +51,7 @@ std::vector<double> two_ranks(As as) {
   using Helped = DistributedDataParallel<Network, Progress<Who>, Sharding<Replicated>,
                                          Optimizer<Adam>, Buckets<BucketLimits{0, 0}>>;
   const Ends ends = ranks::run(as, 2, [&](Shared& shared) {
-    auto comm = ShmCommunicator<dynamic, Who>::join(
-        shared.rank(), shared.world_size(), shared.timeout(),
-        [&](std::string address) { broadcast_object(shared, address, Rank{0}); },
-        [&] {
-          std::string address;
-          broadcast_object(shared, address, Rank{0});
-          return address;
-        });
+    auto comm = join_again<Who>(shared);
     Helped ddp(comm);
     const std::vector<double> all = train_some(ddp, comm.rank().value());
     if (comm.rank() == Rank{0}) std::memcpy(&*result, all.data(), all.size() * sizeof(double));

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "comm/ranks.hpp"
+#include "lockstep/comm/objects.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/trainer/ddp.hpp"
@@ -135,6 +136,19 @@ struct PlainSheet {
   }
   double operator()(std::size_t p, std::size_t i) const { return values[p][i]; }
 };
+
+/// A second communicator of the same ranks, with another way to progress.
+template <class Who>
+ShmCommunicator<dynamic, Who> join_again(Shared& comm) {
+  return ShmCommunicator<dynamic, Who>::join(
+      comm.rank(), comm.world_size(), comm.timeout(),
+      [&](std::string address) { broadcast_object(comm, address, Rank{0}); },
+      [&] {
+        std::string address;
+        broadcast_object(comm, address, Rank{0});
+        return address;
+      });
+}
 
 /// Every rank must come through.
 void all_well(std::size_t world, auto f, As as = As::processes) {
