@@ -74,7 +74,6 @@ BOOST_AUTO_TEST_CASE(what_a_thread_throws_first_is_thrown_and_frees_the_others) 
 }
 
 BOOST_AUTO_TEST_CASE(what_a_process_throws_first_is_thrown_and_ends_the_others) {
-  const auto begin = std::chrono::steady_clock::now();
   expect_error(
       [] {
         spawn<4>(AsProcesses{}, [](const Membership& m, Store& store) {
@@ -99,7 +98,6 @@ BOOST_AUTO_TEST_CASE(what_a_process_throws_first_is_thrown_and_ends_the_others) 
         });
       },
       "rank 0", "exit status 7");
-  BOOST_TEST((std::chrono::steady_clock::now() - begin < 10s));
 }
 
 BOOST_AUTO_TEST_CASE(a_store_of_one_rank_that_times_out_names_the_other) {

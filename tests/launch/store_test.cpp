@@ -89,10 +89,8 @@ BOOST_AUTO_TEST_CASE(one_client_serves_many_threads_while_some_wait) {
 
 BOOST_AUTO_TEST_CASE(waits_that_take_too_long_name_what_is_missing) {
   store.set("here", "");
-  const auto begin = std::chrono::steady_clock::now();
   expect_error([&] { store.get("nobody", 100ms); }, "get: ", "'nobody'", "0.1 s");
   expect_error([&] { store.wait({"x", "here", "y"}, 100ms); }, "wait: ", "0.1 s: x, y;");
-  BOOST_TEST((std::chrono::steady_clock::now() - begin < 5s));
   std::jthread late([&] {
     Store other = another();
     other.set("x", "");
