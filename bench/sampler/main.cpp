@@ -7,10 +7,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <fstream>
-#include <map>
 #include <nlohmann/json.hpp>
-#include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/data/distributed_sampler.hpp"
@@ -71,23 +70,20 @@ double first_index(std::size_t samples, std::size_t repeats) {
   return seconds / static_cast<double>(repeats);
 }
 
-/// What PyTorch says per size; empty where it is not installed.
-std::map<std::size_t, nlohmann::json> run_torch() {
+/// What PyTorch says; null where it is not installed.
+nlohmann::json run_torch(std::size_t samples) {
   const char* const torch = std::getenv("LOCKSTEP_TORCH");
-  if (torch == nullptr) return {};
-  std::string command = std::string(torch) +
-                        "/python3 " LOCKSTEP_SOURCE_DIR "/bench/sampler/torch_sampler.py " +
-                        std::to_string(world);
-  for (std::size_t samples : sizes) command += " " + std::to_string(samples);
-  std::map<std::size_t, nlohmann::json> answers;
-  FILE* const output = popen((command + " 2>/dev/null").c_str(), "r");
-  if (output == nullptr) return {};
-  for (char line[4096]; std::fgets(line, sizeof line, output) != nullptr;) {
-    nlohmann::json answer = nlohmann::json::parse(line, nullptr, false);
-    if (answer.is_object()) answers[answer["samples"]] = answer;
-  }
+  if (torch == nullptr) return nullptr;
+  std::string command(torch);
+  command += "/python3 " LOCKSTEP_SOURCE_DIR "/bench/sampler/torch_sampler.py ";
+  command += std::to_string(world) + ' ' + std::to_string(samples) + " 2>/dev/null";
+  FILE* const output = popen(command.c_str(), "r");
+  if (output == nullptr) return nullptr;
+  std::string text;
+  for (char line[4096]; std::fgets(line, sizeof line, output) != nullptr;) text += line;
   pclose(output);
-  return answers;
+  const nlohmann::json answer = nlohmann::json::parse(text, nullptr, false);
+  return answer.is_object() ? answer : nlohmann::json(nullptr);
 }
 
 nlohmann::json row(const std::string& measure, Times ours, const Times* theirs, double target) {
@@ -109,21 +105,24 @@ nlohmann::json row(const std::string& measure, Times ours, const Times* theirs, 
 }
 
 std::string text_of(std::size_t samples) {
-  return samples < 1'000'000 ? std::to_string(samples / 1000) + " k"
-                             : std::to_string(samples / 1'000'000) + " M";
+  const bool millions = samples >= 1'000'000;
+  std::string text = std::to_string(samples / (millions ? 1'000'000 : 1000));
+  text += millions ? " M" : " k";
+  return text;
 }
 
 }  // namespace
 
 int main() {
   std::printf("The indices of rank 1 of %zu for one epoch\n\n", world);
-  auto torch = run_torch();  // first, alone: at 100 M it needs 6 GB
   std::printf(
       "| | lockstep median | minimum | PyTorch median | minimum | ratio | target | met |\n"
       "|---|---|---|---|---|---|---|---|\n");
   nlohmann::json rows = nlohmann::json::array();
+  nlohmann::json torch;
   bool same = true;
   for (std::size_t samples : sizes) {
+    torch = run_torch(samples);  // alone: at 100 M it needs 6 GB
     std::vector<double> seconds;
     std::uint32_t checksum = 0;
     for (int i = 0; i != (samples > 10'000'000 ? 5 : 41); ++i) {
@@ -131,23 +130,21 @@ int main() {
       seconds.push_back(time);
       checksum = sum;
     }
-    const bool known = torch.contains(samples);
     Times theirs;
-    if (known) {
-      theirs = summarize(torch[samples]["list"]);
-      same = same && checksum == torch[samples]["checksum"].get<std::uint32_t>();
+    if (!torch.is_null()) {
+      theirs = summarize(torch["list"]);
+      same = same && checksum == torch["checksum"].get<std::uint32_t>();
     }
     rows.push_back(row("#12: torch-exact list of " + text_of(samples), summarize(seconds),
-                       known ? &theirs : nullptr, 5));
+                       torch.is_null() ? nullptr : &theirs, 5));
   }
   const std::size_t largest = sizes[2];
   std::vector<double> keyed;
   for (int i = 0; i != 9; ++i) keyed.push_back(first_index<KeyedShuffle>(largest, 10'000));
   Times theirs;
-  const bool known = torch.contains(largest);
-  if (known) theirs = summarize(torch[largest]["first"]);
+  if (!torch.is_null()) theirs = summarize(torch["first"]);
   rows.push_back(row("#13: first index of " + text_of(largest) + ", KeyedShuffle", summarize(keyed),
-                     known ? &theirs : nullptr, 1e4));
+                     torch.is_null() ? nullptr : &theirs, 1e4));
   std::vector<double> listed;
   for (int i = 0; i != 3; ++i) listed.push_back(list_indices<KeyedShuffle>(largest).first);
   std::printf("\nKeyedShuffle lists the same share of %s in %.4g ms, %.3g ns an index\n",

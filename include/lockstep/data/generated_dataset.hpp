@@ -19,7 +19,7 @@ namespace lockstep {
 /// The shape of Fashion-MNIST.
 struct GeneratedOptions {
   std::size_t samples = 60'000;
-  std::size_t width = 28 * 28;
+  std::size_t width = 784;
   std::size_t classes = 10;
   Seed seed{0};
   Normalization normalization{};

@@ -20,27 +20,42 @@ namespace detail {
 /// From this many items on PyTorch draws 64 bits, because 32 would favour small numbers.
 inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
 
+/// Turns a block of draws into what `draw % (left - k)` leaves for its k-th, plus k: how far from
+/// the first of `left` items the k-th swap reaches. The quotient of two 32-bit integers, rounded to
+/// 53 bits, never reaches the next integer, so doubles are exact; and unlike integers they divide
+/// in vectors. Gives the number of items that are in the block.
+inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t left) {
+  const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left);
+  for (std::uint32_t k = 0; k != count; ++k) {
+    const std::uint32_t choices = left - k;
+    const auto quotient = static_cast<std::uint32_t>(static_cast<double>(draws[k]) / choices);
+    draws[k] += k - quotient * choices;
+  }
+  return count;
+}
+
 /// Fisher and Yates, forwards: swap item i with one of those from i on. Draws do not depend on the
-/// items, so the targets of a whole block are known before its first swap.
+/// items, so while one block is swapped, the memory that the next one needs is on its way.
 template <std::unsigned_integral Index>
 void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   std::iota(items.begin(), items.end(), Index{0});
   MersenneTwister generator(seed);
-  MersenneTwister::Block draws;
-  const auto size = static_cast<std::uint32_t>(items.size());
-  for (std::uint32_t begin = 0; begin + 1 < size; begin += MersenneTwister::block_size) {
-    generator.draw(draws);
-    const std::uint32_t left = size - begin;
-    const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left - 1);
-    // draw % (left - k): the quotient of two 32-bit integers, rounded to 53 bits, never reaches the
-    // next integer, so doubles are exact; and unlike integers they divide in vectors.
+  MersenneTwister::Block targets;
+  MersenneTwister::Block next_targets;
+  auto left = static_cast<std::uint32_t>(items.size());
+  generator.draw(targets);
+  std::uint32_t count = find_targets(targets, left);
+  for (Index* first = items.data(); left != 0;) {
+    left -= count;
+    generator.draw(next_targets);
+    const std::uint32_t next_count = find_targets(next_targets, left);
     for (std::uint32_t k = 0; k != count; ++k) {
-      const std::uint32_t choices = left - k;
-      const auto quotient = static_cast<std::uint32_t>(static_cast<double>(draws[k]) / choices);
-      draws[k] += k - quotient * choices;
+      if (k < next_count) __builtin_prefetch(first + count + next_targets[k], 1);
+      std::swap(first[k], first[targets[k]]);
     }
-    Index* const first = items.data() + begin;
-    for (std::uint32_t k = 0; k != count; ++k) std::swap(first[k], first[draws[k]]);
+    first += count;
+    count = next_count;
+    targets = next_targets;
   }
 }
 
