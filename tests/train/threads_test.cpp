@@ -41,6 +41,7 @@ void train_on(auto& comm, auto& ddp, std::size_t micro_batches) {
     ddp.evaluate(entry);
     same("after the phases");
   }
+  ddp.evaluate(entry);
   ddp.initialize([](auto& initial) { initial.fill_by_default(); });
   require(value(ddp, 1, 3) == 0, "written anew");
   ddp.evaluate(entry);

@@ -142,6 +142,17 @@ consteval Finding find_policy_fault() {
   }
 }
 
+/// Is there nothing between two dots, or before the first, or behind the last? By hand: under
+/// -fsanitize=undefined, g++ 12 does not take `find` on a table's text for a constant.
+constexpr bool has_empty_part(std::string_view name) {
+  char last = '.';
+  for (const char c : name) {
+    if (c == '.' && last == '.') return true;
+    last = c;
+  }
+  return last == '.';
+}
+
 /// One role's tensors, over a list that is known to be well-formed.
 template <class Model, TensorRole Role>
 consteval Finding find_tensor_fault() {
@@ -154,10 +165,7 @@ consteval Finding find_tensor_fault() {
       return {Fault::integer_parameter, name};
     }
     if (!info.is_dynamic() && info.bytes() == too_large) return {Fault::tensor_too_large, name};
-    if (name.empty() || name.front() == '.' || name.back() == '.' ||
-        name.find("..") != std::string_view::npos) {
-      return {Fault::tensor_without_name, name};
-    }
+    if (has_empty_part(name)) return {Fault::tensor_without_name, name};
   }
   constexpr std::size_t duplicate = name_index<Model, Role>.find_duplicate();
   if constexpr (duplicate != not_found) return {Fault::name_declared_twice, table.name(duplicate)};
