@@ -62,6 +62,11 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   const std::vector<std::string>& arguments() const { return options_.arguments; }
 
   Model& model() { return ddp_.model(); }
+  /// A parameter, to look at.
+  template <class Key>
+  auto param(Key key) const {
+    return ddp_.param(key);
+  }
   replica& ddp() { return ddp_; }
 
   /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. Ranks must agree on them;
