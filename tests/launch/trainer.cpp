@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that launches itself and then behaves as its argument says. tests/launch/run uses it.
+#include <sched.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,6 +24,11 @@ namespace {
 
 [[noreturn]] void sleep_for_ever() {
   for (;;) ::pause();
+}
+
+/// Returns once the launcher has taken everything out of a pipe.
+void wait_until_read(int pipe) {
+  for (int unread = 1; unread > 0 && ::ioctl(pipe, FIONREAD, &unread) == 0;) ::sched_yield();
 }
 
 void say_pid() {
@@ -75,6 +82,7 @@ int behave(Session& session, const std::string& how) {
       std::FILE* stream = i % 2 == 0 ? stdout : stderr;
       std::fprintf(stream, "line %d of rank %zu ", i, rank);
       std::fflush(stream);  // half a line in the pipe, for the launcher to put together
+      if (i % 100 < 2) wait_until_read(::fileno(stream));
       std::fprintf(stream, "ends\n");
       std::fflush(stream);
     }
