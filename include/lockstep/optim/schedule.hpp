@@ -50,7 +50,8 @@ struct StepDecay : Choice<axes::Schedule> {
   static double factor(const Options& options, SchedulePoint point) {
     if (options.epochs == 0)
       throw Error("Schedule<StepDecay>", "the rate would change every 0 epochs", "give epochs");
-    return std::pow(options.factor, static_cast<double>(point.epoch / options.epochs));
+    const std::uint64_t times = point.epoch / options.epochs;
+    return std::pow(options.factor, static_cast<double>(times));
   }
 };
 

@@ -260,17 +260,16 @@ class Engine {
         post(make_call<std::uint8_t>(CollectiveKind::allocate, bytes, false), 0);
     finish_pending(ticket);
     wait_arrived(ticket);
-    std::optional<Mapping> mapping;
-    guard([&] { mapping.emplace(file_, file_bytes_, length); });
+    Mapping mapping = guard([&] { return Mapping(file_, file_bytes_, length); });
     file_bytes_ += length;
     finish(ticket);
-    return std::move(*mapping);
+    return mapping;
   }
 
   template <class F>
-  void guard(const F& f) {
+  auto guard(const F& f) -> decltype(f()) {
     try {
-      f();
+      return f();
     } catch (const Error& error) {
       fail(error.on(me()));
     }
