@@ -10,7 +10,6 @@
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/device/host_arena.hpp"
@@ -28,3 +27,7 @@
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
+
+#if __has_include(<zlib.h>)  // IDX files come compressed; a program that reads them links -lz
+#include "lockstep/data/fashion_mnist.hpp"
+#endif
