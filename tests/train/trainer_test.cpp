@@ -1,0 +1,309 @@
+// SPDX-License-Identifier: Apache-2.0
+// The trainer's loop on real processes: epochs, evaluation, logs, and what it refuses.
+#include "lockstep/trainer/trainer.hpp"
+
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdio>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/launch/spawn.hpp"
+#include "lockstep/trainer/options.hpp"
+
+namespace {
+
+using namespace lockstep;
+using Points = LabelledBatch<double, double>;
+
+void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+
+/// y = slope x + offset, and the samples that it has seen.
+struct Line {
+  using Parameters = ParameterList<Parameter<"slope", double>, Parameter<"offset", double>>;
+
+  double forward(auto& step, const Points& points) {
+    errors.resize(points.size());
+    double loss = 0;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      errors[i] =
+          step.param("slope"_p)() * points.inputs[i] + step.param("offset"_p)() - points.labels[i];
+      loss += errors[i] * errors[i];
+    }
+    return loss / static_cast<double>(points.size());
+  }
+
+  void backward(auto& step, const Points& points) {
+    double slope = 0;
+    double offset = 0;
+    for (std::size_t i = 0; i < points.size(); ++i) {
+      slope += 2 * errors[i] * points.inputs[i] / static_cast<double>(points.size());
+      offset += 2 * errors[i] / static_cast<double>(points.size());
+      seen.push_back(points.inputs[i]);
+    }
+    step.grad("offset"_p)() = offset;
+    step.ready("offset"_p);
+    step.grad("slope"_p)() = slope;
+    step.ready("slope"_p);
+  }
+
+  std::vector<double> errors;
+  std::vector<double> seen;
+};
+
+/// n points of y = 3 x + 1.
+InMemoryDataset<double, double> points_of_line(std::size_t n) {
+  std::vector<double> x(n);
+  std::vector<double> y(n);
+  for (std::size_t i = 0; i < n; ++i) {
+    x[i] = static_cast<double>(i) / static_cast<double>(n) - 0.5;
+    y[i] = 3 * x[i] + 1;
+  }
+  return {std::move(x), std::move(y)};
+}
+
+/// Runs `f(job)` on every rank; what a rank throws is thrown here, with its number.
+template <class Job, class F>
+void run(std::size_t ranks, const F& f, const TrainerOptions& options = {}) {
+  spawn(
+      AsProcesses{}, ranks,
+      [&](const Membership& member, Store&) {
+        std::FILE* const quiet = std::freopen("/dev/null", "w", stdout);
+        require(quiet != nullptr, "no /dev/null");
+        Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+        Job job(session, {}, options);
+        f(job);
+      },
+      std::chrono::seconds(30));
+}
+
+template <class Job, class F>
+std::string failure(std::size_t ranks, const F& f) {
+  try {
+    run<Job>(ranks, f);
+    return "nothing failed";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(trainer_loop)
+
+BOOST_AUTO_TEST_CASE(any_number_of_ranks_trains_alike_at_the_same_global_batch) {
+  using Job = Trainer<Line, Optimizer<SGDMomentum>>;
+  for (const std::size_t ranks : {1, 2, 4}) {
+    run<Job>(ranks, [&](Job& job) {
+      const auto data = points_of_line(64);
+      job.optimizer().lr = 0.3;
+      for (auto epoch : job.epochs(30)) {
+        for (const auto& batch : epoch.batches(data, 16 / ranks)) job.step(batch);
+      }
+      require(std::abs(job.param("slope"_p)() - 3) < 1e-3, "the slope was not learned");
+      require(std::abs(job.param("offset"_p)() - 1) < 1e-3, "the offset was not learned");
+    });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_trainers_steps_are_those_of_a_hand_written_loop) {
+  using Job = Trainer<Line>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(10);
+    LoopbackCommunicator alone;
+    DistributedDataParallel<Line, World<1>> whole(alone);
+    job.optimizer().lr = whole.optimizer().lr = 0.1;
+    // Both ranks' samplers, so that one process sees the whole batch.
+    DistributedSampler<> samplers[] = {{10, WorldSize{2}, Rank{0}}, {10, WorldSize{2}, Rank{1}}};
+    for (auto epoch : job.epochs(3)) {
+      for (auto& sampler : samplers) sampler.set_epoch(Epoch{epoch.number()});
+      for (const auto& batch : epoch.batches(data, 5)) {
+        require(batch.size() == 5, "a batch of another size");
+        job.step(batch);
+      }
+      std::vector<std::size_t> indices;
+      for (auto& sampler : samplers) {
+        for (const std::size_t index : sampler) indices.push_back(index);
+      }
+      Points all;
+      data.load(indices, all);
+      whole.step(all);
+    }
+    require(std::abs(job.param("slope"_p)() - whole.param("slope"_p)()) < 1e-12, "another slope");
+    require(std::abs(job.param("offset"_p)() - whole.param("offset"_p)()) < 1e-12,
+            "another offset");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(every_epoch_has_an_order_of_its_own) {
+  using Job = Trainer<Line>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(32);
+    std::set<std::vector<double>> orders;
+    for (auto epoch : job.epochs(4)) {
+      job.model().seen.clear();
+      for (const auto& batch : epoch.batches(data, 4)) job.step(batch);
+      orders.insert(job.model().seen);
+    }
+    require(orders.size() == 4, "two epochs had the same order");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(evaluation_counts_every_sample_once) {
+  using Job = Trainer<Line>;
+  for (const std::size_t ranks : {1, 2, 4}) {
+    run<Job>(ranks, [](Job& job) {
+      for (const std::size_t n : {1, 3, 10, 65}) {
+        const auto data = points_of_line(n);
+        double sum = 0;
+        for (std::size_t i = 0; i < n; ++i) {  // untrained, the line is zero
+          const double y = 3 * (static_cast<double>(i) / static_cast<double>(n) - 0.5) + 1;
+          sum += y * y;
+        }
+        const Scores scores = job.evaluate(data, 4);
+        require(scores.count("loss") == static_cast<double>(n),
+                "samples were counted twice or not");
+        require(std::abs(scores["loss"] - sum / static_cast<double>(n)) < 1e-12, "another mean");
+      }
+    });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(metrics_are_means_over_all_ranks) {
+  using Job = Trainer<Line>;
+  run<Job>(4, [](Job& job) {
+    Tally tally;
+    const auto rank = static_cast<double>(job.rank().value());
+    tally.add("reward", 10 * rank, rank + 1);
+    require(job.reduce_metrics(tally)["reward"] == 60.0 / 10.0, "another mean");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_collective_on_rank_0_alone_is_an_error_at_once) {
+  using Job = Trainer<Line>;
+  const std::string words = failure<Job>(2, [](Job& job) {
+    const auto data = points_of_line(8);
+    job.on_rank0([&](auto) { job.evaluate(data, 4); });
+    job.barrier();
+  });
+  BOOST_TEST(contains(words, "inside on_rank0"), words);
+  BOOST_TEST(contains(words, "evaluate"), words);
+}
+
+BOOST_AUTO_TEST_CASE(ranks_with_other_learning_rates_are_noticed) {
+  using Job = Trainer<Line>;
+  const std::string words = failure<Job>(2, [](Job& job) {
+    job.optimizer().lr = job.rank() == Rank{1} ? 0.2 : 0.1;
+    for ([[maybe_unused]] auto epoch : job.epochs(1)) continue;
+  });
+  BOOST_TEST(contains(words, "learning rate of 0.2"), words);
+}
+
+BOOST_AUTO_TEST_CASE(uneven_numbers_of_batches_are_noticed_before_the_first) {
+  using Job = Trainer<Line, Sampler<Distributed, Exact>>;
+  const std::string words = failure<Job>(2, [](Job& job) {
+    const auto data = points_of_line(9);
+    for (auto epoch : job.epochs(1)) {
+      for (const auto& batch : epoch.batches(data, 1)) job.step(batch);
+    }
+  });
+  BOOST_TEST(contains(words, "rank 0 has 5 batches and rank 1 has 4"), words);
+}
+
+BOOST_AUTO_TEST_CASE(ranks_have_seeds_of_their_own) {
+  using Job = Trainer<Line>;
+  run<Job>(2,
+           [](Job& job) {
+             require(job.seed() == rank_seed(Seed{7}, job.rank()), "another seed");
+             require(job.seed() != rank_seed(Seed{7}, Rank{1 - job.rank().value()}),
+                     "the same seed");
+             require(job.random()() == RandomStream(job.seed())(), "another stream");
+           },
+           {.seed = Seed{7}, .log = "", .arguments = {}});
+}
+
+BOOST_AUTO_TEST_CASE(a_resumed_job_goes_on_in_mid_epoch) {
+  using Job = Trainer<Line>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(24);
+    SamplerState position;
+    std::size_t steps = 0;
+    for (auto epoch : job.epochs(2)) {
+      for (const auto& batch : epoch.batches(data, 3)) {
+        job.step(batch);
+        if (++steps == 6) position = job.position();  // two batches into the second epoch
+      }
+    }
+    const std::vector<double> seen = std::move(job.model().seen);
+    job.model().seen.clear();
+    job.resume(position);
+    for (auto epoch : job.epochs(2)) {
+      require(epoch.number() == 1, "another epoch");
+      for (const auto& batch : epoch.batches(data, 3)) job.step(batch);
+    }
+    const std::vector<double>& rest = job.model().seen;
+    require(rest == std::vector<double>(seen.begin() + 18, seen.end()), "other samples were left");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_cosine_ends_with_the_last_epoch) {
+  using Job = Trainer<Line, Schedule<Cosine>, Accumulate<2>>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(16);
+    for (auto epoch : job.epochs(3)) {
+      for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+    }
+    require(job.ddp().updates() == 6, "another number of updates");
+    require(job.schedule().steps == 6, "another number of steps");
+    require(std::abs(job.ddp().learning_rate()) < 1e-18, "the rate is not at its end");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(the_log_has_a_line_of_json_for_every_epoch) {
+  using Job = Trainer<Line>;
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  run<Job>(2,
+           [](Job& job) {
+             const auto data = points_of_line(16);
+             for (auto epoch : job.epochs(3)) {
+               for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+               job.evaluate(data, 4);
+               job.on_rank0([](auto log) { log.write(JsonLine().add("note", "hand-written")); });
+             }
+           },
+           {.seed = Seed{0}, .log = path, .arguments = {}});
+  std::ifstream file(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  std::remove(path);
+  BOOST_REQUIRE(lines.size() == 6u);
+  BOOST_TEST(lines[4]["note"] == "hand-written");
+  BOOST_TEST(lines[5]["epoch"] == 3);
+  BOOST_TEST(lines[5]["steps"] == 4);
+  BOOST_TEST(lines[5]["samples"] == 16);
+  BOOST_TEST(lines[5]["loss"].get<double>() > lines[5]["test_loss"].get<double>());
+  BOOST_TEST(lines[5]["lr"] == 1e-3);
+}
+
+BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
+  const TrainerOptions options = parse_trainer_options(
+      {"program", "--seed", "5", "data", "--log=run.jsonl", "--", "--seed", "6"});
+  BOOST_TEST(options.seed.value() == 5u);
+  BOOST_TEST(options.log == "run.jsonl");
+  const std::vector<std::string> rest = {"program", "data", "--", "--seed", "6"};
+  BOOST_TEST(options.arguments == rest, boost::test_tools::per_element());
+  BOOST_CHECK_THROW(parse_trainer_options({"program", "--log"}), Error);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
