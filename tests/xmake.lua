@@ -1,13 +1,22 @@
 -- Tests: few binaries, because every one links Boost.Test anew. `./x test` runs them.
 set_group("tests")
 
+-- Boost.Test itself, compiled once. It needs no sanitizer.
+target("test_main")
+    set_kind("static")
+    add_files("main.cpp")
+    set_optimize("none")
+target_end()
+
 -- Unit tests, instantiation tests and the layer check, under the address and undefined-behaviour
 -- sanitizers.
 target("unit")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep")
-    add_files("main.cpp", "*/*_test.cpp")
+    add_deps("test_main")
+    add_files("*/*_test.cpp")
+    set_pcxxheader("pch.hpp")
     remove_files("comm/*_test.cpp", "train/*_test.cpp")
     add_syslinks("pthread", "z")
     add_includedirs(".", "../examples")
@@ -18,28 +27,28 @@ target("unit")
     add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
 target_end()
 
--- Ranks that communicate: everything at full speed; what does not need every element type also under the
--- address and the thread sanitizer, the latter with the loader's threads and ranks that train as threads.
+-- Ranks that communicate: every element type and operation plainly, everything else under the address and the
+-- thread sanitizer, the latter with the loader's threads and ranks that train as threads.
 for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", comm_thread = "thread"}) do
     target(name)
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep")
-        add_files("main.cpp", "comm/*_test.cpp")
+        add_deps("lockstep", "test_main")
         add_includedirs(".")
         add_syslinks("pthread")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         set_optimize("none")
-        if sanitizer == "thread" then
-            add_files("train/threads_test.cpp")
-        end
-        if sanitizer ~= "" then
+        if sanitizer == "" then
+            add_files("comm/types_test.cpp")
+        else
+            add_files("comm/*_test.cpp")
             remove_files("comm/types_test.cpp")
+            set_pcxxheader("pch.hpp")
             add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})
             add_ldflags("-fsanitize=" .. sanitizer, {force = true})
         end
         if sanitizer == "thread" then
-            add_files("data/loader_test.cpp")
+            add_files("data/loader_test.cpp", "train/threads_test.cpp")
         end
     target_end()
 end
@@ -49,7 +58,9 @@ target("train")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep")
-    add_files("main.cpp", "train/*_test.cpp")
+    add_deps("test_main")
+    add_files("train/*_test.cpp")
+    set_pcxxheader("pch.hpp")
     add_includedirs(".")
     add_syslinks("pthread")
     add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")

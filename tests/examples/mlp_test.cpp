@@ -141,7 +141,7 @@ void compare_all_with_slopes(auto& fixture, const auto& batch, std::size_t strid
   compare_with_slope(fixture, batch, "fc3.bias"_p, stride);
 }
 
-struct Tally {
+struct PlainTally {
   std::map<std::string, std::pair<double, std::size_t>> sums;
   void add(const char* name, double sum, std::size_t count) {
     sums[name].first += sum;
@@ -178,7 +178,7 @@ BOOST_AUTO_TEST_CASE(losses_and_right_answers_are_those_of_the_definition) {
       const double loss = fixture.model.forward(fixture.step, batch);
       BOOST_TEST(std::abs(loss - total.loss / static_cast<double>(rows)) < tolerance);
 
-      Tally tally;
+      PlainTally tally;
       fixture.model.evaluate(fixture.step, batch, tally);
       fixture.model.evaluate(fixture.step, batch, tally);
       const auto n = static_cast<double>(rows);

@@ -10,24 +10,24 @@ using namespace lockstep;
 
 namespace {
 
-namespace axes {
+namespace questions {
 struct Color {
   static constexpr std::string_view name = "Color";
 };
 struct Shade {
   static constexpr std::string_view name = "Shade";
 };
-}  // namespace axes
+}  // namespace questions
 
-struct Red : Choice<axes::Color> {
+struct Red : Choice<questions::Color> {
   static constexpr std::string_view name = "Red";
 };
-struct Blue : PlannedChoice<axes::Color> {
+struct Blue : PlannedChoice<questions::Color> {
   static constexpr std::string_view name = "Blue";
 };
 template <class C>
-struct Color : ChoicePolicy<axes::Color, C> {};
-struct Dark : ValuePolicy<axes::Shade> {
+struct Color : ChoicePolicy<questions::Color, C> {};
+struct Dark : ValuePolicy<questions::Shade> {
   static constexpr void fingerprint(Hash& hash) { hash.text("Dark"); }
 };
 
@@ -46,15 +46,15 @@ BOOST_AUTO_TEST_CASE(a_policy_is_told_from_a_choice_and_from_anything_else) {
 }
 
 BOOST_AUTO_TEST_CASE(packs_are_counted_picked_and_brought_into_one_order) {
-  static_assert(policies_for<axes::Color, Color<Red>, Dark, Color<Blue>> == 2);
-  static_assert(policies_for<axes::Shade> == 0);
-  static_assert(std::is_same_v<Pick<axes::Shade, PolicyPack<Color<Red>, Dark>>, Dark>);
+  static_assert(policies_for<questions::Color, Color<Red>, Dark, Color<Blue>> == 2);
+  static_assert(policies_for<questions::Shade> == 0);
+  static_assert(std::is_same_v<Pick<questions::Shade, PolicyPack<Color<Red>, Dark>>, Dark>);
   static_assert(std::is_same_v<PickOr<Color<Red>, Dark>, Color<Red>>);
   static_assert(std::is_same_v<PickOr<Color<Red>, Dark, Color<Blue>>, Color<Blue>>);
   static_assert(std::is_same_v<Canonical<Defaults>, Defaults>);
   static_assert(
       std::is_same_v<Canonical<Defaults, Dark, Color<Blue>>, PolicyPack<Color<Blue>, Dark>>);
-  static_assert(answers<axes::Color>(Defaults{}) && !answers<int>(Defaults{}));
+  static_assert(answers<questions::Color>(Defaults{}) && !answers<int>(Defaults{}));
 }
 
 BOOST_AUTO_TEST_CASE(a_fingerprint_covers_every_policy_of_the_pack) {
