@@ -107,7 +107,7 @@ BOOST_AUTO_TEST_CASE(any_number_of_ranks_trains_alike_at_the_same_global_batch) 
     run<Job>(ranks, [&](Job& job) {
       const auto data = points_of_line(64);
       job.optimizer().lr = 0.3;
-      for (auto epoch : job.epochs(30)) {
+      for (auto epoch : job.epochs(60)) {
         for (const auto& batch : epoch.batches(data, 16 / ranks)) job.step(batch);
       }
       require(std::abs(job.param("slope"_p)() - 3) < 1e-3, "the slope was not learned");

@@ -14,7 +14,7 @@ namespace lockstep {
 
 /// Every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7 here and 8
 /// on rank 0; call it with ...`. Whoever knows the rank gives it.
-class Error final : public std::runtime_error {
+class Error : public std::runtime_error {
  public:
   Error(std::string operation, std::string problem, std::string advice,
         std::optional<Rank> rank = std::nullopt)
@@ -37,6 +37,9 @@ class Error final : public std::runtime_error {
     error.consequence_ = true;
     return error;
   }
+
+  /// What `what()` says, without a virtual call.
+  const char* text() const { return std::runtime_error::what(); }
 
   const std::string& operation() const { return operation_; }
   const std::string& problem() const { return problem_; }

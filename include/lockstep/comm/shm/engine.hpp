@@ -231,7 +231,7 @@ class Engine {
   }
 
   [[noreturn]] void fail(const Error& error) {
-    abandon(error.what());
+    abandon(error.text());
     throw error;
   }
 
