@@ -18,10 +18,12 @@ using StatesOf = std::array<Accumulator<T>*, Rule::states>;
 /// Updates `count` elements: parameters and states are read and written, gradients read, once.
 /// `scale(g)` comes before the rule: clipping, averaging over micro-batches, or nothing.
 template <class Rule, class T, class Update, class Scale>
-void update_elements(const Update& update, T* __restrict parameters, const T* __restrict gradients,
-                     const StatesOf<Rule, T>& states, std::size_t count, const Scale& scale) {
+void update_elements(Update update, T* __restrict parameters, const T* __restrict gradients,
+                     const StatesOf<Rule, T>& states, std::size_t count, Scale scale) {
   using A = Accumulator<T>;
-  const auto pass = [&](auto* __restrict... state) {
+  // Everything by value: constants that a store could change would be loaded again for each
+  // element.
+  const auto pass = [=](auto* __restrict... state) {
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
       A parameter = static_cast<A>(parameters[i]);

@@ -59,6 +59,59 @@ void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const
   }
 }
 
+/// Calls `f(std::integral_constant<std::size_t, N>{})` for a world of N where unrolling over its
+/// ranks pays, and says whether it did.
+template <std::size_t Ranks, class F>
+bool with_unrolled_world(std::size_t ranks, const F& f) {
+  const auto is = [&]<std::size_t N>(std::integral_constant<std::size_t, N> n) {
+    if (ranks == N) f(n);
+    return ranks == N;
+  };
+  if constexpr (Ranks != dynamic) {
+    if constexpr (Ranks <= 8) f(std::integral_constant<std::size_t, Ranks>{});
+    return Ranks <= 8;
+  } else {
+    return is(std::integral_constant<std::size_t, 2>{}) ||
+           is(std::integral_constant<std::size_t, 3>{}) ||
+           is(std::integral_constant<std::size_t, 4>{}) ||
+           is(std::integral_constant<std::size_t, 8>{});
+  }
+}
+
+/// `combine_blocks` where the results are consumed by more than a copy: longer blocks, so that
+/// what the consumer does once a block does not matter, and one pass over all sources. Not longer
+/// than 2 KiB: a consumer's streams often start at the same place of a cache's ways, and blocks of
+/// 8 KiB push each other out of the first level.
+template <std::size_t Ranks, class T, class Op, class Consume>
+void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t end, const Op& op,
+                    const Consume& consume) {
+  constexpr std::size_t block = 2048 / sizeof(T);
+  alignas(64) std::array<T, block> results;
+  const bool unrolled = with_unrolled_world<Ranks>(
+      sources.size(), [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
+        const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, const auto*... source) {
+          for (std::size_t i = begin; i < end; i += block) {
+            const std::size_t n = std::min(block, end - i);
+            T* const out = results.data();
+#pragma GCC ivdep
+            for (std::size_t j = 0; j < n; ++j) {
+              const T loaded[] = {source[i + j]...};
+              auto sum = op.prepare(loaded[0]);
+              ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
+              out[j] = op.template finish<T>(sum, N);
+            }
+            consume(i, std::span<const T>(results.data(), n));
+          }
+        };
+        [&]<std::size_t... S>(std::index_sequence<S...>) {
+          pass(std::make_index_sequence<N - 1>{}, static_cast<const T*>(sources[S])...);
+        }(std::make_index_sequence<N>{});
+      });
+  if (unrolled) return;
+  combine_blocks<Ranks, T>(
+      sources.size(), begin, end, op, [&](std::size_t w) { return sources[w]; }, consume);
+}
+
 /// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
 /// order, stores to all. Two passes over memory in all, whatever the number of ranks.
 template <std::size_t Ranks, class T, class Op>
@@ -86,26 +139,12 @@ void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const
     std::copy_n(targets.begin(), N, fixed.begin());
     push_unrolled<N>(fixed, begin, end, op);
   };
-  if constexpr (Ranks != dynamic && Ranks <= 8) {
-    unrolled(std::integral_constant<std::size_t, Ranks>{});
-  } else {
-    switch (targets.size()) {
-      case 2:
-        return unrolled(std::integral_constant<std::size_t, 2>{});
-      case 3:
-        return unrolled(std::integral_constant<std::size_t, 3>{});
-      case 4:
-        return unrolled(std::integral_constant<std::size_t, 4>{});
-      case 8:
-        return unrolled(std::integral_constant<std::size_t, 8>{});
-      default:
-        combine_blocks<Ranks, T>(
-            targets.size(), begin, end, op, [&](std::size_t w) { return targets[w]; },
-            [&](std::size_t i, std::span<const T> results) {
-              for (T* const target : targets) std::copy(results.begin(), results.end(), target + i);
-            });
-    }
-  }
+  if (with_unrolled_world<Ranks>(targets.size(), unrolled)) return;
+  combine_blocks<Ranks, T>(
+      targets.size(), begin, end, op, [&](std::size_t w) { return targets[w]; },
+      [&](std::size_t i, std::span<const T> results) {
+        for (T* const target : targets) std::copy(results.begin(), results.end(), target + i);
+      });
 }
 
 }  // namespace lockstep::shm

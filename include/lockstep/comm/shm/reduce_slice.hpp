@@ -32,8 +32,7 @@ void reduce_slice(Peers<Ranks, Helped> peers, std::span<T> values, const Op& op,
   const auto work = [&](std::uint64_t ticket) {
     const auto [begin, end] = slice<T>(values.size(), peers.me(), peers.world());
     const auto all = targets<T>(peers.world(), peers.template arena_source<T>(ticket));
-    combine_blocks<Ranks, T>(
-        peers.world(), begin, end, op, [&](std::size_t w) { return all[w]; }, consume);
+    consume_blocks<Ranks, T>(all, begin, end, op, consume);
   };
   peers.post(call, std::span<const T>(), true, work, *offset).wait();
 }
