@@ -91,28 +91,6 @@ target("link")
     add_files("link/*.cpp")
 target_end()
 
--- Every header alone, twice in its translation unit, without CUDA on the path.
-target("header")
-    set_kind("object")
-    set_group("headers")
-    set_default(false)
-    add_deps("lockstep")
-    set_optimize("none")
-    add_cxflags("-fsyntax-only", {force = true})
-    on_load(function (target)
-        local root = path.join(os.projectdir(), "include")
-        for _, header in ipairs(os.files(path.join(root, "lockstep/**.hpp"))) do
-            local name = path.relative(header, root)
-            local unit = path.join(os.projectdir(), "build/header", (name:gsub("[/.]", "_")) .. ".cpp")
-            local text = ('#include "%s"\n#include "%s"\n'):format(name, name)
-            if not os.isfile(unit) or io.readfile(unit) ~= text then
-                io.writefile(unit, text)
-            end
-            target:add("files", unit)
-        end
-    end)
-target_end()
-
 -- Device code that uses the library's vocabulary. Compiled and linked wherever nvcc is; run where a
 -- GPU is.
 if has_config("gpu") then

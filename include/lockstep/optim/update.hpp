@@ -23,7 +23,7 @@ void update_elements(Update update, T* __restrict parameters, const T* __restric
   using A = Accumulator<T>;
   // Everything by value: constants that a store could change would be loaded again for each
   // element.
-  const auto pass = [=](auto* __restrict... state) {
+  const auto pass = [update, scale, parameters, gradients, count](auto* __restrict... state) {
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
       A parameter = static_cast<A>(parameters[i]);
