@@ -1,14 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: with World<1> and Accumulate<1> a step is the bare model
-#include "lockstep/trainer/ddp.hpp"
+#include "phases.hpp"
 
 using namespace lockstep;
-
-struct Net {
-  using Parameters = ParameterList<Parameter<"w", float, 3>>;
-  double forward(auto&, int) { return 0; }
-  void backward(auto& step, int) { step.ready("w"_p); }
-};
+using phases::Net;
 
 #ifdef REJECT
 using Ddp = DistributedDataParallel<Net, World<1>>;

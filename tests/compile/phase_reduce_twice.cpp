@@ -2,17 +2,9 @@
 // One sentence for all: two programs show it to nvcc, this one to g++ alone.
 // expect: lockstep: the phases of a step come in the order
 // compilers: g++
-#include "lockstep/trainer/ddp.hpp"
+#include "phases.hpp"
 
-using namespace lockstep;
-
-struct Net {
-  using Parameters = ParameterList<Parameter<"w", float, 3>>;
-  double forward(auto&, int) { return 0; }
-  void backward(auto& step, int) { step.ready("w"_p); }
-};
-
-using Ddp = DistributedDataParallel<Net>;
+using phases::Ddp;
 
 double train(Ddp& ddp, const int& batch) {
 #ifdef REJECT

@@ -21,10 +21,10 @@
 
 namespace lockstep {
 
-/// Follows a backward pass. The model writes gradients where `target` says and marks each as ready;
-/// in a pass that synchronises, a bucket's reduction starts with its last gradient, buckets
-/// strictly in order. (Where parameters are shared by a host, nothing starts early: reduction and
-/// update are one pass, and no rank may write parameters while another is in backward.)
+/// Follows a backward pass. The model writes gradients and marks each as ready; in a pass that
+/// synchronises, a bucket's reduction starts with its last gradient, buckets strictly in order.
+/// (Where parameters are shared by a host, nothing starts early: reduction and update are one pass,
+/// and no rank may write parameters while another is in backward.)
 ///
 /// A micro-batch after the first writes into a second arena, and `ready` adds it to the first while
 /// it is still in the cache: models only ever overwrite, and nothing is ever zeroed.

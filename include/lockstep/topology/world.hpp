@@ -3,6 +3,7 @@
 /// @file `World<N>`: how many ranks there are. A policy, and the topology with a single group.
 
 #include <cstddef>
+#include <string>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
@@ -47,6 +48,16 @@ struct World : ValuePolicy<axes::World>, TopologyQueries<World<N>> {
  private:
   [[no_unique_address]] Size<N> size_;
 };
+
+/// Throws unless a job has as many ranks as the program was compiled for.
+template <std::size_t N>
+void require_world(WorldSize world, Rank rank) {
+  if (N == dynamic || N == world.value()) return;
+  throw Error("launch",
+              "the program is for " + std::to_string(N) + " ranks and the job has " +
+                  std::to_string(world.value()),
+              "start as many ranks as World<N> says, or use World<dynamic>", rank);
+}
 
 static_assert(EvenTopology<World<4>> && EvenTopology<World<dynamic>>);
 

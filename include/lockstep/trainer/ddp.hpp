@@ -36,13 +36,8 @@ using CommunicatorOf =
 template <class Policies>
 CommunicatorOf<Policies> make_communicator(Session& session) {
   constexpr std::size_t ranks = Pick<axes::World, Policies>::static_size;
-  if (ranks != dynamic && ranks != session.world().value()) {
-    throw Error("launch",
-                "the program is for " + std::to_string(ranks) + " ranks and the job has " +
-                    std::to_string(session.world().value()),
-                "start as many ranks as World<N> says, or use World<dynamic>", session.rank());
-  }
   if constexpr (ranks == 1) {
+    require_world<1>(session.world(), session.rank());
     return {};
   } else {
     return make_shm_communicator<ranks, typename Pick<axes::Progress, Policies>::choice>(

@@ -53,7 +53,13 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
         comm_(make_communicator<Policies>(session)),
         ddp_(comm_, std::move(model), options_.seed),
         display_(session.rank() == Rank{0} ? detect_terminal(stdout) : Terminal{}),
-        log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {}
+        log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
+    sampler_options_.seed = options_.seed;
+    // Where ranks fill all cores, a loading thread would only take time from the model.
+    const bool has_free_cores =
+        std::thread::hardware_concurrency() > session.membership().local_world;
+    loader_options_.workers = has_free_cores ? 1 : 0;
+  }
 
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
@@ -254,10 +260,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   replica ddp_;
   ProgressDisplay display_;
   LogFile log_;
-  SamplerOptions sampler_options_{.shuffle = true, .seed = options_.seed};
-  // Where ranks fill all cores, a loading thread would only take time from the model.
-  LoaderOptions loader_options_{
-      .workers = std::thread::hardware_concurrency() > session_.membership().local_world ? 1u : 0u};
+  SamplerOptions sampler_options_;
+  LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;
   std::uint64_t epochs_ = 0;
   double loss_sum_ = 0;

@@ -29,6 +29,7 @@
 #include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
@@ -52,7 +53,7 @@ class ShmCommunicator {
   /// Joins a world through a file that one rank made (`shm::Engine::make_file`) and all opened.
   ShmCommunicator(Rank rank, WorldSize world, shm::MemoryFile file, shm::Milliseconds timeout)
       : engine_(std::make_unique<shm::Engine>(rank, world, std::move(file), timeout)) {
-    require_world(rank, world);
+    require_world<Ranks>(world, rank);
     barrier();
     if constexpr (has_helper) helper_ = std::make_unique<shm::Helper>(*engine_);
   }
@@ -65,7 +66,7 @@ class ShmCommunicator {
   template <class Tell, class Hear>
   static ShmCommunicator join(Rank rank, WorldSize world, shm::Milliseconds timeout,
                               const Tell& tell, const Hear& hear) {
-    require_world(rank, world);  // before there is a file that the others could miss
+    require_world<Ranks>(world, rank);  // before there is a file that the others could miss
     shm::MemoryFile file;
     if (rank == Rank{0}) {
       file = shm::Engine::make_file(world);
@@ -211,14 +212,6 @@ class ShmCommunicator {
   static constexpr bool has_helper = std::same_as<Who, HelperThread>;
 
   shm::Peers<Ranks, has_helper> peers() const { return shm::Peers<Ranks, has_helper>(*engine_); }
-
-  static void require_world(Rank rank, WorldSize world) {
-    if (Ranks == dynamic || Ranks == world.value()) return;
-    throw Error("shared memory",
-                "the program is for " + std::to_string(Ranks) + " ranks and the job has " +
-                    std::to_string(world.value()),
-                "start as many ranks as World<N> says, or use World<dynamic>", rank);
-  }
 
   void check_peer(const char* operation, Rank peer) const {
     const std::size_t world = world_size().value();
