@@ -4,6 +4,7 @@
 // compilers: g++
 #include "phases.hpp"
 
+using namespace lockstep;
 using phases::Ddp;
 
 double train(Ddp& ddp, const int& batch) {
