@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Every CUDA call is checked here: what failed, on which rank, and what to do about it.
+
+#include <cuda_runtime_api.h>
+
+#include <optional>
+#include <string>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+/// The rank that the calling thread is, for errors of calls that know of no ranks. A thread is told
+/// once, when it is given its GPU.
+inline std::optional<Rank>& rank_of_thread() {
+  thread_local std::optional<Rank> rank;
+  return rank;
+}
+
+namespace detail {
+inline std::string cuda_advice(cudaError_t error) {
+  switch (error) {
+    case cudaErrorMemoryAllocation:
+      return "take a smaller model or batch, or end what else uses the GPU (nvidia-smi shows it)";
+    case cudaErrorNoDevice:
+      return "run it where a GPU is, or use Device<Cpu>";
+    case cudaErrorInsufficientDriver:
+      return "install a driver that is as new as the CUDA toolkit";
+    case cudaErrorNoKernelImageForDevice:
+      return "compile for this GPU's architecture";
+    case cudaErrorIllegalAddress:
+    case cudaErrorMisalignedAddress:
+    case cudaErrorLaunchFailure:
+      return "an earlier kernel is wrong, likely the model's: run it under compute-sanitizer";
+    default:
+      return "see the CUDA runtime's documentation of this error";
+  }
+}
+}  // namespace detail
+
+/// Throws unless a CUDA call succeeded. `call` is its name: `check_cuda(cudaSetDevice(0),
+/// "cudaSetDevice")`.
+inline void check_cuda(cudaError_t error, const char* call) {
+  if (error == cudaSuccess) [[likely]]
+    return;
+  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it again
+  throw Error(call, std::string(cudaGetErrorName(error)) + ", " + cudaGetErrorString(error),
+              detail::cuda_advice(error), rank_of_thread());
+}
+
+/// After a kernel was launched: `kernel<<<...>>>(...); check_launch("update");`
+inline void check_launch(const char* kernel) {
+  const cudaError_t error = cudaPeekAtLastError();
+  if (error != cudaSuccess) [[unlikely]]
+    check_cuda(error, kernel);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Which GPU a rank uses, and the stream on which it computes.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <string>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/gpu_sharing.hpp"
+
+namespace lockstep {
+
+/// The GPUs that this process may use (CUDA_VISIBLE_DEVICES), 0 where there is no driver.
+inline std::size_t visible_gpus() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+      error == cudaErrorStubLibrary) {
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+  check_cuda(error, "cudaGetDeviceCount");
+  return static_cast<std::size_t>(count);
+}
+
+/// A rank's GPU. The thread that makes it computes on it from then on.
+class Gpu {
+ public:
+  Gpu(Rank rank, std::size_t index) : rank_(rank), index_(select(rank, index)) {}
+
+  /// The GPU of the host's `local_rank`-th rank of `local_world`.
+  static Gpu of(Rank rank, std::size_t local_rank, std::size_t local_world, bool may_share) {
+    return {rank, gpu_index(rank, local_rank, local_world, visible_gpus(), may_share)};
+  }
+
+  Rank rank() const { return rank_; }
+  std::size_t index() const { return index_; }
+
+  /// Where the model and the optimizer run.
+  cudaStream_t stream() const { return stream_.get(); }
+
+ private:
+  static std::size_t select(Rank rank, std::size_t index) {
+    rank_of_thread() = rank;
+    check_cuda(cudaSetDevice(static_cast<int>(index)), "cudaSetDevice");
+    return index;
+  }
+
+  Rank rank_;
+  std::size_t index_;
+  CudaStream stream_;  // of the GPU that is current by now
+};
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Memory of a GPU, and host memory that a GPU can copy from while the host goes on.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstring>
+#include <memory>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/device/cuda/check.cuh"
+
+namespace lockstep {
+
+/// Zeroed memory of the current GPU. What `HostArena` is on the host.
+class DeviceArena {
+ public:
+  explicit DeviceArena(std::size_t bytes) : bytes_(bytes) {
+    static_assert(256 % arena_alignment == 0, "cudaMalloc aligns to 256 bytes");
+    if (bytes == 0) return;
+    void* data = nullptr;
+    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
+    data_.reset(static_cast<std::byte*>(data));
+    check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
+    // Streams that do not wait for the default one must not see what was there before.
+    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { static_cast<void>(cudaFree(data)); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::size_t bytes_;
+};
+
+/// Zeroed host memory that stays where it is: copies from and to it need no host thread.
+class PinnedArena {
+ public:
+  explicit PinnedArena(std::size_t bytes) : bytes_(bytes) {
+    if (bytes == 0) return;
+    void* data = nullptr;
+    check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
+    data_.reset(static_cast<std::byte*>(data));
+    std::memset(data, 0, bytes);
+  }
+
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  struct Free {
+    void operator()(std::byte* data) const { static_cast<void>(cudaFreeHost(data)); }
+  };
+  std::unique_ptr<std::byte, Free> data_;
+  std::size_t bytes_;
+};
+
+/// Can host code read and write at `pointer`? Not where only the GPU can.
+inline bool is_host_memory(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+  return attributes.type != cudaMemoryTypeDevice;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Streams and events that end with their owner.
+
+#include <cuda_runtime_api.h>
+
+#include <memory>
+#include <type_traits>
+
+#include "lockstep/device/cuda/check.cuh"
+
+namespace lockstep {
+
+/// A point in a stream, to wait for. It keeps no time, which makes it cheap.
+class CudaEvent {
+ public:
+  CudaEvent() {
+    cudaEvent_t event = nullptr;
+    check_cuda(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cudaEventCreate");
+    event_.reset(event);
+  }
+
+  cudaEvent_t get() const { return event_.get(); }
+
+  /// Everything that `stream` holds so far.
+  void record(cudaStream_t stream) const {
+    check_cuda(cudaEventRecord(get(), stream), "cudaEventRecord");
+  }
+  /// What `stream` is given from now on waits for the recorded point. The host does not.
+  void block(cudaStream_t stream) const {
+    check_cuda(cudaStreamWaitEvent(stream, get(), 0), "cudaStreamWaitEvent");
+  }
+  /// Has the recorded point been reached? An event that was never recorded has.
+  bool test() const {
+    const cudaError_t state = cudaEventQuery(get());
+    if (state == cudaErrorNotReady) return false;
+    check_cuda(state, "cudaEventQuery");
+    return true;
+  }
+
+ private:
+  struct Destroy {
+    void operator()(cudaEvent_t event) const { static_cast<void>(cudaEventDestroy(event)); }
+  };
+  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Destroy> event_;
+};
+
+/// Work in order, independent of other streams, the default one included.
+class CudaStream {
+ public:
+  CudaStream() {
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), "cudaStreamCreate");
+    stream_.reset(stream);
+  }
+
+  cudaStream_t get() const { return stream_.get(); }
+  operator cudaStream_t() const { return get(); }  // NOLINT(google-explicit-constructor)
+
+  /// **Host** blocks until the stream is empty.
+  void synchronize() const { check_cuda(cudaStreamSynchronize(get()), "cudaStreamSynchronize"); }
+
+ private:
+  struct Destroy {
+    void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
+  };
+  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Which rank gets which GPU, and when several may have one.
+
+#include <cstddef>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+/// `LOCKSTEP_SHARE_GPUS=1`: more ranks than GPUs are wanted, for trying out and for tests.
+inline bool wants_shared_gpus() {
+  const char* const text = std::getenv("LOCKSTEP_SHARE_GPUS");
+  return text != nullptr && std::string_view(text) != "" && std::string_view(text) != "0";
+}
+
+/// The GPU of a host's `local_rank`-th rank: one each, or in turn where ranks may share.
+inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t local_world,
+                             std::size_t gpus, bool may_share) {
+  if (gpus == 0) {
+    throw Error("Device<Cuda>", "this process sees no GPU",
+                "run it where one is (nvidia-smi lists them, CUDA_VISIBLE_DEVICES can hide them), "
+                "or use Device<Cpu>",
+                rank);
+  }
+  if (local_world > gpus && !may_share) {
+    throw Error(
+        "Device<Cuda>",
+        std::to_string(local_world) + " ranks on this host have " + std::to_string(gpus) +
+            (gpus == 1 ? " GPU" : " GPUs"),
+        "start fewer ranks, or set LOCKSTEP_SHARE_GPUS=1 if ranks are to share a GPU, or if "
+        "the launcher shows each rank only its own",
+        rank);
+  }
+  return local_rank % gpus;
+}
+
+}  // namespace lockstep
