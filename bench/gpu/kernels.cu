@@ -34,11 +34,16 @@ __global__ void fill(float* values, std::size_t size, std::uint32_t seed) {
   }
 }
 
+void launch_fill(cudaStream_t stream, const DeviceArena& arena, std::uint32_t seed) {
+  fill<<<1024, 256, 0, stream>>>(reinterpret_cast<float*>(arena.data()),
+                                 arena.bytes() / sizeof(float), seed);
+  check_launch("fill");
+}
+
 class Floats {
  public:
   Floats(cudaStream_t stream, std::uint32_t seed) : arena_(count * sizeof(float)) {
-    fill<<<1024, 256, 0, stream>>>(data(), count, seed);
-    check_launch("fill");
+    launch_fill(stream, arena_, seed);
   }
   float* data() const { return reinterpret_cast<float*>(arena_.data()); }
 
@@ -62,6 +67,7 @@ struct Arrays {
   DeviceArena to{count * 14};
 
   Arrays() {
+    launch_fill(stream, from, 5);
     launch_store(stream, adamw_numbers(), step_numbers<AdamW>({}, 1e-3, 100, 1));
     launch_store(stream, sgd_numbers(), step_numbers<SGD>({}, 1e-3, 100, 1));
     launch_cast(stream, gradients.data(), bfloat16(packed_gradients), 1, count);
