@@ -25,12 +25,15 @@ enum class CollectiveKind : std::uint32_t {
   all_to_all,
   allocate,
   send,
+  new_group,
+  capture,
+  replay,
 };
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
-  constexpr std::string_view names[] = {"barrier",    "all_reduce", "reduce",  "broadcast",
-                                        "all_gather", "gather",     "scatter", "reduce_scatter",
-                                        "all_to_all", "allocate",   "send"};
+  constexpr std::string_view names[] = {
+      "barrier",        "all_reduce", "reduce",   "broadcast", "all_gather", "gather",  "scatter",
+      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "capture", "replay"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -54,7 +57,7 @@ struct Call {
   /// `all_reduce(sum of 100 float)`
   std::string text() const {
     std::string out(collective_name(kind));
-    if (kind == CollectiveKind::barrier) return out + "()";
+    if (element == ElementKind::unsupported) return out + "()";  // it moves none
     out += "(";
     if (operation[0] != '\0') out += std::string(operation.data()) + " of ";
     out += std::to_string(count) + " " + std::string(element_name(element));
