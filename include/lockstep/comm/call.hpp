@@ -26,14 +26,14 @@ enum class CollectiveKind : std::uint32_t {
   allocate,
   send,
   new_group,
-  capture,
   replay,
+  capture,
 };
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
   constexpr std::string_view names[] = {
-      "barrier",        "all_reduce", "reduce",   "broadcast", "all_gather", "gather",  "scatter",
-      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "capture", "replay"};
+      "barrier",        "all_reduce", "reduce",   "broadcast", "all_gather", "gather", "scatter",
+      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "replay", "capture"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -57,7 +57,11 @@ struct Call {
   /// `all_reduce(sum of 100 float)`
   std::string text() const {
     std::string out(collective_name(kind));
-    if (element == ElementKind::unsupported) return out + "()";  // it moves none
+    if (kind == CollectiveKind::barrier || kind == CollectiveKind::capture) return out + "()";
+    if (kind == CollectiveKind::replay) return out + " of a captured step";
+    if (kind == CollectiveKind::new_group) {
+      return out + "(" + std::to_string(count) + (count == 1 ? " rank)" : " ranks)");
+    }
     out += "(";
     if (operation[0] != '\0') out += std::string(operation.data()) + " of ";
     out += std::to_string(count) + " " + std::string(element_name(element));

@@ -19,25 +19,51 @@ namespace lockstep {
 /// A captured step, or the reason why there is none.
 class StepGraph {
  public:
+  /// What the GPU runs. Its communicator can end it: NCCL waits for graphs before it lets go of a
+  /// communicator, and a graph is useless without one.
+  class Executable {
+   public:
+    explicit Executable(cudaGraphExec_t graph) : graph_(graph) {}
+
+    cudaGraphExec_t get() const { return graph_.get(); }
+    /// One that is running is freed when it is done.
+    void end() { graph_.reset(); }
+
+   private:
+    struct Destroy {
+      void operator()(cudaGraphExec_t graph) const {
+        static_cast<void>(cudaGraphExecDestroy(graph));
+      }
+    };
+    std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> graph_;
+  };
+
   explicit StepGraph(std::string reason) : reason_(std::move(reason)) {}
-  explicit StepGraph(cudaGraphExec_t executable) : executable_(executable) {}
+  explicit StepGraph(cudaGraphExec_t graph) : executable_(std::make_shared<Executable>(graph)) {}
+
+  StepGraph(StepGraph&&) noexcept = default;
+  StepGraph& operator=(StepGraph&&) noexcept = default;
 
   explicit operator bool() const { return executable_ != nullptr; }
 
   /// Why the step could not be captured, in words; empty where it was.
   const std::string& reason() const { return reason_; }
 
+  /// For whoever must be able to end it before its owner does.
+  std::weak_ptr<Executable> executable() const { return executable_; }
+
   /// **Host** does not block. **Stream** the step runs after what `stream` holds and before what it
   /// is given next.
   void launch(cudaStream_t stream) const {
-    check_cuda(cudaGraphLaunch(executable_.get(), stream), "cudaGraphLaunch");
+    if (executable_ == nullptr) {
+      throw Error("replay", "there is no captured step: " + reason_, "run the step itself",
+                  rank_of_thread());
+    }
+    check_cuda(cudaGraphLaunch(executable_->get(), stream), "cudaGraphLaunch");
   }
 
  private:
-  struct Destroy {
-    void operator()(cudaGraphExec_t graph) const { static_cast<void>(cudaGraphExecDestroy(graph)); }
-  };
-  std::unique_ptr<std::remove_pointer_t<cudaGraphExec_t>, Destroy> executable_;
+  std::shared_ptr<Executable> executable_;
   std::string reason_;
 };
 

@@ -60,13 +60,19 @@ class Seat {
   /// turns are taken where there is no mutex.
   void take_turns(std::mutex* turns) { turns_ = turns; }
 
+  bool is_broken() const { return own().is_broken; }
+
+  /// Throws where an earlier call has failed.
+  void require_whole(const std::string& operation) const {
+    if (!is_broken()) return;
+    throw Error(operation, "this communicator failed before", "start the job again", rank());
+  }
+
   /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. Whoever
   /// comes last compares the calls and runs `work(offers, ticket)`. Returns the call's number.
   template <class Bring, class Work>
   std::uint64_t announce(const Call& call, const Bring& bring, const Work& work) {
-    if (own().is_broken) {
-      throw Error(call.text(), "this communicator failed before", "start the job again", rank());
-    }
+    if (is_broken()) require_whole(call.text());
     const std::uint64_t ticket = announced();
     if (ticket >= ring) wait(ticket - ring, call);
     Meeting::Slot& slot = meeting_->slots_[ticket % ring];
