@@ -19,7 +19,7 @@ const std::map<std::string, Folders> table{
     {"policy", {"core"}},
     {"model", {"policy"}},
     {"topology", {"core"}},
-    {"bucket", {"model"}},
+    {"bucket", {"model", "device"}},
     {"launch", {"core"}},
     {"device", {"core"}},
     {"comm", {"device", "launch", "topology"}},

@@ -173,9 +173,8 @@ BOOST_AUTO_TEST_CASE(the_model_concept_names_each_clause) {
   using Step = BareStep<Flat>;
   static_assert(Trainable<Flat, Step, Batch> && require_model<Flat, Step, Batch>());
   static_assert(!ForwardRunning<NoForward, Step, Batch> && !Trainable<NoForward, Step, Batch>);
-  static_assert(ForwardRunning<NoLoss, Step, Batch> && !LossReturning<NoLoss, Step, Batch>);
-  static_assert(!BackwardRunning<NoBackward, Step, Batch> &&
-                LossReturning<NoBackward, Step, Batch>);
+  static_assert(ForwardRunning<NoLoss, Step, Batch> && !LossGiving<NoLoss, Step, Batch>);
+  static_assert(!BackwardRunning<NoBackward, Step, Batch> && LossGiving<NoBackward, Step, Batch>);
   static_assert(!ParameterDeclaring<NoParameters> && !ParameterDeclaring<Batch>);
 }
 

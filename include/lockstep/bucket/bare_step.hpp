@@ -4,6 +4,7 @@
 
 #include <cstddef>
 
+#include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
@@ -21,7 +22,8 @@ struct Arenas {
 /// Hands a model its tensors as views into arenas. `ready` does nothing: with one rank there is
 /// nobody to wait for, and the compiler removes the call. Strategies for more ranks hand out steps
 /// with these same members.
-template <class Model, class TheBuckets = Buckets<>, class Memory = HostMemory>
+template <class Model, class TheBuckets = Buckets<>, class Memory = HostMemory,
+          class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {
  public:
   constexpr BareStep(const Model& model, Arenas arenas)
@@ -53,8 +55,8 @@ class BareStep {
   }
 
  private:
-  [[no_unique_address]] Layout<Model, TheBuckets> parameters_;
-  [[no_unique_address]] BufferLayout<Model> buffers_;
+  [[no_unique_address]] Layout<Model, TheBuckets, ParameterTypes> parameters_;
+  [[no_unique_address]] BufferLayout<Model, BufferTypes> buffers_;
   Arenas arenas_;
 };
 

@@ -8,35 +8,37 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/element_types.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep {
 
-/// The element kinds that Model's tensors of one role have, each once.
-template <class Model, TensorRole Role>
+/// The element kinds that Model's tensors of one role have in a layout, each once.
+template <class Model, TensorRole Role, class Types>
 struct KindsOf {
   std::array<ElementKind, element_kinds> kinds{};
   std::size_t size = 0;
 
   constexpr KindsOf() {
     for (const TensorInfo& info : tensor_table<Model, Role>.infos) {
+      const ElementKind element = Types::of(info.element);
       bool known = false;
-      for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == info.element;
-      if (!known) kinds[size++] = info.element;
+      for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == element;
+      if (!known) kinds[size++] = element;
     }
   }
 };
 
-template <class Model, TensorRole Role>
-inline constexpr KindsOf<Model, Role> kinds_of{};
+template <class Model, TensorRole Role, class Types = DeclaredTypes>
+inline constexpr KindsOf<Model, Role, Types> kinds_of{};
 
 /// Calls `f(std::type_identity<T>{})` with the type behind `kind`, one of those that the model has.
 /// Most models have one: then nothing is left to decide.
-template <class Model, TensorRole Role, class F>
+template <class Model, TensorRole Role, class Types = DeclaredTypes, class F>
 constexpr void with_element(ElementKind kind, F&& f) {
-  constexpr const auto& all = kinds_of<Model, Role>;
+  constexpr const auto& all = kinds_of<Model, Role, Types>;
   if constexpr (all.size == 1) {
     f(std::type_identity<ElementOf<all.kinds[0]>>{});
   } else {

@@ -25,12 +25,14 @@ enum class CollectiveKind : std::uint32_t {
   all_to_all,
   allocate,
   send,
+  new_group,
+  replay,
 };
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
-  constexpr std::string_view names[] = {"barrier",    "all_reduce", "reduce",  "broadcast",
-                                        "all_gather", "gather",     "scatter", "reduce_scatter",
-                                        "all_to_all", "allocate",   "send"};
+  constexpr std::string_view names[] = {
+      "barrier",        "all_reduce", "reduce",   "broadcast", "all_gather", "gather", "scatter",
+      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "replay"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -55,6 +57,10 @@ struct Call {
   std::string text() const {
     std::string out(collective_name(kind));
     if (kind == CollectiveKind::barrier) return out + "()";
+    if (kind == CollectiveKind::replay) return out + " of a captured step";
+    if (kind == CollectiveKind::new_group) {
+      return out + "(" + std::to_string(count) + (count == 1 ? " rank)" : " ranks)");
+    }
     out += "(";
     if (operation[0] != '\0') out += std::string(operation.data()) + " of ";
     out += std::to_string(count) + " " + std::string(element_name(element));

@@ -4,6 +4,8 @@
 
 #include <cstddef>
 
+#include "lockstep/core/macros.hpp"
+
 namespace lockstep {
 
 /// Stands for "known at construction": `World<dynamic>`, `Grid<dynamic, 4>`,
@@ -14,16 +16,26 @@ inline constexpr std::size_t dynamic = static_cast<std::size_t>(-1);
 template <std::size_t N>
 struct Size {
   constexpr Size() = default;
-  static constexpr std::size_t value() { return N; }
+  LOCKSTEP_HOST_DEVICE static constexpr std::size_t value() { return N; }
 };
 
 template <>
 struct Size<dynamic> {
   constexpr explicit Size(std::size_t size) : size_(size) {}
-  constexpr std::size_t value() const { return size_; }
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t value() const { return size_; }
 
  private:
   std::size_t size_;
 };
+
+/// `size`, unless the compiler knows it.
+template <std::size_t N>
+constexpr Size<N> make_size(std::size_t size) {
+  if constexpr (N == dynamic) {
+    return Size<N>(size);
+  } else {
+    return {};
+  }
+}
 
 }  // namespace lockstep

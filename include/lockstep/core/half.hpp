@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The 16-bit floating-point types, laid out like CUDA's `__half` and `__nv_bfloat16`.
+/// @file The 16-bit floating-point types, laid out like CUDA's `__half` and `__nv_bfloat16`. Host
+/// and device round to the same bits: a GPU does it in one instruction, and its NaN is the only
+/// one.
 
 #include <cstdint>
 #include <cuda/std/bit>
@@ -26,10 +28,17 @@ class Half {
 
  private:
   LOCKSTEP_HOST_DEVICE static constexpr std::uint16_t round(float value) {
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {
+      std::uint16_t bits = 0;
+      asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return bits;
+    }
+#endif
     const auto single = cuda::std::bit_cast<std::uint32_t>(value);
     const auto sign = static_cast<std::uint16_t>((single >> 16) & 0x8000u);
     const std::uint32_t magnitude = single & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return sign | 0x7e00u;   // NaN
+    if (magnitude > 0x7f800000u) return 0x7fffu;          // NaN
     if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds past 65504: infinity
     if (magnitude >= 0x38800000u) {                       // normal: move the exponent's bias, then
       const std::uint32_t odd = (magnitude >> 13) & 1u;   // round the 13 bits that fall off
@@ -43,6 +52,13 @@ class Half {
   }
 
   LOCKSTEP_HOST_DEVICE static constexpr float widen(std::uint16_t bits) {
+#if defined(__CUDA_ARCH__)
+    if (!__builtin_is_constant_evaluated()) {
+      float value = 0;
+      asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(bits));
+      return value;
+    }
+#endif
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t exponent = bits & 0x7c00u;
     const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
@@ -73,10 +89,15 @@ class BFloat16 {
 
  private:
   LOCKSTEP_HOST_DEVICE static constexpr std::uint16_t round(float value) {
-    const auto single = cuda::std::bit_cast<std::uint32_t>(value);
-    if ((single & 0x7fffffffu) > 0x7f800000u) {  // NaN: rounding could carry it to infinity
-      return static_cast<std::uint16_t>((single >> 16) | 0x0040u);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    if (!__builtin_is_constant_evaluated()) {
+      std::uint16_t bits = 0;
+      asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+      return bits;
     }
+#endif
+    const auto single = cuda::std::bit_cast<std::uint32_t>(value);
+    if ((single & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;  // NaN: rounding could lose it
     return static_cast<std::uint16_t>((single + 0x7fffu + ((single >> 16) & 1u)) >> 16);
   }
 

@@ -20,11 +20,13 @@ template <class M, class Step, class Batch>
 concept ForwardRunning =
     requires(M& model, Step& step, const Batch& batch) { model.forward(step, batch); };
 
-/// What forward returns is the loss of the batch.
+/// What forward returns is the loss of the batch. On a GPU it writes it to `step.loss()` instead,
+/// so that the host need not wait for it.
 template <class M, class Step, class Batch>
-concept LossReturning = requires(M& model, Step& step, const Batch& batch) {
-  { model.forward(step, batch) } -> std::convertible_to<double>;
-};
+concept LossGiving =
+    requires(Step& step) { *step.loss(); } || requires(M& model, Step& step, const Batch& batch) {
+      { model.forward(step, batch) } -> std::convertible_to<double>;
+    };
 
 /// `backward(step, batch)` can be called; it writes `step.grad("name"_p)` and calls
 /// `step.ready("name"_p)`, last layer first.
@@ -35,14 +37,14 @@ concept BackwardRunning =
 /// What a strategy can train on batches of this type.
 template <class M, class Step, class Batch>
 concept Trainable =
-    ParameterDeclaring<M> && LossReturning<M, Step, Batch> && BackwardRunning<M, Step, Batch>;
+    ParameterDeclaring<M> && LossGiving<M, Step, Batch> && BackwardRunning<M, Step, Batch>;
 
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
 /// known.
 template <class M, class Step, class Batch>
 consteval bool require_model() {
   constexpr bool forward = ForwardRunning<M, Step, Batch>;
-  constexpr bool loss = LossReturning<M, Step, Batch>;
+  constexpr bool loss = LossGiving<M, Step, Batch>;
   constexpr bool backward = BackwardRunning<M, Step, Batch>;
   static_assert(forward,
                 "lockstep: the model has no forward(step, batch) for this batch; write "

@@ -52,7 +52,8 @@ struct AdamRule : Choice<axes::Optimizer> {
 
   /// The constants are computed in double, once a step: `1 - beta2^step` needs it.
   template <class A>
-  static constexpr Update<A> at(const Options& options, double lr, std::uint64_t step) {
+  LOCKSTEP_HOST_DEVICE static constexpr Update<A> at(const Options& options, double lr,
+                                                     std::uint64_t step) {
     const auto steps = static_cast<double>(step);
     const double bias1 = 1 - std::pow(options.beta1, steps);
     const double bias2 = 1 - std::pow(options.beta2, steps);

@@ -13,6 +13,7 @@
 
 #include "lockstep/core/choice.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 
@@ -55,7 +56,7 @@ double sum_of_squares(std::span<const T> values) {
 /// What gradients are multiplied with so that a norm is at most `max_norm`: PyTorch's
 /// `clip_grad_norm_`, with its guard against a norm of zero. As there, a norm that is no number
 /// makes every gradient none: a broken one is not trained past.
-inline double clip_factor(double norm, double max_norm) {
+LOCKSTEP_HOST_DEVICE constexpr double clip_factor(double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
   return factor > 1 ? 1 : factor;
 }

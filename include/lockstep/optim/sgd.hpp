@@ -31,7 +31,8 @@ struct SGD : Choice<axes::Optimizer> {
   };
 
   template <class A>
-  static constexpr Update<A> at(const Options& options, double lr, std::uint64_t /*step*/) {
+  LOCKSTEP_HOST_DEVICE static constexpr Update<A> at(const Options& options, double lr,
+                                                     std::uint64_t /*step*/) {
     return {static_cast<A>(lr), static_cast<A>(options.weight_decay)};
   }
 };
@@ -64,7 +65,8 @@ struct MomentumRule : Choice<axes::Optimizer> {
   };
 
   template <class A>
-  static constexpr Update<A> at(const Options& options, double lr, std::uint64_t step) {
+  LOCKSTEP_HOST_DEVICE static constexpr Update<A> at(const Options& options, double lr,
+                                                     std::uint64_t step) {
     return {static_cast<A>(lr), static_cast<A>(options.momentum),
             static_cast<A>(step == 1 ? 1 : 1 - options.dampening),
             static_cast<A>(options.weight_decay)};

@@ -17,11 +17,11 @@
 #include "lockstep/model/model.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/ddp_traits.hpp"
+#include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/reducer.hpp"
 #include "lockstep/strategy/tracked_step.hpp"
-#include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
 
@@ -33,12 +33,15 @@ namespace lockstep {
 template <class Model, class Policies, class Comm>
 class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using Traits = DdpTraits<Model, Policies>;
-  using Gradients = Reducer<Model, Policies, Comm>;
-  using Optimizing = Updater<Model, Policies, Comm>;
+  using Executing = Execution<typename Traits::template choice<axes::Device>, Traits, Comm>;
+  using Gradients = Reducer<Traits, Comm, Executing>;
+  using Optimizing = typename Executing::template UpdaterOf<Gradients>;
 
  public:
   using model_type = Model;
-  using bare_step = typename Traits::bare_step;
+  using bare_step = typename Executing::Step;
+  /// On a GPU a loss is computed while the host goes on: it is a number when it is asked for one.
+  using Loss = typename Executing::Loss;
   /// What the model's forward and backward are given.
   using step_type =
       std::conditional_t<Traits::tracks, TrackedStep<Model, bare_step, Gradients>, bare_step>;
@@ -48,13 +51,14 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   explicit BasicDdp(Comm& comm, Model model = {}, Seed seed = {})
       : comm_(comm),
         model_(std::move(model)),
+        execution_(comm),
         layout_(guard([&] { return typename Traits::layout(model_); })),
-        buffer_layout_(guard([&] { return BufferLayout<Model>(model_); })),
+        buffer_layout_(guard([&] { return typename Traits::buffer_layout(model_); })),
         parameters_(agree_and_allocate()),
         buffers_(allocate(buffer_layout_.plan().bytes)),
-        reducer_(comm, layout_),
-        updater_(comm, layout_, parameters_),
-        bare_(model_, {parameters_, reducer_.gradients(), buffers_}) {
+        reducer_(comm, execution_, layout_),
+        updater_(execution_.template updater<Gradients>(comm, layout_, parameters_)),
+        bare_(execution_.step(model_, {parameters_, reducer_.gradients(), buffers_})) {
     initialize(
         [&](auto& initial) {
           if constexpr (requires { model_.initialize(initial); }) {
@@ -99,14 +103,23 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
     if constexpr (Traits::shares_parameters) comm_.barrier();  // nobody reads them any more
     guard([&] {
       if (comm_.rank() != Rank{0}) return;
-      InitialValues<Model, typename Traits::layout, BufferLayout<Model>> initial(
-          layout_, buffer_layout_, parameters_, buffers_, seed);
-      f(initial);
+      const typename Traits::declared_layout declared(model_);
+      const BufferLayout<Model> declared_buffers(model_);
+      execution_.initialize(
+          model_, {parameters_, nullptr, buffers_}, updater_,
+          [&](std::byte* parameters, std::byte* buffers) {
+            InitialValues<Model, typename Traits::declared_layout, BufferLayout<Model>> initial(
+                declared, declared_buffers, parameters, buffers, seed);
+            f(initial);
+          });
     });
     if constexpr (Traits::shares_parameters) {
       comm_.barrier();
     } else {
       broadcast(parameters_, layout_.plan().bytes);
+      if constexpr (requires { updater_.masters(); }) {
+        broadcast(updater_.masters().data(), updater_.masters().bytes());
+      }
     }
     broadcast(buffers_, buffer_layout_.plan().bytes);
   }
@@ -116,22 +129,29 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
 
   /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
   /// Batches of `no_sync` count among the N. Returns the loss of this rank's batch. **Ranks** all.
-  /// **Host** blocks.
+  /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
   template <class Batch>
-  double step(const Batch& batch) {
+  Loss step(const Batch& batch) {
+    const auto& placed = execution_.place(batch);
     const bool last = reducer_.micro_batches() + 1 >= Traits::micro_batches;
-    const double loss = run_forward(batch, last);
-    run_backward(batch, last);
-    if (last) run_reduce_and_update();
-    return loss;
+    return guard([&] {
+      if (last) updater_.begin();
+      if constexpr (Traits::captures) {
+        return execution_.captured(placed, last, reducer_, [&] { enqueue(placed, last); });
+      } else {
+        return enqueue(placed, last);
+      }
+    });
   }
 
   /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
   /// that has only the next one as a member; another order does not compile. **Ranks** all.
   /// **Host** blocks.
   template <class Batch>
-  Forwarded<BasicDdp, Batch> forward(const Batch& batch) {
-    return {*this, batch, run_forward(batch, true)};
+  auto forward(const Batch& batch) {
+    const auto& placed = execution_.place(batch);
+    return Forwarded<BasicDdp, std::remove_cvref_t<decltype(placed)>>(*this, placed,
+                                                                      run_forward(placed, true));
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
@@ -147,11 +167,31 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
 
   /// The loss of a batch, with nothing kept for backward and no communication.
   template <class Batch>
-  double evaluate(const Batch& batch) {
-    return static_cast<double>(model_.forward(bare_, batch));
+  Loss evaluate(const Batch& batch) {
+    return execution_.forward(model_, bare_, execution_.place(batch));
   }
-  /// What a model's own evaluation is given.
-  bare_step& evaluation_step() { return bare_; }
+  /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
+  template <class Batch, class Tally>
+  void evaluate(const Batch& batch, Tally& tally) {
+    const auto& placed = execution_.place(batch);
+    if constexpr (requires { model_.evaluate(bare_, placed, tally); }) {
+      model_.evaluate(bare_, placed, tally);
+    } else {
+      const auto samples = static_cast<double>(batch.size());
+      tally.add("loss", execution_.forward(model_, bare_, placed) * samples, samples);
+    }
+  }
+
+  /// How many graphs `CapturedStep` has made for batches of this type.
+  template <class Batch>
+  std::size_t captured_graphs()
+    requires(Traits::captures)
+  {
+    return execution_.template graphs<Batch>();
+  }
+
+  /// What adds up the losses of many steps.
+  auto loss_meter() { return execution_.meter(); }
 
  private:
   template <class, class>
@@ -165,35 +205,55 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   template <class>
   friend class LocalScope;
 
+  /// The model's part and, with the last micro-batch, everything else.
   template <class Batch>
-  double run_forward(const Batch& batch, bool synchronizes) {
+  Loss enqueue(const Batch& batch, bool last) {
+    const Loss loss = forward_through(batch, last);
+    backward_through(batch, last);
+    if (last) updater_.reduce_and_update(reducer_);
+    return loss;
+  }
+
+  template <class Batch>
+  Loss forward_through(const Batch& batch, bool synchronizes) {
     static_assert(require_model<Model, step_type, Batch>());
     if constexpr (Traits::broadcasts_buffers) {
       if (synchronizes) synchronize_buffers();
     }
-    return guard([&] {
-      return with_step(
-          [&](auto& step) { return static_cast<double>(model_.forward(step, batch)); });
-    });
+    return with_step([&](auto& step) { return execution_.forward(model_, step, batch); });
   }
 
   template <class Batch>
-  void run_backward(const Batch& batch, bool synchronizes) {
-    guard([&] {
-      if constexpr (Traits::tracks) reducer_.begin_backward(synchronizes);
-      with_step([&](auto& step) { model_.backward(step, batch); });
-      if constexpr (Traits::tracks) reducer_.end_backward();
-    });
+  void backward_through(const Batch& batch, bool synchronizes) {
+    if constexpr (Traits::tracks) reducer_.begin_backward(synchronizes);
+    with_step([&](auto& step) { model_.backward(step, batch); });
+    if constexpr (Traits::tracks) reducer_.end_backward();
   }
 
+  // The phases.
+
+  template <class Batch>
+  Loss run_forward(const Batch& batch, bool synchronizes) {
+    return guard([&] { return forward_through(batch, synchronizes); });
+  }
+  template <class Batch>
+  void run_backward(const Batch& batch, bool synchronizes) {
+    guard([&] { backward_through(batch, synchronizes); });
+  }
   void run_reduce() {
     guard([&] { reducer_.reduce(); });
   }
   void run_update() {
-    guard([&] { updater_.update_averaged(reducer_); });
+    guard([&] {
+      updater_.begin();
+      updater_.update_averaged(reducer_);
+    });
   }
   void run_reduce_and_update() {
-    guard([&] { updater_.reduce_and_update(reducer_); });
+    guard([&] {
+      updater_.begin();
+      updater_.reduce_and_update(reducer_);
+    });
   }
 
   /// Calls `f` with the step whose gradients are written now.
@@ -203,7 +263,7 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
       return f(bare_);
     } else {
       if (reducer_.holds_gradients() && !second_)
-        second_.emplace(model_, Arenas{parameters_, reducer_.scratch(), buffers_});
+        second_.emplace(execution_.step(model_, {parameters_, reducer_.scratch(), buffers_}));
       step_type step(reducer_.holds_gradients() ? *second_ : bare_, reducer_);
       return f(step);
     }
@@ -266,8 +326,9 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
 
   Comm& comm_;
   Model model_;
+  [[no_unique_address]] Executing execution_;
   [[no_unique_address]] typename Traits::layout layout_;
-  [[no_unique_address]] BufferLayout<Model> buffer_layout_;
+  [[no_unique_address]] typename Traits::buffer_layout buffer_layout_;
   std::byte* parameters_;
   std::byte* buffers_;
   Gradients reducer_;

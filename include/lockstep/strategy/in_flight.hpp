@@ -23,11 +23,14 @@ using AverageWork =
 
 /// One place per bucket for the handle of its reduction. Handles stay where they are made, and
 /// their type depends on the bucket's elements: there is a row of places for each element type.
-template <class Model, class Comm>
+template <class Traits, class Comm>
 class InFlight {
  public:
-  explicit InFlight(std::size_t buckets) {
-    std::apply([&](auto&... row) { (row.reset(buckets), ...); }, rows_);
+  explicit InFlight(std::size_t buckets) : buckets_(buckets) { forget(); }
+
+  /// Nothing is under way.
+  void forget() {
+    std::apply([&](auto&... row) { (row.reset(buckets_), ...); }, rows_);
   }
 
   template <class T>
@@ -62,11 +65,11 @@ class InFlight {
   };
 
   template <std::size_t... K>
-  static auto make_rows(std::index_sequence<K...>)
-      -> std::tuple<Row<ElementOf<kinds_of<Model, TensorRole::parameter>.kinds[K]>>...>;
+  static auto make_rows(std::index_sequence<K...>) -> std::tuple<
+      Row<typename Traits::template travelling<ElementOf<Traits::kinds().kinds[K]>>>...>;
 
-  decltype(make_rows(
-      std::make_index_sequence<kinds_of<Model, TensorRole::parameter>.size>{})) rows_;
+  std::size_t buckets_;
+  decltype(make_rows(std::make_index_sequence<Traits::kinds().size>{})) rows_;
 };
 
 }  // namespace lockstep

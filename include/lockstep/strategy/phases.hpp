@@ -2,6 +2,8 @@
 #pragma once
 /// @file The phases of a hand-written training step, as types: each has only what may come next.
 
+#include <type_traits>
+
 namespace lockstep {
 
 template <class Ddp>
@@ -47,12 +49,13 @@ class [[nodiscard("backward comes next")]] Forwarded : public OutOfOrder<Forward
  public:
   using OutOfOrder<Forwarded<Ddp, Batch>>::backward;
 
-  Forwarded(Ddp& ddp, const Batch& batch, double loss) : ddp_(ddp), batch_(batch), loss_(loss) {}
+  Forwarded(Ddp& ddp, const Batch& batch, typename Ddp::Loss loss)
+      : ddp_(ddp), batch_(batch), loss_(loss) {}
   Forwarded(const Forwarded&) = delete;
   Forwarded& operator=(const Forwarded&) = delete;
 
   /// Of this rank's batch.
-  double loss() const { return loss_; }
+  auto loss() const { return loss_; }
 
   /// **Ranks** all. **Host** runs the model; buckets start to travel as they are complete.
   Backwarded<Ddp> backward() && {
@@ -63,7 +66,7 @@ class [[nodiscard("backward comes next")]] Forwarded : public OutOfOrder<Forward
  private:
   Ddp& ddp_;
   const Batch& batch_;
-  double loss_;
+  typename Ddp::Loss loss_;
 };
 
 /// After backward: gradients are this rank's own, some of them on their way.
@@ -74,11 +77,11 @@ class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
   using OutOfOrder<Backwarded<Ddp>>::reduce;
   using OutOfOrder<Backwarded<Ddp>>::reduce_and_update;
 
-  Backwarded(Ddp& ddp, double loss) : ddp_(ddp), loss_(loss) {}
+  Backwarded(Ddp& ddp, typename Ddp::Loss loss) : ddp_(ddp), loss_(loss) {}
   Backwarded(const Backwarded&) = delete;
   Backwarded& operator=(const Backwarded&) = delete;
 
-  double loss() const { return loss_; }
+  auto loss() const { return loss_; }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
   Averaged<Ddp> reduce() && {
@@ -88,14 +91,14 @@ class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
 
   /// Both in one pass over memory where possible; gradients are not averaged in place. Returns the
   /// loss. **Ranks** all. **Host** blocks.
-  double reduce_and_update() && {
+  auto reduce_and_update() && {
     ddp_.run_reduce_and_update();
     return loss_;
   }
 
  private:
   Ddp& ddp_;
-  double loss_;
+  typename Ddp::Loss loss_;
 };
 
 /// After reduce: gradients are averages, the same on all ranks, and can be looked at.
@@ -104,11 +107,11 @@ class [[nodiscard("update comes next")]] Averaged : public OutOfOrder<Averaged<D
  public:
   using OutOfOrder<Averaged<Ddp>>::update;
 
-  Averaged(Ddp& ddp, double loss) : ddp_(ddp), loss_(loss) {}
+  Averaged(Ddp& ddp, typename Ddp::Loss loss) : ddp_(ddp), loss_(loss) {}
   Averaged(const Averaged&) = delete;
   Averaged& operator=(const Averaged&) = delete;
 
-  double loss() const { return loss_; }
+  auto loss() const { return loss_; }
 
   template <class Key>
   auto grad(Key key) const {
@@ -117,14 +120,14 @@ class [[nodiscard("update comes next")]] Averaged : public OutOfOrder<Averaged<D
 
   /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks.
-  double update() && {
+  auto update() && {
     ddp_.run_update();
     return loss_;
   }
 
  private:
   Ddp& ddp_;
-  double loss_;
+  typename Ddp::Loss loss_;
 };
 
 /// After forward in a `no_sync` scope: backward adds to the gradients, and nothing follows.
@@ -134,15 +137,15 @@ class [[nodiscard("backward comes next")]] ForwardedLocally
  public:
   using OutOfOrder<ForwardedLocally<Ddp, Batch>>::backward;
 
-  ForwardedLocally(Ddp& ddp, const Batch& batch, double loss)
+  ForwardedLocally(Ddp& ddp, const Batch& batch, typename Ddp::Loss loss)
       : ddp_(ddp), batch_(batch), loss_(loss) {}
   ForwardedLocally(const ForwardedLocally&) = delete;
   ForwardedLocally& operator=(const ForwardedLocally&) = delete;
 
-  double loss() const { return loss_; }
+  auto loss() const { return loss_; }
 
   /// Returns the loss. **Ranks** each for itself.
-  double backward() && {
+  auto backward() && {
     ddp_.run_backward(batch_, false);
     return loss_;
   }
@@ -150,7 +153,7 @@ class [[nodiscard("backward comes next")]] ForwardedLocally
  private:
   Ddp& ddp_;
   const Batch& batch_;
-  double loss_;
+  typename Ddp::Loss loss_;
 };
 
 /// What `no_sync` gives: a way to add up gradients without communication.
@@ -160,8 +163,10 @@ class LocalScope {
   explicit LocalScope(Ddp& ddp) : ddp_(ddp) {}
 
   template <class Batch>
-  ForwardedLocally<Ddp, Batch> forward(const Batch& batch) {
-    return {ddp_, batch, ddp_.run_forward(batch, false)};
+  auto forward(const Batch& batch) {
+    const auto& placed = ddp_.execution_.place(batch);
+    return ForwardedLocally<Ddp, std::remove_cvref_t<decltype(placed)>>(
+        ddp_, placed, ddp_.run_forward(placed, false));
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again

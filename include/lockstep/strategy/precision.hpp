@@ -2,9 +2,13 @@
 #pragma once
 /// @file The precision axis: the types in which parameters are used and gradients travel.
 
+#include <cstdint>
 #include <string_view>
+#include <type_traits>
 
+#include "lockstep/bucket/element_types.hpp"
 #include "lockstep/core/choice.hpp"
+#include "lockstep/core/element.hpp"
 
 namespace lockstep {
 
@@ -17,16 +21,41 @@ struct Precision {
 /// Everything in the type in which the model declares it.
 struct AsDeclared : Choice<axes::Precision> {
   static constexpr std::string_view name = "AsDeclared";
+  using parameter_types = DeclaredTypes;
+  using buffer_types = DeclaredTypes;
+  /// What gradients of T are reduced in.
+  template <class T>
+  using reduced = T;
+  static constexpr bool keeps_masters = false;
+  static constexpr bool scales_loss = false;
 };
 
-/// Parameters, gradients in flight and buffers in types of their own, with master weights as
-/// declared.
-template <class Parameters, class Reduction, class Buffers>
-struct Mixed : PlannedChoice<axes::Precision> {
+/// Parameters and gradients, gradients on their way, and buffers in types of their own. The model
+/// declares float and sees `Parameters`; the optimizer keeps master weights in float. Where a type
+/// is `Half`, the loss is scaled as PyTorch's GradScaler does.
+template <class Parameters, class Reduction = Parameters, class Buffers = float>
+struct Mixed : Choice<axes::Precision> {
   static constexpr std::string_view name = "Mixed";
+  using parameter_types = FloatingAs<Parameters>;
+  using buffer_types = FloatingAs<Buffers>;
+  template <class>
+  using reduced = Reduction;
+  static constexpr bool keeps_masters = !std::is_same_v<Parameters, float>;
+  static constexpr bool scales_loss =
+      std::is_same_v<Parameters, Half> || std::is_same_v<Reduction, Half>;
 };
 
 template <class Types>
 struct Precision : ChoicePolicy<axes::Precision, Types> {};
+
+/// Two mixtures differ in their types, not in their name.
+template <class P, class R, class B>
+struct Precision<Mixed<P, R, B>> : ChoicePolicy<axes::Precision, Mixed<P, R, B>> {
+  static constexpr void fingerprint(Hash& hash) {
+    hash.text(axes::Precision::name).text("Mixed");
+    for (const ElementKind kind : {element_kind<P>(), element_kind<R>(), element_kind<B>()})
+      hash.number(static_cast<std::uint64_t>(kind));
+  }
+};
 
 }  // namespace lockstep

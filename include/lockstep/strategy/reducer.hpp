@@ -5,17 +5,13 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <optional>
 #include <span>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/device/host_arena.hpp"
-#include "lockstep/strategy/ddp_traits.hpp"
 #include "lockstep/strategy/in_flight.hpp"
 #include "lockstep/strategy/readiness.hpp"
 
@@ -28,23 +24,33 @@ namespace lockstep {
 ///
 /// A micro-batch after the first writes into a second arena, and `ready` adds it to the first while
 /// it is still in the cache: models only ever overwrite, and nothing is ever zeroed.
-template <class Model, class Policies, class Comm>
+template <class Traits, class Comm, class Executing>
 class Reducer {
-  using Traits = DdpTraits<Model, Policies>;
   using layout = typename Traits::layout;
 
  public:
   /// By parameter: did any rank use it since the last update?
   using Usage = std::array<std::uint8_t, Traits::parameters>;
 
-  Reducer(Comm& comm, const layout& where)
+  Reducer(Comm& comm, Executing& execution, const layout& where)
       : comm_(comm),
+        execution_(execution),
         layout_(where),
         gradients_(reinterpret_cast<std::byte*>(
             comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
+        averages_(travelling_arena()),
         works_(where.plan().bucket_count) {}
 
   std::byte* gradients() const { return gradients_; }
+
+  /// Where a bucket's averages are: among the gradients, unless they travel in another type.
+  template <class T>
+  std::span<typename Traits::template travelling<T>> averages(std::size_t offset,
+                                                              std::size_t bytes) const {
+    using Travelling = typename Traits::template travelling<T>;
+    return elements_at<Travelling>(averages_, offset / sizeof(T) * sizeof(Travelling),
+                                   bytes / sizeof(T) * sizeof(Travelling));
+  }
 
   /// The second arena, made when it is first needed.
   std::byte* scratch() {
@@ -68,7 +74,8 @@ class Reducer {
   void ready() {
     const auto& plan = layout_.plan();
     readiness_.mark(Tensor::index, plan.placements[Tensor::index].bucket);
-    if (holds_gradients()) add_scratch<ElementOf<Tensor::info.element>>(Tensor::index);
+    if (holds_gradients())
+      add_scratch<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>(Tensor::index);
     if constexpr (starts_early) {
       if (synchronizes_) start_complete();
     }
@@ -93,14 +100,13 @@ class Reducer {
   void wait(std::size_t b) {
     if constexpr (!Traits::alone) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
-      with_element<Model, TensorRole::parameter>(
-          bucket.element, [&]<class T>(std::type_identity<T>) {
-            if constexpr (starts_early) {
-              works_.template wait<T>(b);
-            } else {
-              comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes), Average{});
-            }
-          });
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        if constexpr (starts_early) {
+          works_.template wait<typename Traits::template travelling<T>>(b);
+        } else {
+          comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes), Average{});
+        }
+      });
     }
   }
 
@@ -110,6 +116,21 @@ class Reducer {
     if constexpr (starts_early) reduce();
     if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{});
     return used_;
+  }
+
+  /// A micro-batch has run without this reducer, as part of a captured graph.
+  void note_replay(bool last) {
+    if (last) {
+      finish_step();
+    } else {
+      ++micro_batches_;
+    }
+  }
+
+  /// Forgets a micro-batch that was to be captured and could not be.
+  void rewind(std::size_t micro_batches) {
+    works_.forget();
+    micro_batches_ = micro_batches;
   }
 
   /// The gradients are in the parameters: the next micro-batch is the first again.
@@ -126,10 +147,13 @@ class Reducer {
     for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
       if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
       const Bucket& bucket = plan.bucket_table[next_];
-      with_element<Model, TensorRole::parameter>(
-          bucket.element, [&]<class T>(std::type_identity<T>) {
-            works_.start(comm_, next_, elements_at<T>(gradients_, bucket.offset, bucket.bytes));
-          });
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto travelling = averages<T>(bucket.offset, bucket.bytes);
+        if constexpr (!std::is_same_v<T, typename Traits::template travelling<T>>) {
+          execution_.cast(travelling, elements_at<T>(gradients_, bucket.offset, bucket.bytes));
+        }
+        works_.start(comm_, next_, travelling);
+      });
     }
   }
 
@@ -141,7 +165,7 @@ class Reducer {
         continue;
       }
       const auto& place = plan.placements[p];
-      if (!holds_gradients()) std::memset(gradients_ + place.offset, 0, place.bytes);
+      if (!holds_gradients()) execution_.zero(gradients_ + place.offset, place.bytes);
       readiness_.mark(p, place.bucket);
     }
     if constexpr (starts_early) {
@@ -152,20 +176,31 @@ class Reducer {
   template <class T>
   void add_scratch(std::size_t parameter) {
     const auto& place = layout_.plan().placements[parameter];
-    const auto sum = elements_at<T>(gradients_, place.offset, place.bytes);
-    const auto more = elements_at<T>(scratch_->data(), place.offset, place.bytes);
-    for (std::size_t i = 0; i != sum.size(); ++i) {
-      using A = Accumulator<T>;
-      sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i]));
-    }
+    execution_.add(elements_at<T>(gradients_, place.offset, place.bytes),
+                   std::span<const T>(elements_at<T>(scratch_->data(), place.offset, place.bytes)));
+  }
+
+  std::byte* travelling_arena() {
+    std::byte* arena = gradients_;
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          using Travelling = typename Traits::template travelling<T>;
+          if constexpr (!std::is_same_v<T, Travelling>) {
+            arena = reinterpret_cast<std::byte*>(
+                comm_.template allocate<Travelling>(layout_.plan().bytes / sizeof(T)).data());
+          }
+        });
+    return arena;
   }
 
   Comm& comm_;
+  Executing& execution_;
   const layout& layout_;
   std::byte* gradients_;
-  std::optional<HostArena> scratch_;
-  Readiness<Model> readiness_;
-  InFlight<Model, Comm> works_;
+  std::byte* averages_;
+  std::optional<typename Executing::Arena> scratch_;
+  Readiness<typename Traits::model> readiness_;
+  InFlight<Traits, Comm> works_;
   std::size_t next_ = 0;           // the bucket that is to start next
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   bool synchronizes_ = false;

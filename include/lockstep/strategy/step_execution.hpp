@@ -16,12 +16,14 @@ struct StepExecution {
 
 /// Call by call.
 struct EagerStep : ValuePolicy<axes::StepExecution> {
+  static constexpr bool captures = false;
   static constexpr void fingerprint(Hash& hash) { hash.text("EagerStep"); }
 };
 
-/// Forward, backward, collectives and update captured once, replayed ever after.
+/// Forward, backward, collectives and update captured once for each shape of batch, replayed ever
+/// after. A model that cannot be captured is run call by call; a sentence says why.
 struct CapturedStep : ValuePolicy<axes::StepExecution> {
-  static constexpr bool built() { return false; }
+  static constexpr bool captures = true;
   static constexpr void fingerprint(Hash& hash) { hash.text("CapturedStep"); }
 };
 

@@ -18,43 +18,30 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/clip.hpp"
-#include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/update.hpp"
-#include "lockstep/strategy/ddp_traits.hpp"
-#include "lockstep/strategy/reducer.hpp"
+#include "lockstep/optim/update_clock.hpp"
 
 namespace lockstep {
 
 /// One optimizer over all parameters, in one pass over gradients, states and parameters. With
 /// parameters that a host shares, each rank has a slice of every run of elements, and where no norm
 /// is needed first, the pass that updates the slice is the one that reduces it.
-template <class Model, class Policies, class Comm>
-class Updater {
-  using Traits = DdpTraits<Model, Policies>;
+template <class Traits, class Comm, class Gradients>
+class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Curve = typename Traits::curve;
-  using Gradients = Reducer<Model, Policies, Comm>;
 
  public:
   Updater(Comm& comm, const layout& where, std::byte* parameters)
       : comm_(comm), layout_(where), parameters_(parameters), states_(state_bytes()) {}
 
-  typename Rule::Options& options() { return options_; }
-  typename Curve::Options& schedule() { return schedule_; }
-  const typename Curve::Options& schedule() const { return schedule_; }
-
-  /// Updates made so far.
-  std::uint64_t steps() const { return steps_; }
-  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
-
-  /// The learning rate of the next update.
-  double learning_rate() const { return options_.lr * Curve::factor(schedule_, {steps_, epoch_}); }
+  /// The next update begins: before either of the two below.
+  void begin() { rate_ = this->advance(); }
 
   /// Averages the gradients and updates the parameters. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks.
   void reduce_and_update(Gradients& gradients) {
-    begin(gradients);
+    count_used(gradients);
     if constexpr (!Traits::shares_parameters) {
       if constexpr (Traits::clips) {
         update_reduced(gradients);
@@ -87,7 +74,7 @@ class Updater {
   /// Updates the parameters from gradients that every rank has averaged. **Ranks** all. **Host**
   /// blocks.
   void update_averaged(Gradients& gradients) {
-    begin(gradients);
+    count_used(gradients);
     if constexpr (Traits::shares_parameters) {
       double squares = 0;
       if constexpr (Traits::clips) squares = all_squares(gradients.gradients());
@@ -112,17 +99,16 @@ class Updater {
   void for_each_run(const F& f) const {
     std::size_t states = 0;
     const auto visit = [&](const Run& run) {
-      with_element<Model, TensorRole::parameter>(
-          run.element, [&]<class T>(std::type_identity<T> type) {
-            Slice slice{0, run.count(), states};
-            if constexpr (Traits::shares_parameters) {
-              std::tie(slice.begin, slice.end) = comm_.template slice<T>(run.count());
-            }
-            f(run, slice, type);
-            states += Rule::states * align_up(slice.count() * sizeof(Accumulator<T>));
-          });
+      Traits::with_element(run.element, [&]<class T>(std::type_identity<T> type) {
+        Slice slice{0, run.count(), states};
+        if constexpr (Traits::shares_parameters) {
+          std::tie(slice.begin, slice.end) = comm_.template slice<T>(run.count());
+        }
+        f(run, slice, type);
+        states += Rule::states * align_up(slice.count() * sizeof(Accumulator<T>));
+      });
     };
-    if constexpr (has_dynamic_shapes<Model, TensorRole::parameter>) {
+    if constexpr (Traits::has_dynamic_parameters) {
       for (const Run& run : runs_) visit(run);
     } else {
       constexpr auto runs = make_runs(layout::plan());
@@ -131,7 +117,7 @@ class Updater {
   }
 
   std::size_t state_bytes() {
-    if constexpr (has_dynamic_shapes<Model, TensorRole::parameter>) {
+    if constexpr (Traits::has_dynamic_parameters) {
       const auto table = make_runs(layout_.plan());
       runs_.assign(table.begin(), table.end());
     }
@@ -142,9 +128,7 @@ class Updater {
     return bytes;
   }
 
-  void begin(Gradients& gradients) {
-    rate_ = learning_rate();
-    ++steps_;
+  void count_used(Gradients& gradients) {
     if constexpr (Traits::skips_unused) {
       used_ = gradients.agree_on_usage();
       for (std::size_t p = 0; p != Traits::parameters; ++p) updates_[p] += used_[p];
@@ -219,7 +203,7 @@ class Updater {
       }
     }();
     UpdatePass<Rule, T, std::remove_const_t<decltype(scale)>> pass{
-        Rule::template at<A>(options_, rate_, steps_),
+        Rule::template at<A>(this->options(), rate_, this->steps()),
         reinterpret_cast<T*>(parameters_ + run.offset),
         {},
         slice.begin,
@@ -253,7 +237,7 @@ class Updater {
       const std::size_t end =
           std::min(at + averages.size(), first + placements[p].bytes / sizeof(T));
       if (begin >= end) continue;
-      pass.update = Rule::template at<Accumulator<T>>(options_, rate_, updates_[p]);
+      pass.update = Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]);
       pass(begin, averages.subspan(begin - at, end - begin));
     }
   }
@@ -263,11 +247,7 @@ class Updater {
   std::byte* parameters_;
   std::vector<Run> runs_;  // of dynamic shapes
   HostArena states_;
-  typename Rule::Options options_;
-  typename Curve::Options schedule_;
   double rate_ = 0;
-  std::uint64_t steps_ = 0;
-  std::uint64_t epoch_ = 0;
   typename Gradients::Usage used_{};                         // where unused ones are skipped
   std::array<std::uint64_t, Traits::parameters> updates_{};  // of each parameter, likewise
 };

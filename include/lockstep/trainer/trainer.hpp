@@ -96,14 +96,14 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// One batch of this rank: forward, backward, reduce, update (the last two once per
   /// `Accumulate<N>`). Returns this rank's loss. **Ranks** all. **Host** blocks.
   template <class Batch>
-  double step(const Batch& batch) {
+  typename replica::Loss step(const Batch& batch) {
     require_all_ranks("step");
-    const double loss = ddp_.step(batch);
+    const auto loss = ddp_.step(batch);
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();
-    loss_sum_ += loss * static_cast<double>(samples);
+    losses_.add(loss, samples);
     loss_samples_ += static_cast<double>(samples);
-    display_.step(samples * world_size().value(), loss);
+    display_.step(samples * world_size().value(), losses_.latest());
     return loss;
   }
 
@@ -118,14 +118,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     LoaderOptions options = loader_options_;
     options.batch_size = batch_size;
     Tally tally;
-    for (const auto& batch : DataLoader(source, shares, options)) {
-      if constexpr (requires { model().evaluate(ddp_.evaluation_step(), batch, tally); }) {
-        model().evaluate(ddp_.evaluation_step(), batch, tally);
-      } else {
-        const auto samples = static_cast<double>(batch.size());
-        tally.add("loss", ddp_.evaluate(batch) * samples, samples);
-      }
-    }
+    for (const auto& batch : DataLoader(source, shares, options)) ddp_.evaluate(batch, tally);
     const Scores scores = reduce(comm_, tally);
     for (Score score : scores) {
       score.name.insert(0, std::string(name) + "_");
@@ -208,7 +201,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
       if (schedule().steps == 0)
         schedule().steps = epochs_ * batches / DdpTraits<Model, Policies>::micro_batches;
     }
-    loss_sum_ = loss_samples_ = 0;
+    losses_.reset();
+    loss_samples_ = 0;
     opened_ = true;
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
   }
@@ -217,7 +211,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   void close_data() {
     if (!opened_ || closed_) return;
     closed_ = display_.summary();
-    double totals[] = {loss_sum_, loss_samples_};
+    double totals[] = {losses_.sum(), loss_samples_};
     comm_.all_reduce(totals, Sum{});
     if (totals[1] > 0) closed_->loss = totals[0] / totals[1];
     display_.clear();
@@ -264,7 +258,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;
   std::uint64_t epochs_ = 0;
-  double loss_sum_ = 0;
+  decltype(std::declval<replica&>().loss_meter()) losses_ = ddp_.loss_meter();
   double loss_samples_ = 0;
   std::vector<Score> shown_scores_;
   std::optional<EpochSummary> closed_;

@@ -54,6 +54,19 @@ class CudaStream {
     stream_.reset(stream);
   }
 
+  /// One whose kernels start before those that others have waiting: communication, which the other
+  /// ranks wait for too.
+  static CudaStream urgent() {
+    int least = 0;
+    int greatest = 0;
+    check_cuda(cudaDeviceGetStreamPriorityRange(&least, &greatest),
+               "cudaDeviceGetStreamPriorityRange");
+    cudaStream_t stream = nullptr;
+    check_cuda(cudaStreamCreateWithPriority(&stream, cudaStreamNonBlocking, greatest),
+               "cudaStreamCreateWithPriority");
+    return CudaStream(stream);
+  }
+
   cudaStream_t get() const { return stream_.get(); }
   operator cudaStream_t() const { return get(); }  // NOLINT(google-explicit-constructor)
 
@@ -64,6 +77,8 @@ class CudaStream {
   struct Destroy {
     void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
   };
+  explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
+
   std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
 };
 

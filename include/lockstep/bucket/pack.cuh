@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Gradients into a bucket of another type and back, and micro-batches summed: one launch per
+/// bucket, whose layout both sides share.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+
+namespace lockstep {
+
+using PackShape = PassShape<256, 4>;
+
+namespace detail {
+
+/// In double where one side is; else in float. The result is rounded to `To` once.
+template <class From, class To>
+using CastArithmetic =
+    std::conditional_t<std::is_same_v<Accumulator<From>, double>, double, Accumulator<To>>;
+
+template <class From, class To>
+struct CastSweep {
+  using A = CastArithmetic<From, To>;
+  static constexpr std::size_t packet = packet_size<From, To>;
+
+  const From* from;
+  To* to;
+  A factor;
+
+  template <std::size_t N>
+  __device__ Packet<From, N> load(std::size_t at) const {
+    return load_packet<Caching::stream, N>(from + at);
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, const Packet<From, N>& loaded) const {
+    Packet<To, N> out;
+#pragma unroll
+    for (std::size_t i = 0; i < N; ++i) {
+      const auto value = static_cast<A>(static_cast<Accumulator<From>>(loaded.at[i]));
+      out.at[i] = static_cast<To>(static_cast<Accumulator<To>>(factor * value));
+    }
+    store_packet<Caching::keep>(to + at, out);  // what travels, or is updated, next
+  }
+};
+
+template <class T>
+struct AddSweep {
+  using A = Accumulator<T>;
+  static constexpr std::size_t packet = packet_size<T>;
+
+  T* sum;
+  const T* more;
+
+  template <std::size_t N>
+  struct Loaded {
+    Packet<T, N> sum;
+    Packet<T, N> more;
+  };
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at) const {
+    return {load_packet<Caching::keep, N>(sum + at), load_packet<Caching::stream, N>(more + at)};
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, const Loaded<N>& loaded) const {
+    Packet<T, N> out;
+#pragma unroll
+    for (std::size_t i = 0; i < N; ++i) {
+      out.at[i] =
+          static_cast<T>(static_cast<A>(loaded.sum.at[i]) + static_cast<A>(loaded.more.at[i]));
+    }
+    store_packet<Caching::keep>(sum + at, out);
+  }
+};
+
+template <class Shape, class Sweep, std::size_t Count>
+LOCKSTEP_KERNEL __launch_bounds__(Shape::threads) sweep_all(Sweep sweep, Size<Count> count) {
+  sweep_tile<Shape, Sweep::packet>(sweep, blockIdx.x, count.value());
+}
+
+template <class Shape, std::size_t Count, class Sweep>
+void launch_sweep(cudaStream_t stream, const char* name, const Sweep& sweep, std::size_t count) {
+  if (count == 0) return;
+  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Sweep::packet>(count));
+  sweep_all<Shape><<<blocks, Shape::threads, 0, stream>>>(sweep, make_size<Count>(count));
+  check_launch(name);
+}
+
+}  // namespace detail
+
+/// `to[i] = factor * from[i]`, in the type of `to`: packs gradients into a bucket of fewer bits, or
+/// unpacks it. A `Count` that the compiler knows becomes part of the kernel. **Stream** in its
+/// order. **Host** does not block.
+template <std::size_t Count = dynamic, class Shape = PackShape, FloatingElement From,
+          FloatingElement To>
+void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
+                 std::size_t count = Count) {
+  using Sweep = detail::CastSweep<From, To>;
+  require_alignment("cast", {from, to});
+  detail::launch_sweep<Shape, Count>(
+      stream, "cast", Sweep{from, to, static_cast<typename Sweep::A>(factor)}, count);
+}
+
+/// `sum[i] += more[i]`: another micro-batch. **Stream** in its order. **Host** does not block.
+template <std::size_t Count = dynamic, class Shape = PackShape, Element T>
+void launch_add(cudaStream_t stream, T* sum, const std::type_identity_t<T>* more,
+                std::size_t count = Count) {
+  require_alignment("add", {sum, more});
+  detail::launch_sweep<Shape, Count>(stream, "add", detail::AddSweep<T>{sum, more}, count);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A batch of rows with a label each, in a GPU's memory, and how one gets there.
+
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+
+namespace lockstep {
+
+/// What a `LabelledBatch` is on a GPU: pointers into device memory.
+template <class X, class Y>
+struct DeviceBatch {
+  const X* inputs = nullptr;  ///< row-major, `width` columns
+  const Y* labels = nullptr;
+  const float* weights = nullptr;  ///< what each sample counts
+  std::size_t rows = 0;
+  std::size_t width = 0;
+
+  std::size_t size() const { return rows; }
+  friend bool operator==(const DeviceBatch&, const DeviceBatch&) = default;
+};
+
+/// Copies a batch in one piece, through host memory that the GPU copies from while the host loads
+/// the next. The batch lies in the same place every time, until a larger one comes: captured steps
+/// find it there.
+template <class X, class Y>
+class BatchUpload<LabelledBatch<X, Y>> {
+ public:
+  const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, cudaStream_t stream) {
+    const std::size_t inputs = align_up(batch.inputs.size() * sizeof(X));
+    const std::size_t labels = align_up(batch.labels.size() * sizeof(Y));
+    const std::size_t bytes = inputs + labels + align_up(batch.weights.size() * sizeof(float));
+    if (!device_ || device_->bytes() < bytes) grow(bytes, stream);
+
+    Staging& staging = *stagings_[turn_ ^= 1];
+    check_cuda(cudaEventSynchronize(staging.copied.get()), "cudaEventSynchronize");
+    std::byte* const host = staging.memory.data();
+    copy(host, batch.inputs);
+    copy(host + inputs, batch.labels);
+    copy(host + inputs + labels, batch.weights);
+    check_cuda(cudaMemcpyAsync(device_->data(), host, bytes, cudaMemcpyHostToDevice, stream),
+               "cudaMemcpyAsync");
+    staging.copied.record(stream);
+
+    placed_.inputs = reinterpret_cast<const X*>(device_->data());
+    placed_.labels = reinterpret_cast<const Y*>(device_->data() + inputs);
+    placed_.weights = reinterpret_cast<const float*>(device_->data() + inputs + labels);
+    placed_.rows = batch.size();
+    placed_.width = batch.width;
+    return placed_;
+  }
+
+ private:
+  /// Host memory that must not be written before it has been copied.
+  struct Staging {
+    explicit Staging(std::size_t bytes) : memory(bytes) {}
+    PinnedArena memory;
+    CudaEvent copied;
+  };
+
+  void grow(std::size_t bytes, cudaStream_t stream) {
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may read the old one
+    device_.emplace(bytes);
+    for (auto& staging : stagings_) staging.emplace(bytes);
+  }
+
+  template <class Values>
+  static void copy(std::byte* to, const Values& values) {
+    if (!values.empty()) std::memcpy(to, values.data(), values.size() * sizeof(values[0]));
+  }
+
+  std::optional<DeviceArena> device_;
+  std::array<std::optional<Staging>, 2> stagings_;
+  std::size_t turn_ = 0;
+  DeviceBatch<X, Y> placed_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The gradients' norm on the device, the same bits every time, and the step it decides.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cub/block/block_reduce.cuh>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/optim/step_numbers.hpp"
+
+namespace lockstep {
+
+using NormShape = PassShape<256, 4>;
+
+namespace detail {
+
+/// Eight blocks for each of an H200's 132 multiprocessors. A constant, so that sums are the same on
+/// every GPU.
+inline constexpr std::size_t most_norm_blocks = 1056;
+
+/// A packet is summed in the elements' arithmetic, packets in double: as on the host (clip.hpp).
+template <class T>
+struct SquaresPass {
+  const T* values;
+  double sum = 0;
+
+  template <std::size_t N>
+  __device__ Packet<T, N> load(std::size_t at) const {
+    return load_packet<Caching::keep, N>(values + at);  // the update reads it next
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t, const Packet<T, N>& loaded) {
+    Accumulator<T> squares = 0;
+#pragma unroll
+    for (std::size_t i = 0; i < N; ++i) {
+      const auto value = static_cast<Accumulator<T>>(loaded.at[i]);
+      squares += value * value;
+    }
+    sum += static_cast<double>(squares);
+  }
+};
+
+template <class T, std::size_t Count>
+LOCKSTEP_KERNEL __launch_bounds__(NormShape::threads)
+    sum_squares(const T* values, double* partials, Size<Count> count) {
+  constexpr std::size_t packet = packet_size<T>;
+  const std::size_t tiles = tiles_of<NormShape, packet>(count.value());
+  SquaresPass<T> pass{values};
+  for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    sweep_tile<NormShape, packet>(pass, tile, count.value());
+  }
+  using Reduce = cub::BlockReduce<double, NormShape::threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  const double sum = Reduce(storage).Sum(pass.sum);
+  if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+}
+
+inline constexpr unsigned decide_threads = 512;
+
+template <class Rule>
+LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
+    decide(const StepInputs<Rule>* inputs, const double* partials, std::size_t count,
+           StepLimits limits, StepState* state, StepNumbers<Rule>* numbers) {
+  double mine = 0;
+  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
+  using Reduce = cub::BlockReduce<double, decide_threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  const double squares = Reduce(storage).Sum(mine);
+  if (threadIdx.x != 0) return;
+  StepState next = *state;
+  *numbers = decide_step(*inputs, squares, limits, next);
+  *state = next;
+}
+
+}  // namespace detail
+
+/// How many partial sums `launch_squares` writes.
+template <class T>
+constexpr std::size_t square_partials(std::size_t count) {
+  return std::min(tiles_of<NormShape, packet_size<T>>(count), detail::most_norm_blocks);
+}
+
+/// The sum of squares of a bucket, in parts. Launched as the bucket lands, it reads what is still
+/// in the L2 cache. **Stream** in its order. **Host** does not block.
+template <class T, std::size_t Count = dynamic>
+void launch_squares(cudaStream_t stream, const T* values, double* partials,
+                    std::size_t count = Count) {
+  if (count == 0) return;
+  require_alignment("sum of squares", {values});
+  const auto blocks = static_cast<unsigned>(square_partials<T>(count));
+  detail::sum_squares<T, Count>
+      <<<blocks, NormShape::threads, 0, stream>>>(values, partials, make_size<Count>(count));
+  check_launch("sum of squares");
+}
+
+/// Once all `partials` are there: the numbers of this step, the state of the next. Everything that
+/// changes from step to step lies in device memory, so a graph may hold it. **Stream** in its
+/// order.
+/// **Host** does not block.
+template <class Rule>
+void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
+                   std::size_t count, const StepLimits& limits, StepState* state,
+                   StepNumbers<Rule>* numbers) {
+  detail::decide<Rule>
+      <<<1, detail::decide_threads, 0, stream>>>(inputs, partials, count, limits, state, numbers);
+  check_launch("step numbers");
+}
+
+}  // namespace lockstep

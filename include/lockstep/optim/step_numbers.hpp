@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the update kernels of one step read from device memory, and how it is decided.
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+
+#include "lockstep/core/macros.hpp"
+#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/loss_scale.hpp"
+
+namespace lockstep {
+
+/// A rule's constants of one step, and the factor of the gradients, in arithmetic of type A.
+template <class Rule, class A>
+struct ScaledUpdate {
+  decltype(Rule::template at<A>({}, 0.0, 1)) update;
+  A scale;
+};
+
+/// Written once a step, before its update kernels: these may then be replayed with new numbers.
+template <class Rule>
+struct StepNumbers {
+  ScaledUpdate<Rule, float> in_float;
+  ScaledUpdate<Rule, double> in_double;
+  bool skip;  // leave everything as it is
+
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr const ScaledUpdate<Rule, A>& in() const {
+    if constexpr (std::is_same_v<A, double>) {
+      return in_double;
+    } else {
+      return in_float;
+    }
+  }
+};
+
+/// The numbers of update `step`, counted from 1, of gradients multiplied with `scale`. Where no
+/// norm is needed the host knows them, and stores them (`launch_store`) before the step or the
+/// graph.
+template <class Rule>
+LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rule::Options& options,
+                                                              double lr, std::uint64_t step,
+                                                              double scale) {
+  return {{Rule::template at<float>(options, lr, step), static_cast<float>(scale)},
+          {Rule::template at<double>(options, lr, step), scale},
+          false};
+}
+
+/// What the host knows of a step whose numbers depend on the gradients: stored likewise.
+template <class Rule>
+struct StepInputs {
+  typename Rule::Options options;
+  double lr;
+  double scale;  // of gradients, before clipping: 1 / micro-batches
+};
+
+/// What such a step obeys. The same for all steps.
+struct StepLimits {
+  double max_norm = std::numeric_limits<double>::infinity();
+  bool scales_loss = false;  // and skips what is not finite
+  LossScaleOptions loss_scale{};
+};
+
+/// What such a step leaves behind for the next, in device memory. A step that is skipped is no
+/// update: it does not count, as in PyTorch.
+struct StepState {
+  std::uint64_t updates = 0;
+  double norm = 0;  // of the last step's gradients, before clipping
+  LossScale loss_scale{};
+  bool skipped = false;  // was the last step?
+};
+
+/// Numbers from the sum of the squares of all gradients as they were reduced: unscaled and clipped.
+template <class Rule>
+LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Rule>& inputs,
+                                                             double squares,
+                                                             const StepLimits& limits,
+                                                             StepState& state) {
+  using std::sqrt;
+  double unscale = inputs.scale;
+  state.skipped = false;
+  if (limits.scales_loss) {
+    unscale /= static_cast<double>(state.loss_scale.scale);
+    state.skipped = !is_finite(squares);
+    state.loss_scale = next_loss_scale(state.loss_scale, !state.skipped, limits.loss_scale);
+  }
+  state.norm = sqrt(squares) * unscale;
+  if (state.skipped) {
+    StepNumbers<Rule> none{};
+    none.skip = true;
+    return none;
+  }
+  ++state.updates;
+  return step_numbers<Rule>(inputs.options, inputs.lr, state.updates,
+                            unscale * clip_factor(state.norm, limits.max_norm));
+}
+
+}  // namespace lockstep

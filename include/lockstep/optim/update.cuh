@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file An optimizer's pass over a contiguous piece of a bucket, on the device: unscale, clip and
+/// update in one, every byte read and written once.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/optim/step_numbers.hpp"
+#include "lockstep/optim/update.hpp"
+
+namespace lockstep {
+
+using UpdateShape = PassShape<256, 2>;
+
+namespace detail {
+
+/// Where a piece lies. Element types alone: a kernel's argument.
+template <class Rule, class Master, class Gradient, class Param>
+struct UpdateArrays {
+  using A = Accumulator<Master>;
+  static constexpr std::size_t states = Rule::states;
+  static constexpr std::size_t slots = states == 0 ? 1 : states;  // arrays have an element
+  static constexpr bool copies = !std::is_same_v<Param, Master>;
+  using State = std::conditional_t<states == 0, Master, A>;  // that widens no packet in vain
+  static constexpr std::size_t packet = packet_size<Master, Gradient, State, Param>;
+
+  Master* master;
+  const Gradient* gradients;
+  Param* parameters;
+  State* state[slots];
+};
+
+/// What is done to it. States and gradients wait for the next step; parameters are the next
+/// forward's.
+template <class Rule, class Master, class Gradient, class Param, class Shape>
+struct UpdateSweep {
+  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
+  using A = typename Arrays::A;
+  using State = typename Arrays::State;
+  static constexpr std::size_t states = Arrays::states;
+  static constexpr std::size_t slots = Arrays::slots;
+  static constexpr bool copies = Arrays::copies;
+  static constexpr Caching master_use = copies ? Shape::once : Caching::keep;
+
+  const Arrays& arrays;
+  ScaledUpdate<Rule, A> numbers;
+  bool skip;
+
+  template <std::size_t N>
+  struct Loaded {
+    Packet<Gradient, N> gradient;
+    Packet<Master, N> master;
+    Packet<State, N> state[slots];
+  };
+
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at) const {
+    Loaded<N> loaded;
+    loaded.gradient = load_packet<Shape::once, N>(arrays.gradients + at);
+    loaded.master = load_packet<master_use, N>(arrays.master + at);
+#pragma unroll
+    for (std::size_t s = 0; s != states; ++s) {
+      loaded.state[s] = load_packet<Shape::once, N>(arrays.state[s] + at);
+    }
+    return loaded;
+  }
+
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, Loaded<N> loaded) const {
+    if (skip) return;
+    Packet<Param, N> copy;
+#pragma unroll
+    for (std::size_t i = 0; i < N; ++i) {
+      const auto gradient = static_cast<Accumulator<Gradient>>(loaded.gradient.at[i]);
+      auto value = static_cast<A>(loaded.master.at[i]);
+      A values[slots] = {};
+#pragma unroll
+      for (std::size_t s = 0; s != states; ++s) values[s] = static_cast<A>(loaded.state[s].at[i]);
+      numbers.update(value, numbers.scale * static_cast<A>(gradient), values);
+      loaded.master.at[i] = static_cast<Master>(value);
+      if constexpr (copies) copy.at[i] = static_cast<Param>(static_cast<Accumulator<Param>>(value));
+#pragma unroll
+      for (std::size_t s = 0; s != states; ++s)
+        loaded.state[s].at[i] = static_cast<State>(values[s]);
+    }
+    store_packet<master_use>(arrays.master + at, loaded.master);
+    if constexpr (copies) store_packet<Caching::keep>(arrays.parameters + at, copy);
+#pragma unroll
+    for (std::size_t s = 0; s != states; ++s) {
+      store_packet<Shape::once>(arrays.state[s] + at, loaded.state[s]);
+    }
+  }
+};
+
+template <class Shape, std::size_t Count, class Rule, class Master, class Gradient, class Param>
+LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
+    update(const StepNumbers<Rule>* numbers, UpdateArrays<Rule, Master, Gradient, Param> arrays,
+           Size<Count> count) {
+  const UpdateSweep<Rule, Master, Gradient, Param, Shape> sweep{
+      arrays, numbers->template in<Accumulator<Master>>(), numbers->skip};
+  sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+}
+
+}  // namespace detail
+
+/// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
+/// `states`. Where Param is another type, `parameters` are a copy of the master in it, written;
+/// else they are not looked at. A `Count` that the compiler knows becomes part of the kernel.
+/// **Stream** in its order. **Host** does not block.
+template <class Rule, class Master, class Gradient, class Param = Master,
+          std::size_t Count = dynamic, class Shape = UpdateShape>
+void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,
+                   const Gradient* gradients, const StatesOf<Rule, Master>& states,
+                   std::type_identity_t<Param>* parameters, std::size_t count = Count) {
+  using Arrays = detail::UpdateArrays<Rule, Master, Gradient, Param>;
+  if (count == 0) return;
+  Arrays arrays{master, gradients, parameters, {}};
+  require_alignment("update", {master, gradients});
+  if constexpr (Arrays::copies) require_alignment("update", {parameters});
+  if constexpr (Rule::states != 0) {
+    for (std::size_t s = 0; s != Rule::states; ++s) {
+      require_alignment("update", {states[s]});
+      arrays.state[s] = states[s];
+    }
+  }
+  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
+  detail::update<Shape>
+      <<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
+  check_launch("update");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A GPU's tensors on the host, in the types that the model declares, to be looked at and
+/// written back.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <type_traits>
+
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/host_arena.hpp"
+#include "lockstep/model/tensor.hpp"
+
+namespace lockstep {
+
+/// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. `masters` are
+/// those of the used tensors in float, element for element, where there are any: what is there
+/// counts, and the used ones follow it. **Host** blocks in constructor and `deliver`; the stream
+/// that uses the arenas must be empty.
+template <class Declared, class Used, class Types, class Model, TensorRole Role>
+class ArenaCopy {
+  static constexpr bool same = std::is_same_v<Declared, Used>;
+
+ public:
+  ArenaCopy(const Model& model, std::byte* used, std::byte* masters = nullptr)
+      : declared_layout_(model),
+        used_layout_(model),
+        used_(used),
+        masters_(masters),
+        declared_(declared_layout_.plan().bytes) {
+    if constexpr (same) {
+      copy(declared_.data(), used, declared_.bytes());
+    } else {
+      const HostArena now = download();
+      for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
+                                            std::type_identity<U>) {
+        if (masters_ != nullptr) {
+          convert(declared, master_at<U>(now, offset), count);
+        } else {
+          convert(declared, reinterpret_cast<const U*>(now.data() + offset), count);
+        }
+      });
+    }
+  }
+
+  /// To read and to write.
+  std::byte* declared() const { return declared_.data(); }
+
+  /// What was written is on the GPU.
+  void deliver() const {
+    if constexpr (same) {
+      copy(used_, declared_.data(), declared_.bytes());
+    } else {
+      const HostArena used(used_layout_.plan().bytes);
+      const HostArena masters(masters_ == nullptr ? 0 : master_bytes());
+      for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
+                                            std::type_identity<U>) {
+        convert(reinterpret_cast<U*>(used.data() + offset), declared, count);
+        if (masters_ != nullptr) convert(master_at<U>(masters, offset), declared, count);
+      });
+      copy(used_, used.data(), used.bytes());
+      copy(masters_, masters.data(), masters.bytes());
+    }
+  }
+
+ private:
+  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    if (bytes != 0) check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  }
+
+  template <class To, class From>
+  static void convert(To* to, const From* from, std::size_t count) {
+    for (std::size_t i = 0; i != count; ++i)
+      to[i] =
+          static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
+  }
+
+  template <class U>
+  static float* master_at(const HostArena& masters, std::size_t offset) {
+    return reinterpret_cast<float*>(masters.data()) + offset / sizeof(U);
+  }
+
+  std::size_t master_bytes() const {
+    const auto& plan = used_layout_.plan();
+    return plan.bytes / element_size(plan.bucket_table[0].element) * sizeof(float);
+  }
+
+  HostArena download() const {
+    HostArena now(masters_ == nullptr ? used_layout_.plan().bytes : master_bytes());
+    copy(now.data(), masters_ == nullptr ? used_ : masters_, now.bytes());
+    return now;
+  }
+
+  template <class F>
+  void for_each_tensor(const F& f) const {
+    for (std::size_t i = 0; i != declared_layout_.infos().size(); ++i) {
+      const TensorInfo& info = declared_layout_.infos()[i];
+      with_element<Model, Role>(info.element, [&]<class D>(std::type_identity<D>) {
+        f(reinterpret_cast<D*>(declared_.data() + declared_layout_.plan().placements[i].offset),
+          info.count(), used_layout_.plan().placements[i].offset,
+          std::type_identity<ElementOf<Types::of(element_kind<D>())>>{});
+      });
+    }
+  }
+
+  [[no_unique_address]] Declared declared_layout_;
+  [[no_unique_address]] Used used_layout_;
+  std::byte* used_;
+  std::byte* masters_;
+  HostArena declared_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file DDP's work on a GPU: everything is enqueued on the compute stream, and the host goes on.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/bucket/pack.cuh"
+#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/device.hpp"
+#include "lockstep/strategy/arena_copy.cuh"
+#include "lockstep/strategy/device_loss.cuh"
+#include "lockstep/strategy/gpu_step.cuh"
+#include "lockstep/strategy/gpu_updater.cuh"
+#include "lockstep/strategy/host_execution.hpp"
+#include "lockstep/strategy/step_graphs.cuh"
+
+namespace lockstep {
+
+template <class Traits, class Comm>
+class Execution<Cuda, Traits, Comm> {
+ public:
+  using Arena = DeviceArena;
+  using Loss = DeviceLoss<Comm>;
+  using Meter = DeviceLossMeter<Comm>;
+  using Step = GpuStep<Traits, Comm>;
+  template <class Reducer>
+  using UpdaterOf = GpuUpdater<Traits, Comm, Reducer>;
+
+  explicit Execution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
+    Kept first;
+    first.state.loss_scale = first_loss_scale(LossScaleOptions{});
+    check_cuda(cudaMemcpy(kept_.data(), &first, sizeof first, cudaMemcpyHostToDevice),
+               "cudaMemcpy");
+  }
+
+  template <class Model>
+  Step step(const Model& model, Arenas arenas) {
+    return Step(model, arenas, comm_, &kept()->loss, &kept()->state.loss_scale.scale);
+  }
+
+  template <class Reducer>
+  UpdaterOf<Reducer> updater(Comm& comm, const typename Traits::layout& layout,
+                             std::byte* parameters) {
+    return UpdaterOf<Reducer>(comm, &kept()->state, layout, parameters);
+  }
+
+  /// **Stream** the copy is ordered among the steps.
+  template <class Batch>
+  const auto& place(const Batch& batch) {
+    return storage_.get<BatchUpload<Batch>>()(batch, stream());
+  }
+
+  template <class Model, class TheStep, class Batch>
+  Loss forward(Model& model, TheStep& step, const Batch& batch) {
+    ++forwards_;
+    model.forward(step, batch);
+    return loss();
+  }
+
+  Meter meter() { return Meter(comm_); }
+
+  /// One micro-batch as part of a graph, or what it takes to have one.
+  template <class Batch, class Enqueue, class Gradients>
+  Loss captured(const Batch& batch, bool last, Gradients& gradients, const Enqueue& enqueue) {
+    const std::size_t before = gradients.micro_batches();
+    storage_.get<StepGraphs<Comm, Batch>>().run(
+        comm_, batch, gradients.holds_gradients(), last, enqueue,
+        [&] {
+          gradients.note_replay(last);
+          ++forwards_;
+        },
+        [&] { gradients.rewind(before); });
+    return loss();
+  }
+
+  template <class Batch>
+  std::size_t graphs() {
+    using Placed = std::remove_cvref_t<decltype(std::declval<BatchUpload<Batch>&>()(
+        std::declval<const Batch&>(), cudaStream_t{}))>;
+    return storage_.get<StepGraphs<Comm, Placed>>().size();
+  }
+
+  template <class T>
+  void add(std::span<T> sum, std::span<const T> more) {
+    launch_add(stream(), sum.data(), more.data(), sum.size());
+  }
+
+  /// to = from, in another type.
+  template <class To, class From>
+  void cast(std::span<To> to, std::span<From> from) {
+    launch_cast(stream(), from.data(), to.data(), 1, from.size());
+  }
+
+  void zero(std::byte* data, std::size_t bytes) {
+    check_cuda(cudaMemsetAsync(data, 0, bytes, stream()), "cudaMemsetAsync");
+  }
+
+  /// Values are written on the host, in the types and layouts that the model declares, and copied.
+  /// **Host** blocks.
+  template <class Updating, class Write>
+  void initialize(const typename Traits::model& model, Arenas arenas, const Updating& updating,
+                  const Write& write) {
+    using Model = typename Traits::model;
+    comm_.synchronize();
+    std::byte* masters = nullptr;
+    if constexpr (Traits::keeps_masters) masters = updating.masters().data();
+    const ArenaCopy<typename Traits::declared_layout, typename Traits::layout,
+                    typename Traits::parameter_types, Model, TensorRole::parameter>
+        parameters(model, arenas.parameters, masters);
+    const ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout,
+                    typename Traits::buffer_types, Model, TensorRole::buffer>
+        buffers(model, arenas.buffers);
+    write(parameters.declared(), buffers.declared());
+    parameters.deliver();
+    buffers.deliver();
+  }
+
+ private:
+  /// What lies in device memory from step to step.
+  struct Kept {
+    double loss = 0;
+    StepState state;
+  };
+
+  cudaStream_t stream() const { return comm_.gpu().stream(); }
+  Kept* kept() const { return reinterpret_cast<Kept*>(kept_.data()); }
+  Loss loss() const { return Loss(comm_, &kept()->loss, forwards_); }
+
+  Comm& comm_;
+  DeviceArena kept_;
+  std::uint64_t forwards_ = 0;
+  TypedStorage storage_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The graphs of `CapturedStep`: one for each batch that looks different to the GPU.
+
+#include <concepts>
+#include <cstdint>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/capture.cuh"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+/// A graph holds addresses and sizes, so a batch in another place or of another shape needs a graph
+/// of its own. A batch that is met for the first time runs call by call, as everything does that
+/// allocates or loads on first use; the second time it is captured.
+///
+/// What cannot be captured runs call by call ever after, and rank 0 says why, once.
+template <class Comm, class Batch>
+class StepGraphs {
+ public:
+  /// Runs one micro-batch. `enqueue()` gives it to the stream; after a replay `note()` does what
+  /// enqueue does on the host beside that; `undo()` takes that back after a capture that failed.
+  template <class Enqueue, class Note, class Undo>
+  void run(Comm& comm, const Batch& batch, bool adds, bool last, const Enqueue& enqueue,
+           const Note& note, const Undo& undo) {
+    if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
+      give_up(comm, "batches of this type cannot be compared: it needs operator==");
+      enqueue();
+    } else {
+      const std::size_t found = find(batch, adds, last);
+      const Way way = choose(found);
+      if (!all_choose(comm, way, found) || way == Way::by_calls) {
+        enqueue();
+      } else if (way == Way::capture) {
+        graphs_[found].graph.emplace(comm.capture(enqueue));
+        if (!*graphs_[found].graph) {
+          give_up(comm, graphs_[found].graph->reason());
+          undo();
+          enqueue();
+        } else {
+          comm.replay(*graphs_[found].graph);
+        }
+      } else {
+        comm.replay(*graphs_[found].graph);
+        note();
+      }
+    }
+  }
+
+  std::size_t size() const {
+    std::size_t captured = 0;
+    for (const Entry& entry : graphs_) captured += entry.graph && *entry.graph;
+    return captured;
+  }
+
+ private:
+  enum class Way : std::uint8_t { by_calls, capture, replay };
+  static constexpr std::size_t most = 64;
+
+  struct Entry {
+    Batch batch;
+    bool adds;
+    bool last;
+    std::uint64_t met = 0;
+    std::optional<StepGraph> graph;
+  };
+
+  std::size_t find(const Batch& batch, bool adds, bool last) {
+    std::size_t i = 0;
+    while (i != graphs_.size() &&
+           !(graphs_[i].batch == batch && graphs_[i].adds == adds && graphs_[i].last == last)) {
+      ++i;
+    }
+    if (i == graphs_.size() && i != most) graphs_.push_back(Entry{batch, adds, last, 0, {}});
+    return i;
+  }
+
+  Way choose(std::size_t found) {
+    if (gave_up_ || found == most || graphs_[found].met++ == 0) return Way::by_calls;
+    return graphs_[found].graph ? Way::replay : Way::capture;
+  }
+
+  /// Ranks that are captured together must all be about to do the same.
+  bool all_choose(Comm& comm, Way way, std::size_t found) const {
+    if constexpr (requires { Comm::captures_jointly; }) {
+      const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
+      std::vector<std::uint64_t> all(comm.world_size().value());
+      comm.all_gather(mine, all);
+      for (const std::uint64_t other : all) {
+        if (other != mine[0]) return false;
+      }
+    }
+    return true;
+  }
+
+  void give_up(Comm& comm, const std::string& reason) {
+    if (!gave_up_ && comm.rank() == Rank{0}) {
+      std::fputs(("lockstep: CapturedStep runs call by call: " + reason + "\n").c_str(), stderr);
+    }
+    gave_up_ = true;
+  }
+
+  std::vector<Entry> graphs_;
+  bool gave_up_ = false;
+};
+
+}  // namespace lockstep
