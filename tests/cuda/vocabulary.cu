@@ -15,7 +15,7 @@ namespace {
 struct Net {
   using Parameters = ParameterList<Parameter<"w", float, 4, 8>, Parameter<"b", Half, 5>>;
 };
-using Job = Trainer<Net, Device<Cuda>, World<2>>;
+using Job = Composed<Net, Device<Cuda>, World<2>>;
 
 void check_cuda(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;

@@ -33,10 +33,10 @@ void for_each_product(auto f, List<Ts...>, Rest... rest) {
 template <class Job>
 std::uint64_t instantiate() {
   using Step = typename Job::bare_step;
-  static_assert(std::is_same_v<Trainer<Net, typename Job::template policy<axes::Backend>,
-                                       typename Job::template policy<axes::Device>>,
-                               Trainer<Net, typename Job::template policy<axes::Device>,
-                                       typename Job::template policy<axes::Backend>>>);
+  static_assert(std::is_same_v<Composed<Net, typename Job::template policy<axes::Backend>,
+                                        typename Job::template policy<axes::Device>>,
+                               Composed<Net, typename Job::template policy<axes::Device>,
+                                        typename Job::template policy<axes::Backend>>>);
   alignas(arena_alignment) static std::byte arena[Job::layout::plan().bytes];
   const Step step(Net{}, {arena, arena, arena});
   BOOST_TEST_REQUIRE(step.param("w"_p).data_handle() == step.grad("w"_p).data_handle());
@@ -59,7 +59,7 @@ Count instantiate_product(Lists... lists) {
   for_each_product(
       [&]<class... Ps>() {
         if constexpr (composition_fault<Net, Ps...> == Fault::none) {
-          count.fingerprints.insert(instantiate<Trainer<Net, Ps...>>());
+          count.fingerprints.insert(instantiate<Composed<Net, Ps...>>());
           ++count.legal;
         } else if constexpr (composition_fault<Net, Ps...> == Fault::shared_without_shm) {
           ++count.shared_without_shm;

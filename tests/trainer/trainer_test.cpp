@@ -47,7 +47,7 @@ BOOST_AUTO_TEST_CASE(the_default_backend_follows_the_device) {
   static_assert(std::is_same_v<PolicyOfBackend<>, Backend<Shm>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>>, Backend<Nccl>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, Backend<Shm>>, Backend<Shm>>);
-  static_assert(std::is_same_v<Trainer<Net, Device<Cuda>>::memory, DeviceMemory>);
+  static_assert(std::is_same_v<Composed<Net, Device<Cuda>>::memory, DeviceMemory>);
 }
 
 BOOST_AUTO_TEST_CASE(parameters_are_shared_where_memory_is) {
@@ -74,8 +74,8 @@ BOOST_AUTO_TEST_CASE(every_policy_changes_the_fingerprint) {
       Trainer<Net>::fingerprint(),
       Trainer<Net, ParallelStrategy<DP>>::fingerprint(),
       Trainer<Net, Backend<Gloo>>::fingerprint(),
-      Trainer<Net, Device<Cuda>, Backend<Shm>>::fingerprint(),
-      Trainer<Net, Device<Cuda>>::fingerprint(),
+      Composed<Net, Device<Cuda>, Backend<Shm>>::fingerprint(),
+      Composed<Net, Device<Cuda>>::fingerprint(),
       Trainer<Net, World<1>>::fingerprint(),
       Trainer<Net, World<2>>::fingerprint(),
       Trainer<Net, Sampler<Distributed, Exact>>::fingerprint(),

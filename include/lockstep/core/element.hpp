@@ -95,6 +95,11 @@ using ElementTypes =
 template <ElementKind Kind>
 using ElementOf = std::tuple_element_t<static_cast<std::size_t>(Kind), ElementTypes>;
 
+/// T itself, reached through its kind: what nvcc is given where it could not write how T came
+/// about.
+template <class T>
+using SameElement = ElementOf<element_kind<T>()>;
+
 static_assert(element_kind<ElementOf<ElementKind::bf16>>() == ElementKind::bf16);
 static_assert(element_kind<ElementOf<ElementKind::u64>>() == ElementKind::u64);
 

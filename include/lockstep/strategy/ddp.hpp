@@ -59,15 +59,7 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
         reducer_(comm, execution_, layout_),
         updater_(execution_.template updater<Gradients>(comm, layout_, parameters_)),
         bare_(execution_.step(model_, {parameters_, reducer_.gradients(), buffers_})) {
-    initialize(
-        [&](auto& initial) {
-          if constexpr (requires { model_.initialize(initial); }) {
-            model_.initialize(initial);
-          } else {
-            initial.fill_by_default();
-          }
-        },
-        seed);
+    initialize([&](auto& initial) { write_initial_values(model_, initial); }, seed);
   }
   BasicDdp(const BasicDdp&) = delete;
   BasicDdp& operator=(const BasicDdp&) = delete;

@@ -45,8 +45,10 @@ class DeviceLoss {
 };
 
 namespace detail {
-/// `shown` is host memory: the host sees there how training goes without waiting for it.
-inline LOCKSTEP_KERNEL add_loss(const double* loss, double samples, double* sum, double* shown) {
+/// `shown` is host memory: the host sees there how training goes without waiting for it. A
+/// template, because a kernel in a header cannot be inline.
+template <class T>
+LOCKSTEP_KERNEL add_loss(const T* loss, T samples, T* sum, T* shown) {
   *sum += *loss * samples;
   *shown = *loss;
 }

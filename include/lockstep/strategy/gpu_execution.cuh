@@ -90,13 +90,14 @@ class Execution<Cuda, Traits, Comm> {
 
   template <class T>
   void add(std::span<T> sum, std::span<const T> more) {
-    launch_add(stream(), sum.data(), more.data(), sum.size());
+    launch_add<dynamic, PackShape, SameElement<T>>(stream(), sum.data(), more.data(), sum.size());
   }
 
   /// to = from, in another type.
   template <class To, class From>
   void cast(std::span<To> to, std::span<From> from) {
-    launch_cast(stream(), from.data(), to.data(), 1, from.size());
+    launch_cast<dynamic, PackShape, SameElement<From>, SameElement<To>>(stream(), from.data(),
+                                                                        to.data(), 1, from.size());
   }
 
   void zero(std::byte* data, std::size_t bytes) {

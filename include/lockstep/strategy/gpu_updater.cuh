@@ -16,24 +16,12 @@
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/step_numbers.hpp"
-#include "lockstep/optim/update.cuh"
+#include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
 
 namespace lockstep {
-
-namespace detail {
-/// The same step for a parameter with a count of updates of its own.
-template <class Rule>
-LOCKSTEP_KERNEL renumber(const StepInputs<Rule>* inputs, const StepNumbers<Rule>* step,
-                         std::uint64_t updates, StepNumbers<Rule>* out) {
-  const bool skip = step->skip;
-  *out = step_numbers<Rule>(inputs->options, inputs->lr, updates, step->in_double.scale);
-  out->skip = skip;
-}
-}  // namespace detail
 
 /// Everything is enqueued on the compute stream. What changes from step to step lies in device
 /// memory, where `begin` puts it: the rest may be replayed as part of a graph.
@@ -43,6 +31,7 @@ template <class Traits, class Comm, class Gradients>
 class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
+  using TheOptimizer = typename Traits::template policy<axes::Optimizer>;
 
  public:
   /// `state` is what one step leaves to the next, in device memory.
@@ -52,8 +41,8 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         parameters_(parameters),
         masters_(Traits::keeps_masters ? widened(where.plan().bytes) : 0),
         states_(Rule::states * widened(where.plan().bytes)),
-        numbers_(sizeof(StepNumbers<Rule>) * 2),
-        inputs_(sizeof(StepInputs<Rule>)),
+        numbers_(2 * detail::size_of_numbers(TheOptimizer{})),
+        inputs_(detail::size_of_inputs(TheOptimizer{})),
         partials_(plan_partials() * sizeof(double)),
         state_(state) {}
 
@@ -71,11 +60,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     const double rate = this->advance();
     constexpr double scale = 1 / static_cast<double>(Traits::micro_batches);
     if constexpr (decides || Traits::skips_unused) {
-      launch_store(stream(), inputs(), StepInputs<Rule>{this->options(), rate, scale});
+      detail::store_inputs(TheOptimizer{}, stream(), inputs_.data(), this->options(), rate, scale);
     }
     if constexpr (!decides) {
-      launch_store(stream(), numbers(),
-                   step_numbers<Rule>(this->options(), rate, this->steps(), scale));
+      detail::store_numbers(TheOptimizer{}, stream(), numbers_.data(), this->options(), rate,
+                            this->steps(), scale);
     }
   }
 
@@ -88,17 +77,17 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
       gradients.reduce();
       update_used(gradients);
     } else if constexpr (decides || Traits::alone) {
-      for_each_piece<runs()>([&]<class T, std::size_t Count>(std::type_identity<T>,
+      for_each<Pieces::runs>([&]<class T, std::size_t Count>(std::type_identity<T>,
                                                              Size<Count> count, std::size_t,
                                                              std::size_t offset) {
-        update<T>(gradients, numbers(), offset, count);
+        update<T>(gradients, offset, count, numbers_.data());
       });
     } else {
-      for_each_piece<buckets()>([&]<class T, std::size_t Count>(std::type_identity<T>,
+      for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
                                                                 Size<Count> count, std::size_t b,
                                                                 std::size_t offset) {
         gradients.wait(b);
-        update<T>(gradients, numbers(), offset, count);
+        update<T>(gradients, offset, count, numbers_.data());
       });
     }
     gradients.finish_step();
@@ -114,9 +103,12 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   /// save.
   static constexpr std::size_t most_kernels = 32;
 
+  template <class T>
+  static constexpr ElementKind travelling = element_kind<typename Traits::template travelling<T>>();
   /// Master weights are as declared, which is float.
   template <class T>
-  using Master = std::conditional_t<Traits::keeps_masters, float, T>;
+  static constexpr ElementKind master =
+      Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
 
   /// Where something of each element begins that is kept in wider types: in float for elements of
   /// 16 bits, else in their own.
@@ -128,20 +120,14 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   }
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
-  StepNumbers<Rule>* numbers() const {
-    return reinterpret_cast<StepNumbers<Rule>*>(numbers_.data());
-  }
-  StepInputs<Rule>* inputs() const { return reinterpret_cast<StepInputs<Rule>*>(inputs_.data()); }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
-  // What a pass goes over: buckets, which land one by one, or runs of them, fewer and longer.
+  /// What a pass goes over: buckets, which land one by one, or runs of them, fewer and longer.
+  enum class Pieces : std::uint8_t { buckets, runs };
 
-  static constexpr bool buckets() { return true; }
-  static constexpr bool runs() { return false; }
-
-  template <bool Buckets>
+  template <Pieces What>
   static constexpr auto pieces_of(const auto& plan) {
-    if constexpr (Buckets) {
+    if constexpr (What == Pieces::buckets) {
       return std::pair{plan.bucket_table, plan.bucket_count};
     } else {
       const auto table = make_runs(plan);
@@ -150,17 +136,17 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   }
 
   /// Calls `f(type, count, number, offset)` for each. Counts are constants where shapes are.
-  template <bool Buckets, class F>
-  void for_each_piece(const F& f) const {
-    if constexpr (has_constant_pieces<Buckets>()) {
-      constexpr auto pieces = pieces_of<Buckets>(layout::plan());
+  template <Pieces What, class F>
+  void for_each(const F& f) const {
+    if constexpr (has_constant<What>()) {
+      constexpr auto pieces = pieces_of<What>(layout::plan());
       [&]<std::size_t... I>(std::index_sequence<I...>) {
         (f(std::type_identity<ElementOf<pieces.first[I].element>>{},
            Size<pieces.first[I].count()>{}, I, pieces.first[I].offset),
          ...);
       }(std::make_index_sequence<pieces.second>{});
     } else {
-      const auto pieces = pieces_of<Buckets>(layout_.plan());
+      const auto pieces = pieces_of<What>(layout_.plan());
       for (std::size_t i = 0; i != pieces.second; ++i) {
         Traits::with_element(pieces.first[i].element, [&]<class T>(std::type_identity<T> type) {
           f(type, Size<dynamic>{pieces.first[i].count()}, i, pieces.first[i].offset);
@@ -169,65 +155,59 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     }
   }
 
-  template <bool Buckets>
-  static constexpr bool has_constant_pieces() {
+  template <Pieces What>
+  static constexpr bool has_constant() {
     if constexpr (Traits::has_dynamic_parameters) return false;
-    return pieces_of<Buckets>(layout::plan()).second <= most_kernels;
+    return pieces_of<What>(layout::plan()).second <= most_kernels;
   }
 
   /// Norm, clip factor and loss scale, from averages as they land.
   void decide(Gradients& gradients) {
-    for_each_piece<buckets()>([&]<class T, std::size_t Count>(std::type_identity<T>,
+    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
                                                               Size<Count> count, std::size_t b,
                                                               std::size_t offset) {
       gradients.wait(b);
-      launch_squares<typename Traits::template travelling<T>, Count>(
+      detail::squares_by_kind<travelling<T>, Count>(
           stream(), averages<T>(gradients, offset, count.value()), partials() + partials_before_[b],
           count.value());
     });
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
     limits.scales_loss = Traits::scales_loss;
-    launch_decide(stream(), inputs(), partials(), partials_before_.back(), limits, state_,
-                  numbers());
+    detail::decide_numbers(TheOptimizer{}, stream(), inputs_.data(), partials(),
+                           partials_before_.back(), limits, state_, numbers_.data());
   }
 
   /// Where each bucket's partial sums begin; how many there are in all.
   std::size_t plan_partials() {
     partials_before_.assign(1, 0);
-    for_each_piece<buckets()>([&]<class T, std::size_t Count>(std::type_identity<T>,
+    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
                                                               Size<Count> count, std::size_t,
                                                               std::size_t) {
-      partials_before_.push_back(
-          partials_before_.back() +
-          square_partials<typename Traits::template travelling<T>>(count.value()));
+      partials_before_.push_back(partials_before_.back() +
+                                 square_partials<ElementOf<travelling<T>>>(count.value()));
     });
     return partials_before_.back();
   }
 
   template <class T>
-  static auto* averages(Gradients& gradients, std::size_t offset, std::size_t count) {
-    return gradients.template averages<T>(offset, count * sizeof(T)).data();
+  static std::byte* averages(Gradients& gradients, std::size_t offset, std::size_t count) {
+    return reinterpret_cast<std::byte*>(
+        gradients.template averages<T>(offset, count * sizeof(T)).data());
   }
 
   template <class T, std::size_t Count>
-  void update(Gradients& gradients, const StepNumbers<Rule>* with, std::size_t offset,
-              Size<Count> count) {
-    using A = Accumulator<Master<T>>;
-    StatesOf<Rule, Master<T>> states;
-    for (std::size_t k = 0; k != Rule::states; ++k) {
-      states[k] = reinterpret_cast<A*>(states_.data() + widened(k * layout_.plan().bytes + offset));
-    }
-    T* const parameters = reinterpret_cast<T*>(parameters_ + offset);
-    Master<T>* master = nullptr;
-    if constexpr (Traits::keeps_masters) {
-      master = reinterpret_cast<float*>(masters_.data() + widened(offset));
-    } else {
-      master = parameters;
-    }
-    launch_update<Rule, Master<T>, typename Traits::template travelling<T>, T, Count>(
-        stream(), with, master, averages<T>(gradients, offset, count.value()), states, parameters,
-        count.value());
+  void update(Gradients& gradients, std::size_t offset, Size<Count> count,
+              const std::byte* numbers) {
+    std::array<std::byte*, Rule::states + 1> states{};  // one more: without states there were none
+    for (std::size_t k = 0; k != Rule::states; ++k)
+      states[k] = states_.data() + widened(k * layout_.plan().bytes + offset);
+    std::byte* const parameters = parameters_ + offset;
+    std::byte* const master_weights =
+        Traits::keeps_masters ? masters_.data() + widened(offset) : parameters;
+    detail::update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count>(
+        TheOptimizer{}, stream(), numbers, master_weights,
+        averages<T>(gradients, offset, count.value()), states.data(), parameters, count.value());
   }
 
   void count_used(Gradients& gradients) {
@@ -240,13 +220,13 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     for (std::size_t p = 0; p != Traits::parameters; ++p) {
       if (used_[p] == 0) continue;
       const auto& place = layout_.plan().placements[p];
-      detail::renumber<<<1, 1, 0, stream()>>>(inputs(), numbers(), updates_[p], numbers() + 1);
-      check_launch("renumber");
-      Traits::with_element(layout_.plan().bucket_table[place.bucket].element,
-                           [&]<class T>(std::type_identity<T>) {
-                             update<T>(gradients, numbers() + 1, place.offset,
-                                       Size<dynamic>{place.bytes / sizeof(T)});
-                           });
+      std::byte* const own = numbers_.data() + detail::size_of_numbers(TheOptimizer{});
+      detail::renumber_for(TheOptimizer{}, stream(), inputs_.data(), numbers_.data(), updates_[p],
+                           own);
+      Traits::with_element(
+          layout_.plan().bucket_table[place.bucket].element, [&]<class T>(std::type_identity<T>) {
+            update<T>(gradients, place.offset, Size<dynamic>{place.bytes / sizeof(T)}, own);
+          });
     }
   }
 

@@ -83,4 +83,14 @@ class InitialValues {
   RandomStream random_;
 };
 
+/// By the model, or by default. (In a generic lambda nvcc takes the question for an error.)
+template <class Model, class Initial>
+void write_initial_values(Model& model, Initial& initial) {
+  if constexpr (requires { model.initialize(initial); }) {
+    model.initialize(initial);
+  } else {
+    initial.fill_by_default();
+  }
+}
+
 }  // namespace lockstep

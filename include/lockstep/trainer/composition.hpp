@@ -41,6 +41,10 @@ enum class Fault {
   clip_not_positive,
   nccl_on_cpu,
   shared_without_shm,
+  mixed_on_cpu,
+  mixed_of_other_types,
+  captured_on_cpu,
+  captured_with_unused,
 };
 
 /// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
@@ -109,6 +113,19 @@ struct Verdict {
       F != Fault::shared_without_shm,
       "lockstep: Sharding<HostShared> needs ranks that share memory; use it with "
       "ParallelStrategy<DDP>, Device<Cpu> and Backend<Shm>, or choose Sharding<Replicated>");
+  static_assert(F != Fault::mixed_on_cpu,
+                "lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or "
+                "leave Precision out");
+  static_assert(
+      F != Fault::mixed_of_other_types,
+      "lockstep: Precision<Mixed<Parameters, Reduction, Buffers>> takes float, Half and BFloat16, "
+      "for a model whose parameters are all declared float");
+  static_assert(F != Fault::captured_on_cpu,
+                "lockstep: CapturedStep makes a CUDA graph; add Device<Cuda>, or leave it out");
+  static_assert(
+      F != Fault::captured_with_unused,
+      "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, and "
+      "CapturedStep leaves it no say; keep one of the two");
 };
 
 namespace detail {
@@ -200,8 +217,16 @@ consteval Finding find_model_fault() {
   }
 }
 
+template <class Precision>
+inline constexpr bool mixes_supported_types = true;
+template <class... Types>
+inline constexpr bool mixes_supported_types<Mixed<Types...>> =
+    ((std::is_same_v<Types, float> || std::is_same_v<Types, Half> ||
+      std::is_same_v<Types, BFloat16>) &&
+     ...);
+
 /// What no policy can see alone.
-template <class Policies>
+template <class Model, class Policies>
 consteval Finding find_combination_fault() {
   using TheDevice = typename Pick<axes::Device, Policies>::choice;
   using TheBackend = typename Pick<axes::Backend, Policies>::choice;
@@ -214,6 +239,19 @@ consteval Finding find_combination_fault() {
       !(std::is_same_v<TheBackend, Shm> && std::is_same_v<TheDevice, Cpu> &&
         std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>)) {
     return {Fault::shared_without_shm};
+  }
+  using ThePrecision = typename Pick<axes::Precision, Policies>::choice;
+  if (!std::is_same_v<ThePrecision, AsDeclared>) {
+    if (std::is_same_v<TheDevice, Cpu>) return {Fault::mixed_on_cpu};
+    if (!mixes_supported_types<ThePrecision>) return {Fault::mixed_of_other_types};
+    for (const TensorInfo& info : parameter_table<Model>.infos) {
+      if (info.element != ElementKind::f32) return {Fault::mixed_of_other_types};
+    }
+  }
+  if (Pick<axes::StepExecution, Policies>::captures) {
+    if (std::is_same_v<TheDevice, Cpu>) return {Fault::captured_on_cpu};
+    if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
+      return {Fault::captured_with_unused};
   }
   return {};
 }
@@ -230,7 +268,7 @@ consteval Finding find_fault() {
     constexpr Finding model = find_model_fault<Model>();
     if constexpr (model.fault != Fault::none) return model;
     if constexpr (policies.fault == Fault::none) {
-      return find_combination_fault<CanonicalPolicies<Ps...>>();
+      return find_combination_fault<Model, CanonicalPolicies<Ps...>>();
     }
   }
 }

@@ -24,7 +24,9 @@
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/trainer/composition.hpp"
+#include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/options.hpp"
@@ -277,10 +279,12 @@ template <class Model, class... Ps>
 consteval auto compose() {
   if constexpr (!require_composition<Model, Ps...>()) {
     return std::type_identity<RejectedTrainer>{};
-  } else if constexpr (trains<CanonicalPolicies<Ps...>>) {
+  } else if constexpr (!trains<CanonicalPolicies<Ps...>>()) {
+    return std::type_identity<ComposedJob<Model, CanonicalPolicies<Ps...>>>{};
+  } else if constexpr (require_connection<CanonicalPolicies<Ps...>>()) {
     return std::type_identity<BasicTrainer<Model, CanonicalPolicies<Ps...>>>{};
   } else {
-    return std::type_identity<ComposedJob<Model, CanonicalPolicies<Ps...>>>{};
+    return std::type_identity<RejectedTrainer>{};
   }
 }
 }  // namespace detail
@@ -289,5 +293,10 @@ consteval auto compose() {
 /// one type. What does not go together is one sentence from the compiler.
 template <class Model, class... Ps>
 using Trainer = typename decltype(detail::compose<Model, Ps...>())::type;
+
+/// What the compiler knows of such a job, for tools and tests: it needs no CUDA, even if the job
+/// does.
+template <class Model, class... Ps>
+using Composed = ComposedJob<Model, CanonicalPolicies<Ps...>>;
 
 }  // namespace lockstep

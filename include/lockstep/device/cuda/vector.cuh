@@ -105,6 +105,7 @@ __device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
     if (at + N <= count) {
       pass.template finish<N>(at, loaded[k]);
     } else {
+#pragma unroll 1
       for (std::size_t i = at; i < count; ++i) {
         pass.template finish<1>(i, pass.template load<1>(i));
       }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: this choice has its name but is not built yet
+// expect: lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Trainer<Net, Device<Cuda>, CapturedStep>;
+using Job = Trainer<Net, Device<Cuda>, Backend<Shm>>;
 #else
-using Job = Trainer<Net, EagerStep>;
+using Job = Composed<Net, Device<Cuda>, Backend<Shm>>;
 #endif

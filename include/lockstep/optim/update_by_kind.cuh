@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file An optimizer's kernels, launched from addresses and element kinds.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/store.cuh"
+#include "lockstep/optim/norm.cuh"
+#include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/step_numbers.hpp"
+#include "lockstep/optim/update.cuh"
+
+namespace lockstep {
+
+// nvcc writes a type into a kernel's host stub the way it was reached, and cannot write the names
+// and numbers that policies have for arguments. So here kernels are launched from addresses,
+// element kinds and a rule that is deduced: nothing of a job's type comes through.
+namespace detail {
+
+template <ElementKind Kind>
+auto* as(std::byte* data) {
+  return reinterpret_cast<ElementOf<Kind>*>(data);
+}
+
+template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count, class R>
+void update_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers, std::byte* master,
+                    std::byte* gradients, std::byte* const* states, std::byte* parameters,
+                    std::size_t count) {
+  StatesOf<R, ElementOf<Master>> typed;
+  for (std::size_t k = 0; k != R::states; ++k)
+    typed[k] = reinterpret_cast<Accumulator<ElementOf<Master>>*>(states[k]);
+  launch_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count>(
+      stream, reinterpret_cast<const StepNumbers<R>*>(numbers), as<Master>(master),
+      as<Gradient>(gradients), typed, as<Param>(parameters), count);
+}
+
+template <ElementKind Kind, std::size_t Count>
+void squares_by_kind(cudaStream_t stream, std::byte* values, double* partials, std::size_t count) {
+  launch_squares<ElementOf<Kind>, Count>(stream, as<Kind>(values), partials, count);
+}
+
+template <class R>
+constexpr std::size_t size_of_numbers(Optimizer<R>) {
+  return sizeof(StepNumbers<R>);
+}
+template <class R>
+constexpr std::size_t size_of_inputs(Optimizer<R>) {
+  return sizeof(StepInputs<R>);
+}
+
+template <class R>
+void store_inputs(Optimizer<R>, cudaStream_t stream, std::byte* to,
+                  const typename R::Options& options, double lr, double scale) {
+  launch_store(stream, reinterpret_cast<StepInputs<R>*>(to), {options, lr, scale});
+}
+
+template <class R>
+void store_numbers(Optimizer<R>, cudaStream_t stream, std::byte* to,
+                   const typename R::Options& options, double lr, std::uint64_t step,
+                   double scale) {
+  launch_store(stream, reinterpret_cast<StepNumbers<R>*>(to),
+               step_numbers<R>(options, lr, step, scale));
+}
+
+template <class R>
+void decide_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
+                    const double* partials, std::size_t count, const StepLimits& limits,
+                    StepState* state, std::byte* numbers) {
+  launch_decide<R>(stream, reinterpret_cast<const StepInputs<R>*>(inputs), partials, count, limits,
+                   state, reinterpret_cast<StepNumbers<R>*>(numbers));
+}
+
+/// The same step for a parameter with a count of updates of its own.
+template <class Rule>
+LOCKSTEP_KERNEL renumber(const StepInputs<Rule>* inputs, const StepNumbers<Rule>* step,
+                         std::uint64_t updates, StepNumbers<Rule>* out) {
+  const bool skip = step->skip;
+  *out = step_numbers<Rule>(inputs->options, inputs->lr, updates, step->in_double.scale);
+  out->skip = skip;
+}
+
+template <class R>
+void renumber_for(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
+                  const std::byte* numbers, std::uint64_t updates, std::byte* out) {
+  renumber<R><<<1, 1, 0, stream>>>(reinterpret_cast<const StepInputs<R>*>(inputs),
+                                   reinterpret_cast<const StepNumbers<R>*>(numbers), updates,
+                                   reinterpret_cast<StepNumbers<R>*>(out));
+  check_launch("renumber");
+}
+
+}  // namespace detail
+
+}  // namespace lockstep

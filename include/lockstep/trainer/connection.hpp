@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file From policies to a communicator.
+
+#include <cstddef>
+#include <type_traits>
+
+#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/process_group.hpp"
+#include "lockstep/comm/shm/communicator.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/topology/world.hpp"
+#include "lockstep/trainer/axes.hpp"
+
+namespace lockstep {
+
+/// Stands for the backend of a world that the compiler knows to be of one.
+struct NoBackend {};
+
+/// How ranks on a device meet through a backend: `communicator<Policies>`,
+/// `make<Policies>(session)` and whether ranks are threads of one process. Specialised beside what
+/// it includes: the CPU's here, a GPU's in trainer/cuda.cuh and trainer/nccl.cuh.
+template <class Device, class Backend>
+struct Connection;
+
+template <>
+struct Connection<Cpu, NoBackend> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = LoopbackCommunicator;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    require_world<1>(session.world(), session.rank());
+    return {};
+  }
+};
+
+template <>
+struct Connection<Cpu, Shm> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = ShmCommunicator<Pick<axes::World, Policies>::static_size,
+                                       typename Pick<axes::Progress, Policies>::choice>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    return make_shm_communicator<Pick<axes::World, Policies>::static_size,
+                                 typename Pick<axes::Progress, Policies>::choice>(
+        session.membership(), session.store());
+  }
+};
+
+/// The connection of a job's policies.
+template <class Policies>
+using ConnectionOf =
+    Connection<typename Pick<axes::Device, Policies>::choice,
+               std::conditional_t<Pick<axes::World, Policies>::static_size == 1, NoBackend,
+                                  typename Pick<axes::Backend, Policies>::choice>>;
+
+template <class Policies>
+using CommunicatorOf = typename ConnectionOf<Policies>::template communicator<Policies>;
+
+/// **Ranks** all. **Host** blocks until all have come.
+template <class Policies>
+CommunicatorOf<Policies> make_communicator(Session& session) {
+  return ConnectionOf<Policies>::template make<Policies>(session);
+}
+
+/// What this version can run; the rest composes, and has a layout and a fingerprint.
+template <class Policies>
+consteval bool trains() {
+  using TheDevice = typename Pick<axes::Device, Policies>::choice;
+  using TheBackend = typename Pick<axes::Backend, Policies>::choice;
+  if (!std::is_same_v<Pick<axes::ParallelStrategy, Policies>, ParallelStrategy<DDP>>) return false;
+  return Pick<axes::World, Policies>::static_size == 1 || std::is_same_v<TheBackend, Shm> ||
+         (std::is_same_v<TheDevice, Cuda> && std::is_same_v<TheBackend, Nccl>);
+}
+
+/// Says which header a job needs that has not been included.
+template <class Policies>
+consteval bool require_connection() {
+  constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
+  constexpr bool by_nccl = std::is_same_v<ConnectionOf<Policies>, Connection<Cuda, Nccl>>;
+  static_assert(connected || by_nccl,
+                "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
+                "file that nvcc compiles");
+  static_assert(connected || !by_nccl,
+                "lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, needs #include "
+                "<lockstep/nccl.cuh>, in a file that nvcc compiles, and -lnccl");
+  return connected;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: Precision<Mixed<Parameters, Reduction, Buffers>> takes float, Half and BFloat16
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", double, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Device<Cuda>, Precision<Mixed<BFloat16>>>;
+#else
+using Job = Composed<Net, Device<Cuda>>;
+#endif

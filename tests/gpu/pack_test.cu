@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Packing: the same bits as the host's conversions, and nothing written beside.
+#include "lockstep/bucket/pack.cuh"
+
+#include <array>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "gpu/device.cuh"
+#include "lockstep/bucket/gather.cuh"
+#include "lockstep/bucket/layout.hpp"
+
+using namespace lockstep;
+using namespace gpu_test;
+
+namespace {
+
+/// Ordinary numbers of many magnitudes, with what is special in between.
+template <class T>
+std::vector<T> wild_values(std::size_t count) {
+  constexpr double infinity = std::numeric_limits<double>::infinity();
+  constexpr double special[] = {0.0,  -0.0, infinity, -infinity, 65504, 65520,
+                                6e-8, 3e-8, 1e-40,    -1e39,     3e-39, 1.00390625};
+  Numbers random(count);
+  std::vector<T> values(count);
+  for (std::size_t i = 0; i != count; ++i) {
+    values[i] = rounded<T>(random.next() * std::exp2(static_cast<double>(i % 61) - 30));
+    if (i % 7 == 6) values[i] = rounded<T>(special[i / 7 % std::size(special)]);
+    if (i % 101 == 100) values[i] = rounded<T>(std::nan(""));
+  }
+  return values;
+}
+
+/// What the host makes of one element.
+template <class To, class From>
+To cast_on_host(From from, double factor) {
+  using A = detail::CastArithmetic<From, To>;
+  const A product = static_cast<A>(factor) * static_cast<A>(static_cast<Accumulator<From>>(from));
+  return static_cast<To>(static_cast<Accumulator<To>>(product));
+}
+
+template <class From, class To, std::size_t Count = dynamic>
+void check_cast(std::size_t count, double factor) {
+  BOOST_TEST_CONTEXT(element_name(element_kind<From>())
+                     << " to " << element_name(element_kind<To>()) << ", count " << count) {
+    const auto from = wild_values<From>(count);
+    std::vector<double> want(count);
+    for (std::size_t i = 0; i != count; ++i) want[i] = number(cast_on_host<To>(from[i], factor));
+    CudaStream stream;
+    const DeviceArray<From> device_from(from);
+    const DeviceArray<To> device_to(count);
+    launch_cast<Count>(stream, device_from.data(), device_to.data(), factor, count);
+    const auto have = device_to.download();
+    BOOST_TEST(difference(want, have, 0, 0) == "");
+    BOOST_TEST(device_to.stray_write() == "");
+    if constexpr (sizeof(To) == 2) {  // NaN too
+      for (std::size_t i = 0; i != count; ++i) {
+        BOOST_REQUIRE(have[i].bits() == cast_on_host<To>(from[i], factor).bits());
+      }
+    }
+  }
+}
+
+template <class From, class To>
+void check_cast_sizes() {
+  if (!has_gpu()) return;
+  for (const std::size_t count : sizes()) check_cast<From, To>(count, 0.3);
+  check_cast<From, To>(777, 1);
+  check_cast<From, To, 777>(777, 0.3);
+}
+
+template <class T>
+void check_add() {
+  if (!has_gpu()) return;
+  using A = Accumulator<T>;
+  for (const std::size_t count : sizes()) {
+    BOOST_TEST_CONTEXT(element_name(element_kind<T>()) << ", count " << count) {
+      std::vector<T> sum(count);
+      std::vector<T> more(count);
+      std::vector<double> want(count);
+      Numbers random(count);
+      for (std::size_t i = 0; i != count; ++i) {
+        sum[i] = rounded<T>(random.next() * 100);
+        more[i] = rounded<T>(random.next() * 100);
+        want[i] = number(static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i])));
+      }
+      CudaStream stream;
+      const DeviceArray<T> device_sum(sum);
+      const DeviceArray<T> device_more(more);
+      launch_add(stream, device_sum.data(), device_more.data(), count);
+      BOOST_TEST(difference(want, device_sum.download(), 0, 0) == "");
+      BOOST_TEST(device_sum.stray_write() == "");
+    }
+  }
+}
+
+struct Net {
+  using Parameters =
+      ParameterList<Parameter<"embedding", float, 1000, 37>, Parameter<"weight", float, 129, 65>,
+                    Parameter<"bias", float, 65>, Parameter<"scale", float, 1>>;
+};
+using NetLayout = Layout<Net, Buckets<BucketLimits{1_KiB, 25_MiB}>>;
+
+template <class To, std::size_t B>
+void check_gather() {
+  BOOST_TEST_CONTEXT("bucket " << B) {
+    constexpr const auto& plan = NetLayout::plan();
+    constexpr std::size_t begin = plan.bucket_table[B].offset / sizeof(float);
+    constexpr std::size_t count = plan.bucket_table[B].count();
+    using Tensors = TensorsOf<NetLayout, B>;
+    std::vector<DeviceArray<float>> tensors;
+    std::array<const float*, Tensors::count> pointers{};
+    std::vector<double> want(count, std::nan(""));  // padding stays as it was
+    for (std::size_t t = 0; t != Tensors::count; ++t) {
+      const Placement& placement = plan.placements[plan.members(B)[t]];
+      const auto values = wild_values<float>(placement.bytes / sizeof(float));
+      for (std::size_t i = 0; i != values.size(); ++i) {
+        want[placement.offset / sizeof(float) - begin + i] =
+            number(cast_on_host<To>(values[i], 0.5));
+      }
+      pointers[t] = tensors.emplace_back(values).data();
+    }
+    CudaStream stream;
+    const DeviceArray<To> bucket(count);
+    launch_gather<Tensors>(stream, pointers, bucket.data(), 0.5);
+    BOOST_TEST(difference(want, bucket.download(), 0, 0) == "");
+    BOOST_TEST(bucket.stray_write() == "");
+  }
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(gpu_pack)
+
+BOOST_AUTO_TEST_CASE(floats_to_bfloat16) { check_cast_sizes<float, BFloat16>(); }
+BOOST_AUTO_TEST_CASE(floats_to_half) { check_cast_sizes<float, Half>(); }
+BOOST_AUTO_TEST_CASE(floats_to_floats) { check_cast_sizes<float, float>(); }
+BOOST_AUTO_TEST_CASE(doubles_to_bfloat16) { check_cast_sizes<double, BFloat16>(); }
+BOOST_AUTO_TEST_CASE(doubles_to_half) { check_cast_sizes<double, Half>(); }
+BOOST_AUTO_TEST_CASE(doubles_to_floats) { check_cast_sizes<double, float>(); }
+BOOST_AUTO_TEST_CASE(bfloat16_to_floats) { check_cast_sizes<BFloat16, float>(); }
+BOOST_AUTO_TEST_CASE(halves_to_floats) { check_cast_sizes<Half, float>(); }
+BOOST_AUTO_TEST_CASE(halves_to_doubles) { check_cast_sizes<Half, double>(); }
+BOOST_AUTO_TEST_CASE(halves_to_bfloat16) { check_cast_sizes<Half, BFloat16>(); }
+
+BOOST_AUTO_TEST_CASE(micro_batches_are_summed) {
+  check_add<double>();
+  check_add<float>();
+  check_add<Half>();
+  check_add<BFloat16>();
+}
+
+BOOST_AUTO_TEST_CASE(tensors_are_gathered_and_padding_is_left_alone) {
+  if (!has_gpu()) return;
+  static_assert(NetLayout::plan().bucket_count == 2);
+  check_gather<BFloat16, 0>();
+  check_gather<BFloat16, 1>();
+  check_gather<float, 1>();
+}
+
+BOOST_AUTO_TEST_SUITE_END()
