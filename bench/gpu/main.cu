@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a GPU makes of it: a small network's step, the fused kernels on their own, the all-reduce of
+// ranks that share a GPU; each against its peer in the same run. An argument chooses a part: step
+// or kernels.
+#include <cuda_runtime.h>
+
+#include <cstdio>
+#include <exception>
+#include <string_view>
+
+#include "kernels.hpp"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "step.hpp"
+#include "table.hpp"
+
+int main(int argc, char** argv) try {
+  const auto wants = [&](std::string_view part) { return argc < 2 || part == argv[1]; };
+  if (lockstep::visible_gpus() == 0) {
+    std::fprintf(stderr, "bench gpu: there is no GPU here\n");
+    return 1;
+  }
+  cudaDeviceProp properties{};
+  lockstep::check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
+  std::printf("%s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
+  if (wants("step")) bench::print_table(bench::compare_steps());
+  if (wants("kernels")) bench::print_table(bench::compare_kernels());
+  return 0;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "bench gpu: %s\n", error.what());
+  return 1;
+}
