@@ -27,12 +27,13 @@ enum class CollectiveKind : std::uint32_t {
   send,
   new_group,
   replay,
+  capture,
 };
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
   constexpr std::string_view names[] = {
       "barrier",        "all_reduce", "reduce",   "broadcast", "all_gather", "gather", "scatter",
-      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "replay"};
+      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "replay", "capture"};
   return names[static_cast<std::size_t>(kind)];
 }
 
@@ -56,7 +57,7 @@ struct Call {
   /// `all_reduce(sum of 100 float)`
   std::string text() const {
     std::string out(collective_name(kind));
-    if (kind == CollectiveKind::barrier) return out + "()";
+    if (kind == CollectiveKind::barrier || kind == CollectiveKind::capture) return out + "()";
     if (kind == CollectiveKind::replay) return out + " of a captured step";
     if (kind == CollectiveKind::new_group) {
       return out + "(" + std::to_string(count) + (count == 1 ? " rank)" : " ranks)");

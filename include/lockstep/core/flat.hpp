@@ -12,10 +12,10 @@
 
 namespace lockstep {
 
-/// An mdspan over host memory that has no gaps.
+/// An mdspan over plain memory, the host's or a GPU's, that has no gaps.
 template <class V>
 concept DenseView = requires(const V& view) {
-  { view.data_handle() } -> std::same_as<typename V::element_type*>;
+  { view.data_handle() } -> std::convertible_to<typename V::element_type*>;
   { view.is_exhaustive() } -> std::convertible_to<bool>;
 };
 
@@ -25,7 +25,7 @@ constexpr auto flat(const V& view) {
   return std::span<typename V::element_type>(view.data_handle(), view.size());
 }
 template <class R>
-  requires(!DenseView<R>)
+  requires(!DenseView<std::remove_cvref_t<R>>)
 constexpr auto flat(R&& range) {
   return std::span<std::remove_reference_t<decltype(*std::ranges::data(range))>>(range);
 }

@@ -49,12 +49,17 @@ inline std::uint32_t* futex_word(Counter& counter) {
   return reinterpret_cast<std::uint32_t*>(&counter.value);
 }
 
-/// Makes a new value visible and wakes whoever sleeps for it.
-inline void publish(Counter& counter, std::uint64_t value) {
-  counter.value.store(value, std::memory_order_seq_cst);
+/// Wakes whoever sleeps for a counter, to look around.
+inline void wake(Counter& counter) {
   if (counter.sleepers.load(std::memory_order_seq_cst) != 0) {
     ::syscall(SYS_futex, futex_word(counter), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
   }
+}
+
+/// Makes a new value visible and wakes whoever sleeps for it.
+inline void publish(Counter& counter, std::uint64_t value) {
+  counter.value.store(value, std::memory_order_seq_cst);
+  wake(counter);
 }
 
 inline bool reached(const Counter& counter, std::uint64_t value) {

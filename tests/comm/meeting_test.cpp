@@ -1,0 +1,329 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that are threads of one process meet, notice who disagrees, hangs, gives up or goes, and
+// never touch the memory of one that has gone.
+#include <atomic>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "exercise.hpp"
+#include "lockstep/comm/threads/mail.hpp"
+#include "repeat.hpp"
+#include "seats.hpp"
+
+using namespace seats;
+using ranks::expect_all_fine;
+using ranks::expect_words;
+using ranks::nobody;
+using ranks::repetitions;
+using ranks::require;
+
+namespace {
+
+constexpr std::size_t worlds[] = {1, 2, 4, 8};
+
+Call sum_of(std::size_t count) {
+  return make_call<int>(CollectiveKind::all_reduce, count, false, 0, "sum");
+}
+
+/// Every rank's out = the sum of all ints.
+void add_up(std::span<const Offer> offers) {
+  int sum = 0;
+  for (const Offer& offer : offers) sum += *static_cast<const int*>(offer.in);
+  for (const Offer& offer : offers) *static_cast<int*>(offer.out) = sum;
+}
+
+void meet_empty(Seat& seat) {
+  seat.meet(Call{}, Offer{}, [](auto) {});
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(meeting)
+
+BOOST_AUTO_TEST_CASE(every_rank_sees_what_all_have_brought_round_after_round) {
+  for (std::size_t world : worlds) {
+    const int rounds = repetitions(static_cast<int>(4000 / world), 1'000'000);
+    expect_all_fine(run(world, [&](Seat& seat) {
+      const int me = static_cast<int>(seat.rank().value());
+      const int n = static_cast<int>(seat.world());
+      for (int round = 0; round < rounds; ++round) {
+        const int in = me + round;
+        int out = -1;
+        seat.meet(sum_of(1), Offer{&in, &out, nullptr, true}, add_up);
+        require(out == n * (n - 1) / 2 + n * round, "round " + std::to_string(round));
+      }
+    }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(calls_are_announced_ahead_and_waited_for_in_any_order) {
+  for (std::size_t world : worlds) {
+    expect_all_fine(run(world, [&](Seat& seat) {
+      constexpr std::size_t ahead = 3 * threads::ring;
+      std::vector<int> in(ahead);
+      std::vector<int> out(ahead, -1);
+      std::vector<std::uint64_t> tickets;
+      for (std::size_t i = 0; i < ahead; ++i) {
+        in[i] = static_cast<int>(i);
+        tickets.push_back(seat.announce(
+            sum_of(1), [&](std::uint64_t) { return Offer{&in[i], &out[i], nullptr, true}; },
+            [](std::span<const Offer> offers, std::uint64_t) { add_up(offers); }));
+      }
+      for (std::size_t i = ahead; i-- > 0;) {
+        seat.wait(tickets[i], sum_of(1));
+        require(seat.is_done(tickets[i]), "waited for and not done");
+        require(out[i] == static_cast<int>(i * world), "call " + std::to_string(i));
+      }
+    }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(calls_that_differ_are_an_error_on_all_ranks_before_any_work) {
+  for (int i = 0; i < repetitions(20, 500); ++i) {
+    std::atomic<int> worked = 0;
+    const Ends ends = run(4, [&](Seat& seat) {
+      meet_empty(seat);
+      seat.meet(sum_of(seat.rank() == Rank{2} ? 7 : 8), Offer{}, [&](auto) { ++worked; });
+    });
+    expect_words(ends, nobody,
+                 {"call 1: ranks disagree: rank 0 called all_reduce(sum of 8 int32)",
+                  "and rank 2 called all_reduce(sum of 7 int32)"});
+    BOOST_TEST(worked == 0);
+  }
+  expect_words(run(2,
+                   [](Seat& seat) {
+                     Offer offer;
+                     offer.on_host = seat.rank() == Rank{1};
+                     seat.meet(sum_of(8), offer, [](auto) {});
+                   }),
+               nobody,
+               {"rank 0 called all_reduce(sum of 8 int32) in device memory and rank 1 called "
+                "all_reduce(sum of 8 int32) in host memory"});
+}
+
+BOOST_AUTO_TEST_CASE(missing_ranks_are_named_within_the_limit) {
+  std::atomic<int> waiting = 2;
+  const auto begin = std::chrono::steady_clock::now();
+  const Ends ends = run(
+      4,
+      [&](Seat& seat) {
+        meet_empty(seat);
+        if (seat.rank().value() % 2 == 0) {
+          try {
+            meet_empty(seat);
+          } catch (...) {
+            --waiting;
+            throw;
+          }
+        }
+        while (waiting > 0) std::this_thread::sleep_for(1ms);
+      },
+      300ms);
+  BOOST_TEST((std::chrono::steady_clock::now() - begin < 10s));
+  // One of the two may learn it from the other.
+  const std::string words =
+      "barrier(): waited 300 ms for rank 1 (made 1 of 2 calls), rank 3 (made 1 of 2 calls); see "
+      "whether it hangs, or raise the time limit";
+  for (std::size_t r : {0, 2}) {
+    BOOST_TEST(ends[r].find(words) != std::string::npos, "rank " << r << " said: " << ends[r]);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_never_comes_is_named) {
+  const auto meeting = std::make_shared<Meeting>(WorldSize{2});
+  const Ends ends = run_threads(1, [&](Rank rank) {
+    Seat seat(meeting, rank, 100ms);
+    meet_empty(seat);
+  });
+  expect_words(ends, nobody, {"rank 0, barrier(): waited 100 ms for rank 1 (never joined)"});
+}
+
+BOOST_AUTO_TEST_CASE(a_reason_to_give_up_reaches_all) {
+  for (std::size_t world : {2, 4, 8}) {
+    const Ends ends = run(world, [&](Seat& seat) {
+      meet_empty(seat);
+      if (seat.rank() == Rank{1}) {
+        seat.abandon("the disk is full");
+        meet_empty(seat);
+      } else {
+        meet_empty(seat);
+      }
+    });
+    expect_words(ends, 1, {"barrier(): rank 1 failed: the disk is full; look at that rank first"});
+    BOOST_TEST(ends[1].find("this communicator failed before") != std::string::npos);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_goes_is_noticed_at_once_and_named_by_all) {
+  const auto begin = std::chrono::steady_clock::now();
+  for (int i = 0; i < repetitions(10, 200); ++i) {
+    const Ends ends = run(4, [](Seat& seat) {
+      if (seat.rank() != Rank{2}) meet_empty(seat);
+    });
+    expect_words(ends, 2, {"barrier(): rank 2 closed its communicator without this call"});
+    const Ends thrown = run(4, [](Seat& seat) {
+      if (seat.rank() == Rank{0}) throw std::runtime_error("out of luck");
+      meet_empty(seat);
+    });
+    BOOST_TEST(thrown[0] == "out of luck");
+    expect_words(thrown, 0, {"barrier(): rank 0 failed: it ended with an exception"});
+  }
+  BOOST_TEST((std::chrono::steady_clock::now() - begin < 15s));
+}
+
+BOOST_AUTO_TEST_CASE(whoever_has_done_its_calls_may_go) {
+  for (int i = 0; i < repetitions(50, 1000); ++i) expect_all_fine(run(4, meet_empty));
+}
+
+BOOST_AUTO_TEST_CASE(work_that_fails_fails_on_all_ranks) {
+  const Ends ends = run(4, [](Seat& seat) {
+    seat.meet(Call{}, Offer{}, [](auto) { throw std::runtime_error("the launch failed"); });
+  });
+  int own = 0;
+  for (const std::string& end : ends) own += end == "the launch failed" ? 1 : 0;
+  BOOST_TEST(own == 1);
+  for (const std::string& end : ends) {
+    BOOST_TEST(end.find("the launch failed") != std::string::npos, end);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(the_memory_of_a_rank_that_has_given_up_is_not_touched) {
+  std::atomic<bool> gave_up = false;
+  std::atomic<bool> worked = false;
+  const auto meeting = std::make_shared<Meeting>(WorldSize{2});
+  const Ends ends = run_threads(2, [&](Rank rank) {
+    Seat seat(meeting, rank, rank == Rank{0} ? 50ms : 20000ms);
+    if (rank == Rank{1}) {
+      while (!gave_up) std::this_thread::yield();
+    }
+    try {
+      seat.meet(sum_of(1), Offer{}, [&](auto) { worked = true; });
+    } catch (...) {
+      gave_up = true;
+      throw;
+    }
+  });
+  BOOST_TEST(!worked);
+  expect_words(ends, 0, {"rank 0 failed", "waited 50 ms for rank 1 (made 0 of 1 calls)"});
+}
+
+BOOST_AUTO_TEST_CASE(a_failed_meeting_is_as_new_once_it_is_restored) {
+  const auto calls = std::make_shared<Meeting>(WorldSize{4});
+  const auto gate = std::make_shared<Meeting>(WorldSize{4});
+  expect_all_fine(run_threads(4, [&](Rank rank) {
+    Seat at_gate(gate, rank, 20s);
+    Seat seat(calls, rank, 20s);
+    for (int round = 0; round < 50; ++round) {
+      std::string fault;
+      try {
+        meet_empty(seat);
+        if (rank == Rank{3}) seat.abandon("no luck in round " + std::to_string(round));
+        meet_empty(seat);
+      } catch (const Error& error) {
+        fault = error.what();
+      }
+      require(!fault.empty(), "the second call went through");
+      at_gate.meet(Call{}, Offer{}, [&](auto) { calls->restore(); });
+      meet_empty(seat);
+    }
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(ranks_take_turns_and_pass_them_on_while_they_wait) {
+  std::mutex turns;
+  int counted = 0;  // by whoever has the turn
+  expect_all_fine(run(4, [&](Seat& seat) {
+    const std::lock_guard turn(turns);
+    seat.take_turns(&turns);
+    for (int round = 0; round < 200; ++round) {
+      ++counted;
+      meet_empty(seat);
+    }
+    seat.take_turns(nullptr);
+  }));
+  BOOST_TEST(counted == 800);
+}
+
+BOOST_AUTO_TEST_CASE(a_seat_is_taken_once) {
+  const auto meeting = std::make_shared<Meeting>(WorldSize{2});
+  const Seat first(meeting, Rank{1}, 1s);
+  BOOST_CHECK_EXCEPTION(Seat(meeting, Rank{1}, 1s), Error, [](const Error& error) {
+    return std::string(error.what()).find("another thread has joined as rank 1") !=
+           std::string::npos;
+  });
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+BOOST_AUTO_TEST_SUITE(mail)
+
+namespace {
+
+Call message_to(Rank to, std::size_t count) {
+  return make_call<int>(CollectiveKind::send, count, false, to.value());
+}
+
+void send(threads::Mailboxes& mail, Seat& seat, int value, Rank to, std::size_t count = 1) {
+  mail.send(seat, message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
+}
+
+int receive(threads::Mailboxes& mail, Seat& seat, Rank from, bool on_host = true) {
+  int value = -1;
+  mail.receive(seat, message_to(seat.rank(), 1), on_host, from, [&](const Offer& offer) {
+    value = *static_cast<const int*>(offer.in);
+    return nullptr;
+  });
+  return value;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(messages_arrive_in_the_order_of_sending) {
+  for (std::size_t world : {2, 4, 8}) {
+    threads::Mailboxes mail(WorldSize{world});
+    expect_all_fine(run(world, [&](Seat& seat) {
+      const std::size_t me = seat.rank().value();
+      const Rank right{(me + 1) % world};
+      const Rank left{(me + world - 1) % world};
+      for (int i = 0; i < 200; ++i) {
+        if (me % 2 == 0) send(mail, seat, 1000 * static_cast<int>(me) + i, right);
+        require(receive(mail, seat, left) == 1000 * static_cast<int>(left.value()) + i, "a value");
+        if (me % 2 != 0) send(mail, seat, 1000 * static_cast<int>(me) + i, right);
+      }
+    }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(messages_that_do_not_fit_are_an_error_on_both_sides) {
+  threads::Mailboxes counts(WorldSize{2});
+  expect_words(run(2,
+                   [&](Seat& seat) {
+                     if (seat.rank() == Rank{0}) send(counts, seat, 1, Rank{1}, 2);
+                     if (seat.rank() == Rank{1}) receive(counts, seat, Rank{0});
+                   }),
+               nobody, {"send(1 int32, to rank 1): rank 0 sends send(2 int32, to rank 1)"});
+  threads::Mailboxes memory(WorldSize{2});
+  expect_words(run(2,
+                   [&](Seat& seat) {
+                     if (seat.rank() == Rank{0}) send(memory, seat, 1, Rank{1});
+                     if (seat.rank() == Rank{1}) receive(memory, seat, Rank{0}, false);
+                   }),
+               nobody, {"rank 0 sends send(1 int32, to rank 1) in host memory"});
+}
+
+BOOST_AUTO_TEST_CASE(a_sender_or_receiver_that_has_gone_is_named) {
+  threads::Mailboxes mail(WorldSize{3});
+  expect_words(run(3,
+                   [&](Seat& seat) {
+                     if (seat.rank() == Rank{0}) send(mail, seat, 1, Rank{2});
+                     if (seat.rank() == Rank{1}) receive(mail, seat, Rank{2});
+                   }),
+               2, {"rank 2 closed its communicator without this call"});
+}
+
+BOOST_AUTO_TEST_SUITE_END()

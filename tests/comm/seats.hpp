@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Runs a function on the ranks of one process, each a thread with a seat at a meeting.
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/threads/seat.hpp"
+
+namespace seats {
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+using threads::Meeting;
+using threads::Offer;
+using threads::Seat;
+
+/// What each rank ended with: nothing, or the words of its exception.
+using Ends = std::vector<std::string>;
+
+/// `seated(rank)` on as many threads. Nothing it throws gets out.
+inline Ends run_threads(std::size_t world, auto seated) {
+  Ends ends(world);
+  std::vector<std::jthread> threads;
+  for (std::size_t r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        seated(Rank{r});
+      } catch (const std::exception& error) {
+        ends[r] = error.what();
+      }
+    });
+  }
+  threads.clear();
+  return ends;
+}
+
+/// `f(seat)` on every rank of one meeting.
+inline Ends run(std::size_t world, auto f, threads::Milliseconds timeout = 20s) {
+  const auto meeting = std::make_shared<Meeting>(WorldSize{world});
+  return run_threads(world, [&](Rank rank) {
+    Seat seat(meeting, rank, timeout);
+    f(seat);
+  });
+}
+
+}  // namespace seats

@@ -1,0 +1,299 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What DDP on GPUs must do, whatever its ranks communicate through. Every check is a function
+/// of a communicator that throws what is wrong.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gpu/plain_mlp.cuh"
+#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/objects.hpp"
+#include "lockstep/lockstep.cuh"
+#include "reference.hpp"
+
+namespace gpu_test {
+
+using namespace lockstep;
+using namespace train;
+
+inline void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+
+template <class View>
+auto downloaded(const View& view) {
+  std::vector<typename View::value_type> values(view.size());
+  check_cuda(cudaMemcpy(values.data(), view.data_handle(),
+                        values.size() * sizeof(typename View::value_type), cudaMemcpyDefault),
+             "cudaMemcpy");
+  return values;
+}
+
+/// Every parameter, one behind the other, as bytes.
+template <class Ddp>
+std::string all_parameters(Ddp& ddp) {
+  std::string bytes;
+  PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+    const auto values = downloaded(view);
+    bytes.append(reinterpret_cast<const char*>(values.data()), values.size() * sizeof(values[0]));
+  });
+  return bytes;
+}
+
+/// The same bits on all ranks, or which rank differs.
+void require_equal_replicas(auto& comm, auto& ddp, const std::string& how) {
+  comm.synchronize();
+  const auto all = all_gather_objects(comm, all_parameters(ddp));
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    require(all[r] == all[0], how + ": parameters of rank " + std::to_string(r) +
+                                  " are not the bits that rank 0 has");
+  }
+}
+
+inline bool close(double a, double b, double tolerance) {
+  return std::abs(a - b) <= tolerance * std::max(std::abs(b), 1e-3);
+}
+
+template <class... Ps, class Comm>
+auto make_ddp(Comm& comm, auto model) {
+  return BasicDdp<decltype(model), CanonicalPolicies<Device<Cuda>, Ps...>, Comm>(comm, model);
+}
+template <class Model, class Comm, class... Ps>
+using Ddp = BasicDdp<Model, CanonicalPolicies<Device<Cuda>, Ps...>, Comm>;
+
+// ---- PyTorch's figures
+
+void set_options(auto& options, const nlohmann::json& hyper) {
+  options.lr = hyper["lr"];
+  options.weight_decay = hyper.value("weight_decay", 0.0);
+  if constexpr (requires { options.momentum; }) options.momentum = hyper["momentum"];
+  if constexpr (requires { options.beta1; }) {
+    options.beta1 = hyper["betas"][0];
+    options.beta2 = hyper["betas"][1];
+    options.eps = hyper["eps"];
+  }
+}
+
+template <std::size_t Accumulated, class... Ps, class Comm>
+void parity_case(Comm& comm, const nlohmann::json& c, const std::string& how) {
+  using Model = GpuPlainMlp<double, 12, 16, 5>;
+  Ddp<Model, Comm, Accumulate<Accumulated>, Buckets<BucketLimits{600, 1500}>, Ps...> ddp(comm);
+  set_options(ddp.optimizer(), c["hyper"]);
+  for (std::size_t s = 0; s < c["steps"]; ++s) {
+    double loss[] = {0};
+    for (std::size_t m = 0; m < Accumulated; ++m) {
+      const auto batch = labelled<double>(
+          reference_batch(c["batch"], 12, 5, s * Accumulated + m, comm.rank().value()));
+      loss[0] += ddp.step(batch) / Accumulated;
+    }
+    comm.all_reduce(loss, Average{});
+    const double want = c["mean_loss"][s];
+    require(close(loss[0], want, 1e-9), how + ": loss of step " + std::to_string(s) + " is " +
+                                            std::to_string(loss[0]) + ", PyTorch has " +
+                                            std::to_string(want));
+  }
+  comm.synchronize();
+  std::vector<std::string> names{"fc1.weight", "fc1.bias", "fc2.weight",
+                                 "fc2.bias",   "fc3.weight", "fc3.bias"};
+  std::size_t p = 0;
+  PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+    const std::string& name = names[p++];
+    const std::vector<double> want = c["params"][name];
+    const auto got = downloaded(view);
+    require(want.size() == got.size(), how + ": sizes of " + name);
+    for (std::size_t i = 0; i < want.size(); ++i) {
+      require(close(got[i], want[i], 1e-9),
+              how + ": " + name + "[" + std::to_string(i) + "] is " + std::to_string(got[i]) +
+                  ", PyTorch has " + std::to_string(want[i]));
+    }
+  });
+  if constexpr ((std::is_same_v<Ps, CapturedStep> || ...)) {
+    require((ddp.template captured_graphs<LabelledBatch<double, std::int32_t>>()) != 0,
+            how + ": nothing was captured");
+  }
+}
+
+template <class Rule, std::size_t Accumulated, class... Ps>
+std::size_t parity_of(auto& comm, const char* name) {
+  std::size_t cases = 0;
+  for (const nlohmann::json& c : reference("ddp.json")) {
+    if (c["optimizer"] != name || c["world"] != comm.world_size().value()) continue;
+    ++cases;
+    if (c["clip"].is_null()) {
+      parity_case<1, Optimizer<Rule>, Ps...>(comm, c, name);
+    } else {
+      parity_case<Accumulated, Optimizer<Rule>, Clip<0.05>, Ps...>(comm, c,
+                                                                   name + std::string(", clipped"));
+    }
+  }
+  return cases;
+}
+
+/// Worlds of 2, 3 and 4 have figures.
+template <class... Ps>
+void check_parity(auto& comm) {
+  std::size_t cases = parity_of<SGD, 2, Ps...>(comm, "sgd");
+  cases += parity_of<SGDMomentum, 2, Ps...>(comm, "sgd_momentum");
+  cases += parity_of<SGDNesterov, 3, Ps...>(comm, "sgd_nesterov");
+  cases += parity_of<Adam, 3, Ps...>(comm, "adam");
+  cases += parity_of<AdamW, 2, Ps...>(comm, "adamw");
+  const std::size_t world = comm.world_size().value();
+  require(cases == (world == 2 ? 5u : world == 3 ? 4u : world == 4 ? 1u : 0u), "cases");
+}
+
+// ---- The CPU's job
+
+/// Random networks and batches: W ranks on GPUs over shares, one process on the CPU over the whole.
+template <class... Ps>
+void check_cpu(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  std::mt19937 random(7);
+  const auto pick = [&](std::size_t most) { return random() % most + 1; };
+  const std::size_t world = comm.world_size().value();
+  for (int round = 0; round < 6; ++round) {
+    const std::size_t in = pick(40), hidden = pick(50), out = pick(6) + 1, rows = pick(9);
+    GpuPlainMlp<double, dynamic, dynamic, dynamic> on_gpu;
+    PlainMlp<dynamic, dynamic, dynamic> on_cpu;
+    on_gpu.in = on_cpu.in = in;
+    on_gpu.hidden = on_cpu.hidden = hidden;
+    on_gpu.out = on_cpu.out = out;
+    Ddp<decltype(on_gpu), Comm, Optimizer<AdamW>, Clip<0.5>, Ps...> ddp(comm, std::move(on_gpu));
+    LoopbackCommunicator alone;
+    BasicDdp<decltype(on_cpu),
+             CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>>, LoopbackCommunicator>
+        cpu(alone, on_cpu);
+    for (std::size_t s = 0; s < 5; ++s) {
+      Samples whole{in, {}, {}};
+      for (std::size_t r = 0; r < world; ++r) {
+        const Samples share = reference_batch(rows, in, out, s, r);
+        whole.x.insert(whole.x.end(), share.x.begin(), share.x.end());
+        whole.y.insert(whole.y.end(), share.y.begin(), share.y.end());
+        if (r == comm.rank().value()) ddp.step(labelled<double>(share));
+      }
+      cpu.step(whole);
+    }
+    comm.synchronize();
+    std::vector<std::vector<double>> want;
+    PlainMlp<1, 1, 1>::for_each_parameter(cpu, [&](const auto& view) {
+      want.emplace_back(view.data_handle(), view.data_handle() + view.size());
+    });
+    std::size_t p = 0;
+    PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+      const auto got = downloaded(view);
+      for (std::size_t i = 0; i < got.size(); ++i) {
+        require(close(got[i], want[p][i], 1e-9),
+                "network " + std::to_string(in) + "-" + std::to_string(hidden) + "-" +
+                    std::to_string(out) + ", parameter " + std::to_string(p) + "[" +
+                    std::to_string(i) + "] is " + std::to_string(got[i]) + ", the CPU has " +
+                    std::to_string(want[p][i]));
+      }
+      ++p;
+    });
+    require_equal_replicas(comm, ddp, "random networks");
+  }
+}
+
+// ---- Repeats, precision, and what else a job can ask for
+
+using Network = GpuPlainMlp<float, 20, 32, 4>;
+using Floats = LabelledBatch<float, std::int32_t>;
+
+/// Trains, and returns the losses and the parameters.
+template <class... Ps>
+std::pair<std::vector<double>, std::string> run_job(auto& comm, std::size_t steps = 8,
+                                                    std::size_t last_rows = 6,
+                                                    Network network = {}) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Network, Comm, Ps...> ddp(comm, std::move(network));
+  ddp.optimizer().lr = 0.02;
+  std::vector<double> losses;
+  for (std::size_t s = 0; s < steps; ++s) {
+    const std::size_t rows = s % 4 == 3 ? last_rows : 6;
+    const auto batch = labelled<float>(reference_batch(rows, 20, 4, s % 2, comm.rank().value()));
+    losses.push_back(ddp.step(batch));
+  }
+  require_equal_replicas(comm, ddp, "a job");
+  return {losses, all_parameters(ddp)};
+}
+
+void check_repeat(auto& comm) {
+  const auto first = run_job<Optimizer<AdamW>>(comm, 8, 3);
+  require(run_job<Optimizer<AdamW>>(comm, 8, 3) == first, "a second run has other bits");
+  require(run_job<Optimizer<AdamW>, CapturedStep>(comm, 8, 3) == first,
+          "captured steps give other bits than steps call by call");
+  require(run_job<Optimizer<AdamW>, CapturedStep>(comm, 8, 3) == first,
+          "a second run of captured steps has other bits");
+}
+
+void check_mixed(auto& comm) {
+  const auto exact = run_job<Optimizer<AdamW>>(comm, 40);
+  const auto compare = [&](const char* name, const auto& mixed, double tolerance) {
+    require(mixed.first.front() < 10 && close(mixed.first.front(), exact.first.front(), 0.05),
+            std::string(name) + ": the first loss is " + std::to_string(mixed.first.front()) +
+                ", in float " + std::to_string(exact.first.front()));
+    require(close(mixed.first.back(), exact.first.back(), tolerance),
+            std::string(name) + ": the last loss is " + std::to_string(mixed.first.back()) +
+                ", in float " + std::to_string(exact.first.back()));
+  };
+  compare("bfloat16", run_job<Optimizer<AdamW>, Precision<Mixed<BFloat16>>>(comm, 40), 0.1);
+  compare("bfloat16, reduced in float",
+          run_job<Optimizer<AdamW>, Precision<Mixed<BFloat16, float>>>(comm, 40), 0.1);
+  compare("float, reduced in bfloat16",
+          run_job<Optimizer<AdamW>, Precision<Mixed<float, BFloat16>>, Clip<1.0>>(comm, 40), 0.1);
+  compare("half", run_job<Optimizer<AdamW>, Precision<Mixed<Half>>>(comm, 40), 0.1);
+  const auto captured = run_job<Optimizer<AdamW>, Precision<Mixed<Half>>, CapturedStep>(comm, 40);
+  compare("half, captured", captured, 0.1);
+  require(captured == run_job<Optimizer<AdamW>, Precision<Mixed<Half>>>(comm, 40),
+          "half: captured steps give other bits");
+}
+
+/// A model that waits for the GPU cannot be captured; it trains all the same.
+void check_fallback(auto& comm) {
+  Network waiting;
+  waiting.waits = true;
+  const auto plain = run_job<Optimizer<SGD>>(comm, 6);
+  require(run_job<Optimizer<SGD>, CapturedStep>(comm, 6, 6, std::move(waiting)) == plain,
+          "a step that could not be captured trains differently");
+}
+
+/// By hand, in phases; and a loss that is asked for too late.
+void check_phases(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  const auto plain = run_job<Optimizer<SGDMomentum>>(comm, 4);
+  Ddp<Network, Comm, Optimizer<SGDMomentum>> ddp(comm);
+  ddp.optimizer().lr = 0.02;
+  for (std::size_t s = 0; s < 4; ++s) {
+    const auto batch = labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value()));
+    const double loss = ddp.forward(batch).backward().reduce().update();
+    require(loss == plain.first[s], "the loss of a phase");
+  }
+  require_equal_replicas(comm, ddp, "phases");
+  require(all_parameters(ddp) == plain.second, "phases train differently from steps");
+  const auto batch = labelled<float>(reference_batch(6, 20, 4, 0, comm.rank().value()));
+  const auto early = ddp.step(batch);
+  ddp.step(batch);
+  std::string said;
+  try {
+    static_cast<void>(static_cast<double>(early));
+  } catch (const Error& error) {
+    said = error.what();
+  }
+  require(said.find("a later forward pass has overwritten it") != std::string::npos,
+          "a stale loss was not refused: " + said);
+}
+
+/// What nobody used keeps its bits; what one rank used is everybody's.
+void check_unused(auto& comm);
+
+/// Rank 0's buffers are everybody's before every forward.
+void check_buffers(auto& comm);
+
+}  // namespace gpu_test
