@@ -31,3 +31,21 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
     target_end()
 end
+
+-- Run where a GPU is; compiled and linked wherever nvcc is.
+if has_config("gpu") then
+    target("bench_gpu")
+        set_kind("binary")
+        set_default(false)
+        set_targetdir("$(projectdir)/build/bench")
+        add_deps("lockstep", "bench_support")
+        add_files("gpu/*.cu", "gpu/*.cpp")
+        add_includedirs("gpu", "../examples")
+        add_links("cublasLt")
+        add_cugencodes("sm_90")
+        set_warnings("none")
+        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+        set_optimize("fastest")
+        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+    target_end()
+end

@@ -115,7 +115,8 @@ LOCKSTEP_KERNEL __launch_bounds__(T::threads)
     __syncthreads();  // the chunk is there, and the one before it is done with
     fetch(chunk + stages - 1);
 #pragma unroll
-    for (int term = 8 * slice + 4 * half; term < T::chunk; term += 8 * T::slices) {
+    for (int part = 0; part < T::chunk; part += 8 * T::slices) {
+      const int term = part + 8 * slice + 4 * half;
       float u[4][4];
       float v[4][4];
       panels_a[chunk % stages].read(u, warp_row, y, term);

@@ -1,8 +1,12 @@
 -- One program per file, named after it without its number: 00_one_process.cpp is build/examples/one_process.
 set_group("examples")
 
+local function name_of(file)
+    return (path.basename(file):gsub("^%d+_", ""))
+end
+
 for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
-    target((path.basename(file):gsub("^%d+_", "")))
+    target(name_of(file))
         set_kind("binary")
         set_targetdir("$(projectdir)/build/examples")
         add_deps("lockstep")
@@ -14,4 +18,22 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
         -- only. Examples run where they are built, so they may use all that this machine has.
         add_cxflags("-march=native")
     target_end()
+end
+
+-- Those for a GPU compile and link wherever nvcc is.
+if has_config("gpu") then
+    for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cu"))) do
+        target(name_of(file))
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/examples")
+            add_deps("lockstep")
+            add_files(file)
+            add_syslinks("pthread", "z")
+            add_links("cublasLt")
+            add_cugencodes("sm_80", "sm_90")
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+        target_end()
+    end
 end
