@@ -34,6 +34,11 @@ inline std::string cuda_advice(cudaError_t error) {
     case cudaErrorMisalignedAddress:
     case cudaErrorLaunchFailure:
       return "an earlier kernel is wrong, likely the model's: run it under compute-sanitizer";
+    case cudaErrorStreamCaptureUnsupported:
+    case cudaErrorStreamCaptureInvalidated:
+    case cudaErrorStreamCaptureImplicit:
+      return "while a step is captured nothing may wait for the GPU, allocate its memory or use the "
+             "default stream";
     default:
       return "see the CUDA runtime's documentation of this error";
   }

@@ -1,0 +1,7 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Everything a GPU job needs, NCCL included: link with -lnccl.
+
+#include "lockstep/comm/nccl/groups.cuh"
+#include "lockstep/lockstep.cuh"
+#include "lockstep/trainer/nccl.cuh"
