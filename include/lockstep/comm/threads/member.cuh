@@ -190,6 +190,7 @@ class Member {
       settle();
     } catch (...) {
       failure = Failure::of(std::current_exception());
+      static_cast<void>(cudaGetLastError());  // of launches into a capture that was over
       seat_->abandon(failure->text(rank()));
     }
     is_capturing_ = false;

@@ -1,0 +1,202 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Runs a function on ranks that are threads, all on the GPUs there are, and says what became
+/// of each.
+
+#include <cuda_runtime.h>
+
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/threads/communicator.cuh"
+
+namespace thread_ranks {
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+/// A fixture for cases that could hang: then the process ends and says in which case.
+class Watchdog {
+ public:
+  Watchdog()
+      : name_(boost::unit_test::framework::current_test_case().full_name()), thread_([this] {
+          std::unique_lock lock(mutex_);
+          if (over_.wait_for(lock, 240s, [this] { return is_over_; })) return;
+          std::fprintf(stderr, "watchdog: hangs: %s\n", name_.c_str());
+          std::abort();
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      is_over_ = true;
+    }
+    over_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::string name_;
+  std::mutex mutex_;
+  std::condition_variable over_;
+  bool is_over_ = false;
+  std::thread thread_;
+};
+
+/// Where there is no GPU, a case says so and ends.
+inline bool no_gpu() {
+  if (visible_gpus() != 0) return false;
+  BOOST_TEST_MESSAGE("not run: no CUDA device here");
+  return true;
+}
+
+inline void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+
+/// What a rank ended with: nothing, or the words of its exception.
+using Ends = std::vector<std::string>;
+
+/// `f(rank)` on as many threads. Nothing it throws gets out.
+template <class F>
+Ends run_threads(std::size_t world, const F& f) {
+  Ends ends(world);
+  std::vector<std::jthread> threads;
+  for (std::size_t r = 0; r < world; ++r) {
+    threads.emplace_back([&, r] {
+      try {
+        f(Rank{r});
+      } catch (const std::exception& error) {
+        ends[r] = error.what();
+      }
+    });
+  }
+  threads.clear();
+  return ends;
+}
+
+/// `f(communicator)` on every rank.
+template <std::size_t Ranks = dynamic, class F>
+Ends run(std::size_t world, const F& f, std::chrono::milliseconds timeout = 60s) {
+  const auto shared = std::make_shared<threads::SharedWorld>(WorldSize{world});
+  return run_threads(world, [&](Rank rank) {
+    auto gpu = std::make_shared<Gpu>(rank, rank.value() % visible_gpus());
+    ThreadCommunicator<Ranks> comm(shared, rank, std::move(gpu), timeout);
+    f(comm);
+  });
+}
+
+inline void expect_all_fine(const Ends& ends) {
+  for (std::size_t r = 0; r < ends.size(); ++r) {
+    BOOST_TEST(ends[r].empty(), "rank " << r << ": " << ends[r]);
+  }
+}
+
+inline constexpr std::size_t nobody = static_cast<std::size_t>(-1);
+
+/// Every rank but the culprit ends with words that contain all of `parts`.
+inline void expect_words(const Ends& ends, std::size_t culprit,
+                         const std::vector<std::string>& parts) {
+  for (std::size_t r = 0; r < ends.size(); ++r) {
+    if (r == culprit) continue;
+    for (const std::string& part : parts) {
+      BOOST_TEST(ends[r].find(part) != std::string::npos,
+                 "rank " << r << " lacks '" << part << "', it said: '" << ends[r] << "'");
+    }
+  }
+}
+
+/// Copies in the rank's stream's order. **Host** blocks until it has arrived.
+template <class C, class T>
+void upload(C& comm, const std::vector<T>& from, std::span<T> to) {
+  check_cuda(cudaMemcpyAsync(to.data(), from.data(), to.size_bytes(), cudaMemcpyDefault,
+                             comm.gpu().stream()),
+             "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(comm.gpu().stream()), "cudaStreamSynchronize");
+}
+template <class C, class T>
+std::vector<T> download(C& comm, std::span<T> from) {
+  std::vector<T> values(from.size());
+  check_cuda(cudaMemcpyAsync(values.data(), from.data(), from.size_bytes(), cudaMemcpyDefault,
+                             comm.gpu().stream()),
+             "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(comm.gpu().stream()), "cudaStreamSynchronize");
+  return values;
+}
+
+inline std::size_t mixed(std::size_t rank, std::size_t i) {
+  std::size_t x = (i + 1) * 0x9e3779b97f4a7c15u + (rank + 1) * 0xbf58476d1ce4e5b9u;
+  x ^= x >> 31;
+  x *= 0x94d049bb133111ebu;
+  return x ^ (x >> 29);
+}
+
+/// What rank `rank` holds at place i: any bits of an integer, or a number in [-1, 1) with a full
+/// mantissa, so that the order in which ranks are combined shows.
+template <class T>
+T value(std::size_t rank, std::size_t i) {
+  const std::size_t x = mixed(rank, i);
+  if constexpr (std::is_same_v<T, double>) {
+    return static_cast<double>(x >> 11) * 0x1p-52 - 1;
+  } else if constexpr (FloatingElement<T>) {
+    return static_cast<T>(static_cast<float>(x >> 40) * 0x1p-23f - 1);
+  } else {
+    return static_cast<T>(x);
+  }
+}
+
+template <class T>
+std::vector<T> values(std::size_t rank, std::size_t count, std::size_t first = 0) {
+  std::vector<T> all(count);
+  for (std::size_t i = 0; i < count; ++i) all[i] = value<T>(rank, first + i);
+  return all;
+}
+
+/// The reference: combine in rank order, element by element.
+template <class T, class Op>
+std::vector<T> reduced(const Op& op, std::size_t world, std::size_t count, std::size_t first = 0) {
+  std::vector<T> all(count);
+  for (std::size_t i = 0; i < count; ++i) {
+    auto sum = op.prepare(value<T>(0, first + i));
+    for (std::size_t w = 1; w < world; ++w) {
+      sum = op.combine(sum, op.prepare(value<T>(w, first + i)));
+    }
+    all[i] = op.template finish<T>(sum, world);
+  }
+  return all;
+}
+
+template <class T>
+std::string bits(const T& value) {
+  unsigned long long all = 0;
+  std::memcpy(&all, &value, sizeof(T));
+  char text[96];
+  std::snprintf(text, sizeof text, "%.17g (0x%llx)",
+                static_cast<double>(static_cast<Accumulator<T>>(value)), all);
+  return text;
+}
+
+/// Equal to the last bit, or the first element that is not.
+template <class T>
+void require_equal(const std::vector<T>& got, const std::vector<T>& expected,
+                   const std::string& what) {
+  for (std::size_t i = 0; i < expected.size(); ++i) {
+    if (std::memcmp(&got[i], &expected[i], sizeof(T)) == 0) continue;
+    throw std::runtime_error(what + ": element " + std::to_string(i) + " of " +
+                             std::to_string(expected.size()) + ": expected " + bits(expected[i]) +
+                             ", got " + bits(got[i]));
+  }
+}
+
+}  // namespace thread_ranks
