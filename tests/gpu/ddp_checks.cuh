@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What DDP on GPUs must do, whatever its ranks communicate through. Every check is a function
-/// of a communicator that throws what is wrong.
+/// @file What DDP on GPUs must do, whatever its ranks communicate through. Every check is a
+/// function of a communicator that throws what is wrong.
 
 #include <algorithm>
 #include <cmath>
@@ -101,7 +101,7 @@ void parity_case(Comm& comm, const nlohmann::json& c, const std::string& how) {
                                             std::to_string(want));
   }
   comm.synchronize();
-  std::vector<std::string> names{"fc1.weight", "fc1.bias", "fc2.weight",
+  std::vector<std::string> names{"fc1.weight", "fc1.bias",   "fc2.weight",
                                  "fc2.bias",   "fc3.weight", "fc3.bias"};
   std::size_t p = 0;
   PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
@@ -110,9 +110,9 @@ void parity_case(Comm& comm, const nlohmann::json& c, const std::string& how) {
     const auto got = downloaded(view);
     require(want.size() == got.size(), how + ": sizes of " + name);
     for (std::size_t i = 0; i < want.size(); ++i) {
-      require(close(got[i], want[i], 1e-9),
-              how + ": " + name + "[" + std::to_string(i) + "] is " + std::to_string(got[i]) +
-                  ", PyTorch has " + std::to_string(want[i]));
+      require(close(got[i], want[i], 1e-9), how + ": " + name + "[" + std::to_string(i) + "] is " +
+                                                std::to_string(got[i]) + ", PyTorch has " +
+                                                std::to_string(want[i]));
     }
   });
   if constexpr ((std::is_same_v<Ps, CapturedStep> || ...)) {
@@ -167,8 +167,8 @@ void check_cpu(auto& comm) {
     on_gpu.out = on_cpu.out = out;
     Ddp<decltype(on_gpu), Comm, Optimizer<AdamW>, Clip<0.5>, Ps...> ddp(comm, std::move(on_gpu));
     LoopbackCommunicator alone;
-    BasicDdp<decltype(on_cpu),
-             CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>>, LoopbackCommunicator>
+    BasicDdp<decltype(on_cpu), CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>>,
+             LoopbackCommunicator>
         cpu(alone, on_cpu);
     for (std::size_t s = 0; s < 5; ++s) {
       Samples whole{in, {}, {}};
@@ -290,10 +290,102 @@ void check_phases(auto& comm) {
           "a stale loss was not refused: " + said);
 }
 
-/// What nobody used keeps its bits; what one rank used is everybody's.
-void check_unused(auto& comm);
+/// A model without mathematics: the batch says what becomes of gradients and buffer.
+template <class T>
+LOCKSTEP_KERNEL set_all(T* data, T value, std::size_t count) {
+  if (threadIdx.x < count) data[threadIdx.x] = value;
+}
 
-/// Rank 0's buffers are everybody's before every forward.
-void check_buffers(auto& comm);
+struct Entry {
+  float gradient = 0;
+  bool uses_b = true;
+  float mean = 0;
+};
+
+struct Sheet {
+  using Parameters = ParameterList<Parameter<"a", float, 7>, Parameter<"b", float, 40>>;
+  using Buffers = BufferList<Buffer<"mean", float, 5>>;
+
+  void initialize(auto& initial) {
+    for (std::size_t i = 0; i < 40; ++i) initial.param("b"_p)(i) = 1;
+  }
+  void forward(auto& step, const Entry& entry) {
+    check_cuda(cudaMemcpyAsync(&seen_, step.buffer("mean"_p).data_handle(), sizeof seen_,
+                               cudaMemcpyDefault, step.stream()),
+               "cudaMemcpyAsync");
+    fill(step.stream(), step.buffer("mean"_p).data_handle(), entry.mean, 5);
+    check_cuda(cudaMemsetAsync(step.loss(), 0, sizeof(double), step.stream()), "cudaMemsetAsync");
+    step.synchronize();
+  }
+  void backward(auto& step, const Entry& entry) {
+    fill(step.stream(), step.grad("a"_p).data_handle(), entry.gradient, 7);
+    step.ready("a"_p);
+    if (!entry.uses_b) return;
+    fill(step.stream(), step.grad("b"_p).data_handle(), entry.gradient, 40);
+    step.ready("b"_p);
+  }
+  /// What forward found in the buffer.
+  float seen() const { return seen_; }
+
+ private:
+  static void fill(cudaStream_t stream, float* data, float value, std::size_t count) {
+    set_all<float><<<1, 64, 0, stream>>>(data, value, count);
+    check_launch("set_all");
+  }
+  float seen_ = -1;
+};
+
+/// What nobody used keeps its bits; what one rank used is everybody's. Rank 0's buffers are
+/// everybody's before every forward.
+void check_unused(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Sheet, Comm, UnusedParameters<Zero>, Optimizer<SGD>> ddp(comm);
+  ddp.optimizer().lr = 1;
+  const auto world = static_cast<float>(comm.world_size().value());
+  const auto rank = static_cast<float>(comm.rank().value());
+  ddp.step(Entry{1, comm.rank() == Rank{0}, 10 + rank});
+  ddp.step(Entry{1, false, 20 + rank});
+  require(ddp.model().seen() == 10,
+          "the buffer is " + std::to_string(ddp.model().seen()) + ", rank 0 had written 10");
+  ddp.step(Entry{1, false, 0});
+  require(ddp.model().seen() == 20, "the buffer of the third step");
+  comm.synchronize();
+  require(downloaded(ddp.param("a"_p)) == std::vector<float>(7, -3), "a is wrong");
+  require(downloaded(ddp.param("b"_p)) == std::vector<float>(40, 1 - 1 / world), "b is wrong");
+  Ddp<Sheet, Comm> strict(comm);
+  std::string said;
+  if (comm.world_size() == WorldSize{1}) {  // elsewhere every rank would fail with it
+    try {
+      strict.step(Entry{1, false, 0});
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    require(said.find("no gradient came for b") != std::string::npos, "nothing said of b: " + said);
+  }
+}
+
+/// All of them, or the one that is named.
+void run_checks(auto& comm, const std::string& name) {
+  const std::size_t world = comm.world_size().value();
+  const auto run = [&](const char* check, auto f) {
+    if (name != "all" && name != check) return;
+    f();
+    comm.barrier();
+    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, world);
+  };
+  const bool has_figures = world >= 2 && world <= 4;
+  run("parity", [&] {
+    if (has_figures) check_parity<>(comm);
+  });
+  run("parity_captured", [&] {
+    if (has_figures) check_parity<CapturedStep>(comm);
+  });
+  run("cpu", [&] { check_cpu<>(comm); });
+  run("repeat", [&] { check_repeat(comm); });
+  run("mixed", [&] { check_mixed(comm); });
+  run("fallback", [&] { check_fallback(comm); });
+  run("phases", [&] { check_phases(comm); });
+  run("unused", [&] { check_unused(comm); });
+}
 
 }  // namespace gpu_test

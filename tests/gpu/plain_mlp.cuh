@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The reference network of `ddp.json` on a GPU: one thread for each number, plain loops. Slow
-/// and easy to believe, like its twin in tests/train/plain_mlp.hpp.
+/// @file The reference network of `ddp.json` on a GPU: one thread for each number, plain loops.
+/// Slow and easy to believe, like its twin in tests/train/plain_mlp.hpp.
 
 #include <cuda_runtime.h>
 
@@ -28,7 +28,8 @@ LOCKSTEP_KERNEL plain_linear(const P* w, const P* bias, const X* x, A* y, std::s
   const std::size_t b = at / n;
   const std::size_t j = at % n;
   A sum = static_cast<A>(bias[j]);
-  for (std::size_t i = 0; i < m; ++i) sum += static_cast<A>(w[j * m + i]) * static_cast<A>(x[b * m + i]);
+  for (std::size_t i = 0; i < m; ++i)
+    sum += static_cast<A>(w[j * m + i]) * static_cast<A>(x[b * m + i]);
   y[at] = relu && sum < A{0} ? A{0} : sum;
 }
 
@@ -107,8 +108,8 @@ struct PlainKernels {
   }
   void input_gradient(const void* w, const A* d, const A* activation, A* out, std::size_t n,
                       std::size_t m) const {
-    plain_input_gradient<P, A><<<blocks(rows * m), 128, 0, stream>>>(
-        static_cast<const P*>(w), d, activation, out, rows, n, m);
+    plain_input_gradient<P, A><<<blocks(rows * m), 128, 0, stream>>>(static_cast<const P*>(w), d,
+                                                                     activation, out, rows, n, m);
     check_launch("input_gradient");
   }
 };
@@ -194,20 +195,31 @@ struct GpuPlainMlp {
   }
   template <class View>
   static auto data(const View& view) {
-    using Address = std::conditional_t<std::is_const_v<typename View::element_type>, const void*, void*>;
+    using Address =
+        std::conditional_t<std::is_const_v<typename View::element_type>, const void*, void*>;
     return static_cast<Address>(view.data_handle());
   }
 
   template <class A>
-  A* a1() const { return reinterpret_cast<A*>(memory_->data()); }
+  A* a1() const {
+    return reinterpret_cast<A*>(memory_->data());
+  }
   template <class A>
-  A* a2(const auto& batch) const { return a1<A>() + batch.size() * hidden; }
+  A* a2(const auto& batch) const {
+    return a1<A>() + batch.size() * hidden;
+  }
   template <class A>
-  A* d1(const auto& batch) const { return a2<A>(batch) + batch.size() * hidden; }
+  A* d1(const auto& batch) const {
+    return a2<A>(batch) + batch.size() * hidden;
+  }
   template <class A>
-  A* d2(const auto& batch) const { return d1<A>(batch) + batch.size() * hidden; }
+  A* d2(const auto& batch) const {
+    return d1<A>(batch) + batch.size() * hidden;
+  }
   template <class A>
-  A* outputs(const auto& batch) const { return d2<A>(batch) + batch.size() * hidden; }
+  A* outputs(const auto& batch) const {
+    return d2<A>(batch) + batch.size() * hidden;
+  }
 
   std::optional<DeviceArena> memory_;
 };

@@ -13,6 +13,7 @@
 
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
+#include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
 
 namespace {

@@ -157,8 +157,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
 
   template <Pieces What>
   static constexpr bool has_constant() {
-    if constexpr (Traits::has_dynamic_parameters) return false;
-    return pieces_of<What>(layout::plan()).second <= most_kernels;
+    if constexpr (Traits::has_dynamic_parameters) {
+      return false;
+    } else {
+      return pieces_of<What>(layout::plan()).second <= most_kernels;
+    }
   }
 
   /// Norm, clip factor and loss scale, from averages as they land.

@@ -7,9 +7,9 @@
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "lockstep/comm/capture.cuh"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {
@@ -58,6 +58,7 @@ class StepGraphs {
   }
 
  private:
+  using Graph = decltype(std::declval<Comm&>().capture(std::declval<void (*)()>()));
   enum class Way : std::uint8_t { by_calls, capture, replay };
   static constexpr std::size_t most = 64;
 
@@ -66,7 +67,7 @@ class StepGraphs {
     bool adds;
     bool last;
     std::uint64_t met = 0;
-    std::optional<StepGraph> graph;
+    std::optional<Graph> graph;
   };
 
   std::size_t find(const Batch& batch, bool adds, bool last) {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/launch/threads.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/options.hpp"
 
@@ -15,6 +16,7 @@ namespace lockstep {
 
 /// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. A job of
 /// `World<4>` starts four ranks without being told; of `World<dynamic>`, as many as `--ranks` says.
+/// With `Device<Cuda>` and `Backend<Shm>` they are threads of this process, else processes.
 /// **Ranks** all call it, being their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
@@ -27,7 +29,12 @@ int launch(int argc, char** argv, F&& f) {
       return static_cast<int>(std::forward<F>(f)(job));
     }
   };
-  return launch(argc, argv, run, Job::template policy<axes::World>::static_size);
+  constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
+  if constexpr (Job::ranks_are_threads) {
+    return launch_threads(argc, argv, run, ranks);
+  } else {
+    return launch(argc, argv, run, ranks);
+  }
 }
 
 }  // namespace lockstep

@@ -46,6 +46,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   using sampler =
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
   using replica = BasicDdp<Model, Policies, Comm>;
+  static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. **Ranks** all.
   /// **Host** blocks.

@@ -76,6 +76,8 @@ class ThreadCommunicator {
  public:
   /// With more calls under way than this, a new one waits until all ranks have made the oldest.
   static constexpr std::size_t most_under_way = threads::ring;
+  /// A captured step is that of all ranks: they capture and replay together.
+  static constexpr bool captures_jointly = true;
 
   using Milliseconds = threads::Milliseconds;
 

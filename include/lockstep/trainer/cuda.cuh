@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Jobs on GPUs whose ranks are threads of one process, or one alone.
+
+#include <memory>
+
+#include "lockstep/comm/cuda_loopback.cuh"
+#include "lockstep/comm/threads/communicator.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/gpu_sharing.hpp"
+#include "lockstep/strategy/gpu_execution.cuh"
+#include "lockstep/trainer/connection.hpp"
+
+namespace lockstep {
+
+template <>
+struct Connection<Cuda, NoBackend> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = CudaLoopbackCommunicator;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    require_world<1>(session.world(), session.rank());
+    const Membership& member = session.membership();
+    return CudaLoopbackCommunicator(std::make_shared<Gpu>(
+        Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus())));
+  }
+};
+
+template <>
+struct Connection<Cuda, Shm> {
+  static constexpr bool ranks_are_threads = true;
+  template <class Policies>
+  using communicator = ThreadCommunicator<Pick<axes::World, Policies>::static_size>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    return make_thread_communicator<Pick<axes::World, Policies>::static_size>(session.membership(),
+                                                                              session.store());
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+// Ranks that compare their calls through the store, without a communicator.
+
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "launch/served.hpp"
+#include "lockstep/comm/call_log.hpp"
+#include "lockstep/comm/notice_board.hpp"
+#include "lockstep/core/reduce_op.hpp"
+
+using namespace lockstep;
+using namespace std::chrono_literals;
+
+namespace {
+
+const Call sum = make_call<float>(CollectiveKind::all_reduce, 100, false, 0, Sum::name);
+const Call average = make_call<float>(CollectiveKind::all_reduce, 100, false, 0, Average::name);
+const Call cast = make_call<float>(CollectiveKind::broadcast, 100, false, 1);
+
+CallLog log_of(std::initializer_list<Call> calls) {
+  CallLog log;
+  for (const Call& call : calls) log.add(call);
+  return log;
+}
+
+SentLog sent(const CallLog& log) { return SentLog::from_bytes(log.bytes()).value(); }
+
+struct Boards : Served {
+  std::shared_ptr<Store> shared = std::make_shared<Store>(another());
+  NoticeBoard first{shared, "world", Rank{0}};
+  NoticeBoard second{shared, "world", Rank{1}};
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(call_log)
+
+BOOST_AUTO_TEST_CASE(equal_calls_have_equal_heads) {
+  BOOST_TEST((log_of({sum, cast}).head() == log_of({sum, cast}).head()));
+  BOOST_TEST((log_of({sum, cast}).head() != log_of({cast, sum}).head()));
+  BOOST_TEST((log_of({sum}).head() != log_of({average}).head()));
+  for (int field = 0; field < 4; ++field) {
+    Call other = sum;
+    if (field == 0) other.kind = CollectiveKind::reduce;
+    if (field == 1) other.element = ElementKind::f64;
+    if (field == 2) other.root = 3;
+    if (field == 3) other.count = 101;
+    BOOST_TEST((log_of({sum}).head() != log_of({other}).head()), "field " << field);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_tells_by_the_head_alone_whether_it_differs) {
+  const CallLog rank0 = log_of({sum, sum, cast});
+  BOOST_TEST((log_of({sum, sum, cast, sum}).differs(rank0.head()) == std::optional(false)));
+  BOOST_TEST((log_of({sum, average, cast, sum}).differs(rank0.head()) == std::optional(true)));
+  BOOST_TEST(!log_of({sum, average}).differs(rank0.head()), "it is behind and cannot tell");
+  BOOST_TEST((CallLog{}.differs(LogHead{}) == std::optional(false)));
+}
+
+BOOST_AUTO_TEST_CASE(only_the_last_calls_are_kept_and_all_are_compared) {
+  CallLog early;
+  CallLog late;
+  early.add(average);
+  late.add(sum);
+  for (std::size_t i = 0; i < CallLog::kept; ++i) {
+    early.add(sum);
+    late.add(sum);
+  }
+  BOOST_TEST((late.differs(early.head()) == std::optional(true)));
+  BOOST_TEST(late.find(0) == nullptr);
+  BOOST_TEST((*late.find(1) == sum));
+  BOOST_TEST(sent(late).first == 1u);
+  BOOST_TEST(!disagreement(late, sent(early), Rank{1}), "the call is no longer kept");
+  BOOST_TEST(!late.differs(log_of({sum}).head()), "too far ahead to tell");
+}
+
+BOOST_AUTO_TEST_CASE(a_log_survives_the_wire_and_a_broken_one_is_refused) {
+  const std::string bytes = log_of({sum, cast}).bytes();
+  BOOST_TEST((sent(log_of({sum, cast})).calls[1] == cast));
+  BOOST_TEST((sent(log_of({sum, cast})).calls[0] == sum));
+  BOOST_TEST(!SentLog::from_bytes(bytes.substr(0, bytes.size() - 1)));
+  BOOST_TEST(!SentLog::from_bytes(""));
+  std::string unknown = bytes;
+  unknown[8] = 99;
+  BOOST_TEST(!SentLog::from_bytes(unknown), "a kind that does not exist");
+}
+
+BOOST_AUTO_TEST_CASE(a_disagreement_names_the_first_calls_that_differ) {
+  const auto found =
+      disagreement(log_of({sum, sum, cast}), sent(log_of({sum, cast, cast, sum})), Rank{2});
+  BOOST_TEST(found.value().first == 1u);
+  BOOST_TEST(found.value().second ==
+             "ranks disagree: rank 0 called all_reduce(sum of 100 float) and rank 2 called "
+             "broadcast(100 float, root 1)");
+  BOOST_TEST(!disagreement(log_of({sum}), sent(log_of({sum, cast})), Rank{1}),
+             "one is only further ahead");
+}
+
+BOOST_AUTO_TEST_CASE(a_position_says_who_is_behind) {
+  BOOST_TEST(position_text(Rank{1}, Position{4, ""}, 5) == "rank 1 is in no call (made 4 of 5)");
+  BOOST_TEST(position_text(Rank{2}, Position{5, cast.text()}, 5) ==
+             "rank 2 is in broadcast(100 float, root 1) (made 5)");
+  BOOST_TEST(position_text(Rank{3}, std::nullopt, 5) == "rank 3 does not answer");
+}
+
+BOOST_FIXTURE_TEST_CASE(the_first_fault_counts_and_a_question_gives_way_to_it, Boards) {
+  BOOST_TEST((first.notice().kind == Notice::Kind::none));
+  second.ask();
+  first.ask();
+  BOOST_TEST((first.notice().kind == Notice::Kind::question));
+  BOOST_TEST(second.fail("out of memory").words == "out of memory");
+  BOOST_TEST(first.fail("waited").words == "out of memory");
+  first.ask();
+  const Notice notice = first.notice();
+  BOOST_TEST((notice.kind == Notice::Kind::failed && notice.rank == Rank{1}));
+}
+
+BOOST_FIXTURE_TEST_CASE(heads_and_positions_are_read_as_they_were_written, Boards) {
+  BOOST_TEST((second.head() == LogHead{}));
+  const LogHead head = log_of({sum, cast}).head();
+  first.set_head(head);
+  BOOST_TEST((second.head() == head));
+  BOOST_TEST(!first.position(Rank{1}));
+  second.set_position({7, "barrier()"});
+  BOOST_TEST((first.position(Rank{1}) == Position{7, "barrier()"}));
+}
+
+BOOST_FIXTURE_TEST_CASE(all_ranks_name_the_same_pair_of_calls, Boards) {
+  const CallLog rank0 = log_of({sum, sum});
+  const CallLog rank1 = log_of({sum, average, cast});
+  first.set_head(rank0.head());
+  BOOST_TEST((rank1.differs(second.head()) == std::optional(true)));
+  BOOST_TEST((second.differ(rank1).kind == Notice::Kind::differs));
+  const Notice notice = first.notice();
+  std::string there;
+  std::jthread waiting([&] { there = second.verdict(rank1, notice.rank, 5s).problem(); });
+  const Error here = first.verdict(rank0, notice.rank, 5s);
+  waiting.join();
+  BOOST_TEST(here.operation() == "call 1");
+  BOOST_TEST(here.problem() ==
+             "ranks disagree: rank 0 called all_reduce(sum of 100 float) and rank 1 called "
+             "all_reduce(average of 100 float)");
+  BOOST_TEST(there == here.problem());
+}
+
+BOOST_FIXTURE_TEST_CASE(two_communicators_do_not_see_each_others_notices, Boards) {
+  const NoticeBoard group{shared, "world/0", Rank{0}};
+  group.fail("gone");
+  BOOST_TEST((first.notice().kind == Notice::Kind::none));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
