@@ -46,7 +46,7 @@ class Resident {
 
  private:
   template <class T>
-  static void upload(const std::vector<T>& from, T* to) {
+  static void upload(const std::vector<T>& from, const DeviceArray<T>& to) {
     check_cuda(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
                "cudaMemcpy");
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
@@ -94,7 +94,7 @@ class Job : public Contender {
   }
 
  private:
-  CudaLoopbackCommunicator comm_{Gpu(Rank{0}, 0)};
+  CudaLoopbackCommunicator comm_{std::make_shared<Gpu>(Rank{0}, 0)};
   DistributedDataParallel<Model, Device<Cuda>, World<1>, Policies...> ddp_{comm_};
   DeviceBatch<float, std::int32_t> batch_;
   Mark begin_, end_;
