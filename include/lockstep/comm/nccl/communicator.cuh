@@ -197,7 +197,8 @@ class NcclCommunicator {
     require_world<Ranks>(member.world, member.rank);
     auto gpu = std::make_shared<Gpu>(
         Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
-    if (member.local_world > visible_gpus() && nccl::gpus_are_shared(member, store, *gpu, name))
+    const bool alone = member.world == WorldSize{1};
+    if (!alone && nccl::gpus_are_shared(member, store, *gpu, name))
       nccl::pretend_to_be_hosts(member);
     const ncclUniqueId id = meet(member, store, name);
     auto engine = std::make_shared<nccl::Engine>(

@@ -26,6 +26,7 @@ inline bool gpus_are_shared(const Membership& member, Store& store, const Gpu& g
   const std::string own = host_identity() + " " + bus;
   const std::string key = "lockstep/nccl/" + name + "/gpu/";
   store.set(key + std::to_string(member.rank.value()), own);
+  if (member.local_world <= visible_gpus()) return false;
   bool shared = false;
   for (std::size_t w = 0; w < member.world.value(); ++w) {
     const std::string other = store.get(key + std::to_string(w), member.timeout);

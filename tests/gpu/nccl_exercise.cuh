@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Every collective of a CUDA communicator, called and compared with a plain reference, bit
+/// by bit.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+
+namespace exercise {
+
+using namespace lockstep;
+
+inline void require(bool ok, const std::string& what) {
+  if (!ok) throw std::runtime_error(what);
+}
+
+/// What rank `rank` holds at place i: values whose sums are exact in every type. Products need
+/// powers of two.
+template <class T, class Op = Sum>
+T value(std::size_t rank, std::size_t i) {
+  if constexpr (FloatingElement<T>) {
+    if constexpr (std::same_as<Op, Product>) {
+      constexpr float powers[] = {0.5f, 1, -2, 4, -1};
+      return T(powers[(rank * 3 + i) % 5]);
+    }
+    return T((static_cast<float>((rank * 7 + i * 3) % 11) - 3) / 8);
+  } else {
+    return static_cast<T>((rank * 7 + i * 3) % 11 + 1);
+  }
+}
+
+/// The reference: combine in rank order, element by element.
+template <class T, class Op>
+T reduced(const Op& op, std::size_t world, std::size_t i) {
+  auto sum = op.prepare(value<T, Op>(0, i));
+  for (std::size_t w = 1; w < world; ++w) sum = op.combine(sum, op.prepare(value<T, Op>(w, i)));
+  return op.template finish<T>(sum, world);
+}
+
+template <class T>
+std::string text(T value) {
+  std::uint64_t bits = 0;
+  std::memcpy(&bits, &value, sizeof(T));
+  char hex[32];
+  std::snprintf(hex, sizeof hex, " (0x%llx)", static_cast<unsigned long long>(bits));
+  if constexpr (std::integral<T>) {
+    return std::to_string(value) + hex;
+  } else {
+    return std::to_string(static_cast<double>(static_cast<Accumulator<T>>(value))) + hex;
+  }
+}
+
+/// Elements in device or host memory, filled and compared from the host.
+template <class Comm, class T>
+class Buffer {
+ public:
+  Buffer(Comm& comm, std::size_t count, bool on_host)
+      : comm_(comm), host_(count), device_(on_host ? 0 : count * sizeof(T)), on_host_(on_host) {}
+
+  std::span<T> span() {
+    return on_host_ ? std::span<T>(host_)
+                    : std::span<T>(reinterpret_cast<T*>(device_.data()), host_.size());
+  }
+
+  template <class F>
+  void fill(const F& at) {
+    for (std::size_t i = 0; i < host_.size(); ++i) host_[i] = at(i);
+    push();
+  }
+  void poison() {
+    std::memset(static_cast<void*>(host_.data()), 0xA5, host_.size() * sizeof(T));
+    push();
+  }
+
+  template <class F>
+  void expect(const std::string& what, const F& at) {
+    pull();
+    for (std::size_t i = 0; i < host_.size(); ++i) {
+      const T wanted = at(i);
+      if (std::memcmp(&host_[i], &wanted, sizeof(T)) == 0) continue;
+      throw std::runtime_error("rank " + std::to_string(comm_.rank().value()) + ", " + what +
+                               (on_host_ ? ", host memory" : ", device memory") + ": element " +
+                               std::to_string(i) + " of " + std::to_string(host_.size()) + " is " +
+                               text(host_[i]) + ", expected " + text(wanted));
+    }
+  }
+  void expect_poison(const std::string& what) {
+    T poison;
+    std::memset(static_cast<void*>(&poison), 0xA5, sizeof(T));
+    expect(what, [&](std::size_t) { return poison; });
+  }
+
+ private:
+  void push() {
+    if (on_host_ || host_.empty()) return;
+    check_cuda(cudaMemcpyAsync(device_.data(), host_.data(), host_.size() * sizeof(T),
+                               cudaMemcpyHostToDevice, comm_.gpu().stream()),
+               "cudaMemcpyAsync");
+    comm_.synchronize();
+  }
+  void pull() {
+    if (on_host_ || host_.empty()) return;
+    check_cuda(cudaMemcpyAsync(host_.data(), device_.data(), host_.size() * sizeof(T),
+                               cudaMemcpyDeviceToHost, comm_.gpu().stream()),
+               "cudaMemcpyAsync");
+    comm_.synchronize();
+  }
+
+  Comm& comm_;
+  std::vector<T> host_;
+  DeviceArena device_;
+  bool on_host_;
+};
+
+template <class T, class Op, class Comm>
+void reductions(Comm& comm, std::size_t n, bool on_host, const Op& op) {
+  const std::size_t world = comm.world_size().value();
+  const std::size_t me = comm.rank().value();
+  const std::string what = "(" + std::string(Op::name) + " of " + std::to_string(n) + " " +
+                           std::string(element_name(element_kind<T>())) + ")";
+  const auto mine = [&](std::size_t i) { return value<T, Op>(me, i); };
+  const auto result = [&](std::size_t i) { return reduced<T>(op, world, i); };
+  Buffer<Comm, T> data(comm, n, on_host);
+  Buffer<Comm, T> pieces(comm, n * world, on_host);
+
+  data.fill(mine);
+  comm.all_reduce(data.span(), op);
+  data.expect("all_reduce" + what, result);
+
+  data.fill(mine);
+  comm.all_reduce_async(data.span(), op).wait();
+  data.expect("all_reduce_async" + what, result);
+
+  const Rank root{world - 1};
+  data.fill(mine);
+  comm.reduce(data.span(), root, op);
+  data.expect("reduce" + what,
+              [&](std::size_t i) { return comm.rank() == root ? result(i) : mine(i); });
+
+  pieces.fill(mine);
+  data.poison();
+  comm.reduce_scatter(pieces.span(), data.span(), op);
+  data.expect("reduce_scatter" + what, [&](std::size_t i) { return result(me * n + i); });
+}
+
+template <class T, class Comm>
+void movements(Comm& comm, std::size_t n, bool on_host) {
+  const std::size_t world = comm.world_size().value();
+  const std::size_t me = comm.rank().value();
+  const std::string what =
+      "(" + std::to_string(n) + " " + std::string(element_name(element_kind<T>())) + ")";
+  const auto mine = [&](std::size_t i) { return value<T>(me, i); };
+  const auto gathered = [&](std::size_t i) { return value<T>(i / n, i % n); };
+  Buffer<Comm, T> data(comm, n, on_host);
+  Buffer<Comm, T> pieces(comm, n * world, on_host);
+  Buffer<Comm, T> other(comm, n * world, on_host);
+  for (const std::size_t root : {std::size_t{0}, world - 1}) {
+    data.fill(mine);
+    comm.broadcast(data.span(), Rank{root});
+    data.expect("broadcast" + what, [&](std::size_t i) { return value<T>(root, i); });
+
+    data.fill(mine);
+    pieces.poison();
+    comm.gather(data.span(), pieces.span(), Rank{root});
+    if (me == root) pieces.expect("gather" + what, gathered);
+    if (me != root) pieces.expect_poison("gather" + what + " elsewhere");
+
+    pieces.fill(mine);
+    data.poison();
+    comm.scatter(pieces.span(), data.span(), Rank{root});
+    data.expect("scatter" + what, [&](std::size_t i) { return value<T>(root, me * n + i); });
+  }
+  data.fill(mine);
+  pieces.poison();
+  comm.all_gather(data.span(), pieces.span());
+  pieces.expect("all_gather" + what, gathered);
+
+  pieces.fill(mine);
+  other.poison();
+  comm.all_to_all(pieces.span(), other.span());
+  other.expect("all_to_all" + what, [&](std::size_t i) { return value<T>(i / n, me * n + i % n); });
+
+  if (world > 1 && world % 2 == 0) {  // round the ring, even ranks send first
+    const Rank right{(me + 1) % world};
+    const Rank left{(me + world - 1) % world};
+    Buffer<Comm, T> got(comm, n, on_host);
+    data.fill(mine);
+    got.poison();
+    if (me % 2 == 0) comm.send(data.span(), right);
+    comm.receive(got.span(), left);
+    if (me % 2 != 0) comm.send(data.span(), right);
+    got.expect("send" + what, [&](std::size_t i) { return value<T>(left.value(), i); });
+  }
+}
+
+/// Calls `f.template operator()<Op>(op)` for every operation that T has.
+template <class T, class F>
+void each_operation(const F& f) {
+  const auto try_op = [&]<class Op>(Op op) {
+    if constexpr (ReduceOp<Op, T>) f(op);
+  };
+  try_op(Sum{});
+  try_op(Product{});
+  try_op(Min{});
+  try_op(Max{});
+  try_op(Average{});
+  try_op(PreMultipliedSum<float>{0.25f});
+  try_op(BitAnd{});
+  try_op(BitOr{});
+  try_op(BitXor{});
+}
+
+template <class T, class Comm>
+void every_operation(Comm& comm) {
+  each_operation<T>([&](auto op) {
+    for (const std::size_t n : {std::size_t{1}, std::size_t{1001}})
+      reductions<T>(comm, n, false, op);
+    reductions<T>(comm, 257, true, op);
+  });
+  for (const std::size_t n : {std::size_t{1}, std::size_t{1001}}) movements<T>(comm, n, false);
+  movements<T>(comm, 257, true);
+}
+
+/// A NaN on one rank is the result on all, in every floating type.
+template <class T, class Comm>
+void nan_wins(Comm& comm) {
+  const std::size_t me = comm.rank().value();
+  const T nan = T(__builtin_nanf(""));
+  Buffer<Comm, T> data(comm, 3, false);
+  const auto mine = [&](std::size_t i) {
+    return i == me % 3 && me + 1 == comm.world_size().value() ? nan : T(static_cast<float>(me));
+  };
+  const auto check = [&](const std::string& name, float other) {
+    const std::size_t where = (comm.world_size().value() - 1) % 3;
+    std::vector<T> host(3);
+    check_cuda(cudaMemcpyAsync(host.data(), data.span().data(), 3 * sizeof(T),
+                               cudaMemcpyDeviceToHost, comm.gpu().stream()),
+               "cudaMemcpyAsync");
+    comm.synchronize();
+    for (std::size_t i = 0; i < 3; ++i) {
+      const auto wide = static_cast<Accumulator<T>>(host[i]);
+      const bool right = i == where ? wide != wide : wide == static_cast<Accumulator<T>>(other);
+      require(right, name + " with a NaN: element " + std::to_string(i) + " is " + text(host[i]));
+    }
+  };
+  data.fill(mine);
+  comm.all_reduce(data.span(), Min{});
+  check("min", 0);
+  data.fill(mine);
+  comm.all_reduce(data.span(), Max{});
+  check("max", static_cast<float>(comm.world_size().value() - 1));
+}
+
+}  // namespace exercise

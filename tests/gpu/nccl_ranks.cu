@@ -1,0 +1,499 @@
+// SPDX-License-Identifier: Apache-2.0
+// What NCCL's communicator does among real ranks: LOCKSTEP_SHARE_GPUS=1 nccl_ranks --ranks N CASE
+#include <signal.h>
+
+#include <chrono>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/comm/nccl/groups.cuh"
+#include "lockstep/comm/objects.hpp"
+#include "lockstep/launch/launch.hpp"
+#include "lockstep/topology/grid.hpp"
+#include "lockstep/topology/transposed.hpp"
+#include "nccl_exercise.cuh"
+
+namespace {
+
+using namespace lockstep;
+using namespace exercise;
+using namespace std::chrono_literals;
+using Comm = NcclCommunicator<>;
+using Clock = std::chrono::steady_clock;
+
+__global__ void add_one(float* data, std::size_t count) {
+  for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) data[i] += 1;
+}
+
+/// Keeps the stream busy by the clock on the wall, however many ranks share the GPU.
+__global__ void spend(unsigned long long nanoseconds) {
+  unsigned long long begin = 0;
+  unsigned long long now = 0;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
+  do {
+    __nanosleep(1000);
+    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
+  } while (now - begin < nanoseconds);
+}
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+bool contains(const std::string& text, const std::string& part) {
+  return text.find(part) != std::string::npos;
+}
+
+void require_words(const Error& error, const std::vector<std::string>& parts) {
+  for (const std::string& part : parts)
+    require(contains(error.text(), part),
+            "the error does not say '" + part + "'; it says: " + error.text());
+}
+
+/// What `f` throws, and in how many seconds.
+std::pair<Error, double> failure_of(const std::function<void()>& f) {
+  const Clock::time_point begin = Clock::now();
+  try {
+    f();
+  } catch (const Error& error) {
+    return {error, seconds_since(begin)};
+  }
+  throw std::runtime_error("no error came within " + std::to_string(seconds_since(begin)) + " s");
+}
+
+/// Goes on until the communicator fails, as a job would that waits for its step.
+void keep_waiting(Comm& comm, std::chrono::seconds limit) {
+  for (const Clock::time_point begin = Clock::now(); Clock::now() - begin < limit;) {
+    comm.synchronize();
+    std::this_thread::sleep_for(5ms);
+  }
+}
+
+Comm make(Session& session, const std::string& name = "world") {
+  return {session.membership(), session.store(), name};
+}
+
+void print_failure(const Error& error, double seconds) {
+  std::printf("  %.2f s%s: %s\n", seconds, error.is_consequence() ? ", a consequence" : "",
+              error.text());
+}
+
+void collectives(Session& session) {
+  Comm comm = make(session);
+  every_operation<double>(comm);
+  every_operation<float>(comm);
+  every_operation<Half>(comm);
+  every_operation<BFloat16>(comm);
+  every_operation<std::int8_t>(comm);
+  every_operation<std::int16_t>(comm);
+  every_operation<std::int32_t>(comm);
+  every_operation<std::int64_t>(comm);
+  every_operation<std::uint8_t>(comm);
+  every_operation<std::uint16_t>(comm);
+  every_operation<std::uint32_t>(comm);
+  every_operation<std::uint64_t>(comm);
+  nan_wins<double>(comm);
+  nan_wins<float>(comm);
+  nan_wins<Half>(comm);
+  nan_wins<BFloat16>(comm);
+  for (const bool on_host : {false, true}) {
+    reductions<float>(comm, 0, on_host, Sum{});
+    reductions<float>(comm, 0, on_host, Max{});
+    movements<float>(comm, 0, on_host);
+  }
+  constexpr std::size_t large = (3 << 20) + 5;  // several pieces where elements are gathered
+  reductions<float>(comm, large, false, Average{});
+  reductions<float>(comm, large, false, Max{});
+  reductions<std::int16_t>(comm, large, false, Sum{});
+  movements<float>(comm, large, false);
+  reductions<float>(comm, large, true, Sum{});
+
+  const auto arena = comm.allocate<float>(1000);
+  std::vector<float> host(1000, 1.0f);
+  check_cuda(cudaMemcpyAsync(host.data(), arena.data(), arena.size_bytes(), cudaMemcpyDeviceToHost,
+                             comm.gpu().stream()),
+             "cudaMemcpyAsync");
+  comm.synchronize();
+  for (float v : host) require(v == 0, "allocated memory is not zeroed");
+  add_one<<<1, 256, 0, comm.gpu().stream()>>>(arena.data(), arena.size());
+  check_launch("add_one");
+  comm.all_reduce(arena, Sum{});
+  comm.all_reduce(std::span<float>(host), Sum{});
+  comm.broadcast(arena.first(10), Rank{0});
+  std::vector<float> back(1000);
+  check_cuda(cudaMemcpyAsync(back.data(), arena.data(), arena.size_bytes(), cudaMemcpyDeviceToHost,
+                             comm.gpu().stream()),
+             "cudaMemcpyAsync");
+  comm.synchronize();
+  for (float v : back)
+    require(v == static_cast<float>(comm.world_size().value()), "a sum in arena memory is wrong");
+
+  // Arguments that cannot be right fail at once, and nothing else does.
+  require_words(failure_of([&] { comm.broadcast(arena, Rank{99}); }).first, {"root 99"});
+  require_words(failure_of([&] { comm.all_gather(arena, arena.first(3)); }).first,
+                {"sizes do not fit"});
+  comm.barrier();
+}
+
+/// The sum of ranks, through whichever communicator.
+void expect_sum(Comm& comm, float mine, float wanted, const std::string& what) {
+  Buffer<Comm, float> data(comm, 100, false);
+  data.fill([&](std::size_t) { return mine; });
+  comm.all_reduce(data.span(), Sum{});
+  data.expect(what, [&](std::size_t) { return wanted; });
+}
+
+void groups(Session& session) {
+  Comm comm = make(session);
+  const std::size_t world = comm.world_size().value();
+  const auto me = static_cast<float>(comm.rank().value());
+  const auto total = static_cast<float>(world * (world - 1) / 2);
+
+  std::vector<Rank> backwards;
+  std::vector<Rank> even;
+  float even_total = 0;
+  for (std::size_t w = 0; w < world; ++w) {
+    backwards.insert(backwards.begin(), Rank{w});
+    if (w % 2 == 0) even.push_back(Rank{w});
+    if (w % 2 == 0) even_total += static_cast<float>(w);
+  }
+  auto reversed = new_group(comm, backwards);
+  require(reversed.has_value(), "all are in the reversed group");
+  require(reversed->rank().value() == world - 1 - comm.rank().value(), "the order is the list's");
+  require(&reversed->gpu() == &comm.gpu(), "a group shares its parent's GPU");
+  expect_sum(*reversed, me, total, "a reversed group");
+  std::vector<float> told{me};
+  reversed->broadcast(told, Rank{0});
+  require(told[0] == static_cast<float>(world - 1), "rank 0 of the group is the last of the world");
+
+  auto evens = new_group(comm, even);
+  require(evens.has_value() == (comm.rank().value() % 2 == 0), "who is in the group of even ranks");
+  if (evens) expect_sum(*evens, me, even_total, "a group of even ranks");
+  expect_sum(comm, me, total, "the world after splits");
+
+  require_words(failure_of([&] { new_group(comm, {}); }).first, {"the list is empty"});
+  require_words(failure_of([&] { new_group(comm, {Rank{0}, Rank{0}}); }).first, {"listed twice"});
+  require_words(failure_of([&] { new_group(comm, {Rank{77}}); }).first, {"outside the world"});
+  using Rows = Grid<dynamic, dynamic>;
+  require_words(failure_of([&] { join_groups(comm, Rows{WorldSize{6}, 3}); }).first,
+                {"give them the same world"});
+
+  const std::size_t row = world % 2 == 0 ? 2 : 1;
+  Comm rows = join_groups(comm, Rows{comm.world_size(), row});
+  const auto first = static_cast<float>(comm.rank().value() / row * row);
+  expect_sum(rows, me, row == 2 ? 2 * first + 1 : first, "a row of a grid");
+  Comm columns = join_groups(comm, Transposed<Rows>{Rows{comm.world_size(), row}});
+  require(columns.world_size().value() == world / row, "the size of a column");
+  std::vector<float> leader{me};
+  columns.broadcast(leader, Rank{0});
+  require(leader[0] == static_cast<float>(comm.rank().value() % row), "the leader of a column");
+  comm.barrier();
+}
+
+void objects(Session& session) {
+  Comm comm = make(session);
+  const std::string own = "rank " + std::string(comm.rank().value() + 1, '*');
+  const auto all = all_gather_objects(comm, own);
+  for (std::size_t w = 0; w < all.size(); ++w)
+    require(all[w] == "rank " + std::string(w + 1, '*'), "all_gather_objects: " + all[w]);
+  std::string told = comm.rank() == Rank{0} ? "the word" : "";
+  broadcast_object(comm, told, Rank{0});
+  require(told == "the word", "broadcast_object: " + told);
+  std::vector<std::string> parts;
+  for (std::size_t w = 0; w < comm.world_size().value(); ++w) parts.push_back(std::to_string(w));
+  const Rank last{comm.world_size().value() - 1};
+  require(scatter_objects(comm, parts, last) == std::to_string(comm.rank().value()),
+          "scatter_objects");
+  const bool here = comm.rank() == last;
+  require(gather_objects(comm, own, last).size() == (here ? comm.world_size().value() : 0),
+          "gather_objects");
+}
+
+void async(Session& session) {
+  Comm comm = make(session);
+  constexpr std::size_t n = 10'000;
+  const auto world = static_cast<float>(comm.world_size().value());
+  std::vector<std::span<float>> data;
+  for (int b = 0; b < 8; ++b) data.push_back(comm.allocate<float>(n));
+  comm.all_reduce(data[0]);  // connections are made at first use
+  comm.synchronize();
+  const Clock::time_point begin = Clock::now();
+  spend<<<1, 1, 0, comm.gpu().stream()>>>(1'000'000'000ull);
+  check_launch("spend");
+  for (const auto& span : data) {
+    add_one<<<1, 256, 0, comm.gpu().stream()>>>(span.data(), span.size());
+    check_launch("add_one");
+  }
+  {
+    auto w0 = comm.all_reduce_async(data[0], Sum{});
+    auto w1 = comm.all_reduce_async(data[1], Average{});
+    auto w2 = comm.all_reduce_async(data[2], Max{});
+    auto w3 = comm.all_reduce_async(data[3], Sum{});
+    require(!w3.test(), "a call behind a busy stream is not over");
+    w1.wait();
+    w0.wait();
+    add_one<<<1, 256, 0, comm.gpu().stream()>>>(data[0].data(), n);
+    check_launch("add_one");
+    w2.wait();
+  }  // w3 waits here
+  const double enqueued = seconds_since(begin);
+  require(enqueued < 0.8, "the host was blocked for " + std::to_string(enqueued) + " s");
+  const float wanted[] = {world + 1, 1, 1, world};
+  for (int b = 0; b < 4; ++b) {
+    std::vector<float> host(n);
+    check_cuda(cudaMemcpyAsync(host.data(), data[b].data(), n * sizeof(float),
+                               cudaMemcpyDeviceToHost, comm.gpu().stream()),
+               "cudaMemcpyAsync");
+    comm.synchronize();
+    for (std::size_t i = 0; i < n; ++i)
+      require(host[i] == wanted[b], "buffer " + std::to_string(b) + ", element " +
+                                        std::to_string(i) + " is " + text(host[i]) + ", expected " +
+                                        text(wanted[b]));
+  }
+  // More than the ring holds: the host waits for the oldest, and nothing is lost.
+  for (std::size_t i = 0; i < Comm::most_under_way + 20; ++i) {
+    auto work = comm.all_reduce_async(data[4].first(1), Max{});
+    work.wait();
+  }
+  comm.barrier();
+}
+
+/// The model may compute for longer than the time limit.
+void patience(Session& session) {
+  Comm comm = make(session);
+  const auto data = comm.allocate<float>(100);
+  comm.all_reduce(data);
+  comm.barrier();
+  comm.set_timeout(1500ms);
+  spend<<<1, 1, 0, comm.gpu().stream()>>>(3'000'000'000ull);
+  check_launch("spend");
+  comm.all_reduce(data);
+  comm.synchronize();
+  comm.set_timeout(60s);
+  comm.barrier();
+}
+
+void capture(Session& session) {
+  Comm comm = make(session);
+  constexpr std::size_t n = 5000;
+  const std::size_t world = comm.world_size().value();
+  const auto mean = static_cast<float>(world - 1) / 2;
+  Buffer<Comm, float> x(comm, n, false);
+  Buffer<Comm, float> y(comm, n, false);
+  x.fill([&](std::size_t) { return static_cast<float>(comm.rank().value()); });
+  y.fill([&](std::size_t) { return static_cast<float>(comm.rank().value()); });
+  const auto step = [&] {
+    add_one<<<1, 256, 0, comm.gpu().stream()>>>(x.span().data(), n);
+    check_launch("add_one");
+    auto work = comm.all_reduce_async(x.span(), Average{});
+    add_one<<<1, 256, 0, comm.gpu().stream()>>>(y.span().data(), n);
+    check_launch("add_one");
+    work.wait();
+    comm.all_reduce(y.span(), Max{});
+  };
+  step();
+  StepGraph graph = comm.capture(step);
+  require(static_cast<bool>(graph), "the step was not captured: " + graph.reason());
+  x.expect("capturing runs nothing", [&](std::size_t) { return mean + 1; });
+  for (int i = 0; i < 100; ++i) comm.replay(graph);
+  const auto top = static_cast<float>(world - 1);
+  x.expect("100 replays, average", [&](std::size_t) { return mean + 101; });
+  y.expect("100 replays, max", [&](std::size_t) { return top + 101; });
+  step();  // and eager steps go on
+  comm.replay(graph);
+  x.expect("steps and replays", [&](std::size_t) { return mean + 103; });
+
+  // A rank that fails to capture takes the graph from all.
+  const StepGraph refused = comm.capture([&] {
+    step();
+    if (comm.rank().value() == world - 1) throw std::runtime_error("no way");
+  });
+  require(!refused && contains(refused.reason(), "no way") &&
+              contains(refused.reason(), "rank " + std::to_string(world - 1)),
+          "the reason: " + refused.reason());
+  const StepGraph waits = comm.capture([&] {
+    step();
+    static_cast<void>(cudaStreamSynchronize(comm.gpu().stream()));
+    comm.all_reduce(x.span(), Average{});
+  });
+  require(!waits && !waits.reason().empty(), "a step that waits on the host was captured");
+  const StepGraph nothing = comm.capture([] {});
+  require(!nothing && contains(nothing.reason(), "nothing to do"), "reason: " + nothing.reason());
+  if (comm.rank() == Rank{0})
+    std::printf("  reasons: %s | %s | %s\n", refused.reason().c_str(), waits.reason().c_str(),
+                nothing.reason().c_str());
+  x.expect("failed captures run nothing", [&](std::size_t) { return mean + 103; });
+  comm.replay(graph);
+  x.expect("a replay after failed captures", [&](std::size_t) { return mean + 104; });
+  comm.barrier();
+}
+
+/// One disagreement: rank 1 calls `differently`, the others `usually`; all must hear of both.
+void disagree(Session& session, const std::string& name, const std::function<void(Comm&)>& usually,
+              const std::function<void(Comm&)>& differently, const std::string& rank0_called,
+              const std::string& rank1_called) {
+  {
+    Comm comm = make(session, "mismatch " + name);
+    comm.barrier();
+    comm.set_timeout(10s);
+    const auto [error, seconds] = failure_of([&] {
+      (session.rank() == Rank{1} ? differently : usually)(comm);
+      keep_waiting(comm, 20s);
+    });
+    if (session.rank() < Rank{2}) print_failure(error, seconds);
+    require_words(error, {"rank 0 called " + rank0_called, "rank 1 called " + rank1_called});
+    require(seconds < 9, "it took " + std::to_string(seconds) + " s");
+    // The fault stays.
+    require_words(failure_of([&] { comm.barrier(); }).first, {"ranks disagree"});
+  }
+  session.store().barrier("after " + name, session.rank(), session.world());
+}
+
+void mismatch(Session& session) {
+  require(session.world() > WorldSize{1}, "a disagreement takes two");
+  const auto floats = [](Comm& comm, std::size_t count) { return comm.allocate<float>(count); };
+  disagree(
+      session, "count", [&](Comm& comm) { comm.all_reduce(floats(comm, 100), Sum{}); },
+      [&](Comm& comm) { comm.all_reduce(floats(comm, 101), Sum{}); },
+      "all_reduce(sum of 100 float)", "all_reduce(sum of 101 float)");
+  disagree(
+      session, "operation", [&](Comm& comm) { comm.all_reduce(floats(comm, 100), Sum{}); },
+      [&](Comm& comm) { comm.all_reduce(floats(comm, 100), Average{}); },
+      "all_reduce(sum of 100 float)", "all_reduce(average of 100 float)");
+  disagree(
+      session, "kind", [&](Comm& comm) { comm.all_reduce(floats(comm, 100), Sum{}); },
+      [&](Comm& comm) { comm.broadcast(floats(comm, 100), Rank{0}); },
+      "all_reduce(sum of 100 float)", "broadcast(100 float, root 0)");
+  std::vector<double> host(7);
+  disagree(
+      session, "host", [&](Comm& comm) { comm.all_reduce(host, Sum{}); },
+      [&](Comm& comm) { comm.barrier(); }, "all_reduce(sum of 7 double)", "barrier()");
+}
+
+void killed(Session& session) {
+  Comm comm = make(session);
+  comm.set_timeout(10s);
+  const auto data = comm.allocate<float>(1000);
+  for (int step = 0; step < 1000; ++step) {
+    if (step == 5 && comm.rank() == Rank{1}) ::raise(SIGKILL);
+    comm.all_reduce(data);
+    comm.synchronize();
+  }
+  throw std::runtime_error("rank 1 was not missed");
+}
+
+void stuck(Session& session) {
+  require(session.world() > WorldSize{1}, "waiting in vain takes two");
+  Comm comm = make(session);
+  comm.barrier();
+  comm.set_timeout(3s);
+  const auto data = comm.allocate<float>(100);
+  const auto [error, seconds] = failure_of([&] {
+    if (comm.rank() != Rank{1}) comm.all_reduce(data);
+    keep_waiting(comm, 20s);
+  });
+  print_failure(error, seconds);
+  require(seconds > 2.5 && seconds < 6, "it took " + std::to_string(seconds) + " s");
+  if (comm.rank() == Rank{1}) {
+    require(error.is_consequence(), "rank 1 is told: " + std::string(error.text()));
+    require_words(error, {"failed", "all_reduce(sum of 100 float)"});
+  } else {
+    require_words(error, {"all_reduce(sum of 100 float)", "rank 1 is in no call"});
+  }
+}
+
+void abandon(Session& session) {
+  require(session.world() > WorldSize{1}, "giving up takes two");
+  Comm comm = make(session);
+  const auto data = comm.allocate<float>(100);
+  comm.all_reduce(data);
+  comm.barrier();
+  const auto [error, seconds] = failure_of([&] {
+    if (comm.rank() == Rank{1}) {
+      std::this_thread::sleep_for(300ms);
+      comm.abandon("the disk is full");
+    }
+    comm.all_reduce(data);
+    keep_waiting(comm, 20s);
+  });
+  print_failure(error, seconds);
+  require_words(error, {"the disk is full"});
+  require(error.is_consequence() == (comm.rank() != Rank{1}), "who is the cause");
+  require(seconds < 4, "it took " + std::to_string(seconds) + " s");
+}
+
+/// A rank that an exception drives out tells the others.
+void thrown(Session& session) {
+  require(session.world() > WorldSize{1}, "noticing takes two");
+  const auto run = [&] {
+    Comm comm = make(session);
+    const auto data = comm.allocate<float>(100);
+    comm.barrier();
+    if (comm.rank() == Rank{1}) throw Error("the loader", "no more data", "get some", comm.rank());
+    comm.all_reduce(data);
+    keep_waiting(comm, 20s);
+  };
+  const auto [error, seconds] = failure_of(run);
+  print_failure(error, seconds);
+  if (session.rank() == Rank{1}) {
+    require_words(error, {"no more data"});
+  } else {
+    require_words(error, {"rank 1 failed", "it ended with an exception"});
+  }
+  require(seconds < 15, "it took " + std::to_string(seconds) + " s");
+}
+
+void fewer_gpus(Session& session) {
+  const auto [error, seconds] = failure_of([&] { make(session); });
+  print_failure(error, seconds);
+  require_words(error, {"ranks on this host have", "LOCKSTEP_SHARE_GPUS=1"});
+}
+
+using Case = void (*)(Session&);
+const std::map<std::string, Case> cases = {{"collectives", collectives},
+                                           {"groups", groups},
+                                           {"objects", objects},
+                                           {"async", async},
+                                           {"patience", patience},
+                                           {"capture", capture},
+                                           {"mismatch", mismatch},
+                                           {"killed", killed},
+                                           {"stuck", stuck},
+                                           {"abandon", abandon},
+                                           {"thrown", thrown},
+                                           {"fewer_gpus", fewer_gpus}};
+
+void run(Session& session, const std::string& name) {
+  const auto found = cases.find(name);
+  if (found == cases.end()) throw std::runtime_error("there is no case '" + name + "'");
+  const Clock::time_point begin = Clock::now();
+  found->second(session);
+  session.store().barrier("end of " + name, session.rank(), session.world());
+  if (session.rank() == Rank{0})
+    std::printf("ok %s %zu ranks %.1f s\n", name.c_str(), session.world().value(),
+                seconds_since(begin));
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (visible_gpus() == 0) {
+    std::puts("not run: no GPU here");
+    return 0;
+  }
+  return launch(argc, argv, [](Session& session) {
+    const auto& arguments = session.arguments();
+    const std::string name = arguments.empty() ? "all" : arguments.front();
+    if (name != "all") {
+      run(session, name);
+      return;
+    }
+    for (const char* each : {"collectives", "groups", "objects", "async", "patience", "capture"})
+      run(session, each);
+  });
+}
