@@ -14,6 +14,12 @@ option("gpu")
     set_default(os.isfile("/usr/local/cuda/bin/nvcc"))
 option_end()
 
+option("nccl")
+    set_showmenu(true)
+    set_description("Compile what needs NCCL")
+    set_default(os.isfile("/usr/local/cuda/include/nccl.h") or os.isfile("/usr/include/nccl.h"))
+option_end()
+
 option("cccl")
     set_showmenu(true)
     set_description("The folder that holds CCCL's cuda/std")

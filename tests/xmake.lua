@@ -91,16 +91,47 @@ target("link")
     add_files("link/*.cpp")
 target_end()
 
--- Device code that uses the library's vocabulary. Compiled and linked wherever nvcc is; run where a
--- GPU is.
+-- Programs on GPUs: compiled and linked wherever nvcc is, run where a GPU is (tests/gpu/run).
 if has_config("gpu") then
-    target("cuda")
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep")
-        add_files("cuda/*.cu")
-        add_cugencodes("sm_80", "sm_90", "compute_90")
-        set_warnings("none")
-        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+    set_group("gpu")
+    -- Where nothing can be run, checks that would instantiate the same code once more are left out.
+    local runs = #os.files("/dev/nvidia[0-9]*") > 0
+
+    local function gpu_program(name, files)
+        target(name)
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/tests")
+            add_deps("lockstep")
+            add_files(files)
+            add_includedirs(".", "../examples")
+            add_syslinks("pthread")
+            add_cugencodes("sm_90")
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"",
+                        "LOCKSTEP_RUNS_ON_GPU=" .. (runs and 1 or 0))
+    end
+
+    -- The library's vocabulary in device code, for the oldest and the newest architecture.
+    gpu_program("cuda", "cuda/*.cu")
+        add_cugencodes("sm_80", "compute_90")
     target_end()
+
+    -- Kernels, the example's model, and ranks that are threads.
+    gpu_program("gpu", "gpu/*_test.cu")
+        add_deps("test_main")
+        add_links("cublasLt")
+    target_end()
+
+    -- DDP, through each backend.
+    gpu_program("ddp_threads", "gpu/ddp_threads.cu")
+    target_end()
+    if has_config("nccl") then
+        gpu_program("ddp_nccl", "gpu/ddp_nccl.cu")
+            add_links("nccl")
+        target_end()
+        gpu_program("nccl_ranks", "gpu/nccl_ranks.cu")
+            add_links("nccl")
+        target_end()
+    end
 end
