@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU makes of it: a small network's step, the fused kernels on their own, the all-reduce of
-// ranks that share a GPU; each against its peer in the same run. An argument chooses a part: step
-// or kernels.
+// ranks that share a GPU; each against its peer in the same run. An argument chooses a part: step,
+// kernels or all_reduce.
 #include <cuda_runtime.h>
 
 #include <cstdio>
 #include <exception>
 #include <string_view>
 
+#include "all_reduce.hpp"
 #include "kernels.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "step.hpp"
@@ -24,6 +25,7 @@ int main(int argc, char** argv) try {
   std::printf("%s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
   if (wants("step")) bench::print_table(bench::compare_steps());
   if (wants("kernels")) bench::print_table(bench::compare_kernels());
+  if (wants("all_reduce")) bench::print_table(bench::compare_all_reduce());
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench gpu: %s\n", error.what());

@@ -3,15 +3,13 @@
 /// @file A GPU's tensors on the host, in the types that the model declares, to be looked at and
 /// written back.
 
-#include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/model/tensor.hpp"
 
@@ -33,7 +31,7 @@ class ArenaCopy {
         masters_(masters),
         declared_(declared_layout_.plan().bytes) {
     if constexpr (same) {
-      copy(declared_.data(), used, declared_.bytes());
+      copy_now(declared_.data(), used, declared_.bytes());
     } else {
       const HostArena now = download();
       for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
@@ -53,7 +51,7 @@ class ArenaCopy {
   /// What was written is on the GPU.
   void deliver() const {
     if constexpr (same) {
-      copy(used_, declared_.data(), declared_.bytes());
+      copy_now(used_, declared_.data(), declared_.bytes());
     } else {
       const HostArena used(used_layout_.plan().bytes);
       const HostArena masters(masters_ == nullptr ? 0 : master_bytes());
@@ -62,16 +60,12 @@ class ArenaCopy {
         convert(reinterpret_cast<U*>(used.data() + offset), declared, count);
         if (masters_ != nullptr) convert(master_at<U>(masters, offset), declared, count);
       });
-      copy(used_, used.data(), used.bytes());
-      copy(masters_, masters.data(), masters.bytes());
+      copy_now(used_, used.data(), used.bytes());
+      copy_now(masters_, masters.data(), masters.bytes());
     }
   }
 
  private:
-  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
-    if (bytes != 0) check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
-  }
-
   template <class To, class From>
   static void convert(To* to, const From* from, std::size_t count) {
     for (std::size_t i = 0; i != count; ++i)
@@ -91,7 +85,7 @@ class ArenaCopy {
 
   HostArena download() const {
     HostArena now(masters_ == nullptr ? used_layout_.plan().bytes : master_bytes());
-    copy(now.data(), masters_ == nullptr ? used_ : masters_, now.bytes());
+    copy_now(now.data(), masters_ == nullptr ? used_ : masters_, now.bytes());
     return now;
   }
 

@@ -31,7 +31,7 @@ class DeviceLoss {
     }
     comm_->synchronize();
     double loss = 0;
-    check_cuda(cudaMemcpy(&loss, value_, sizeof loss, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    copy_now(&loss, value_, sizeof loss);
     return loss;
   }
 
@@ -81,7 +81,7 @@ class DeviceLossMeter {
   double sum() const {
     comm_->synchronize();
     double sum = 0;
-    check_cuda(cudaMemcpy(&sum, sum_.data(), sizeof sum, cudaMemcpyDeviceToHost), "cudaMemcpy");
+    copy_now(&sum, sum_.data(), sizeof sum);
     return sum;
   }
 

@@ -37,8 +37,7 @@ class Execution<Cuda, Traits, Comm> {
   explicit Execution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
     Kept first;
     first.state.loss_scale = first_loss_scale(LossScaleOptions{});
-    check_cuda(cudaMemcpy(kept_.data(), &first, sizeof first, cudaMemcpyHostToDevice),
-               "cudaMemcpy");
+    copy_now(kept_.data(), &first, sizeof first);
   }
 
   template <class Model>

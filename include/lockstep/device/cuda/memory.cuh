@@ -60,6 +60,14 @@ class PinnedArena {
   std::size_t bytes_;
 };
 
+/// Copies between any two memories. **Host** blocks until the copy is there for every stream: from
+/// pageable memory `cudaMemcpy` alone may return before.
+inline void copy_now(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  check_cuda(cudaMemcpy(to, from, bytes, cudaMemcpyDefault), "cudaMemcpy");
+  check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+}
+
 /// Can host code read and write at `pointer`? Not where only the GPU can.
 inline bool is_host_memory(const void* pointer) {
   cudaPointerAttributes attributes{};
