@@ -93,12 +93,12 @@ target_end()
 
 -- Programs on GPUs: compiled and linked wherever nvcc is, run where a GPU is (tests/gpu/run).
 if has_config("gpu") then
-    set_group("gpu")
     -- Where nothing can be run, checks that would instantiate the same code once more are left out.
     local runs = #os.files("/dev/nvidia[0-9]*") > 0
 
     local function gpu_program(name, files)
         target(name)
+            set_group("gpu")
             set_kind("binary")
             set_targetdir("$(projectdir)/build/tests")
             add_deps("lockstep")

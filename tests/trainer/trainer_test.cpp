@@ -14,10 +14,10 @@ struct Net {
 };
 
 template <class... Ps>
-using PolicyOfBackend = typename Trainer<Net, Ps...>::template policy<axes::Backend>;
+using PolicyOfBackend = typename Composed<Net, Ps...>::template policy<axes::Backend>;
 
 template <class... Ps>
-using PolicyOfSharding = typename Trainer<Net, Ps...>::template policy<axes::Sharding>;
+using PolicyOfSharding = typename Composed<Net, Ps...>::template policy<axes::Sharding>;
 
 }  // namespace
 
