@@ -356,10 +356,10 @@ class ThreadCommunicator {
 
   template <class Joined>
   ThreadCommunicator(std::shared_ptr<threads::SharedWorld> world, Rank rank,
-                     std::shared_ptr<Gpu> gpu, Milliseconds timeout, const Joined& joined)
-      : member_(std::make_unique<threads::Member>(std::move(world), rank, std::move(gpu), timeout,
-                                                  joined)) {
-    require_world<Ranks>(world_size(), rank);
+                     std::shared_ptr<Gpu> gpu, Milliseconds timeout, const Joined& joined) {
+    require_world<Ranks>(WorldSize{world->calls->world()}, rank);
+    member_ =
+        std::make_unique<threads::Member>(std::move(world), rank, std::move(gpu), timeout, joined);
   }
 
   std::size_t world() const { return Ranks == dynamic ? member_->world() : Ranks; }
