@@ -66,8 +66,10 @@ class Matmul {
     set(CUBLASLT_MATMUL_DESC_TRANSA, b == Stored::plain ? CUBLAS_OP_N : CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_TRANSB, a == Stored::plain ? CUBLAS_OP_N : CUBLAS_OP_T);
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
-    // The heuristics want to know how a bias will be aligned; this one is never read.
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const T*>(lockstep::arena_alignment));
+    if (epilogue == CUBLASLT_EPILOGUE_RELU_BIAS) {
+      // The heuristics want to know how a bias will be aligned; this one is never read.
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const T*>(lockstep::arena_alignment));
+    }
     a_ = a == Stored::plain ? layout(rows, terms) : layout(terms, rows);
     b_ = b == Stored::plain ? layout(terms, columns) : layout(columns, terms);
     d_ = layout(rows, columns);

@@ -106,6 +106,7 @@ if has_config("gpu") then
             add_includedirs(".", "../examples")
             add_syslinks("pthread")
             add_cugencodes("sm_90")
+            set_optimize("none")  -- of host code; kernels are optimised all the same
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
             add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"",
