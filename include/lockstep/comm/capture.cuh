@@ -94,28 +94,31 @@ using OwnedGraph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGr
 /// Makes the graph fit to run on `stream`'s GPU.
 inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   std::size_t nodes = 0;
-  check_cuda(cudaGraphGetNodes(graph.get(), nullptr, &nodes), "cudaGraphGetNodes");
+  cudaError_t error = cudaGraphGetNodes(graph.get(), nullptr, &nodes);
+  if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphGetNodes"));
   if (nodes == 0) return StepGraph(std::string("the step gave the compute stream nothing to do"));
   cudaGraphExec_t executable = nullptr;
-  const cudaError_t error = cudaGraphInstantiate(&executable, graph.get(), 0);
+  error = cudaGraphInstantiate(&executable, graph.get(), 0);
   if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphInstantiate"));
   StepGraph step(executable);
-  check_cuda(cudaGraphUpload(executable, stream),
-             "cudaGraphUpload");  // the first launch is as the rest
+  error = cudaGraphUpload(executable, stream);  // so that the first launch is like the rest
+  if (error != cudaSuccess) return StepGraph(capture_fault(error, "cudaGraphUpload"));
   return step;
 }
 
 }  // namespace detail
 
-/// Runs `f()` without running what it enqueues: that becomes the graph. Whatever `f` throws is the
-/// reason why there is none. **Host** runs `f`. **Stream** `stream` must not be capturing; streams
-/// that `f` makes wait for it are captured too, and must be waited for before `f` returns.
+/// Runs `f()` without running what it enqueues: that becomes the graph. It does not throw: whatever
+/// goes wrong, and whatever `f` throws, is the reason why there is none. **Host** runs `f`.
+/// **Stream** `stream` must not be capturing; streams that `f` makes wait for it are captured too,
+/// and must be waited for before `f` returns.
 ///
 /// Other threads may use CUDA meanwhile: the capture is this thread's.
 template <class F>
 StepGraph capture_stream(cudaStream_t stream, F&& f) {
-  check_cuda(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal),
-             "cudaStreamBeginCapture");
+  const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
+  if (begun != cudaSuccess)
+    return StepGraph(detail::capture_fault(begun, "cudaStreamBeginCapture"));
   std::string reason;
   try {
     std::forward<F>(f)();
