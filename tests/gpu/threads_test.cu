@@ -10,6 +10,7 @@
 
 #include "lockstep/comm/cuda_loopback.cuh"
 #include "lockstep/comm/threads/groups.cuh"
+#include "lockstep/comm/threads/join.cuh"
 #include "lockstep/launch/threads.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "thread_ranks.cuh"

@@ -50,7 +50,7 @@ class ThreadEnds {
     for (std::size_t i = 0; i < ends_.size(); ++i) {
       const RankEnd end{ends_[i].rank, ExitStatus{1, 0}, ends_[i].failure};
       if (i == first) outcome.first = end;
-      if (i != first) outcome.consequences.push_back(end);
+      if (i != first && end.is_consequence()) outcome.consequences.push_back(end);
     }
     const int status = report_failure(ends_[first].thrown, ends_[first].rank, launcher);
     write_all(2, summary(outcome));

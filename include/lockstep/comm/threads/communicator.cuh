@@ -3,11 +3,9 @@
 /// @file `Backend<Shm>`'s communicator for `Device<Cuda>`: collectives of ranks that are threads of
 /// one process, on one or several GPUs.
 
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -17,9 +15,11 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/threads/arguments.cuh"
 #include "lockstep/comm/threads/device_collectives.cuh"
 #include "lockstep/comm/threads/host_collectives.hpp"
 #include "lockstep/comm/threads/member.cuh"
+#include "lockstep/comm/threads/work.cuh"
 #include "lockstep/comm/threads/world.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
@@ -27,34 +27,11 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
-
-/// An all-reduce under way. Not to be used after its communicator.
-class ThreadWork {
- public:
-  ThreadWork() = default;  // was done at once
-  ThreadWork(threads::Member& member, std::uint64_t ticket, const Call& call)
-      : member_(&member), ticket_(ticket), call_(call) {}
-
-  /// Is the result there? **Host** does not block.
-  bool test() const { return member_ == nullptr || member_->test(ticket_); }
-
-  /// **Host** blocks until all ranks have made the call, not until it is done. **Stream** the
-  /// compute stream waits for the result.
-  void wait() {
-    if (member_ != nullptr) member_->wait(ticket_, call_);
-  }
-
- private:
-  threads::Member* member_ = nullptr;
-  std::uint64_t ticket_ = 0;
-  Call call_;
-};
 
 /// Collectives of threads. `Ranks` is the world's size where the compiler knows it: reductions are
 /// unrolled over it.
@@ -141,9 +118,9 @@ class ThreadCommunicator {
     const auto values = flat(data);
     using T = typename decltype(values)::element_type;
     const std::size_t n = values.size();
-    const Call call = describe<T, Op>(CollectiveKind::all_reduce, n);
+    const Call call = arguments().template describe<T, Op>(CollectiveKind::all_reduce, n);
     return start(
-        call, values.data(), values.data(), is_host(values),
+        call, values.data(), values.data(), arguments().is_host(values),
         [&](Offers ranks) { threads::on_host::all_reduce<T>(ranks, n, op); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::all_reduce<Ranks, T>(lanes, ranks, ticket, n, op);
@@ -156,9 +133,9 @@ class ThreadCommunicator {
     const auto values = flat(data);
     using T = typename decltype(values)::element_type;
     const std::size_t n = values.size();
-    const Call call = describe<T, Op>(CollectiveKind::reduce, n, root);
+    const Call call = arguments().template describe<T, Op>(CollectiveKind::reduce, n, root);
     start(
-        call, values.data(), values.data(), is_host(values),
+        call, values.data(), values.data(), arguments().is_host(values),
         [&](Offers ranks) { threads::on_host::reduce<T>(ranks, n, root, op); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::reduce<Ranks, T>(lanes, ranks, ticket, n, root, op);
@@ -172,9 +149,9 @@ class ThreadCommunicator {
     const auto values = flat(data);
     using T = typename decltype(values)::element_type;
     const std::size_t n = values.size();
-    const Call call = describe<T>(CollectiveKind::broadcast, n, root);
+    const Call call = arguments().template describe<T>(CollectiveKind::broadcast, n, root);
     start(
-        call, values.data(), values.data(), is_host(values),
+        call, values.data(), values.data(), arguments().is_host(values),
         [&](Offers ranks) { threads::on_host::broadcast<T>(ranks, n, root); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::broadcast(lanes, ranks, ticket, n * sizeof(T), root);
@@ -189,10 +166,10 @@ class ThreadCommunicator {
     const auto to = flat(out);
     using T = typename decltype(to)::element_type;
     const std::size_t n = from.size();
-    const Call call = describe<T>(CollectiveKind::all_gather, n);
-    check_size(call, to.size(), n * world());
+    const Call call = arguments().template describe<T>(CollectiveKind::all_gather, n);
+    arguments().check_size(call, to.size(), n * world());
     start(
-        call, from.data(), to.data(), is_host(call, from, to),
+        call, from.data(), to.data(), arguments().is_host(call, from, to),
         [&](Offers ranks) { threads::on_host::all_gather<T>(ranks, n); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::all_gather(lanes, ranks, ticket, n * sizeof(T));
@@ -207,11 +184,12 @@ class ThreadCommunicator {
     const auto to = flat(out);
     using T = typename decltype(to)::element_type;
     const std::size_t n = from.size();
-    const Call call = describe<T>(CollectiveKind::gather, n, root);
+    const Call call = arguments().template describe<T>(CollectiveKind::gather, n, root);
     const bool takes = rank() == root;
-    if (takes) check_size(call, to.size(), n * world());
+    if (takes) arguments().check_size(call, to.size(), n * world());
     start(
-        call, from.data(), to.data(), takes ? is_host(call, from, to) : is_host(from),
+        call, from.data(), to.data(),
+        takes ? arguments().is_host(call, from, to) : arguments().is_host(from),
         [&](Offers ranks) { threads::on_host::gather<T>(ranks, n, root); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::gather(lanes, ranks, ticket, n * sizeof(T), root);
@@ -226,11 +204,12 @@ class ThreadCommunicator {
     const auto to = flat(out);
     using T = typename decltype(to)::element_type;
     const std::size_t n = to.size();
-    const Call call = describe<T>(CollectiveKind::scatter, n, root);
+    const Call call = arguments().template describe<T>(CollectiveKind::scatter, n, root);
     const bool gives = rank() == root;
-    if (gives) check_size(call, from.size(), n * world());
+    if (gives) arguments().check_size(call, from.size(), n * world());
     start(
-        call, from.data(), to.data(), gives ? is_host(call, from, to) : is_host(to),
+        call, from.data(), to.data(),
+        gives ? arguments().is_host(call, from, to) : arguments().is_host(to),
         [&](Offers ranks) { threads::on_host::scatter<T>(ranks, n, root); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::scatter(lanes, ranks, ticket, n * sizeof(T), root);
@@ -245,10 +224,11 @@ class ThreadCommunicator {
     const auto to = flat(out);
     using T = typename decltype(to)::element_type;
     const std::size_t n = to.size();
-    const Call call = describe<T, Op>(CollectiveKind::reduce_scatter, from.size());
-    check_size(call, from.size(), n * world());
+    const Call call =
+        arguments().template describe<T, Op>(CollectiveKind::reduce_scatter, from.size());
+    arguments().check_size(call, from.size(), n * world());
     start(
-        call, from.data(), to.data(), is_host(call, from, to),
+        call, from.data(), to.data(), arguments().is_host(call, from, to),
         [&](Offers ranks) { threads::on_host::reduce_scatter<T>(ranks, n, op); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::reduce_scatter<Ranks, T>(lanes, ranks, ticket, n, op);
@@ -262,12 +242,12 @@ class ThreadCommunicator {
     const auto from = flat(in);
     const auto to = flat(out);
     using T = typename decltype(to)::element_type;
-    const Call call = describe<T>(CollectiveKind::all_to_all, from.size());
-    check_size(call, from.size(), to.size());
-    check_size(call, from.size() % world(), 0);
+    const Call call = arguments().template describe<T>(CollectiveKind::all_to_all, from.size());
+    arguments().check_size(call, from.size(), to.size());
+    arguments().check_size(call, from.size() % world(), 0);
     const std::size_t n = from.size() / world();
     start(
-        call, from.data(), to.data(), is_host(call, from, to),
+        call, from.data(), to.data(), arguments().is_host(call, from, to),
         [&](Offers ranks) { threads::on_host::all_to_all<T>(ranks, n); },
         [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
           threads::on_device::all_to_all(lanes, ranks, ticket, n * sizeof(T));
@@ -281,9 +261,9 @@ class ThreadCommunicator {
   void send(const Data& data, Rank to) {
     const auto values = flat(data);
     using T = std::remove_const_t<typename decltype(values)::element_type>;
-    check_peer("send", to);
+    arguments().check_peer("send", to);
     member_->send(make_call<T>(CollectiveKind::send, values.size(), false, to.value()),
-                  values.data(), is_host(values), to);
+                  values.data(), arguments().is_host(values), to);
   }
 
   /// Receives elements from one rank. **Ranks** this one, and `from` calls `send` with the same
@@ -292,9 +272,9 @@ class ThreadCommunicator {
   void receive(Data&& data, Rank from) {
     const auto values = flat(data);
     using T = typename decltype(values)::element_type;
-    check_peer("receive", from);
+    arguments().check_peer("receive", from);
     member_->receive(make_call<T>(CollectiveKind::send, values.size(), false, rank().value()),
-                     values.data(), values.size_bytes(), is_host(values), from);
+                     values.data(), values.size_bytes(), arguments().is_host(values), from);
   }
 
   /// Captures what `f` enqueues on the compute streams of all ranks, collectives included, as one
@@ -363,57 +343,7 @@ class ThreadCommunicator {
   }
 
   std::size_t world() const { return Ranks == dynamic ? member_->world() : Ranks; }
-
-  /// A call as the others will compare it. Arguments that cannot be right fail here and now.
-  template <class T>
-  Call describe(CollectiveKind kind, std::size_t count, Rank root = Rank{0}) const {
-    static_assert(Element<T>,
-                  "lockstep: collectives move double, float, Half, BFloat16 and integers");
-    if (root.value() >= world()) {
-      throw Error(std::string(collective_name(kind)),
-                  "root " + std::to_string(root.value()) + " is not in the world",
-                  "give a rank below " + std::to_string(world()), rank());
-    }
-    return make_call<T>(kind, count, false, root.value());
-  }
-  template <class T, class Op>
-  Call describe(CollectiveKind kind, std::size_t count, Rank root = Rank{0}) const {
-    static_assert(ReduceOp<Op, T>,
-                  "lockstep: this reduce operation is not defined for these elements");
-    return describe<T>(kind, count, root).with(Op::name);
-  }
-
-  void check_size(const Call& call, std::size_t have, std::size_t want) const {
-    if (have == want) return;
-    throw Error(call.text(),
-                "sizes do not fit: " + std::to_string(have) + " elements where " +
-                    std::to_string(want) + " are needed",
-                "one argument holds a piece for every rank, the other one piece", rank());
-  }
-
-  void check_peer(const char* operation, Rank peer) const {
-    if (peer.value() < world() && peer != rank()) return;
-    throw Error(operation,
-                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
-                "give one below " + std::to_string(world()), rank());
-  }
-
-  /// Of nothing, the host takes care.
-  template <class T>
-  static bool is_host(std::span<T> data) {
-    return data.empty() || is_host_memory(data.data());
-  }
-  template <class In, class T>
-  bool is_host(const Call& call, std::span<In> in, std::span<T> out) const {
-    static_assert(std::same_as<std::remove_const_t<In>, T>,
-                  "lockstep: a collective's arguments have one element type");
-    const bool host = is_host(in);
-    if (host == is_host(out)) return host;
-    throw Error(call.text(),
-                host ? "in is host memory and out is device memory"
-                     : "in is device memory and out is host memory",
-                "give both arguments in the same memory", rank());
-  }
+  threads::Arguments arguments() const { return {rank(), world_size()}; }
 
   template <class OnHost, class OnDevice>
   ThreadWork start(const Call& call, const void* in, void* out, bool host, const OnHost& on_host,
@@ -431,24 +361,5 @@ class ThreadCommunicator {
 static_assert(ArenaAllocating<ThreadCommunicator<>> && AsyncReducing<ThreadCommunicator<2>>);
 static_assert(ReduceScattering<ThreadCommunicator<>> && Scattering<ThreadCommunicator<>> &&
               Messaging<ThreadCommunicator<>>);
-
-/// The communicator of a job whose ranks are threads of this process, on the GPU that the rank's
-/// place on the host gives it. **Ranks** all. **Host** blocks until all have come.
-template <std::size_t Ranks = dynamic>
-ThreadCommunicator<Ranks> make_thread_communicator(const Membership& member, Store& store,
-                                                   const std::string& name = "world") {
-  if (member.local_world != member.world.value()) {
-    throw Error("Backend<Shm>",
-                "of the job's " + std::to_string(member.world.value()) + " ranks, " +
-                    std::to_string(member.local_world) + " are on this host",
-                "with Device<Cuda> its ranks are threads of one process: start it once, with "
-                "--ranks " +
-                    std::to_string(member.world.value()),
-                member.rank);
-  }
-  auto gpu = std::make_shared<Gpu>(
-      Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
-  return ThreadCommunicator<Ranks>::join(member, store, std::move(gpu), name);
-}
 
 }  // namespace lockstep
