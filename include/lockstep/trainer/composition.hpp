@@ -45,6 +45,7 @@ enum class Fault {
   mixed_of_other_types,
   captured_on_cpu,
   captured_with_unused,
+  captured_with_exact,
 };
 
 /// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
@@ -126,6 +127,10 @@ struct Verdict {
       F != Fault::captured_with_unused,
       "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, and "
       "CapturedStep leaves it no say; keep one of the two");
+  static_assert(
+      F != Fault::captured_with_exact,
+      "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
+      "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
 };
 
 namespace detail {
@@ -252,6 +257,8 @@ consteval Finding find_combination_fault() {
     if (std::is_same_v<TheDevice, Cpu>) return {Fault::captured_on_cpu};
     if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
       return {Fault::captured_with_unused};
+    if (std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
+      return {Fault::captured_with_exact};
   }
   return {};
 }
