@@ -30,7 +30,7 @@ if has_config("gpu") then
             add_files(file)
             add_syslinks("pthread", "z")
             add_links("cublasLt")
-            add_cugencodes("sm_80", "sm_90")
+            add_cugencodes("sm_90")
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
             set_optimize("fastest")

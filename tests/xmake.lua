@@ -48,7 +48,7 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
         else
             add_files("comm/*_test.cpp")
             remove_files("comm/types_test.cpp")
-            set_pcxxheader("pch.hpp")
+            set_pcxxheader("pch_all.hpp")
             add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})
             add_ldflags("-fsanitize=" .. sanitizer, {force = true})
         end
@@ -65,7 +65,7 @@ target("train")
     add_deps("lockstep")
     add_deps("test_main")
     add_files("train/*_test.cpp")
-    set_pcxxheader("pch.hpp")
+    set_pcxxheader("pch_all.hpp")
     add_includedirs(".")
     add_syslinks("pthread")
     add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
@@ -113,9 +113,9 @@ if has_config("gpu") then
                         "LOCKSTEP_RUNS_ON_GPU=" .. (runs and 1 or 0))
     end
 
-    -- The library's vocabulary in device code, for the oldest and the newest architecture.
+    -- The library's vocabulary in device code, for the oldest and a newer architecture.
     gpu_program("cuda", "cuda/*.cu")
-        add_cugencodes("sm_80", "compute_90")
+        add_cugencodes("sm_80")
     target_end()
 
     -- Kernels, the example's model, and ranks that are threads.
@@ -133,6 +133,18 @@ if has_config("gpu") then
         target_end()
         gpu_program("nccl_ranks", "gpu/nccl_ranks.cu")
             add_links("nccl")
+        target_end()
+
+        -- The watch over NCCL, with CUDA and NCCL played by the test: it runs everywhere.
+        target("nccl_watch")
+            set_group("gpu")
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/tests")
+            add_deps("lockstep")
+            add_files("gpu/nccl_watch.cpp")
+            add_sysincludedirs("$(cccl)/..")
+            add_syslinks("pthread")
+            set_optimize("none")
         target_end()
     end
 end

@@ -13,6 +13,6 @@ int main(int argc, char** argv) {
   return launch(argc, argv, [](Session& session) {
     auto comm = make_nccl_communicator(session.membership(), session.store());
     const auto& arguments = session.arguments();
-    gpu_test::run_checks(comm, arguments.size() > 1 ? arguments[1] : "all");
+    gpu_test::run_checks<LOCKSTEP_RUNS_ON_GPU>(comm, arguments.size() > 1 ? arguments[1] : "all");
   });
 }

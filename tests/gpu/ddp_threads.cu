@@ -11,6 +11,6 @@ int main(int argc, char** argv) {
   return launch_threads(argc, argv, [](Session& session) {
     auto comm = make_thread_communicator(session.membership(), session.store());
     const auto& arguments = session.arguments();
-    gpu_test::run_checks(comm, arguments.size() > 1 ? arguments[1] : "all");
+    gpu_test::run_checks<true>(comm, arguments.size() > 1 ? arguments[1] : "all");
   });
 }

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "lockstep/comm/cuda_loopback.cuh"
-#include "lockstep/comm/threads/communicator.cuh"
+#include "lockstep/comm/threads/join.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
