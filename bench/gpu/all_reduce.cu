@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstddef>
 #include <exception>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <span>
@@ -44,7 +45,8 @@ double batch(Comm& comm, std::size_t iterations, const Run& run) {
 
 /// One rank's part of the comparison; the rows are rank 0's.
 template <std::size_t Ranks>
-std::vector<Comparison> compare_on(ThreadCommunicator<Ranks>& comm) {
+std::vector<Comparison> compare_on(ThreadCommunicator<Ranks>& comm,
+                                   const std::map<std::size_t, Times>& nccl) {
   const std::size_t most = sizes[std::size(sizes) - 1].bytes / sizeof(float);
   const auto all = comm.template allocate<float>(most);
   const auto copied = comm.template allocate<float>(most);
@@ -81,6 +83,9 @@ std::vector<Comparison> compare_on(ThreadCommunicator<Ranks>& comm) {
         std::string("all-reduce ") + size.name + ", " + std::to_string(Ranks) + " threads, 1 GPU";
     rows.push_back({what + ", vs copy", summary(eager), summary(copies), 0});
     rows.push_back({what + ", in a graph, vs copy", summary(captured), summary(copies), 0});
+    if (const auto peer = nccl.find(size.bytes); peer != nccl.end()) {
+      rows.push_back({what + ", vs NCCL's over sockets (unfair)", summary(eager), peer->second, 0});
+    }
   }
   return rows;
 }
@@ -88,6 +93,7 @@ std::vector<Comparison> compare_on(ThreadCommunicator<Ranks>& comm) {
 template <std::size_t Ranks>
 void compare(std::vector<Comparison>& rows) {
   const auto world = std::make_shared<threads::SharedWorld>(WorldSize{Ranks});
+  const auto nccl = Ranks == 2 ? nccl_over_sockets(Ranks) : std::map<std::size_t, Times>();
   std::mutex mutex;
   std::exception_ptr first;
   std::vector<std::jthread> threads;
@@ -96,7 +102,7 @@ void compare(std::vector<Comparison>& rows) {
       try {
         ThreadCommunicator<Ranks> comm(world, Rank{r}, std::make_shared<Gpu>(Rank{r}, 0),
                                        std::chrono::seconds(60));
-        const std::vector<Comparison> made = compare_on(comm);
+        const std::vector<Comparison> made = compare_on(comm, nccl);
         if (r == 0) rows.insert(rows.end(), made.begin(), made.end());
       } catch (...) {
         const std::lock_guard lock(mutex);
