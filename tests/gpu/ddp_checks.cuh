@@ -235,13 +235,14 @@ void check_repeat(auto& comm) {
           "a second run of captured steps has other bits");
 }
 
-/// Fewer bits follow the same curve: closely at first, and still downwards after many steps.
+/// Fewer bits follow the same curve: closely at first, and still downwards after many steps. Not
+/// with Adam, which divides a wrong scale out again.
 void check_mixed(auto& comm) {
   constexpr std::size_t steps = 40;
-  const auto exact = run_job<Optimizer<AdamW>>(comm, steps);
+  const auto exact = run_job<Optimizer<SGDMomentum>>(comm, steps);
   const auto compare = [&](const char* name, const auto& mixed) {
     for (std::size_t s = 0; s < steps; ++s) {
-      const double tolerance = s < 6 ? 0.03 : 0.4;
+      const double tolerance = s < 6 ? 0.05 : 0.4;
       require(close(mixed.first[s], exact.first[s], tolerance),
               std::string(name) + ": the loss of step " + std::to_string(s) + " is " +
                   std::to_string(mixed.first[s]) + ", in float " + std::to_string(exact.first[s]));
@@ -249,15 +250,17 @@ void check_mixed(auto& comm) {
     require(mixed.first.back() < mixed.first.front(), std::string(name) + " does not learn");
     require(mixed.second != exact.second, std::string(name) + " has the bits that float has");
   };
-  compare("bfloat16", run_job<Optimizer<AdamW>, Precision<Mixed<BFloat16>>>(comm, steps));
+  compare("bfloat16", run_job<Optimizer<SGDMomentum>, Precision<Mixed<BFloat16>>>(comm, steps));
   compare("bfloat16, reduced in float",
-          run_job<Optimizer<AdamW>, Precision<Mixed<BFloat16, float>>>(comm, steps));
-  compare("float, reduced in bfloat16",
-          run_job<Optimizer<AdamW>, Precision<Mixed<float, BFloat16>>, Clip<1.0>>(comm, steps));
-  const auto half = run_job<Optimizer<AdamW>, Precision<Mixed<Half>>>(comm, steps);
+          run_job<Optimizer<SGDMomentum>, Precision<Mixed<BFloat16, float>>>(comm, steps));
+  compare(
+      "float, reduced in bfloat16",
+      run_job<Optimizer<SGDMomentum>, Precision<Mixed<float, BFloat16>>, Clip<1.0>>(comm, steps));
+  const auto half = run_job<Optimizer<SGDMomentum>, Precision<Mixed<Half>>>(comm, steps);
   compare("half", half);
-  require(run_job<Optimizer<AdamW>, Precision<Mixed<Half>>, CapturedStep>(comm, steps) == half,
-          "half: captured steps give other bits");
+  require(
+      run_job<Optimizer<SGDMomentum>, Precision<Mixed<Half>>, CapturedStep>(comm, steps) == half,
+      "half: captured steps give other bits");
 }
 
 /// A model that waits for the GPU cannot be captured; it trains all the same.
