@@ -2,16 +2,15 @@
 #pragma once
 /// @file Communicators of some of the ranks, from lists or from topologies.
 
-#include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "lockstep/comm/members.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/comm/shm/communicator.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/topology.hpp"
 
@@ -22,17 +21,8 @@ namespace lockstep {
 template <std::size_t Ranks, class Who>
 std::optional<ShmCommunicator<dynamic>> new_group(ShmCommunicator<Ranks, Who>& parent,
                                                   const std::vector<Rank>& members) {
-  const auto fault = [&](const char* problem) {
-    return Error("new_group", problem, "list ranks of the parent, each once", parent.rank());
-  };
-  if (members.empty()) throw fault("the list is empty");
-  for (const Rank& member : members) {
-    if (member.value() >= parent.world_size().value()) throw fault("a rank is outside the world");
-    if (std::count(members.begin(), members.end(), member) != 1)
-      throw fault("a rank is listed twice");
-  }
+  const std::optional<Rank> place = place_among(members, parent);
   const WorldSize world{members.size()};
-  const auto place = std::find(members.begin(), members.end(), parent.rank());
   shm::MemoryFile file;
   std::string address;
   if (parent.rank() == members.front()) {
@@ -41,10 +31,9 @@ std::optional<ShmCommunicator<dynamic>> new_group(ShmCommunicator<Ranks, Who>& p
   }
   broadcast_object(parent, address, members.front());
   std::optional<ShmCommunicator<dynamic>> group;
-  if (place != members.end()) {
-    const Rank rank{static_cast<std::size_t>(place - members.begin())};
-    if (rank != Rank{0}) file = shm::Engine::open(address);
-    group.emplace(rank, world, std::move(file), parent.timeout());
+  if (place) {
+    if (*place != Rank{0}) file = shm::Engine::open(address);
+    group.emplace(*place, world, std::move(file), parent.timeout());
   }
   parent.barrier();  // the leader's file stays open until everybody has opened it
   return group;
@@ -54,20 +43,9 @@ std::optional<ShmCommunicator<dynamic>> new_group(ShmCommunicator<Ranks, Who>& p
 /// the same order: it cannot be done wrong. **Ranks** all of `parent`. **Host** blocks.
 template <Topology T, std::size_t Ranks, class Who>
 ShmCommunicator<dynamic> join_groups(ShmCommunicator<Ranks, Who>& parent, const T& topology = {}) {
-  if (topology.world_size() != parent.world_size()) {
-    throw Error("join_groups",
-                "the topology is for " + std::to_string(topology.world_size().value()) +
-                    " ranks and the communicator has " +
-                    std::to_string(parent.world_size().value()),
-                "give them the same world", parent.rank());
-  }
-  std::optional<ShmCommunicator<dynamic>> own;
-  for (std::size_t g = 0; g < topology.group_world_size(); ++g) {
-    std::vector<Rank> members;
-    for (Rank rank : topology.members(GroupRank{g})) members.push_back(rank);
-    if (auto group = new_group(parent, members)) own.emplace(std::move(*group));
-  }
-  return std::move(*own);
+  return join_one_by_one(topology, parent, [&](const std::vector<Rank>& members) {
+    return new_group(parent, members);
+  });
 }
 
 }  // namespace lockstep

@@ -5,7 +5,6 @@
 
 #include <nccl.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
@@ -13,8 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/members.hpp"
 #include "lockstep/comm/nccl/communicator.cuh"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/topology.hpp"
 
@@ -68,20 +67,8 @@ inline Call split_call(std::size_t ranks, Rank leader) {
 template <std::size_t Ranks>
 std::optional<NcclCommunicator<dynamic>> new_group(NcclCommunicator<Ranks>& parent,
                                                    const std::vector<Rank>& members) {
-  const auto fault = [&](const char* problem) {
-    return Error("new_group", problem, "list ranks of the parent, each once", parent.rank());
-  };
-  if (members.empty()) throw fault("the list is empty");
-  for (const Rank& member : members) {
-    if (member.value() >= parent.world_size().value()) throw fault("a rank is outside the world");
-    if (std::count(members.begin(), members.end(), member) != 1)
-      throw fault("a rank is listed twice");
-  }
   nccl::Place place;
-  const auto found = std::find(members.begin(), members.end(), parent.rank());
-  if (found != members.end()) {
-    place = {0, Rank{static_cast<std::size_t>(found - members.begin())}, WorldSize{members.size()}};
-  }
+  if (const auto rank = place_among(members, parent)) place = {0, *rank, WorldSize{members.size()}};
   return nccl::split(parent, nccl::split_call(members.size(), members.front()), place);
 }
 
@@ -89,13 +76,7 @@ std::optional<NcclCommunicator<dynamic>> new_group(NcclCommunicator<Ranks>& pare
 /// `parent`. **Host** blocks.
 template <Topology T, std::size_t Ranks>
 NcclCommunicator<dynamic> join_groups(NcclCommunicator<Ranks>& parent, const T& topology = {}) {
-  if (topology.world_size() != parent.world_size()) {
-    throw Error("join_groups",
-                "the topology is for " + std::to_string(topology.world_size().value()) +
-                    " ranks and the communicator has " +
-                    std::to_string(parent.world_size().value()),
-                "give them the same world", parent.rank());
-  }
+  require_same_world(topology, parent);
   const GroupRank group = topology.group_rank(parent.rank());
   const nccl::Place place{static_cast<int>(group.value()),
                           Rank{topology.local_group_rank(parent.rank()).value()},
