@@ -41,6 +41,9 @@ def eager():
     return stepper(*make())
 
 
+kept = []  # a graph does not keep alive what it was captured from
+
+
 def captured(**options):
     # DDP must be made on the stream that captures, and needs 11 steps before that.
     stream = torch.cuda.Stream()
@@ -54,6 +57,7 @@ def captured(**options):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"):
         step()
+    kept.append(step)
     return graph.replay
 
 
