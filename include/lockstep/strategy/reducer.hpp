@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/strategy/in_flight.hpp"

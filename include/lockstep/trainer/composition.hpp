@@ -271,11 +271,15 @@ consteval Finding find_fault() {
     return {Fault::model_no_class};
   } else {
     constexpr Finding policies = find_policy_fault<Ps...>();
-    if constexpr (policies.fault != Fault::none) return policies;
-    constexpr Finding model = find_model_fault<Model>();
-    if constexpr (model.fault != Fault::none) return model;
-    if constexpr (policies.fault == Fault::none) {
-      return find_combination_fault<Model, CanonicalPolicies<Ps...>>();
+    if constexpr (policies.fault != Fault::none) {
+      return policies;
+    } else {
+      constexpr Finding model = find_model_fault<Model>();
+      if constexpr (model.fault != Fault::none) {
+        return model;
+      } else {
+        return find_combination_fault<Model, CanonicalPolicies<Ps...>>();
+      }
     }
   }
 }

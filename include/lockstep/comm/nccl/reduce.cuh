@@ -41,6 +41,10 @@ void reduce_everywhere(Engine& engine, const Call& call, const T* in, T* out, st
   });
 }
 
+/// In a world of one NCCL 2.28 leaves out the last elements of an average whose count is no
+/// multiple of eight. There, reductions are made of what was gathered.
+inline bool is_alone(const Engine& engine) { return engine.world() == 1; }
+
 template <class T, class Op>
 Ticket all_reduce(Engine& engine, std::span<T> data, const Op& op) {
   static_assert(ReduceOp<Op, T>,
@@ -48,15 +52,17 @@ Ticket all_reduce(Engine& engine, std::span<T> data, const Op& op) {
   const Call call = describe<T>(engine, CollectiveKind::all_reduce, data, Rank{0}, Op::name);
   return transfer<T>(engine, call, data, data, [&](const T* in, T* out) {
     if constexpr (reduces<Op, T>) {
-      engine.link().nccl("ncclAllReduce", [&](ncclComm_t comm) {
-        return with_operation<T>(op, comm, [&](ncclRedOp_t operation) {
-          return ncclAllReduce(in, out, data.size(), data_type<T>(), operation, comm,
-                               engine.stream());
+      if (!is_alone(engine)) {
+        engine.link().nccl("ncclAllReduce", [&](ncclComm_t comm) {
+          return with_operation<T>(op, comm, [&](ncclRedOp_t operation) {
+            return ncclAllReduce(in, out, data.size(), data_type<T>(), operation, comm,
+                                 engine.stream());
+          });
         });
-      });
-    } else {
-      reduce_everywhere(engine, call, in, out, data.size(), op);
+        return;
+      }
     }
+    reduce_everywhere(engine, call, in, out, data.size(), op);
   });
 }
 
@@ -68,15 +74,17 @@ Ticket reduce(Engine& engine, std::span<T> data, Rank root, const Op& op) {
   const std::span<T> result = engine.rank() == root ? data : std::span<T>();
   return transfer<T>(engine, call, data, result, [&](const T* in, T* out) {
     if constexpr (reduces<Op, T>) {
-      engine.link().nccl("ncclReduce", [&](ncclComm_t comm) {
-        return with_operation<T>(op, comm, [&](ncclRedOp_t operation) {
-          return ncclReduce(in, out, data.size(), data_type<T>(), operation,
-                            static_cast<int>(root.value()), comm, engine.stream());
+      if (!is_alone(engine)) {
+        engine.link().nccl("ncclReduce", [&](ncclComm_t comm) {
+          return with_operation<T>(op, comm, [&](ncclRedOp_t operation) {
+            return ncclReduce(in, out, data.size(), data_type<T>(), operation,
+                              static_cast<int>(root.value()), comm, engine.stream());
+          });
         });
-      });
-    } else {
-      reduce_everywhere(engine, call, in, out, data.size(), op);
+        return;
+      }
     }
+    reduce_everywhere(engine, call, in, out, data.size(), op);
   });
 }
 
@@ -88,21 +96,27 @@ Ticket reduce_scatter(Engine& engine, std::span<In> in, std::span<T> out, const 
   check_size(engine, call, in.size(), out.size() * engine.world());
   return transfer<T>(engine, call, in, out, [&](const T* from, T* to) {
     if constexpr (reduces<Op, T>) {
-      engine.link().nccl("ncclReduceScatter", [&](ncclComm_t comm) {
-        return with_operation<T>(op, comm, [&](ncclRedOp_t operation) {
-          return ncclReduceScatter(from, to, out.size(), data_type<T>(), operation, comm,
-                                   engine.stream());
+      if (!is_alone(engine)) {
+        engine.link().nccl("ncclReduceScatter", [&](ncclComm_t comm) {
+          return with_operation<T>(op, comm, [&](ncclRedOp_t operation) {
+            return ncclReduceScatter(from, to, out.size(), data_type<T>(), operation, comm,
+                                     engine.stream());
+          });
         });
-      });
-    } else {
-      reduce_pieces(engine, call, to, out.size(), op,
-                    [&](T* scratch, std::size_t begin, std::size_t n) {
-                      exchange(
-                          engine, "ncclGroupEnd (reduce_scatter)", from, scratch, n,
-                          [&](std::size_t w) { return w * out.size() + begin; },
-                          [&](std::size_t w) { return w * n; });
-                    });
+        return;
+      }
     }
+    if (is_alone(engine)) {
+      reduce_everywhere(engine, call, from, to, out.size(), op);
+      return;
+    }
+    reduce_pieces(engine, call, to, out.size(), op,
+                  [&](T* scratch, std::size_t begin, std::size_t n) {
+                    exchange(
+                        engine, "ncclGroupEnd (reduce_scatter)", from, scratch, n,
+                        [&](std::size_t w) { return w * out.size() + begin; },
+                        [&](std::size_t w) { return w * n; });
+                  });
   });
 }
 
