@@ -8,9 +8,9 @@
 
 #include "mlp.cuh"
 
-using Job = Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<DDP>, Device<Cuda>, Backend<Shm>,
-                    CapturedStep, Sampler<Distributed, Padding>, Optimizer<AdamW>,
-                    Schedule<Cosine>>;
+using Job =
+    Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<DDP>, Device<Cuda>, Backend<Shm>,
+            CapturedStep, Sampler<Distributed, Padding>, Optimizer<AdamW>, Schedule<Cosine>>;
 
 int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {

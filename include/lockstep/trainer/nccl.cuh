@@ -16,7 +16,7 @@ struct Connection<Cuda, Nccl> {
   template <class Policies>
   static communicator<Policies> make(Session& session) {
     return make_nccl_communicator<Pick<axes::World, Policies>::static_size>(session.membership(),
-                                                                           session.store());
+                                                                            session.store());
   }
 };
 

@@ -37,7 +37,8 @@ inline std::string cuda_advice(cudaError_t error) {
     case cudaErrorStreamCaptureUnsupported:
     case cudaErrorStreamCaptureInvalidated:
     case cudaErrorStreamCaptureImplicit:
-      return "while a step is captured nothing may wait for the GPU, allocate its memory or use the "
+      return "while a step is captured nothing may wait for the GPU, allocate its memory or use "
+             "the "
              "default stream";
     default:
       return "see the CUDA runtime's documentation of this error";
