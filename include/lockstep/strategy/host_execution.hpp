@@ -64,6 +64,8 @@ class Execution<Cpu, Traits, Comm> {
   static const Batch& place(const Batch& batch) {
     return batch;
   }
+  template <class Batch>
+  static const Batch& place(const Batch&& batch) = delete;  // it would be gone by backward
 
   template <class Model, class TheStep, class Batch>
   static double forward(Model& model, TheStep& step, const Batch& batch) {

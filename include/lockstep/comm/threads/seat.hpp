@@ -193,18 +193,18 @@ class Seat {
       return "rank " + std::to_string(w) + " called " + slot.calls[w].text() +
              (same_call ? where : "");
     };
-    meeting_->disagreement_.emplace("call " + std::to_string(ticket),
-                                    "ranks disagree: " + text(0) + " and " + text(other),
-                                    "let every rank make the same calls in the same order");
+    const Error& error = meeting_->disagreement_.emplace(
+        "call " + std::to_string(ticket), "ranks disagree: " + text(0) + " and " + text(other),
+        "let every rank make the same calls in the same order");
     meeting_->disagrees_.store(true, std::memory_order_release);
-    give_up_for(*meeting_->disagreement_);
+    give_up_for(error);
   }
 
   /// Throws if there is nothing to wait for any more. Everybody names the same culprit: the rank
   /// that knows why, or the one that went without a word.
   template <class Lacks>
   void look(const Call& call, const Lacks& lacks) {
-    if (meeting_->disagrees_.load(std::memory_order_acquire)) {
+    if (meeting_->disagrees_.load(std::memory_order_acquire) && meeting_->disagreement_) {
       give_up_for(*meeting_->disagreement_);
     }
     for (std::size_t w = 0; w < world(); ++w) {
