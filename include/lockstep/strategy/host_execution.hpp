@@ -62,7 +62,7 @@ class Execution<Cpu, Traits, Comm> {
   /// A batch where the model can read it.
   template <class Batch>
   static const Batch& place(const Batch& batch) {
-    return batch;
+    return batch;  // NOLINT(bugprone-return-const-ref-from-parameter): no temporary comes here
   }
   template <class Batch>
   static const Batch& place(const Batch&& batch) = delete;  // it would be gone by backward
