@@ -204,8 +204,8 @@ class Seat {
   /// that knows why, or the one that went without a word.
   template <class Lacks>
   void look(const Call& call, const Lacks& lacks) {
-    if (meeting_->disagrees_.load(std::memory_order_acquire) && meeting_->disagreement_) {
-      give_up_for(*meeting_->disagreement_);
+    if (meeting_->disagrees_.load(std::memory_order_acquire)) {
+      if (const auto& disagreement = meeting_->disagreement_) give_up_for(*disagreement);
     }
     for (std::size_t w = 0; w < world(); ++w) {
       if (w == rank_ || !state(w).has_words.load(std::memory_order_acquire)) continue;
