@@ -93,6 +93,11 @@ class Store {
     return lookup(key, Milliseconds(0));
   }
 
+  /// The value of a key if it gets one in that time.
+  std::optional<std::string> try_get(const std::string& key, Milliseconds timeout) {
+    return lookup(key, timeout);
+  }
+
   /// Waits until all keys have been set.
   void wait(const std::vector<std::string>& keys) { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, Milliseconds timeout) {
@@ -182,8 +187,12 @@ class Store {
   };
 
   /// Beyond the time a request may wait at the server: when this has passed too, the server is
-  /// stopped or unreachable.
-  static constexpr Milliseconds answer_limit{5000};
+  /// stopped or unreachable. Who has waited for the whole limit already is told soon after it.
+  Milliseconds answer_limit(Milliseconds waiting) const {
+    constexpr Milliseconds most{5000};
+    constexpr Milliseconds least{500};
+    return std::clamp(timeout_ - waiting, least, most);
+  }
 
   static std::uint64_t count(Milliseconds timeout) {
     return static_cast<std::uint64_t>(std::max<std::int64_t>(timeout.count(), 0));
@@ -239,7 +248,7 @@ class Store {
     }
     const Deadline deadline = waiting > Milliseconds::max() / 2
                                   ? Deadline::never()
-                                  : Deadline::after(waiting + answer_limit);
+                                  : Deadline::after(waiting + answer_limit(waiting));
     std::string why;
     Descriptor socket = take_connection(deadline, why);
     if (!socket) throw fail("cannot be reached: " + why);
