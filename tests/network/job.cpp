@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tests/network/run starts on every host: a small job over a backend that it names.
 //
-//   job train flat|hierarchical STEPS   Fashion-MNIST by DDP; every rank prints a hash of all parameters
-//   job sum flat|hierarchical           sums without end, each of which is checked, until something fails
+//   job train flat|hierarchical STEPS   Fashion-MNIST by DDP; every rank prints a hash of all
+//   parameters job sum flat|hierarchical           sums without end, each of which is checked,
+//   until something fails
 #include <array>
 #include <chrono>
 #include <cstdint>
