@@ -1,7 +1,7 @@
 # Several hosts on one machine, for tests and benchmarks that source this: network namespaces, each with a host name
 # and an address of its own, joined by a bridge in one more. Nothing of the machine's own network is touched.
 #
-#   trap remove_hosts EXIT; make_hosts 4; on 2 hostname; cut 2; mend 2; limit_rate 1gbit
+#   trap remove_hosts EXIT; make_hosts 4; on 2 hostname; cut_off 2; mend 2; limit_rate 1gbit
 
 network=10.77.0            # host K is $network.(K+1), and `hostK` by name
 hosts_id=lk$$              # what tells these namespaces from those of other runs
@@ -60,14 +60,14 @@ on() {
 }
 
 # The switch forgets a host without a word to either side: both keep their links, and nothing arrives.
-cut() { ip -n "$hosts_id-switch" link set "port$1" nomaster; }
+cut_off() { ip -n "$hosts_id-switch" link set "port$1" nomaster; }
 mend() { ip -n "$hosts_id-switch" link set "port$1" master bridge; }
 # The cable is pulled out of a host, which sees that, or the host takes its own interface down.
 unplug() { ip -n "$hosts_id-switch" link set "port$1" down; }
 take_down() { ip -n "$(host_space "$1")" link set eth0 down; }
 
 # Resets every TCP connection between a host and the others, in the middle of whatever they carry.
-reset_connections() { ip netns exec "$(host_space "$1")" ss -K "( dst $network.0/24 )" >/dev/null; }
+reset_connections() { ip netns exec "$(host_space "$1")" ss -tK dst "$network.0/24" >/dev/null 2>&1; }
 
 # Kills everything that runs on a host.
 kill_host() {

@@ -40,11 +40,13 @@ class NodeWatch {
             Milliseconds timeout)
       : place_(place),
         timeout_(timeout),
-        interval_(std::clamp(timeout / 8, Milliseconds(20), Milliseconds(1000))),
+        interval_(std::clamp(timeout / 8, Milliseconds(20), Milliseconds(250))),
+        patience_(timeout + interval_ + Milliseconds(150)),
         where_(endpoint_text(meeting.host, meeting.port)),
         store_(connect(meeting, secret, timeout)),
         news_(make_pipe()) {
     meet();
+    store_.set_timeout(answer_limit);
   }
 
   NodeWatch(const NodeWatch&) = delete;
@@ -61,7 +63,7 @@ class NodeWatch {
 
   /// Starts to watch. After the ranks: whoever forks should have no threads of its own.
   void start() {
-    heard_.assign(place_.nodes, Heard{"", Deadline::after(timeout_)});
+    heard_.assign(place_.nodes, Heard{"", Deadline::after(patience_)});
     watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
   }
 
@@ -96,14 +98,26 @@ class NodeWatch {
  private:
   struct Heard {
     std::string beat;
-    Deadline silent_since;
+    Deadline missing;  // unless another beat comes
   };
 
   static constexpr const char* failure_key = "lockstep/nodes/failure";
   static constexpr const char* verdict_key = "lockstep/nodes/verdict";
   static constexpr const char* done = "done";
 
+  /// How long one request may take while the job runs: many fit into the time limit, so that a
+  /// network that stumbles does not end the job.
+  static constexpr Milliseconds answer_limit{500};
+
   static std::string name(std::size_t node) { return "node " + std::to_string(node); }
+
+  /// `node 1 (ranks 2 to 3)`.
+  std::string name_and_ranks(std::size_t node) const {
+    const std::string first = std::to_string(node * place_.ranks);
+    const std::string last = std::to_string((node + 1) * place_.ranks - 1);
+    return name(node) +
+           (place_.ranks == 1 ? " (rank " + first + ")" : " (ranks " + first + " to " + last + ")");
+  }
   static std::string beat_key(std::size_t node) { return "lockstep/" + name(node) + "/beat"; }
   static std::string place_key(std::size_t node) { return "lockstep/" + name(node) + "/place"; }
 
@@ -170,14 +184,27 @@ class NodeWatch {
   }
 
   void watch(const std::stop_token& stop) {
-    try {
-      for (std::size_t beats = 0; !stop.stop_requested(); ++beats) {
+    Deadline lost = Deadline::after(patience_);
+    int refusals = 0;
+    for (std::size_t beats = 0; !stop.stop_requested(); ++beats) {
+      const auto begin = Deadline::Clock::now();
+      try {
         if (place_.node != 0) store_.set(beat_key(place_.node), std::to_string(beats));
         if (const auto words = store_.try_get(failure_key, interval_)) return report(*words);
         if (place_.node == 0) look_at_others();
+        lost = Deadline::after(patience_);
+        refusals = 0;
+      } catch (const Error& error) {
+        // Silence may pass. A host that says at once that nobody listens there any more says it
+        // again and again.
+        const bool refused = Deadline::Clock::now() - begin < interval_ + answer_limit / 2;
+        refusals = refused ? refusals + 1 : 0;
+        if (refusals == 3 || lost.passed()) {
+          return report(name_and_ranks(0) + ", which has the job's store at " + where_ +
+                        ", is lost: " + error.problem());
+        }
+        if (refused) std::this_thread::sleep_for(interval_);
       }
-    } catch (const Error& error) {
-      report("node 0, which has the job's store at " + where_ + ", is lost: " + error.problem());
     }
   }
 
@@ -189,10 +216,10 @@ class NodeWatch {
       if (beat == done) continue;
       all = false;
       Heard& heard = heard_[n];
-      if (beat != heard.beat) heard = {beat, Deadline::after(timeout_ - interval_)};
-      if (heard.silent_since.passed()) {
+      if (beat != heard.beat) heard = {beat, Deadline::after(patience_)};
+      if (heard.missing.passed()) {
         store_.compare_set(failure_key, "",
-                           name(n) + " was not heard of for " + seconds_text(timeout_));
+                           name_and_ranks(n) + " was not heard of for " + seconds_text(timeout_));
       }
     }
     are_all_done_ = all;
@@ -216,6 +243,9 @@ class NodeWatch {
   NodePlace place_;
   Milliseconds timeout_;
   Milliseconds interval_;
+  /// How long a node may be silent: a little longer than ranks wait for its ranks, because they
+  /// know in which call they miss them.
+  Milliseconds patience_;
   std::string where_;
   Store store_;
   Pipe news_;

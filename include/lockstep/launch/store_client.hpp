@@ -73,6 +73,8 @@ class Store {
 
   std::uint16_t port() const { return port_; }
   Milliseconds timeout() const { return timeout_; }
+  /// For requests to come. The shorter, the sooner a store that does not answer is an error.
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
   /// Stores a value, over whatever was there.
   void set(const std::string& key, std::string_view value) {
