@@ -54,9 +54,12 @@ plug_in() {
 }
 
 # Runs a command on a host. Its own /etc/hosts is mounted in the namespace that `ip netns exec` makes for it.
-on() {
-  ip netns exec "$(host_space "$1")" unshare --uts bash -c \
-    'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"' on "host$1" "$hosts_folder/hosts" "${@:2}"
+on() { (enter "$@"); }
+# The same in this process's place: what is started in the background can then be killed by its number. `host_name` is
+# another name for the host.
+enter() {
+  exec ip netns exec "$(host_space "$1")" unshare --uts bash -c \
+    'hostname "$1" && mount --bind "$2" /etc/hosts && shift 2 && exec "$@"' on "${host_name:-host$1}" "$hosts_folder/hosts" "${@:2}"
 }
 
 # The switch forgets a host without a word to either side: both keep their links, and nothing arrives.
@@ -65,9 +68,6 @@ mend() { ip -n "$hosts_id-switch" link set "port$1" master bridge; }
 # The cable is pulled out of a host, which sees that, or the host takes its own interface down.
 unplug() { ip -n "$hosts_id-switch" link set "port$1" down; }
 take_down() { ip -n "$(host_space "$1")" link set eth0 down; }
-
-# Resets every TCP connection between a host and the others, in the middle of whatever they carry.
-reset_connections() { ip netns exec "$(host_space "$1")" ss -tK dst "$network.0/24" >/dev/null 2>&1; }
 
 # Kills everything that runs on a host.
 kill_host() {
