@@ -19,10 +19,11 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         add_files(path.join(folder, "*.cpp"))
         add_syslinks("pthread")
         add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0))
-        if path.filename(folder) == "allreduce" and has_config("gloo") then
+        local name = path.filename(folder)
+        if (name == "allreduce" or name == "network") and has_config("gloo") then
             add_links("gloo")
         end
-        if path.filename(folder) == "matmul" or path.filename(folder) == "step" then
+        if name == "matmul" or name == "step" or name == "network" then
             add_includedirs("../examples")
             add_sysincludedirs("$(eigen)")
             add_cxflags("-march=native")  -- as the examples have it

@@ -47,4 +47,14 @@ BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_re
              "lockstep: rank 4 did not end when asked (SIGTERM) and was killed\n");
 }
 
+BOOST_AUTO_TEST_CASE(what_another_nodes_failure_causes_is_told_and_is_a_failure) {
+  Outcome job;
+  BOOST_TEST(job.shell_status() == 0);
+  job.elsewhere = "node 1: rank 2 failed first (exit status 3)";
+  job.consequences = {
+      RankEnd{Rank{0}, {1, 0}, Failure{"all_reduce", "rank 2 ended", "", {}, true}}};
+  BOOST_TEST(job.shell_status() == 1);
+  BOOST_TEST(summary(job) == "lockstep: rank 0 failed because of that, in all_reduce\n");
+}
+
 BOOST_AUTO_TEST_SUITE_END()

@@ -155,8 +155,8 @@ int behave(Session& session, const std::string& how) {
 
 int main(int argc, char** argv) {
   const char* away = std::getenv("TRAINER_STAYS_AWAY");
-  const auto place = environment().placement();
-  if (away != nullptr && place) {
+  const auto place = away != nullptr ? environment().placement() : std::nullopt;
+  if (place) {
     say_pid();
     if (place->rank == Rank{std::stoul(away)}) stay_away(*place);
   }

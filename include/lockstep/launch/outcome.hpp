@@ -30,6 +30,8 @@ struct RankEnd {
 struct Outcome {
   /// Empty when nobody failed, or when a signal ended the job.
   std::optional<RankEnd> first;
+  /// Why the job ended on another node, where that came first.
+  std::optional<std::string> elsewhere;
   /// Who failed because of another rank.
   std::vector<RankEnd> consequences;
   /// SIGINT, SIGTERM or SIGHUP that this process was sent, or 0.
@@ -39,7 +41,8 @@ struct Outcome {
 
   int shell_status() const {
     if (interrupted != 0) return 128 + interrupted;
-    return first ? first->status.shell_status() : 0;
+    if (first) return first->status.shell_status();
+    return elsewhere ? 1 : 0;
   }
 };
 
@@ -55,7 +58,8 @@ inline std::string summary(const Outcome& outcome) {
   std::ranges::sort(fallen, {}, &RankEnd::rank);
   std::map<std::string, std::vector<std::string>> ranks_in;
   for (const RankEnd& end : fallen) {
-    if (outcome.first && end.failure) ranks_in[end.failure->operation].push_back(name(end.rank));
+    if ((outcome.first || outcome.elsewhere) && end.failure)
+      ranks_in[end.failure->operation].push_back(name(end.rank));
   }
   for (const auto& [operation, ranks] : ranks_in) {
     text += "lockstep: " + listed_ranks(ranks) + " failed because of that, in " + operation + "\n";

@@ -17,6 +17,7 @@
 
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/nodes.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
@@ -70,6 +71,9 @@ inline void keep_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
+/// How long node 0 keeps the store open for the other nodes after a failure: they are to read it.
+inline constexpr std::chrono::milliseconds farewell{300};
+
 /// Starts this node's ranks of the program and stays until all have ended. Returns the exit status:
 /// 0, that of the rank that failed first, or 128 + the signal that ended the job.
 inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
@@ -82,10 +86,22 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   const std::string secret =
       alone ? random_id() : derived_secret("nodes", meeting.port, environment().secret());
   std::optional<StoreServer> server;
+  std::optional<NodeWatch> others;
   if (options.node_rank == 0) {
     server.emplace(secret, is_loopback(meeting.host) ? meeting.host : "", meeting.port);
     meeting.port = server->port();
     if (!is_loopback(meeting.host)) meeting.host = "127.0.0.1";
+  }
+  const auto linger = [&](std::chrono::milliseconds limit) {
+    if (!alone && server) server->wait_until_unused(Deadline::after(limit));
+  };
+  try {
+    if (!alone) {
+      others.emplace(meeting, secret, NodePlace{options.node_rank, options.nodes, ranks}, timeout);
+    }
+  } catch (const Error&) {
+    linger(farewell);  // the others are to read why
+    throw;
   }
 
   std::vector<std::string> common = inherited_environment();
@@ -128,15 +144,25 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
         [[maybe_unused]] const ssize_t n = ::write(2, message.data(), message.size());
       });
     }
+    if (others) {
+      supervisor.connect(others->take_news(),
+                         [&](const std::string& why) { others->announce(why); });
+      others->start();
+    }
     outcome = supervisor.run();
   }
   const std::string text = summary(outcome);
   write_all(2, text);
-  // The other nodes' ranks may need the store a little longer.
-  if (!alone && server && outcome.shell_status() == 0) {
-    server->wait_until_unused(Deadline::after(timeout));
+  int status = outcome.shell_status();
+  if (others && status == 0) {
+    if (const auto failure = others->leave()) {
+      write_all(2, "lockstep: " + *failure + "\n");
+      status = 1;
+    }
   }
-  return outcome.shell_status();
+  others.reset();
+  linger(status == 0 ? timeout : farewell);
+  return status;
 }
 
 }  // namespace lockstep

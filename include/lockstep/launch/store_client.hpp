@@ -73,6 +73,8 @@ class Store {
 
   std::uint16_t port() const { return port_; }
   Milliseconds timeout() const { return timeout_; }
+  /// For requests to come. The shorter, the sooner a store that does not answer is an error.
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
   /// Stores a value, over whatever was there.
   void set(const std::string& key, std::string_view value) {
@@ -91,6 +93,11 @@ class Store {
   /// The value of a key if it has one now.
   std::optional<std::string> try_get(const std::string& key) {
     return lookup(key, Milliseconds(0));
+  }
+
+  /// The value of a key if it gets one in that time.
+  std::optional<std::string> try_get(const std::string& key, Milliseconds timeout) {
+    return lookup(key, timeout);
   }
 
   /// Waits until all keys have been set.
@@ -182,8 +189,12 @@ class Store {
   };
 
   /// Beyond the time a request may wait at the server: when this has passed too, the server is
-  /// stopped or unreachable.
-  static constexpr Milliseconds answer_limit{5000};
+  /// stopped or unreachable. Who has waited for the whole limit already is told soon after it.
+  Milliseconds answer_limit(Milliseconds waiting) const {
+    constexpr Milliseconds most{5000};
+    constexpr Milliseconds least{500};
+    return std::clamp(timeout_ - waiting, least, most);
+  }
 
   static std::uint64_t count(Milliseconds timeout) {
     return static_cast<std::uint64_t>(std::max<std::int64_t>(timeout.count(), 0));
@@ -239,7 +250,7 @@ class Store {
     }
     const Deadline deadline = waiting > Milliseconds::max() / 2
                                   ? Deadline::never()
-                                  : Deadline::after(waiting + answer_limit);
+                                  : Deadline::after(waiting + answer_limit(waiting));
     std::string why;
     Descriptor socket = take_connection(deadline, why);
     if (!socket) throw fail("cannot be reached: " + why);

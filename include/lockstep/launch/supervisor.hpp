@@ -11,6 +11,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
+#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
@@ -94,10 +95,17 @@ class Supervisor {
         start_child(rank, std::move(report), mask_before_, std::forward<Body>(body)));
   }
 
+  /// Connects this supervisor to those of the job's other nodes: what can be read from `news` is
+  /// why the job has failed there, and `tell` is called with why it fails here.
+  void connect(Descriptor news, std::function<void(const std::string&)> tell) {
+    news_ = std::move(news);
+    tell_ = std::move(tell);
+  }
+
   /// Passes output on until every rank has ended. Failure of one, or a signal, ends all: SIGTERM,
   /// and SIGKILL to those that are left after the grace; a second signal does not wait that long.
   Outcome run() {
-    while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
+    while (is_any_running() || awaits_news() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
       if (settled_at_ && settled_at_->passed()) settle();
       if (kill_at_ && kill_at_->passed()) kill_rest();
@@ -120,10 +128,14 @@ class Supervisor {
     return false;
   }
 
+  /// Ranks that failed because of another node's may all have ended before that node has said why.
+  bool awaits_news() const { return news_ && settled_at_ && !kill_at_; }
+
   void wait_for_events() {
     std::vector<pollfd> polled;
     polled.push_back({signals_.get(), POLLIN, 0});
     polled.push_back({queue_.is_empty() ? -1 : queue_.next_stream(), POLLOUT, 0});
+    polled.push_back({news_.get(), POLLIN, 0});
     // poll() passes over negative descriptors: closed pipes, and all while the queue is full.
     for (const Child& child : children_) {
       polled.push_back({child.running ? child.handle.get() : -1, POLLIN, 0});
@@ -134,11 +146,12 @@ class Supervisor {
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
     if (polled[1].revents != 0 && !queue_.is_empty()) queue_.write_some();
+    if (polled[2].revents != 0) read_news();
     // Ends before output: what others print because of a failure comes after what it said.
     std::vector<RankEnd> failed;
     for (std::size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
-      if (polled[4 * i + 2].revents == 0) continue;
+      if (polled[4 * i + 3].revents == 0) continue;
       child.reap();
       if (!child.status.is_failure()) continue;
       drain(child);
@@ -147,7 +160,7 @@ class Supervisor {
     judge(std::move(failed));
     for (std::size_t i = 0; i < children_.size(); ++i) {
       for (std::size_t stream : {1, 2, 3}) {
-        if (polled[4 * i + 2 + stream].revents != 0) {
+        if (polled[4 * i + 3 + stream].revents != 0) {
           read_some(children_[i], static_cast<int>(stream));
         }
       }
@@ -188,6 +201,20 @@ class Supervisor {
                          (is_any_running() ? "; ending the others\n" : "\n"));
     }
     terminate();
+    if (tell_) {
+      tell_("rank " + std::to_string(outcome_.first->rank.value()) + " failed first (" +
+            outcome_.first->status.text() + ")");
+    }
+  }
+
+  /// What happened on another node, in its words. Nothing is left to hear after that.
+  void read_news() {
+    const std::string words = read_all(news_.get());
+    news_.close();
+    if (words.empty() || kill_at_) return;
+    outcome_.elsewhere = words;
+    queue_.push(2, "lockstep: " + words + (is_any_running() ? "; ending the ranks here\n" : "\n"));
+    terminate();
   }
 
   void print_failure(const RankEnd& end) {
@@ -201,7 +228,7 @@ class Supervisor {
   void read_signal() {
     signalfd_siginfo info{};
     if (::read(signals_.get(), &info, sizeof info) != sizeof info) return;
-    if (outcome_.interrupted == 0 && !outcome_.first) {
+    if (outcome_.interrupted == 0 && !outcome_.first && !outcome_.elsewhere) {
       outcome_.interrupted = static_cast<int>(info.ssi_signo);
     }
     // After a failure, output that nobody reads yet is waited for, as by any program behind a
@@ -213,6 +240,7 @@ class Supervisor {
       write_until_ = Deadline::after(std::chrono::milliseconds(500));
     } else {
       terminate();
+      if (tell_) tell_("ended by signal " + std::to_string(info.ssi_signo));
       write_until_ = Deadline::after(grace_ + std::chrono::milliseconds(500));
     }
   }
@@ -300,6 +328,8 @@ class Supervisor {
   sigset_t mask_before_{};
   Descriptor signals_;
   std::vector<Child> children_;
+  Descriptor news_;
+  std::function<void(const std::string&)> tell_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
   std::optional<Deadline> settled_at_;   // set once somebody has failed because of another

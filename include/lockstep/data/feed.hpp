@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Batches from the ranks that read to those that do not: one to all, or one for each.
+///
+/// Where storage is slow or far, a few ranks read and feed the others. Batches may differ in rows
+/// and width from one call to the next: sizes travel first. An empty batch is one like any other,
+/// and a good way to say that there are no more. What else belongs to a batch, such as the name of
+/// its file, goes by comm/objects.hpp.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/labelled_batch.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Calls `move` with every part of a batch that has something in it.
+void each_part(auto& batch, const auto& move) {
+  if (batch.size() == 0) return;
+  if (batch.width != 0) move(std::span(batch.inputs));
+  move(std::span(batch.labels));
+  move(std::span(batch.weights));
+}
+
+}  // namespace detail
+
+/// `batch` = root's batch, on all. Memory is kept: a batch that was once as large allocates
+/// nothing. **Ranks** all. **Host** blocks.
+template <Communicator C, class X, class Y>
+void broadcast_batch(C& comm, LabelledBatch<X, Y>& batch, Rank root) {
+  std::uint64_t shape[] = {batch.size(), batch.width};
+  comm.broadcast(shape, root);
+  if (comm.rank() != root) batch.resize(shape[0], shape[1]);
+  detail::each_part(batch, [&](auto part) { comm.broadcast(part, root); });
+}
+
+/// `mine` = this rank's of root's batches, of which there is one for every rank, each of its own
+/// size. Elsewhere `batches` is not used. **Ranks** all. **Host** blocks.
+template <Scattering C, class X, class Y>
+  requires Messaging<C>
+void scatter_batches(C& comm, std::span<const LabelledBatch<X, Y>> batches,
+                     LabelledBatch<X, Y>& mine, Rank root) {
+  const std::size_t world = comm.world_size().value();
+  std::vector<std::uint64_t> shapes;
+  if (comm.rank() == root) {
+    if (batches.size() != world) {
+      throw Error(
+          "scatter_batches",
+          std::to_string(batches.size()) + " batches for " + std::to_string(world) + " ranks",
+          "give root one batch for every rank; it may be empty", comm.rank());
+    }
+    for (const auto& batch : batches) shapes.insert(shapes.end(), {batch.size(), batch.width});
+  }
+  std::uint64_t shape[2] = {};
+  comm.scatter(shapes, shape, root);
+  if (comm.rank() != root) {
+    mine.resize(shape[0], shape[1]);
+    detail::each_part(mine, [&](auto part) { comm.receive(part, root); });
+    return;
+  }
+  for (std::size_t w = 0; w < world; ++w) {
+    if (Rank{w} == root) {
+      mine = batches[w];
+    } else {
+      detail::each_part(batches[w], [&](auto part) { comm.send(part, Rank{w}); });
+    }
+  }
+}
+
+template <Scattering C, class X, class Y>
+  requires Messaging<C>
+void scatter_batches(C& comm, const std::vector<LabelledBatch<X, Y>>& batches,
+                     LabelledBatch<X, Y>& mine, Rank root) {
+  scatter_batches(comm, std::span(batches), mine, root);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The launchers of a job on several nodes: they meet before any rank starts, and the failure
+/// of one node, or its silence, ends the job on all.
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lockstep/launch/names.hpp"
+#include "lockstep/launch/parse.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep {
+
+/// One node's place among those of a job.
+struct NodePlace {
+  std::size_t node = 0;
+  std::size_t nodes = 1;
+  std::size_t ranks = 1;  // on each node
+};
+
+/// What a launcher knows of the others. Node 0 has the store and watches the other nodes, which
+/// tell it now and then that they are there; they in turn watch whether the store answers. So a
+/// node costs one small request an interval, however many there are.
+class NodeWatch {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// Waits until every node has come. Node 0 alone decides who is missing, and its words reach all
+  /// that are there: without that, who came late would only see the store vanish.
+  NodeWatch(const Endpoint& meeting, const std::string& secret, NodePlace place,
+            Milliseconds timeout)
+      : place_(place),
+        timeout_(timeout),
+        interval_(std::clamp(timeout / 8, Milliseconds(20), Milliseconds(250))),
+        patience_(timeout + interval_ + Milliseconds(150)),
+        where_(endpoint_text(meeting.host, meeting.port)),
+        store_(connect(meeting, secret, timeout)),
+        news_(make_pipe()) {
+    meet();
+    store_.set_timeout(answer_limit);
+  }
+
+  NodeWatch(const NodeWatch&) = delete;
+  NodeWatch& operator=(const NodeWatch&) = delete;
+
+  ~NodeWatch() {
+    watcher_.request_stop();
+    if (watcher_.joinable()) watcher_.join();
+    if (teller_.joinable()) teller_.join();
+  }
+
+  /// Where it can be read, as one text, that the job has failed on another node.
+  Descriptor take_news() { return std::move(news_.read); }
+
+  /// Starts to watch. After the ranks: whoever forks should have no threads of its own.
+  void start() {
+    heard_.assign(place_.nodes, Heard{"", Deadline::after(patience_)});
+    watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+  }
+
+  /// Tells the other nodes why the job ends here; the first that does is the one they believe. It
+  /// does not wait for the store, which may be the very thing that cannot be reached.
+  void announce(const std::string& why) {
+    if (teller_.joinable()) return;
+    teller_ = std::thread([this, words = name(place_.node) + ": " + why] {
+      try {
+        store_.compare_set(failure_key, "", words);
+      } catch (const Error&) {  // then they will find out by themselves
+      }
+    });
+  }
+
+  /// Says that this node's ranks have ended well. Node 0, without which there is no store, stays
+  /// until the others' have too. Returns why the job has failed elsewhere, if it has.
+  std::optional<std::string> leave() {
+    if (place_.node != 0) {
+      watcher_.request_stop();
+      if (watcher_.joinable()) watcher_.join();
+      try {
+        store_.set(beat_key(place_.node), done);
+      } catch (const Error&) {  // node 0 then misses this node, and says so
+      }
+      return std::nullopt;
+    }
+    while (!are_all_done_ && !failure()) std::this_thread::sleep_for(Milliseconds(2));
+    return failure();
+  }
+
+ private:
+  struct Heard {
+    std::string beat;
+    Deadline missing;  // unless another beat comes
+  };
+
+  static constexpr const char* failure_key = "lockstep/nodes/failure";
+  static constexpr const char* verdict_key = "lockstep/nodes/verdict";
+  static constexpr const char* done = "done";
+
+  /// How long one request may take while the job runs: many fit into the time limit, so that a
+  /// network that stumbles does not end the job.
+  static constexpr Milliseconds answer_limit{500};
+
+  static std::string name(std::size_t node) { return "node " + std::to_string(node); }
+
+  /// `node 1 (ranks 2 to 3)`.
+  std::string name_and_ranks(std::size_t node) const {
+    const std::string first = std::to_string(node * place_.ranks);
+    const std::string last = std::to_string((node + 1) * place_.ranks - 1);
+    return name(node) +
+           (place_.ranks == 1 ? " (rank " + first + ")" : " (ranks " + first + " to " + last + ")");
+  }
+  static std::string beat_key(std::size_t node) { return "lockstep/" + name(node) + "/beat"; }
+  static std::string place_key(std::size_t node) { return "lockstep/" + name(node) + "/place"; }
+
+  static Store connect(const Endpoint& meeting, const std::string& secret, Milliseconds timeout) {
+    try {
+      return {meeting.host, meeting.port, secret, timeout};
+    } catch (const Error& error) {
+      throw Error("launch", "node 0 did not come: " + error.problem(),
+                  "start node 0, whose host is that one, with the same --rendezvous and the same "
+                  "LOCKSTEP_SECRET, and let its firewall pass that port");
+    }
+  }
+
+  std::string job_text() const {
+    return std::to_string(place_.nodes) + " nodes with " + std::to_string(place_.ranks) +
+           (place_.ranks == 1 ? " rank each" : " ranks each");
+  }
+
+  void meet() {
+    const std::string job = store_.compare_set("lockstep/nodes", "", job_text());
+    if (job != job_text()) {
+      throw Error("launch",
+                  "this node was told of " + job_text() + ", the first that came of " + job,
+                  "give all nodes the same --nodes and --ranks");
+    }
+    if (store_.add(place_key(place_.node), 1) != 1) {
+      throw Error("launch", "another launcher has come as " + name(place_.node),
+                  "give every node its own --node-rank, and every job its own port");
+    }
+    const std::string verdict = place_.node == 0 ? judge() : await_verdict();
+    if (verdict.empty()) return;
+    throw Error("launch", verdict,
+                "start every node with its own --node-rank and the same --rendezvous, check that "
+                "they reach that address, or allow more time with --timeout");
+  }
+
+  /// Empty when all have come.
+  std::string judge() {
+    std::vector<std::string> keys;
+    for (std::size_t n = 0; n < place_.nodes; ++n) keys.push_back(place_key(n));
+    std::string verdict;
+    try {
+      store_.wait(keys, timeout_);
+    } catch (const Error&) {
+      std::vector<std::string> missing;
+      for (std::size_t n = 0; n < place_.nodes; ++n) {
+        if (!store_.try_get(place_key(n))) missing.push_back(std::to_string(n));
+      }
+      verdict = (missing.size() == 1 ? "node " : "nodes ") + listed(missing) +
+                " did not come to port " + where_.substr(where_.rfind(':') + 1) +
+                " of node 0 within " + seconds_text(timeout_);
+    }
+    store_.set(verdict_key, verdict);
+    return verdict;
+  }
+
+  std::string await_verdict() {
+    try {
+      // A little more than node 0 takes, whose clock may have started after this one.
+      return store_.get(verdict_key, timeout_ + Milliseconds(700));
+    } catch (const Error& error) {
+      return "node 0 is there no more: " + error.problem();
+    }
+  }
+
+  void watch(const std::stop_token& stop) {
+    Deadline lost = Deadline::after(patience_);
+    int refusals = 0;
+    for (std::size_t beats = 0; !stop.stop_requested(); ++beats) {
+      const auto begin = Deadline::Clock::now();
+      try {
+        if (place_.node != 0) store_.set(beat_key(place_.node), std::to_string(beats));
+        if (const auto words = store_.try_get(failure_key, interval_)) return report(*words);
+        if (place_.node == 0) look_at_others();
+        lost = Deadline::after(patience_);
+        refusals = 0;
+      } catch (const Error& error) {
+        // Silence may pass. A host that says at once that nobody listens there any more says it
+        // again and again.
+        const bool refused = Deadline::Clock::now() - begin < interval_ + answer_limit / 2;
+        refusals = refused ? refusals + 1 : 0;
+        if (refusals == 3 || lost.passed()) {
+          return report(name_and_ranks(0) + ", which has the job's store at " + where_ +
+                        ", is lost: " + error.problem());
+        }
+        if (refused) std::this_thread::sleep_for(interval_);
+      }
+    }
+  }
+
+  /// On node 0: whose time is over, and whether all are done.
+  void look_at_others() {
+    bool all = true;
+    for (std::size_t n = 1; n < place_.nodes; ++n) {
+      const std::string beat = store_.try_get(beat_key(n)).value_or("");
+      if (beat == done) continue;
+      all = false;
+      Heard& heard = heard_[n];
+      if (beat != heard.beat) heard = {beat, Deadline::after(patience_)};
+      if (heard.missing.passed()) {
+        store_.compare_set(failure_key, "",
+                           name_and_ranks(n) + " was not heard of for " + seconds_text(timeout_));
+      }
+    }
+    are_all_done_ = all;
+  }
+
+  void report(const std::string& words) {
+    {
+      const std::lock_guard lock(mutex_);
+      failure_ = words;
+    }
+    // A node need not be told what it has said itself: it is ending already.
+    if (!words.starts_with(name(place_.node) + ": ")) write_all(news_.write.get(), words);
+    news_.write.close();
+  }
+
+  std::optional<std::string> failure() {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+  NodePlace place_;
+  Milliseconds timeout_;
+  Milliseconds interval_;
+  /// How long a node may be silent: a little longer than ranks wait for its ranks, because they
+  /// know in which call they miss them.
+  Milliseconds patience_;
+  std::string where_;
+  Store store_;
+  Pipe news_;
+  std::mutex mutex_;
+  std::optional<std::string> failure_;
+  std::atomic<bool> are_all_done_{false};
+  std::vector<Heard> heard_;  // the watcher's own
+  std::thread teller_;
+  std::jthread watcher_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: Apache-2.0
+// What tests/network/run starts on every host: a small job over a backend that it names.
+//
+//   job train flat|hierarchical STEPS   Fashion-MNIST by DDP; every rank prints a hash of all
+//   parameters job sum flat|hierarchical           sums without end, each of which is checked,
+//   until something fails
+#include <array>
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "lockstep/gloo.hpp"
+#include "mlp.hpp"
+
+namespace {
+
+using Network = Mlp<float, 784, 32, 10>;
+
+template <class How>
+using Job = Trainer<Network, ParallelStrategy<DDP>, Backend<How>, Optimizer<SGDMomentum>>;
+
+template <class J>
+std::uint64_t hash_of_parameters(const J& job) {
+  Hash hash;
+  const auto add = [&](auto view) {
+    hash.text({reinterpret_cast<const char*>(view.data_handle()), view.size() * sizeof(float)});
+  };
+  add(job.param("fc1.weight"_p));
+  add(job.param("fc1.bias"_p));
+  add(job.param("fc2.weight"_p));
+  add(job.param("fc2.bias"_p));
+  add(job.param("fc3.weight"_p));
+  add(job.param("fc3.bias"_p));
+  return hash.value();
+}
+
+/// On the 10,000 images of the test split: reading all 60,000 would take most of the time.
+template <class How>
+void train(Session& session, std::size_t steps) {
+  Job<How> job(session);
+  const auto images = fashion_mnist("test");
+  job.optimizer().lr = 0.05;
+  std::size_t step = 0;
+  for (auto epoch : job.epochs(1)) {
+    for (const auto& batch : epoch.batches(images, 64 / job.world_size().value())) {
+      job.step(batch);
+      if (++step == steps) break;
+    }
+  }
+  const double accuracy = job.evaluate(images, 500)["accuracy"];
+  std::printf("accuracy %.4f, parameters %016llx\n", accuracy,
+              static_cast<unsigned long long>(hash_of_parameters(job)));
+}
+
+/// Every element of every sum is known, so that a wrong one cannot pass.
+template <class How>
+int sum(Session& session) {
+  auto comm = make_communicator<CanonicalPolicies<Backend<How>>>(session);
+  const std::size_t world = comm.world_size().value();
+  const auto share = static_cast<float>(comm.rank().value() + 1);
+  const auto whole = static_cast<float>(world * (world + 1) / 2);
+  std::vector<float> data(100'000);
+  for (std::size_t step = 0;; ++step) {
+    const auto base = [&](std::size_t i) { return static_cast<float>((i + step) % 97); };
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = share * base(i);
+    comm.all_reduce(data, Sum{});
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      if (data[i] == whole * base(i)) continue;
+      std::printf("WRONG SUM: %g at %zu of step %zu\n", static_cast<double>(data[i]), i, step);
+      return 9;
+    }
+    if (step == 5) std::printf("ready\n");
+    if (step % 100 == 99) std::printf("%zu sums\n", step + 1);
+  }
+}
+
+template <class How>
+int behave(Session& session) {
+  const auto& words = session.arguments();
+  if (words.at(1) == "sum") return sum<How>(session);
+  train<How>(session, std::stoul(words.at(3)));
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  return launch(argc, argv, [](Session& session) {
+    std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+    if (session.arguments().at(2) == "flat") return behave<Gloo>(session);
+    return behave<Hierarchical<Shm, Gloo>>(session);
+  });
+}
