@@ -4,14 +4,13 @@
 
 #include <algorithm>
 #include <cstddef>
-#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/members.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/comm/shm/communicator.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/topology.hpp"
 
@@ -22,15 +21,7 @@ namespace lockstep {
 template <std::size_t Ranks, class Who>
 std::optional<ShmCommunicator<dynamic>> new_group(ShmCommunicator<Ranks, Who>& parent,
                                                   const std::vector<Rank>& members) {
-  const auto fault = [&](const char* problem) {
-    return Error("new_group", problem, "list ranks of the parent, each once", parent.rank());
-  };
-  if (members.empty()) throw fault("the list is empty");
-  for (const Rank& member : members) {
-    if (member.value() >= parent.world_size().value()) throw fault("a rank is outside the world");
-    if (std::count(members.begin(), members.end(), member) != 1)
-      throw fault("a rank is listed twice");
-  }
+  check_members(members, parent);
   const WorldSize world{members.size()};
   const auto place = std::find(members.begin(), members.end(), parent.rank());
   shm::MemoryFile file;
@@ -54,13 +45,7 @@ std::optional<ShmCommunicator<dynamic>> new_group(ShmCommunicator<Ranks, Who>& p
 /// the same order: it cannot be done wrong. **Ranks** all of `parent`. **Host** blocks.
 template <Topology T, std::size_t Ranks, class Who>
 ShmCommunicator<dynamic> join_groups(ShmCommunicator<Ranks, Who>& parent, const T& topology = {}) {
-  if (topology.world_size() != parent.world_size()) {
-    throw Error("join_groups",
-                "the topology is for " + std::to_string(topology.world_size().value()) +
-                    " ranks and the communicator has " +
-                    std::to_string(parent.world_size().value()),
-                "give them the same world", parent.rank());
-  }
+  check_topology(topology, parent);
   std::optional<ShmCommunicator<dynamic>> own;
   for (std::size_t g = 0; g < topology.group_world_size(); ++g) {
     std::vector<Rank> members;
