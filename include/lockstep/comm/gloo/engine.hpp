@@ -52,6 +52,8 @@ class Engine {
       seat_.store->barrier(prefix + "all", seat_.rank, seat_.world, seat_.timeout);
       connections_->connect(std::make_shared<MeetingStore>(*seat_.store, prefix, seat_.timeout),
                             seat_.device, seat_.timeout);
+      // A rank that fails now would look like a network on which the others cannot connect.
+      seat_.store->barrier(prefix + "connected", seat_.rank, seat_.world, seat_.timeout);
     } catch (const Error& error) {
       throw error.on(seat_.rank);
     } catch (const std::exception& error) {

@@ -3,11 +3,12 @@
 /// @file Reductions: by Gloo's ring where values travel as they are added up, else by everybody
 /// combining a slice.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
-#include <numeric>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/gloo/engine.hpp"
@@ -21,7 +22,7 @@ namespace lockstep::over_gloo {
 
 /// What values of T are while they are combined.
 template <class T, class Op>
-using Prepared = decltype(Op(std::declval<const Op&>()).prepare(T{}));
+using Prepared = decltype(std::declval<const Op&>().prepare(T{}));
 
 /// Can partial results travel in the place of elements? Not those of 16-bit floats: they are summed
 /// in float, and a ring would round them at every step.
