@@ -2,10 +2,12 @@
 #pragma once
 /// @file Ranks that meet over sockets, through a store that their parent hosts.
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 
 #include "lockstep/comm/gloo/communicator.hpp"
+#include "lockstep/comm/hierarchical/gloo.hpp"
 #include "lockstep/launch/store.hpp"
 #include "ranks.hpp"
 
@@ -37,6 +39,27 @@ class Sockets {
   Descriptor listener_;
   std::uint16_t port_;
   std::unique_ptr<StoreServer> server_;
+};
+
+/// Several hosts on one machine, for LOCKSTEP_HOST says so: two where the ranks can be divided in
+/// half, else one for each rank.
+class PlayedHosts : public Sockets {
+ public:
+  using Sockets::Sockets;
+
+  auto join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    const std::size_t on_each = world.value() % 2 == 0 ? world.value() / 2 : 1;
+    return join_on(rank.value() / on_each, rank, world, timeout);
+  }
+
+ protected:
+  HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>> join_on(
+      std::size_t host, Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    setenv("LOCKSTEP_HOST", std::to_string(host).c_str(), 1);
+    const Membership member = membership(rank, world, timeout);
+    Store store(member.host, member.port, member.secret, 20s);
+    return make_hierarchical_communicator(member, store);
+  }
 };
 
 }  // namespace ranks

@@ -21,7 +21,7 @@
 #include "lockstep/comm/gloo/message.hpp"
 #include "lockstep/comm/gloo/reduce.hpp"
 #include "lockstep/comm/gloo/transfer.hpp"
-#include "lockstep/comm/gloo/work.hpp"
+#include "lockstep/comm/queued_work.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/flat.hpp"
@@ -85,9 +85,7 @@ class GlooCommunicator {
         reason);
   }
 
-  void barrier() {
-    make(Call{}, [] {});
-  }
+  void barrier() { agree(Call{}); }
 
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.
   void monitored_barrier(Milliseconds timeout) {
@@ -108,7 +106,7 @@ class GlooCommunicator {
   /// The same, asynchronously. **Host** returns at once. The data belongs to the call until it is
   /// done.
   template <class Data, class Op = Sum>
-  over_gloo::Work all_reduce_async(Data&& data, Op op = {}) {
+  QueuedWork<over_gloo::Endpoint> all_reduce_async(Data&& data, Op op = {}) {
     const auto values = flat(data);
     const Call call = reduction<Op>(CollectiveKind::all_reduce, values);
     engine().ledger().raise_fault();
@@ -205,6 +203,12 @@ class GlooCommunicator {
   }
 
   over_gloo::Engine& engine() const { return endpoint_->engine(); }
+
+  /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** blocks until
+  /// all have come.
+  void agree(const Call& call) {
+    make(call, [] {});
+  }
 
   /// Makes a call on this thread, behind all that are under way. **Ranks** all. **Host** blocks.
   template <class Work>

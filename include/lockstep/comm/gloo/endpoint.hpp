@@ -7,8 +7,8 @@
 #include <utility>
 
 #include "lockstep/comm/gloo/engine.hpp"
-#include "lockstep/comm/gloo/queue.hpp"
 #include "lockstep/comm/gloo/watch.hpp"
+#include "lockstep/comm/queue.hpp"
 #include "lockstep/comm/quiet_thread.hpp"
 
 namespace lockstep::over_gloo {
@@ -24,15 +24,14 @@ class Endpoint {
   ~Endpoint() {
     if (std::uncaught_exceptions() > exceptions_) give_up();
     queue_.drain();
-    if (!engine_.ledger().is_broken())
-      engine_.roll().say_farewell(Greeting::State::leaves, farewell_limit);
+    if (!is_broken()) engine_.roll().say_farewell(Greeting::State::leaves, farewell_limit);
     engine_.ledger().stop_watch();
     watch_.join();
   }
 
   /// An exception has ended this rank's part: ends what is under way, and tells the others.
   void give_up() {
-    if (engine_.ledger().is_broken()) return;
+    if (is_broken()) return;
     engine_.fail(Error("closing the communicator", "an exception ended this rank's part",
                        "look at that exception", engine_.rank()),
                  "it ended with an exception");
@@ -40,6 +39,7 @@ class Endpoint {
 
   Engine& engine() { return engine_; }
   Queue& queue() { return queue_; }
+  bool is_broken() { return engine_.ledger().is_broken(); }
 
  private:
   /// What this rank sent may be on its way when it closes its sockets, and TCP may lose it then.

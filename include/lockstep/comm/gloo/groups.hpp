@@ -52,7 +52,7 @@ std::optional<GlooCommunicator<dynamic>> new_group(GlooCommunicator<Ranks>& pare
   check_members(members, parent);
   Hash hash;
   for (const Rank& member : members) hash.number(member.value());
-  parent.make(over_gloo::group_call(members.size(), hash.value()), [] {});
+  parent.agree(over_gloo::group_call(members.size(), hash.value()));
   const std::string name = parent.engine().next_group_name();
   const auto place = std::find(members.begin(), members.end(), parent.rank());
   if (place == members.end()) return std::nullopt;
@@ -70,7 +70,7 @@ GlooCommunicator<dynamic> join_groups(GlooCommunicator<Ranks>& parent, const T& 
     hash.number(topology.group_rank(Rank{r}).value());
     hash.number(topology.local_group_rank(Rank{r}).value());
   }
-  parent.make(over_gloo::group_call(parent.world_size().value(), hash.value()), [] {});
+  parent.agree(over_gloo::group_call(parent.world_size().value(), hash.value()));
   const GroupRank group = topology.group_rank(parent.rank());
   const std::string name = parent.engine().next_group_name() + "." + std::to_string(group.value());
   return over_gloo::join_group(parent, name, Rank{topology.local_group_rank(parent.rank()).value()},

@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <utility>
 #include <vector>
 
 #include "lockstep/comm/gloo/engine.hpp"
@@ -19,10 +18,6 @@
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::over_gloo {
-
-/// What values of T are while they are combined.
-template <class T, class Op>
-using Prepared = decltype(std::declval<const Op&>().prepare(T{}));
 
 /// Can partial results travel in the place of elements? Not those of 16-bit floats: they are summed
 /// in float, and a ring would round them at every step.

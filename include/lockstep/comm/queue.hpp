@@ -14,7 +14,7 @@
 
 #include "lockstep/comm/quiet_thread.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep {
 
 /// A call that is to be made, is being made, or is over.
 struct Job {
@@ -23,8 +23,8 @@ struct Job {
   std::exception_ptr error;
 };
 
-/// Gloo's algorithms block, so what is to go on while the rank computes needs a thread. It starts
-/// with the first job.
+/// For communicators whose collectives block: what is to go on while the rank computes needs a
+/// thread. It starts with the first job.
 class Queue {
  public:
   Queue() = default;
@@ -103,4 +103,4 @@ class Queue {
   std::thread thread_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep
