@@ -28,7 +28,7 @@ option_end()
 
 option("gloo")
     set_showmenu(true)
-    set_description("Measure against Gloo")
+    set_description("Compile what needs Gloo")
     set_default(os.isfile("/usr/include/gloo/allreduce.h"))
 option_end()
 

@@ -6,6 +6,9 @@ set_group("tests")
 local sanitizers = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size,vptr,alignment",
                     "-fno-sanitize-recover=all", "-g1"}
 
+-- What needs Gloo, and has a binary of its own.
+local gloo_tests = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp", "train/gloo_parity_test.cpp"}
+
 -- Boost.Test itself, compiled once. It needs no sanitizer.
 target("test_main")
     set_kind("static")
@@ -47,7 +50,7 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
             add_files("comm/types_test.cpp")
         else
             add_files("comm/*_test.cpp")
-            remove_files("comm/types_test.cpp")
+            remove_files("comm/types_test.cpp", table.unpack(gloo_tests))
             set_pcxxheader("pch_all.hpp")
             add_cxflags("-fsanitize=" .. sanitizer, "-g1", {force = true})
             add_ldflags("-fsanitize=" .. sanitizer, {force = true})
@@ -65,6 +68,7 @@ target("train")
     add_deps("lockstep")
     add_deps("test_main")
     add_files("train/*_test.cpp")
+    remove_files(table.unpack(gloo_tests))
     set_pcxxheader("pch_all.hpp")
     add_includedirs(".")
     add_syslinks("pthread")
@@ -73,6 +77,35 @@ target("train")
     add_cxflags(sanitizers, {force = true})
     add_ldflags("-fsanitize=address,undefined", {force = true})
 target_end()
+
+-- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
+if has_config("gloo") then
+    target("gloo")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep", "test_main")
+        add_files(gloo_tests)
+        set_pcxxheader("pch_all.hpp")
+        add_includedirs(".")
+        add_links("gloo")
+        add_syslinks("pthread")
+        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        set_optimize("none")
+        add_cxflags(sanitizers, {force = true})
+        add_ldflags("-fsanitize=address,undefined", {force = true})
+    target_end()
+
+    target("network_job")
+        set_kind("binary")
+        set_targetdir("$(projectdir)/build/tests")
+        add_deps("lockstep")
+        add_files("network/job.cpp")
+        add_includedirs("../examples")
+        add_sysincludedirs("$(eigen)")
+        add_links("gloo")
+        add_syslinks("pthread", "z")
+    target_end()
+end
 
 -- A program that launches itself and behaves as it is told: what tests/launch/run supervises.
 target("trainer")

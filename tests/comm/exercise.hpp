@@ -2,13 +2,18 @@
 #pragma once
 /// @file Every collective, called and compared with a plain reference, bit by bit.
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstring>
+#include <memory>
 #include <span>
 #include <stdexcept>
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/objects.hpp"
+#include "lockstep/topology/grid.hpp"
+#include "lockstep/topology/transposed.hpp"
 #include "ranks.hpp"
 
 namespace ranks {
@@ -39,7 +44,7 @@ void require_equal(const T& a, const T& b, const char* call, const std::string& 
 }
 
 template <class T, class Op>
-void reductions(Shared& comm, std::span<T> data, std::span<T> pieces, const Op& op) {
+void reductions(auto& comm, std::span<T> data, std::span<T> pieces, const Op& op) {
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
   const std::string what = std::string(Op::name) + " of " + std::to_string(data.size()) + " " +
@@ -71,7 +76,7 @@ void reductions(Shared& comm, std::span<T> data, std::span<T> pieces, const Op& 
 }
 
 template <class T>
-void movements(Shared& comm, std::span<T> data, std::span<T> pieces) {
+void movements(auto& comm, std::span<T> data, std::span<T> pieces) {
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
   const std::size_t n = data.size();
@@ -120,7 +125,7 @@ void movements(Shared& comm, std::span<T> data, std::span<T> pieces) {
 
 /// Both kinds of memory.
 template <class T>
-void in_all_memory(Shared& comm, std::size_t n, auto f) {
+void in_all_memory(auto& comm, std::size_t n, auto f) {
   const std::size_t all = n * comm.world_size().value();
   f(comm.template allocate<T>(n), comm.template allocate<T>(all));
   std::vector<T> data(n);
@@ -129,7 +134,7 @@ void in_all_memory(Shared& comm, std::size_t n, auto f) {
 }
 
 template <class T>
-void every_operation(Shared& comm, std::size_t n) {
+void every_operation(auto& comm, std::size_t n) {
   in_all_memory<T>(comm, n, [&](std::span<T> data, std::span<T> pieces) {
     const auto try_op = [&]<class Op>(Op op) {
       if constexpr (ReduceOp<Op, T>) reductions(comm, data, pieces, op);
@@ -145,6 +150,78 @@ void every_operation(Shared& comm, std::size_t n) {
     try_op(BitXor{});
     movements(comm, data, pieces);
   });
+}
+
+/// Three reductions at a time, awaited in different orders.
+void several_under_way(auto& comm, int rounds) {
+  auto arena = comm.template allocate<double>(30000);
+  const std::size_t world = comm.world_size().value();
+  for (int round = 0; round < rounds; ++round) {
+    for (std::size_t i = 0; i < arena.size(); ++i) arena[i] = value<double>(comm.rank().value(), i);
+    auto a = comm.all_reduce_async(arena.subspan(0, 10000), Sum{});
+    auto b = comm.all_reduce_async(arena.subspan(10000, 5), Max{});
+    auto c = comm.all_reduce_async(arena.subspan(10005, 19995), Average{});
+    if (round % 3 == 0) c.wait();
+    if (round % 3 == 1) b.wait();
+    if (round % 5 == 0) comm.barrier();
+    a.wait();
+    b.wait();
+    c.wait();
+    for (std::size_t i = 0; i < arena.size(); ++i) {
+      const double expected = i < 10000   ? reduced<double>(Sum{}, world, i)
+                              : i < 10005 ? reduced<double>(Max{}, world, i)
+                                          : reduced<double>(Average{}, world, i);
+      require_equal(arena[i], expected, "asynchronous", "");
+    }
+  }
+}
+
+/// Many reductions, awaited only by their handles' end.
+void many_under_way(auto& comm) {
+  auto arena = comm.template allocate<float>(64 * 2000);
+  std::fill(arena.begin(), arena.end(), 1.f);
+  using Work = decltype(comm.all_reduce_async(arena, Sum{}));
+  std::vector<std::unique_ptr<Work>> works;
+  for (std::size_t i = 0; i < 64; ++i) {
+    works.emplace_back(new Work(comm.all_reduce_async(arena.subspan(i * 2000, 2000), Sum{})));
+  }
+  works.clear();
+  for (float x : arena)
+    require(x == static_cast<float>(comm.world_size().value()), "a reduction was lost");
+}
+
+void groups_of_six(auto& comm) {
+  const std::size_t me = comm.rank().value();
+  auto row = join_groups(comm, Grid<6, 3>{});
+  auto column = join_groups(comm, Transposed<Grid<6, 3>>{});
+  std::vector<int> sum{static_cast<int>(me)};
+  row.all_reduce(sum);
+  require(sum[0] == (me < 3 ? 0 + 1 + 2 : 3 + 4 + 5), "row");
+  sum = {static_cast<int>(me)};
+  column.all_reduce(sum);
+  require(sum[0] == static_cast<int>(2 * (me % 3) + 3), "column");
+  require(column.rank() == Rank{me / 3}, "place in the column");
+  auto some = new_group(comm, {Rank{4}, Rank{1}});
+  require(some.has_value() == (me == 4 || me == 1), "membership");
+  if (some) {
+    require(some->rank() == Rank{me == 4 ? 0u : 1u}, "listed order");
+    some->barrier();
+  }
+}
+
+void strings_of_four(auto& comm) {
+  const std::size_t me = comm.rank().value();
+  std::string text = me == 2 ? std::string(5000, 'x') + "end" : "ignored";
+  broadcast_object(comm, text, Rank{2});
+  require(text == std::string(5000, 'x') + "end", "broadcast_object");
+  const auto all = all_gather_objects(comm, std::string(me * 3000, static_cast<char>('a' + me)));
+  for (std::size_t w = 0; w < 4; ++w) {
+    require(all[w] == std::string(w * 3000, static_cast<char>('a' + w)), "all_gather_objects");
+  }
+  require(gather_objects(comm, "r", Rank{1}).size() == (me == 1 ? 4u : 0u), "gather_objects");
+  const std::vector<std::string> given{"zero", "", "two", "three"};
+  require(scatter_objects(comm, me == 3 ? given : std::vector<std::string>(), Rank{3}) == given[me],
+          "scatter_objects");
 }
 
 inline void expect_all_fine(const Ends& ends) {

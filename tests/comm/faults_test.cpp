@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "exercise.hpp"
+#include "mismatch.hpp"
 #include "repeat.hpp"
 
 using namespace ranks;
@@ -23,74 +24,25 @@ void repeat(auto f) {
   }
 }
 
-/// Two calls that differ: an error everywhere, naming both, and the data untouched.
-void expect_mismatch(auto call, const std::string& first, const std::string& second) {
-  repeat([&](As as) {
-    const Ends ends = run(as, 3, [&](Shared& comm) {
-      auto arena = comm.allocate<float>(4000);
-      std::fill(arena.begin(), arena.end(), 1.f);
-      comm.barrier();
-      try {
-        call(comm, arena, comm.rank() == Rank{1});
-      } catch (const Error&) {
-        for (float x : arena) require(x == 1.f, "a buffer was written");
-        throw;
-      }
-    });
-    expect_words(ends, nobody,
-                 {"ranks disagree", "rank 0 called " + first, "rank 1 called " + second});
-  });
-}
-
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(comm_faults)
 
 BOOST_AUTO_TEST_CASE(calls_that_differ_are_errors_on_all_ranks_that_name_both) {
-  expect_mismatch(
-      [](auto& comm, auto arena, bool odd) { comm.all_reduce(arena.first(odd ? 3999 : 4000)); },
-      "all_reduce(sum of 4000 float)", "all_reduce(sum of 3999 float)");
-  expect_mismatch(
-      [](auto& comm, auto arena, bool odd) {
-        if (odd) {
-          comm.all_reduce(arena, Max{});
-        } else {
-          comm.all_reduce(arena, Sum{});
-        }
-      },
-      "all_reduce(sum of 4000 float)", "all_reduce(max of 4000 float)");
-  expect_mismatch(
-      [](auto& comm, auto arena, bool odd) {
-        if (odd) {
-          comm.broadcast(arena, Rank{0});
-        } else {
-          comm.all_reduce(arena);
-        }
-      },
-      "all_reduce(sum of 4000 float)", "broadcast(4000 float, root 0)");
-  expect_mismatch(
-      [](auto& comm, auto arena, bool odd) {
-        std::vector<int> ints(4);
-        if (odd) {
-          comm.all_reduce(ints);
-        } else {
-          comm.all_reduce(arena.first(4));
-        }
-      },
-      "all_reduce(sum of 4 float)", "all_reduce(sum of 4 int32)");
-  expect_mismatch(
-      [](auto& comm, auto arena, bool odd) { comm.broadcast(arena, Rank{odd ? 1u : 0u}); },
-      "broadcast(4000 float, root 0)", "broadcast(4000 float, root 1)");
-  expect_mismatch(
-      [](auto& comm, auto arena, bool odd) {
-        std::vector<float> own(4000, 1.f);
-        if (odd) {
-          comm.all_reduce(own);
-        } else {
-          comm.all_reduce(arena);
-        }
-      },
-      "all_reduce(sum of 4000 float)", "all_reduce(sum of 4000 float, memory of its own)");
+  repeat([](As as) {
+    expect_mismatches<SharedMemory>(as);
+    expect_mismatch<SharedMemory>(
+        as,
+        [](auto& comm, auto arena, bool odd) {
+          std::vector<float> own(4000, 1.f);
+          if (odd) {
+            comm.all_reduce(own);
+          } else {
+            comm.all_reduce(arena);
+          }
+        },
+        "all_reduce(sum of 4000 float)", "all_reduce(sum of 4000 float, memory of its own)");
+  });
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_reaches_the_others) {

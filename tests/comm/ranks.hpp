@@ -35,10 +35,25 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-inline std::string run_rank(Rank rank, std::size_t world, const std::string& address,
+/// How ranks come to a communicator: one is made before there are ranks, which then join it.
+/// `begin` is called once they have been started.
+struct SharedMemory {
+  explicit SharedMemory(std::size_t world)
+      : file(shm::Engine::make_file(WorldSize{world})), address(shm::Engine::address(file)) {}
+
+  void begin() {}
+  Shared join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    return Shared(rank, world, shm::Engine::open(address), timeout);
+  }
+
+  shm::MemoryFile file;
+  std::string address;
+};
+
+inline std::string run_rank(const auto& meeting, Rank rank, std::size_t world,
                             std::chrono::milliseconds timeout, auto& f) {
   try {
-    Shared comm(rank, WorldSize{world}, shm::Engine::open(address), timeout);
+    auto comm = meeting.join(rank, WorldSize{world}, timeout);
     f(comm);
     return "";
   } catch (const std::exception& error) {
@@ -66,10 +81,10 @@ class Common {
 };
 
 /// Ranks that do not end within the limit are killed, all at once, and named.
-inline Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
-                          std::chrono::microseconds limit = 60s) {
-  const shm::MemoryFile file = shm::Engine::make_file(WorldSize{world});
-  const std::string address = shm::Engine::address(file);
+template <class Meeting = SharedMemory>
+Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
+                   std::chrono::microseconds limit = 60s) {
+  Meeting meeting(world);
   struct Child {
     pid_t pid;
     int words;
@@ -82,13 +97,14 @@ inline Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, 
     const pid_t pid = fork();
     if (pid == 0) {
       prctl(PR_SET_PDEATHSIG, SIGKILL);
-      const std::string words = run_rank(Rank{r}, world, address, timeout, f);
+      const std::string words = run_rank(meeting, Rank{r}, world, timeout, f);
       if (!words.empty() && write(ends[1], words.data(), words.size()) < 0) _exit(2);
       _exit(words.empty() ? 0 : 1);
     }
     close(ends[1]);
     children.push_back({pid, ends[0]});
   }
+  meeting.begin();
   Ends result(world);
   const auto deadline = std::chrono::steady_clock::now() + limit;
   bool over = false;
@@ -113,20 +129,23 @@ inline Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, 
   return result;
 }
 
-inline Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f) {
-  const shm::MemoryFile file = shm::Engine::make_file(WorldSize{world});
-  const std::string address = shm::Engine::address(file);
+template <class Meeting = SharedMemory>
+Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f) {
+  Meeting meeting(world);
   Ends result(world);
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] { result[r] = run_rank(Rank{r}, world, address, timeout, f); });
+    threads.emplace_back([&, r] { result[r] = run_rank(meeting, Rank{r}, world, timeout, f); });
   }
+  meeting.begin();
   threads.clear();
   return result;
 }
 
-inline Ends run(As as, std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
-  return as == As::processes ? run_processes(world, timeout, f) : run_threads(world, timeout, f);
+template <class Meeting = SharedMemory>
+Ends run(As as, std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
+  return as == As::processes ? run_processes<Meeting>(world, timeout, f)
+                             : run_threads<Meeting>(world, timeout, f);
 }
 
 }  // namespace ranks

@@ -24,11 +24,11 @@ using PolicyOfSharding = typename Composed<Net, Ps...>::template policy<axes::Sh
 BOOST_AUTO_TEST_SUITE(trainer)
 
 BOOST_AUTO_TEST_CASE(any_order_of_policies_is_the_same_type) {
-  using A = Trainer<Net, ParallelStrategy<DDP>, Backend<Gloo>, World<4>, Optimizer<AdamW>>;
-  using B = Trainer<Net, Optimizer<AdamW>, World<4>, Backend<Gloo>, ParallelStrategy<DDP>>;
-  using C = Trainer<Net, World<4>, Backend<Gloo>, Optimizer<AdamW>>;  // DDP is the default
+  using A = Trainer<Net, ParallelStrategy<DDP>, Backend<Shm>, World<4>, Optimizer<AdamW>>;
+  using B = Trainer<Net, Optimizer<AdamW>, World<4>, Backend<Shm>, ParallelStrategy<DDP>>;
+  using C = Trainer<Net, World<4>, Backend<Shm>, Optimizer<AdamW>>;  // DDP is the default
   static_assert(std::is_same_v<A, B> && std::is_same_v<A, C>);
-  static_assert(!std::is_same_v<A, Trainer<Net, World<5>, Backend<Gloo>, Optimizer<AdamW>>>);
+  static_assert(!std::is_same_v<A, Trainer<Net, World<5>, Backend<Shm>, Optimizer<AdamW>>>);
   BOOST_TEST(A::fingerprint() == B::fingerprint());
 }
 
@@ -73,7 +73,9 @@ BOOST_AUTO_TEST_CASE(every_policy_changes_the_fingerprint) {
   const std::uint64_t all[] = {
       Trainer<Net>::fingerprint(),
       Trainer<Net, ParallelStrategy<DP>>::fingerprint(),
-      Trainer<Net, Backend<Gloo>>::fingerprint(),
+      Composed<Net, Backend<Gloo>>::fingerprint(),
+      Composed<Net, Backend<Hierarchical<Shm, Gloo>>>::fingerprint(),
+      Composed<Net, Device<Cuda>, Backend<Hierarchical<Shm, Nccl>>>::fingerprint(),
       Composed<Net, Device<Cuda>, Backend<Shm>>::fingerprint(),
       Composed<Net, Device<Cuda>>::fingerprint(),
       Trainer<Net, World<1>>::fingerprint(),

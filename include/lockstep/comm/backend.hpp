@@ -2,6 +2,7 @@
 #pragma once
 /// @file The backend axis: what carries the bytes between ranks.
 
+#include <array>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
@@ -31,9 +32,23 @@ struct Nccl : Choice<axes::Backend> {
 
 /// One backend inside a host and another between hosts.
 template <class Inside, class Between>
-struct Hierarchical : PlannedChoice<axes::Backend> {
-  static constexpr std::string_view name = "Hierarchical";
+struct Hierarchical : Choice<axes::Backend> {
+ private:
+  /// Both names are in it: jobs that differ in them are different jobs.
+  static constexpr auto text = [] {
+    std::array<char, Inside::name.size() + Between::name.size() + 16> joined{};
+    char* out = joined.data();
+    for (std::string_view part : {std::string_view("Hierarchical<"), Inside::name,
+                                  std::string_view(", "), Between::name, std::string_view(">")}) {
+      for (char c : part) *out++ = c;
+    }
+    return joined;
+  }();
+
+ public:
+  static constexpr std::string_view name{text.data(), text.size()};
 };
+static_assert(Hierarchical<Shm, Gloo>::name == "Hierarchical<Shm, Gloo>");
 
 template <class Transport>
 struct Backend : ChoicePolicy<axes::Backend, Transport> {};

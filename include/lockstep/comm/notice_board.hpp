@@ -73,6 +73,11 @@ class NoticeBoard {
     return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
   }
 
+  /// The same on behalf of a rank that can no longer say so.
+  Notice report(Rank failed, std::string_view words) const {
+    return post({Notice::Kind::failed, failed, std::string(words.substr(0, most_words))});
+  }
+
   /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
   Notice differ(const CallLog& log) const {
     store_->set(prefix_ + "log", log.bytes());

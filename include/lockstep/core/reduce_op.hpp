@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
@@ -23,6 +24,10 @@ concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t rank
     op.template finish<T>(op.combine(op.prepare(value), op.prepare(value)), ranks)
   } -> std::same_as<T>;
 };
+
+/// What values of T are while Op combines them.
+template <class T, class Op>
+using Prepared = decltype(std::declval<const Op&>().prepare(T{}));
 
 namespace detail {
 

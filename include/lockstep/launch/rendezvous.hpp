@@ -3,6 +3,7 @@
 /// @file Ranks meet: rank 0 opens the store unless the launcher has, all connect, agree on who they
 /// are, and leave together.
 
+#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <memory>
@@ -92,8 +93,11 @@ inline std::unique_ptr<StoreServer> open_store(const RankPlacement& place) {
               "choose another port (MASTER_PORT or --rendezvous), or end what uses it", place.rank);
 }
 
-/// What tells one host from another: containers share a boot id, hosts can share a name.
+/// What tells one host from another: containers share a boot id, hosts can share a name. Where that
+/// is not how ranks should be told apart, LOCKSTEP_HOST says which host a rank is on.
 inline std::string host_identity() {
+  if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
+    return told;
   char name[256] = {};
   ::gethostname(name, sizeof name - 1);
   std::string boot;

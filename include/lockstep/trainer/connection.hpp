@@ -20,7 +20,8 @@ struct NoBackend {};
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
 /// `make<Policies>(session)` and whether ranks are threads of one process. Specialised beside what
-/// it includes: the CPU's here, a GPU's in trainer/cuda.cuh and trainer/nccl.cuh.
+/// it includes: the CPU's here, Gloo's in trainer/gloo.hpp, a GPU's in trainer/cuda.cuh and
+/// trainer/nccl.cuh.
 template <class Device, class Backend>
 struct Connection;
 
@@ -66,6 +67,10 @@ CommunicatorOf<Policies> make_communicator(Session& session) {
   return ConnectionOf<Policies>::template make<Policies>(session);
 }
 
+template <class TheBackend>
+inline constexpr bool uses_gloo =
+    std::is_same_v<TheBackend, Gloo> || std::is_same_v<TheBackend, Hierarchical<Shm, Gloo>>;
+
 /// What this version can run; the rest composes, and has a layout and a fingerprint.
 template <class Policies>
 consteval bool trains() {
@@ -73,6 +78,7 @@ consteval bool trains() {
   using TheBackend = typename Pick<axes::Backend, Policies>::choice;
   if (!std::is_same_v<Pick<axes::ParallelStrategy, Policies>, ParallelStrategy<DDP>>) return false;
   return Pick<axes::World, Policies>::static_size == 1 || std::is_same_v<TheBackend, Shm> ||
+         (std::is_same_v<TheDevice, Cpu> && uses_gloo<TheBackend>) ||
          (std::is_same_v<TheDevice, Cuda> && std::is_same_v<TheBackend, Nccl>);
 }
 
@@ -81,12 +87,16 @@ template <class Policies>
 consteval bool require_connection() {
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
   constexpr bool by_nccl = std::is_same_v<ConnectionOf<Policies>, Connection<Cuda, Nccl>>;
-  static_assert(connected || by_nccl,
+  constexpr bool by_gloo = uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
+  static_assert(connected || by_nccl || by_gloo,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");
   static_assert(connected || !by_nccl,
                 "lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, needs #include "
                 "<lockstep/nccl.cuh>, in a file that nvcc compiles, and -lnccl");
+  static_assert(connected || !by_gloo,
+                "lockstep: a job with Backend<Gloo>, also between hosts only, needs #include "
+                "<lockstep/gloo.hpp>, and -lgloo");
   return connected;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: this choice has its name but is not built yet
+// expect: lockstep: a job with Backend<Gloo>, also between hosts only, needs #include
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Backend<Hierarchical<Shm, Gloo>>>;
 #else
-using Job = Trainer<Net, Backend<Gloo>>;
+using Job = Composed<Net, Backend<Hierarchical<Shm, Gloo>>>;
 #endif

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the threads of a communicator know together: which calls are under way, and what has
+/// gone wrong.
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::over_gloo {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+/// A call under way on this rank.
+struct Ongoing {
+  Call call;
+  Clock::time_point since;
+  std::optional<Rank> peer;  // of a message; a collective is with all
+  bool agreed = false;       // all ranks are in this collective
+};
+
+class Ledger {
+ public:
+  // Calls
+
+  using Entry = std::list<Ongoing>::iterator;
+
+  Entry begin(const Call& call, std::optional<Rank> peer) {
+    const std::lock_guard lock(mutex_);
+    return ongoing_.insert(ongoing_.end(), Ongoing{call, Clock::now(), peer, false});
+  }
+  void agree(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    entry->agreed = true;
+  }
+  void end(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    ongoing_.erase(entry);
+  }
+  std::optional<Ongoing> oldest() const {
+    const std::lock_guard lock(mutex_);
+    return ongoing_.empty() ? std::nullopt : std::optional(ongoing_.front());
+  }
+
+  // Faults: the first is final.
+
+  bool is_broken() const { return broken_.load(std::memory_order_acquire); }
+
+  void note(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (fault_) return;
+    fault_.emplace(error);
+    broken_.store(true, std::memory_order_release);
+    changed_.notify_all();
+  }
+  void raise_fault() const {
+    if (!is_broken()) [[likely]]
+      return;
+    const std::lock_guard lock(mutex_);
+    throw Error(*fault_);
+  }
+
+  /// Gloo has failed with these words; the thread that watches finds out what that means, within
+  /// the limit.
+  [[noreturn]] void raise_explained(const std::string& words, Milliseconds limit,
+                                    const Error& unexplained) {
+    std::unique_lock lock(mutex_);
+    suspicion_ = words;
+    changed_.notify_all();
+    changed_.wait_for(lock, limit, [&] { return fault_.has_value(); });
+    if (!fault_) {
+      fault_.emplace(unexplained);
+      broken_.store(true, std::memory_order_release);
+    }
+    throw Error(*fault_);
+  }
+  std::optional<std::string> suspicion() const {
+    const std::lock_guard lock(mutex_);
+    return suspicion_;
+  }
+
+  // The thread that watches
+
+  /// Waits for a tick, or less when there is something to look into. False at the end.
+  bool watch_goes_on(Milliseconds tick) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, tick, [&] { return stopping_ || (suspicion_ && !fault_); });
+    return !stopping_;
+  }
+  void stop_watch() {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+
+ private:
+  std::atomic<bool> broken_ = false;
+  mutable std::mutex mutex_;  // for what follows
+  std::condition_variable changed_;
+  std::list<Ongoing> ongoing_;
+  std::optional<std::string> suspicion_;
+  std::optional<Error> fault_;
+  bool stopping_ = false;
+};
+
+}  // namespace lockstep::over_gloo

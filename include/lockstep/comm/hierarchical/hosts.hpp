@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Which ranks are on which host.
+
+#include <algorithm>
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep {
+
+/// The hosts in the order of their first ranks, with the ranks of each in order.
+class Hosts {
+ public:
+  explicit Hosts(const std::vector<std::string>& host_of_rank) {
+    std::vector<std::string> names;
+    for (std::size_t r = 0; r < host_of_rank.size(); ++r) {
+      const auto found = std::find(names.begin(), names.end(), host_of_rank[r]);
+      const auto host = static_cast<std::size_t>(found - names.begin());
+      if (found == names.end()) {
+        names.push_back(host_of_rank[r]);
+        ranks_.emplace_back();
+      }
+      places_.emplace_back(host, ranks_[host].size());
+      ranks_[host].push_back(r);
+    }
+  }
+
+  std::size_t count() const { return ranks_.size(); }
+  std::size_t host(Rank rank) const { return places_[rank.value()].first; }
+  std::size_t local_rank(Rank rank) const { return places_[rank.value()].second; }
+  const std::vector<std::size_t>& ranks(std::size_t host) const { return ranks_[host]; }
+
+  /// The ranks with the same place on every host, for each place.
+  std::vector<std::vector<std::size_t>> columns() const {
+    std::vector<std::vector<std::size_t>> columns(ranks_.front().size());
+    for (const auto& ranks : ranks_)
+      for (std::size_t place = 0; place < ranks.size(); ++place)
+        columns[place].push_back(ranks[place]);
+    return columns;
+  }
+
+  /// Throws unless there are equally many ranks on every host: each has a partner everywhere.
+  void check_even(Rank rank) const {
+    for (std::size_t h = 1; h < count(); ++h) {
+      if (ranks_[h].size() == ranks_[0].size()) continue;
+      throw Error("Backend<Hierarchical<...>>",
+                  "the host of rank 0 has " + std::to_string(ranks_[0].size()) +
+                      " ranks and the host of rank " + std::to_string(ranks_[h][0]) + " has " +
+                      std::to_string(ranks_[h].size()),
+                  "start equally many ranks on every host, or use one backend for all", rank);
+    }
+  }
+
+ private:
+  std::vector<std::vector<std::size_t>> ranks_;
+  std::vector<std::pair<std::size_t, std::size_t>> places_;  // host and place on it, by rank
+};
+
+/// **Ranks** all. **Host** blocks until all have come.
+inline Hosts discover_hosts(const Membership& member, Store& store, const std::string& prefix) {
+  const auto key = [&](std::size_t rank) { return prefix + "host/" + std::to_string(rank); };
+  store.set(key(member.rank.value()), host_identity());
+  store.barrier(prefix + "hosts", member.rank, member.world, member.timeout);
+  std::vector<std::string> host_of_rank;
+  for (std::size_t r = 0; r < member.world.value(); ++r)
+    host_of_rank.push_back(store.get(key(r), member.timeout));
+  return Hosts(host_of_rank);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Jobs whose ranks communicate through Gloo, all of them or those on different hosts.
+
+#include "lockstep/comm/gloo/communicator.hpp"
+#include "lockstep/comm/hierarchical/gloo.hpp"
+#include "lockstep/trainer/connection.hpp"
+
+namespace lockstep {
+
+template <>
+struct Connection<Cpu, Gloo> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = GlooCommunicator<Pick<axes::World, Policies>::static_size>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    return communicator<Policies>(session.membership(), session.store());
+  }
+};
+
+template <>
+struct Connection<Cpu, Hierarchical<Shm, Gloo>> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    require_world<Pick<axes::World, Policies>::static_size>(session.world(), session.rank());
+    return make_hierarchical_communicator(session.membership(), session.store());
+  }
+};
+
+}  // namespace lockstep

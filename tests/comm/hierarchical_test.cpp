@@ -1,0 +1,186 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared memory inside hosts and Gloo between them, on hosts that are played by one machine.
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "exercise.hpp"
+#include "gloo_ranks.hpp"
+#include "lockstep/comm/hierarchical/gloo.hpp"
+#include "mismatch.hpp"
+#include "repeat.hpp"
+
+using namespace ranks;
+
+namespace {
+
+using Hierarchy = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
+
+Ends run_hosts(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
+  return run_processes<PlayedHosts>(world, timeout, f);
+}
+
+/// Two ranks on the first host, and the rest on the second.
+class UnevenHosts : public PlayedHosts {
+ public:
+  using PlayedHosts::PlayedHosts;
+  auto join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    return join_on(rank.value() < 2 ? 0 : 1, rank, world, timeout);
+  }
+};
+
+/// Hosts by turns: 0 2 | 1 3.
+class DealtHosts : public PlayedHosts {
+ public:
+  using PlayedHosts::PlayedHosts;
+  auto join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    return join_on(rank.value() % 2, rank, world, timeout);
+  }
+};
+
+template <std::size_t... I>
+void every_type(Hierarchy& comm, std::size_t n, std::index_sequence<I...>) {
+  (every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(comm_hierarchical)
+
+BOOST_AUTO_TEST_CASE(hosts_are_numbered_by_their_first_ranks) {
+  const Hosts hosts({"b", "a", "b", "a"});
+  BOOST_TEST(hosts.count() == 2u);
+  BOOST_TEST(hosts.host(Rank{0}) == 0u);
+  BOOST_TEST(hosts.host(Rank{3}) == 1u);
+  BOOST_TEST(hosts.local_rank(Rank{2}) == 1u);
+  BOOST_TEST((hosts.columns() == std::vector<std::vector<std::size_t>>{{0, 1}, {2, 3}}));
+}
+
+BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
+  expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
+    for (const std::size_t n : {0, 1, 6, 7})
+      every_type(comm, n, std::make_index_sequence<element_kinds - 1>{});
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
+  for (const std::size_t world : {1, 2, 3, 4}) {
+    expect_all_fine(run_hosts(world, [](Hierarchy& comm) {
+      every_operation<float>(comm, 4096);
+      every_operation<std::int64_t>(comm, 513);
+      every_operation<BFloat16>(comm, 2049);
+    }));
+  }
+  expect_all_fine(run_processes<DealtHosts>(
+      4, 20s, [](Hierarchy& comm) { every_operation<float>(comm, 40'000); }));
+}
+
+BOOST_AUTO_TEST_CASE(sums_of_halves_are_rounded_once) {
+  expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
+    std::vector<Half> data(9, Half(comm.rank() == Rank{0} ? 2048.f : 1.f));
+    comm.all_reduce(data);
+    for (Half x : data) require(static_cast<float>(x) == 2052.f, "digits were lost");
+  }));
+}
+
+// Values whose sum depends on the order: close to the flat sum, and the same bits everywhere.
+BOOST_AUTO_TEST_CASE(sums_are_the_same_bits_on_all_ranks_and_close_to_the_flat_ones) {
+  expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
+    for (const std::size_t n : {100, 100'003}) {
+      std::vector<double> data(n);
+      for (std::size_t i = 0; i < n; ++i)
+        data[i] = std::sin(static_cast<double>(i * 4 + comm.rank().value()));
+      std::vector<double> every(n * 4);
+      comm.all_gather(data, every);
+      comm.all_reduce(data);
+      std::vector<double> all(n * 4);
+      comm.all_gather(data, all);
+      for (std::size_t i = 0; i < all.size(); ++i)
+        require_equal(all[i], data[i % n], "all_reduce", "differs between ranks");
+      for (std::size_t i = 0; i < n; ++i) {
+        const double flat = every[i] + every[n + i] + every[2 * n + i] + every[3 * n + i];
+        require(std::abs(flat - data[i]) < 1e-14, "the sum is wrong");
+      }
+    }
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(several_reductions_may_be_under_way_and_be_awaited_in_any_order) {
+  expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
+    several_under_way(comm, 10);
+    many_under_way(comm);
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(strings_travel_whole) {
+  expect_all_fine(run_hosts(4, [](Hierarchy& comm) { strings_of_four(comm); }));
+}
+
+BOOST_AUTO_TEST_CASE(hosts_with_different_numbers_of_ranks_are_an_error) {
+  expect_words(run_processes<UnevenHosts>(3, 20s, [](Hierarchy&) {}), nobody,
+               {"the host of rank 0 has 2 ranks and the host of rank 2 has 1"});
+}
+
+// Both ranks of a host differ from those of the other: only the network can tell. 7 and 8 elements
+// are pieces of the same size on hosts of two ranks.
+BOOST_AUTO_TEST_CASE(calls_that_differ_between_hosts_are_errors_everywhere) {
+  for (const auto& [here, there] : {std::pair(7, 8), std::pair(8, 10), std::pair(7, 9)}) {
+    const Ends ends = run_hosts(4, [&](Hierarchy& comm) {
+      std::vector<float> data(static_cast<std::size_t>(comm.rank().value() < 2 ? here : there),
+                              1.f);
+      try {
+        comm.all_reduce(data);
+      } catch (const Error&) {
+        for (float x : data) require(x == 1.f, "a buffer was written");
+        throw;
+      }
+    });
+    expect_words(ends, nobody,
+                 {"rank 0 called all_reduce(sum of " + std::to_string(here) + " float)",
+                  "rank 2 called all_reduce(sum of " + std::to_string(there) + " float)"});
+  }
+}
+
+BOOST_AUTO_TEST_CASE(calls_that_differ_are_errors_on_all_ranks_that_name_both) {
+  expect_mismatches<PlayedHosts>(As::processes);
+}
+
+BOOST_AUTO_TEST_CASE(a_killed_rank_fails_all_others_long_before_the_time_limit) {
+  Chance chance;
+  for (int i = 0; i < repetitions(4, 40); ++i) {
+    const Rank victim{chance(4)};
+    const int last = static_cast<int>(chance(20));
+    const Ends ends = run_hosts(
+        4,
+        [&](Hierarchy& comm) {
+          auto data = comm.allocate<float>(100'000);
+          for (int k = 0;; ++k) {
+            if (comm.rank() == victim && k == last) raise(SIGKILL);
+            comm.all_reduce(data);
+          }
+        },
+        10min);
+    for (std::size_t r = 0; r < 4; ++r) {
+      if (Rank{r} == victim) continue;
+      BOOST_TEST(ends[r].starts_with("lockstep: rank "), "rank " << r << ": " << ends[r]);
+      BOOST_TEST((ends[r].find("'s process ended") != std::string::npos ||
+                  ends[r].find("its connection ended without a word") != std::string::npos),
+                 "rank " << r << ": " << ends[r]);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_reaches_the_others) {
+  const Ends ends = run_hosts(4, [](Hierarchy& comm) {
+    if (comm.rank() == Rank{2}) throw std::runtime_error("out of luck");
+    std::vector<float> data(1000);
+    comm.all_reduce(data);
+  });
+  BOOST_TEST(ends[2] == "out of luck");
+  expect_words(ends, 2, {"failed", "it ended with an exception"});
+}
+
+BOOST_AUTO_TEST_SUITE_END()

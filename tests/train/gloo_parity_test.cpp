@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every case of ddp.json again, through sockets: Gloo among all ranks, and between hosts.
+#include <boost/test/unit_test.hpp>
+#include <cstdlib>
+#include <string>
+#include <vector>
+
+#include "comm/gloo_ranks.hpp"
+#include "lockstep/gloo.hpp"
+#include "train/parity.hpp"
+
+namespace {
+
+using namespace parity;
+
+/// Small buckets: several are under way during backward.
+using SmallBuckets = Buckets<BucketLimits{600, 1500}>;
+
+template <class Meeting, class... Ps>
+constexpr auto through = []<class Rule, class TheClip, std::size_t Accumulated>(
+                             const nlohmann::json& c) {
+  const std::string name = c["optimizer"];
+  check_ranks<Meeting>(c, name, [&](auto& comm, const std::string& how) {
+    train_case<Accumulated, Optimizer<Rule>, TheClip, Accumulate<Accumulated>, SmallBuckets, Ps...>(
+        comm, c, false, how);
+  });
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(gloo_parity)
+
+BOOST_AUTO_TEST_CASE(gloo_trains_as_pytorch_does) {
+  run_all(through<ranks::Sockets, Backend<Gloo>>);
+}
+
+BOOST_AUTO_TEST_CASE(a_hierarchy_trains_as_pytorch_does) {
+  run_all(through<ranks::PlayedHosts, Backend<Hierarchical<Shm, Gloo>>>);
+}
+
+// From a job's policies to its communicator, as a trainer does it.
+BOOST_AUTO_TEST_CASE(policies_lead_to_communicators) {
+  const auto sum_ranks = []<class... Ps>(const Membership& member) {
+    setenv("LOCKSTEP_HOST", std::to_string(member.rank.value() % 2).c_str(), 1);
+    Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+    auto comm = make_communicator<CanonicalPolicies<Ps...>>(session);
+    std::vector<std::size_t> sum(5, member.rank.value());
+    comm.all_reduce(sum);
+    check(sum[4] == 0 + 1 + 2 + 3, "the sum is wrong");
+  };
+  BOOST_CHECK_NO_THROW(spawn<4>(AsProcesses{}, [&](const Membership& member, Store&) {
+    sum_ranks.operator()<Backend<Gloo>, World<4>>(member);
+  }));
+  BOOST_CHECK_NO_THROW(spawn<4>(AsProcesses{}, [&](const Membership& member, Store&) {
+    sum_ranks.operator()<Backend<Hierarchical<Shm, Gloo>>, World<4>>(member);
+  }));
+  BOOST_CHECK_EXCEPTION(spawn<2>(AsProcesses{},
+                                 [&](const Membership& member, Store&) {
+                                   sum_ranks.operator()<Backend<Gloo>, World<4>>(member);
+                                 }),
+                        Error, [](const Error& error) {
+                          return std::string(error.what()).find("for 4 ranks and the job has 2") !=
+                                 std::string::npos;
+                        });
+}
+
+BOOST_AUTO_TEST_SUITE_END()
