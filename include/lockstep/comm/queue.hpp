@@ -3,7 +3,6 @@
 /// @file The thread that makes asynchronous calls, one after the other, in the order of posting.
 
 #include <condition_variable>
-#include <cstddef>
 #include <deque>
 #include <exception>
 #include <functional>

@@ -3,9 +3,7 @@
 /// @file `Backend<Gloo>`'s communicator: collectives of ranks on any number of hosts, through
 /// sockets.
 
-#include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <deque>
 #include <memory>
 #include <span>
@@ -16,6 +14,7 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/gloo/arguments.hpp"
 #include "lockstep/comm/gloo/endpoint.hpp"
 #include "lockstep/comm/gloo/interface.hpp"
 #include "lockstep/comm/gloo/message.hpp"
@@ -137,7 +136,7 @@ class GlooCommunicator {
     const auto from = constant(flat(in));
     const auto to = flat(out);
     const Call call = describe(CollectiveKind::all_gather, from);
-    check_size(call, to.size(), from.size() * engine().world());
+    over_gloo::check_size(engine(), call, to.size(), from.size() * engine().world());
     make(call, [&] { over_gloo::all_gather(engine(), from, to); });
   }
 
@@ -147,7 +146,8 @@ class GlooCommunicator {
     const auto from = constant(flat(in));
     const auto to = flat(out);
     const Call call = describe(CollectiveKind::gather, from, root);
-    if (rank() == root) check_size(call, to.size(), from.size() * engine().world());
+    if (rank() == root)
+      over_gloo::check_size(engine(), call, to.size(), from.size() * engine().world());
     make(call, [&] { over_gloo::gather(engine(), from, to, root); });
   }
 
@@ -157,7 +157,8 @@ class GlooCommunicator {
     const auto from = constant(flat(in));
     const auto to = flat(out);
     const Call call = describe(CollectiveKind::scatter, to, root);
-    if (rank() == root) check_size(call, from.size(), to.size() * engine().world());
+    if (rank() == root)
+      over_gloo::check_size(engine(), call, from.size(), to.size() * engine().world());
     make(call, [&] { over_gloo::scatter(engine(), from, to, root); });
   }
 
@@ -167,7 +168,7 @@ class GlooCommunicator {
     const auto from = constant(flat(in));
     const auto to = flat(out);
     const Call call = reduction<Op>(CollectiveKind::reduce_scatter, to);
-    check_size(call, from.size(), to.size() * engine().world());
+    over_gloo::check_size(engine(), call, from.size(), to.size() * engine().world());
     make(call, [&] { over_gloo::reduce_scatter(engine(), from, to, op); });
   }
 
@@ -177,8 +178,8 @@ class GlooCommunicator {
     const auto from = constant(flat(in));
     const auto to = flat(out);
     const Call call = describe(CollectiveKind::all_to_all, from);
-    check_size(call, from.size() % engine().world(), 0);
-    check_size(call, to.size(), from.size());
+    over_gloo::check_size(engine(), call, from.size() % engine().world(), 0);
+    over_gloo::check_size(engine(), call, to.size(), from.size());
     make(call, [&] { over_gloo::all_to_all(engine(), from, to); });
   }
 
@@ -187,7 +188,7 @@ class GlooCommunicator {
   template <class Data>
   void send(const Data& data, Rank to) {
     const auto values = constant(flat(data));
-    check_peer("send", to);
+    over_gloo::check_peer(engine(), "send", to);
     over_gloo::send(engine(), describe(CollectiveKind::send, values, to), std::as_bytes(values),
                     to);
   }
@@ -197,7 +198,7 @@ class GlooCommunicator {
   template <class Data>
   void receive(Data&& data, Rank from) {
     const auto values = flat(data);
-    check_peer("receive", from);
+    over_gloo::check_peer(engine(), "receive", from);
     over_gloo::receive(engine(), describe(CollectiveKind::send, values, rank()),
                        std::as_writable_bytes(values), from);
   }
@@ -239,41 +240,15 @@ class GlooCommunicator {
     return values;
   }
 
-  /// The call as the others will compare it. Arguments that cannot be right fail here and now.
   template <class U>
-  Call describe(CollectiveKind kind, std::span<U> data, Rank root = Rank{0},
-                std::string_view operation = "") const {
-    using T = std::remove_const_t<U>;
-    static_assert(Element<T>,
-                  "lockstep: collectives move double, float, Half, BFloat16 and integers");
-    if (root.value() >= engine().world()) {
-      throw Error(std::string(collective_name(kind)),
-                  "root " + std::to_string(root.value()) + " is not in the world",
-                  "give a rank below " + std::to_string(engine().world()), rank());
-    }
-    return make_call<T>(kind, data.size(), false, root.value(), operation);
+  Call describe(CollectiveKind kind, std::span<U> data, Rank root = Rank{0}) const {
+    return over_gloo::describe(engine(), kind, data, root);
   }
   template <class Op, class T>
   Call reduction(CollectiveKind kind, std::span<T> data, Rank root = Rank{0}) const {
     static_assert(ReduceOp<Op, T>,
                   "lockstep: this reduce operation is not defined for these elements");
-    return describe(kind, data, root, Op::name);
-  }
-
-  void check_size(const Call& call, std::size_t have, std::size_t want) const {
-    if (have == want) return;
-    throw Error(call.text(),
-                "sizes do not fit: " + std::to_string(have) + " elements where " +
-                    std::to_string(want) + " are needed",
-                "one argument holds a piece for every rank, the other one piece", rank());
-  }
-
-  void check_peer(const char* operation, Rank peer) const {
-    const std::size_t world = world_size().value();
-    if (peer.value() < world && peer != rank()) return;
-    throw Error(operation,
-                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
-                "give one below " + std::to_string(world), rank());
+    return over_gloo::describe(engine(), kind, data, root, Op::name);
   }
 
   std::deque<HostArena> arenas_;

@@ -10,7 +10,6 @@
 #include <exception>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/comm/gloo/abortable.hpp"

@@ -77,9 +77,14 @@ class Engine {
   Ledger& ledger() { return ledger_; }
   const NoticeBoard& board() const { return board_; }
 
-  /// The call in the words of this rank: `text, on rank 0: problem` and so on.
   Error error(const Call& call, const std::string& problem, const std::string& advice) const {
     return {call.text(), problem, advice, rank()};
+  }
+
+  Error left(const Call& call, Rank who) const {
+    return error(
+        call, "rank " + std::to_string(who.value()) + " closed its communicator without this call",
+        "let every rank make the same calls");
   }
 
   // Calls
@@ -168,14 +173,6 @@ class Engine {
     }
   }
 
- public:
-  Error left(const Call& call, Rank who) const {
-    return error(
-        call, "rank " + std::to_string(who.value()) + " closed its communicator without this call",
-        "let every rank make the same calls");
-  }
-
- private:
   Seat seat_;
   std::atomic<Milliseconds> timeout_;
   NoticeBoard board_;

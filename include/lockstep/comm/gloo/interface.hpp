@@ -7,9 +7,9 @@
 #include <net/if.h>
 #include <sys/socket.h>
 
+#include <cstddef>
 #include <cstdlib>
 #include <memory>
-#include <optional>
 #include <string>
 
 #include "lockstep/core/error.hpp"

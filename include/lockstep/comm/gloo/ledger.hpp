@@ -10,7 +10,6 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <utility>
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"

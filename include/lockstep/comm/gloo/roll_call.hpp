@@ -14,7 +14,6 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
-#include <span>
 #include <thread>
 #include <vector>
 

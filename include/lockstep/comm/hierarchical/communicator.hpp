@@ -3,11 +3,11 @@
 /// @file `Backend<Hierarchical<...>>`'s communicator: one kind of communicator inside a host,
 /// another between hosts.
 
+#include <chrono>
 #include <cstddef>
 #include <memory>
 #include <span>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 
 #include "lockstep/comm/call.hpp"
