@@ -62,7 +62,7 @@ class Engine {
                   "interface on which they do",
                   seat_.rank);
     }
-    roll_.emplace(*connections_);
+    roll_ = std::make_unique<RollCall>(*connections_);
   }
 
   const Seat& seat() const { return seat_; }
@@ -177,7 +177,7 @@ class Engine {
   std::atomic<Milliseconds> timeout_;
   NoticeBoard board_;
   std::shared_ptr<Connections> connections_;
-  std::optional<RollCall> roll_;
+  std::unique_ptr<RollCall> roll_;
   Ledger ledger_;
   std::size_t groups_ = 0;
 };

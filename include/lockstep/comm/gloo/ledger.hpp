@@ -66,7 +66,7 @@ class Ledger {
     if (!is_broken()) [[likely]]
       return;
     const std::lock_guard lock(mutex_);
-    throw Error(*fault_);
+    if (fault_) throw Error(*fault_);
   }
 
   /// Gloo has failed with these words; the thread that watches finds out what that means, within

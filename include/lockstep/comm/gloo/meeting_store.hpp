@@ -32,6 +32,7 @@ class MeetingStore : public ::gloo::rendezvous::Store {
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
     // The limit that Gloo gives is one for connecting, not for meeting.
     std::vector<std::string> named;
+    named.reserve(keys.size());
     for (const std::string& key : keys) named.push_back(prefix_ + key);
     store_.wait(named, timeout_);
   }

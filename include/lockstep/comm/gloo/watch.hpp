@@ -106,6 +106,7 @@ class Watch {
       missing = engine_.roll().say_farewell(Greeting::State::gave_up, last_words);
     }
     std::vector<std::string> names;
+    names.reserve(missing.size());
     for (Rank rank : missing) names.push_back(std::to_string(rank.value()));
     const std::string waited =
         "waited " + std::to_string(engine_.timeout().count()) + " ms for " +

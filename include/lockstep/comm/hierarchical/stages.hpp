@@ -108,6 +108,7 @@ class Stages {
   std::string where(Part part) const {
     const auto names = [](const std::vector<std::size_t>& ranks) {
       std::vector<std::string> names;
+      names.reserve(ranks.size());
       for (std::size_t rank : ranks) names.push_back(std::to_string(rank));
       return listed(names) + " are numbered from 0, ";
     };
