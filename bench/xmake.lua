@@ -17,7 +17,7 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         set_targetdir("$(projectdir)/build/bench")
         add_deps("lockstep", "bench_support")
         add_files(path.join(folder, "*.cpp"))
-        add_syslinks("pthread")
+        add_syslinks("pthread", "z")
         add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0))
         local name = path.filename(folder)
         if (name == "allreduce" or name == "network") and has_config("gloo") then

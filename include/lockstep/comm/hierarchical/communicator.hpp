@@ -46,7 +46,7 @@ class HierarchicalCommunicator {
   WorldSize world_size() const { return stages_->flat().world_size(); }
   Milliseconds timeout() const { return stages_->flat().timeout(); }
   void set_timeout(Milliseconds timeout) {
-    stages_->inside().set_timeout(timeout);
+    stages_->inside().set_timeout(timeout + inside_patience);
     stages_->between().set_timeout(timeout);
     stages_->flat().set_timeout(timeout);
   }

@@ -46,6 +46,7 @@ inline auto make_hierarchical_communicator(const Membership& member, Store& stor
   local.world = WorldSize{hosts.ranks(host).size()};
   local.local_rank = local.rank.value();
   local.local_world = local.world.value();
+  local.timeout += inside_patience;
   ShmCommunicator<> inside =
       make_shm_communicator(local, store, known + "/" + std::to_string(host));
 

@@ -3,6 +3,7 @@
 /// @file Which ranks are on which host.
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <string>
 #include <utility>
@@ -15,6 +16,10 @@
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep {
+
+/// How much longer ranks of one host wait for each other than hosts do: one whose slice is done
+/// must not blame a neighbour that is still waiting for a host that is lost.
+inline constexpr std::chrono::milliseconds inside_patience{500};
 
 /// The hosts in the order of their first ranks, with the ranks of each in order.
 class Hosts {
