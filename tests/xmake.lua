@@ -153,6 +153,9 @@ if has_config("gpu") then
 
     -- Kernels, the example's model, and ranks that are threads.
     gpu_program("gpu", "gpu/*_test.cu")
+        if not runs then
+            remove_files("gpu/mlp_test.cu", "gpu/thread_types_test.cu")  -- the example and threads_test have the same code
+        end
         add_deps("test_main")
         add_links("cublasLt")
     target_end()
