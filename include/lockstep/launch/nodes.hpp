@@ -72,10 +72,8 @@ class NodeWatch {
   void announce(const std::string& why) {
     if (teller_.joinable()) return;
     teller_ = std::thread([this, words = name(place_.node) + ": " + why] {
-      try {
-        store_.compare_set(failure_key, "", words);
-      } catch (const Error&) {  // then they will find out by themselves
-      }
+      // If it cannot be reached, they will find out by themselves.
+      attempt([&] { store_.compare_set(failure_key, "", words); });
     });
   }
 
@@ -85,10 +83,8 @@ class NodeWatch {
     if (place_.node != 0) {
       watcher_.request_stop();
       if (watcher_.joinable()) watcher_.join();
-      try {
-        store_.set(beat_key(place_.node), done);
-      } catch (const Error&) {  // node 0 then misses this node, and says so
-      }
+      // If it cannot be reached, node 0 misses this node, and says so.
+      attempt([&] { store_.set(beat_key(place_.node), done); });
       return std::nullopt;
     }
     while (!are_all_done_ && !failure()) std::this_thread::sleep_for(Milliseconds(2));
@@ -96,6 +92,17 @@ class NodeWatch {
   }
 
  private:
+  /// Asks the store for something that the job can do without. Did it answer?
+  template <class Request>
+  static bool attempt(const Request& request) {
+    try {
+      request();
+      return true;
+    } catch (const Error&) {
+      return false;
+    }
+  }
+
   struct Heard {
     std::string beat;
     Deadline missing;  // unless another beat comes
@@ -157,6 +164,7 @@ class NodeWatch {
   /// Empty when all have come.
   std::string judge() {
     std::vector<std::string> keys;
+    keys.reserve(place_.nodes);
     for (std::size_t n = 0; n < place_.nodes; ++n) keys.push_back(place_key(n));
     std::string verdict;
     try {
