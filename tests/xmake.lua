@@ -81,6 +81,7 @@ target_end()
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
     target("gloo")
+        set_group("gloo")
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep", "test_main")
@@ -96,6 +97,7 @@ if has_config("gloo") then
     target_end()
 
     target("network_job")
+        set_group("gloo")
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep")
@@ -129,9 +131,9 @@ if has_config("gpu") then
     -- Where nothing can be run, checks that would instantiate the same code once more are left out.
     local runs = #os.files("/dev/nvidia[0-9]*") > 0
 
-    local function gpu_program(name, files)
+    local function gpu_program(name, files, group)
         target(name)
-            set_group("gpu")
+            set_group(group or "gpu")
             set_kind("binary")
             set_targetdir("$(projectdir)/build/tests")
             add_deps("lockstep")
@@ -152,7 +154,7 @@ if has_config("gpu") then
     target_end()
 
     -- Kernels, the example's model, and ranks that are threads.
-    gpu_program("gpu", "gpu/*_test.cu")
+    gpu_program("gpu", "gpu/*_test.cu", "gpu_all")
         if not runs then
             remove_files("gpu/mlp_test.cu", "gpu/thread_types_test.cu")  -- the example and threads_test have the same code
         end
@@ -164,10 +166,10 @@ if has_config("gpu") then
     gpu_program("ddp_threads", "gpu/ddp_threads.cu")
     target_end()
     if has_config("nccl") then
-        gpu_program("ddp_nccl", "gpu/ddp_nccl.cu")
+        gpu_program("ddp_nccl", "gpu/ddp_nccl.cu", "gpu_all")
             add_links("nccl")
         target_end()
-        gpu_program("nccl_ranks", "gpu/nccl_ranks.cu")
+        gpu_program("nccl_ranks", "gpu/nccl_ranks.cu", "gpu_all")
             add_links("nccl")
         target_end()
 
