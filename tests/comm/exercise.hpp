@@ -14,6 +14,7 @@
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
+#include "operations.hpp"
 #include "ranks.hpp"
 
 namespace ranks {
@@ -136,18 +137,7 @@ void in_all_memory(auto& comm, std::size_t n, auto f) {
 template <class T>
 void every_operation(auto& comm, std::size_t n) {
   in_all_memory<T>(comm, n, [&](std::span<T> data, std::span<T> pieces) {
-    const auto try_op = [&]<class Op>(Op op) {
-      if constexpr (ReduceOp<Op, T>) reductions(comm, data, pieces, op);
-    };
-    try_op(Sum{});
-    try_op(Product{});
-    try_op(Min{});
-    try_op(Max{});
-    try_op(Average{});
-    try_op(PreMultipliedSum<float>{0.25f});
-    try_op(BitAnd{});
-    try_op(BitOr{});
-    try_op(BitXor{});
+    each_operation<T>([&](auto op) { reductions(comm, data, pieces, op); });
     movements(comm, data, pieces);
   });
 }

@@ -99,18 +99,7 @@ void every_operation() {
   for (std::size_t world : {1, 2, 3, 8}) {
     expect_all_fine(run(world, [](Seat& seat) {
       for (std::size_t n : {1, 7, 1000}) {
-        const auto try_op = [&]<class Op>(Op op) {
-          if constexpr (ReduceOp<Op, T>) reductions<T>(seat, n, op);
-        };
-        try_op(Sum{});
-        try_op(Product{});
-        try_op(Min{});
-        try_op(Max{});
-        try_op(Average{});
-        try_op(PreMultipliedSum<float>{0.25f});
-        try_op(BitAnd{});
-        try_op(BitOr{});
-        try_op(BitXor{});
+        ranks::each_operation<T>([&](auto op) { reductions<T>(seat, n, op); });
         movements<T>(seat, n);
       }
     }));

@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "comm/operations.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
@@ -208,26 +209,9 @@ void movements(Comm& comm, std::size_t n, bool on_host) {
   }
 }
 
-/// Calls `f.template operator()<Op>(op)` for every operation that T has.
-template <class T, class F>
-void each_operation(const F& f) {
-  const auto try_op = [&]<class Op>(Op op) {
-    if constexpr (ReduceOp<Op, T>) f(op);
-  };
-  try_op(Sum{});
-  try_op(Product{});
-  try_op(Min{});
-  try_op(Max{});
-  try_op(Average{});
-  try_op(PreMultipliedSum<float>{0.25f});
-  try_op(BitAnd{});
-  try_op(BitOr{});
-  try_op(BitXor{});
-}
-
 template <class T, class Comm>
 void every_operation(Comm& comm) {
-  each_operation<T>([&](auto op) {
+  ranks::each_operation<T>([&](auto op) {
     for (const std::size_t n : {std::size_t{1}, std::size_t{1001}})
       reductions<T>(comm, n, false, op);
     reductions<T>(comm, 257, true, op);

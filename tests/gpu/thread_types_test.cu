@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "comm/operations.hpp"
 #include "thread_ranks.cuh"
 
 using namespace thread_ranks;
@@ -127,12 +128,6 @@ void movements(Comm& comm, Memory<T>& data, Memory<T>& pieces, bool on_device) {
   }
 }
 
-template <class T, class Op>
-void reduce_if_defined(Comm& comm, Memory<T>& data, Memory<T>& pieces, bool on_device,
-                       const Op& op) {
-  if constexpr (ReduceOp<Op, T>) reductions<T>(comm, data, pieces, on_device, op);
-}
-
 template <class T>
 void every_operation() {
   if (no_gpu()) return;
@@ -143,15 +138,8 @@ void every_operation() {
           const std::size_t offset = on_device && n == 4099 ? 1 : 0;
           Memory<T> data(comm, n, on_device, offset);
           Memory<T> pieces(comm, n * comm.world_size().value(), on_device, offset);
-          reduce_if_defined(comm, data, pieces, on_device, Sum{});
-          reduce_if_defined(comm, data, pieces, on_device, Product{});
-          reduce_if_defined(comm, data, pieces, on_device, Min{});
-          reduce_if_defined(comm, data, pieces, on_device, Max{});
-          reduce_if_defined(comm, data, pieces, on_device, Average{});
-          reduce_if_defined(comm, data, pieces, on_device, PreMultipliedSum<float>{0.25f});
-          reduce_if_defined(comm, data, pieces, on_device, BitAnd{});
-          reduce_if_defined(comm, data, pieces, on_device, BitOr{});
-          reduce_if_defined(comm, data, pieces, on_device, BitXor{});
+          ranks::each_operation<T>(
+              [&](auto op) { reductions<T>(comm, data, pieces, on_device, op); });
           movements(comm, data, pieces, on_device);
         }
       }

@@ -161,7 +161,7 @@ class NcclCommunicator {
   /// send first wait for each other.
   template <class Data>
   void send(const Data& data, Rank to) {
-    check_peer("send", to);
+    nccl::arguments(*engine_).check_peer("send", to);
     engine_->order(nccl::send(*engine_, flat(data), to));
   }
 
@@ -169,7 +169,7 @@ class NcclCommunicator {
   /// type and count.
   template <class Data>
   void receive(Data&& data, Rank from) {
-    check_peer("receive", from);
+    nccl::arguments(*engine_).check_peer("receive", from);
     engine_->order(nccl::receive(*engine_, flat(data), from));
   }
 
@@ -244,14 +244,6 @@ class NcclCommunicator {
     std::string reason = graph.reason();
     broadcast_object(*this, reason, first);
     return StepGraph("on rank " + std::to_string(first.value()) + ": " + reason);
-  }
-
-  void check_peer(const char* operation, Rank peer) const {
-    const std::size_t world = world_size().value();
-    if (peer.value() < world && peer != rank()) return;
-    throw Error(operation,
-                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
-                "give one below " + std::to_string(world), rank());
   }
 
   nccl::WatchedEngine engine_;

@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call_arguments.hpp"
 #include "lockstep/comm/nccl/engine.cuh"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -24,28 +25,22 @@
 
 namespace lockstep::nccl {
 
+inline CallArguments arguments(const Engine& engine) {
+  return {engine.rank(), WorldSize{engine.world()}};
+}
+
 /// The call as the others will compare it. Arguments that cannot be right fail here and now.
 template <class T, class U>
 Call describe(const Engine& engine, CollectiveKind kind, std::span<U> data, Rank root = Rank{0},
               std::string_view operation = "") {
   static_assert(std::same_as<std::remove_const_t<U>, T>,
                 "lockstep: a collective's arguments have one element type");
-  static_assert(Element<T>,
-                "lockstep: collectives move double, float, Half, BFloat16 and integers");
-  if (root.value() >= engine.world()) {
-    throw Error(std::string(collective_name(kind)),
-                "root " + std::to_string(root.value()) + " is not in the world",
-                "give a rank below " + std::to_string(engine.world()), engine.rank());
-  }
+  arguments(engine).check<T>(kind, root);
   return make_call<T>(kind, data.size(), false, root.value(), operation);
 }
 
 inline void check_size(const Engine& engine, const Call& call, std::size_t have, std::size_t want) {
-  if (have == want) return;
-  throw Error(call.text(),
-              "sizes do not fit: " + std::to_string(have) + " elements where " +
-                  std::to_string(want) + " are needed",
-              "one argument holds a piece for every rank, the other one piece", engine.rank());
+  arguments(engine).check_size(call, have, want);
 }
 
 template <class T>

@@ -192,7 +192,7 @@ class ShmCommunicator {
   void send(const Data& data, Rank to) {
     const auto values = flat(data);
     using T = std::remove_const_t<typename decltype(values)::element_type>;
-    check_peer("send", to);
+    peers().arguments().check_peer("send", to);
     shm::send(*engine_, make_call<T>(CollectiveKind::send, values.size(), false, to.value()),
               std::as_bytes(values), to);
   }
@@ -203,7 +203,7 @@ class ShmCommunicator {
   void receive(Data&& data, Rank from) {
     const auto values = flat(data);
     using T = typename decltype(values)::element_type;
-    check_peer("receive", from);
+    peers().arguments().check_peer("receive", from);
     shm::receive(*engine_, make_call<T>(CollectiveKind::send, values.size(), false, rank().value()),
                  std::as_writable_bytes(values), from);
   }
@@ -212,14 +212,6 @@ class ShmCommunicator {
   static constexpr bool has_helper = std::same_as<Who, HelperThread>;
 
   shm::Peers<Ranks, has_helper> peers() const { return shm::Peers<Ranks, has_helper>(*engine_); }
-
-  void check_peer(const char* operation, Rank peer) const {
-    const std::size_t world = world_size().value();
-    if (peer.value() < world && peer != rank()) return;
-    throw Error(operation,
-                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
-                "give one below " + std::to_string(world), rank());
-  }
 
   std::unique_ptr<shm::Engine> engine_;
   std::unique_ptr<shm::Helper> helper_;  // ends before the engine does

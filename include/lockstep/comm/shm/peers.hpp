@@ -14,6 +14,7 @@
 #include <type_traits>
 
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call_arguments.hpp"
 #include "lockstep/comm/shm/control.hpp"
 #include "lockstep/comm/shm/engine.hpp"
 #include "lockstep/comm/shm/work.hpp"
@@ -44,28 +45,19 @@ class Peers {
   Rank rank() const { return engine_->me(); }
   std::size_t me() const { return engine_->rank(); }
   std::size_t world() const { return Ranks == dynamic ? engine_->world() : Ranks; }
+  CallArguments arguments() const { return {rank(), WorldSize{world()}}; }
 
   /// The call as the others will compare it. Arguments that cannot be right fail here and now.
   template <class T, class U>
   Call describe(CollectiveKind kind, std::span<U> data, Rank root = Rank{0}) const {
     static_assert(std::same_as<std::remove_const_t<U>, T>,
                   "lockstep: a collective's arguments have one element type");
-    static_assert(Element<T>,
-                  "lockstep: collectives move double, float, Half, BFloat16 and integers");
-    if (root.value() >= world()) {
-      throw Error(std::string(collective_name(kind)),
-                  "root " + std::to_string(root.value()) + " is not in the world",
-                  "give a rank below " + std::to_string(world()), rank());
-    }
+    arguments().template check<T>(kind, root);
     return make_call<T>(kind, data.size(), !location(data), root.value());
   }
 
   void check_size(const Call& call, std::size_t have, std::size_t want) const {
-    if (have == want) return;
-    throw Error(call.text(),
-                "sizes do not fit: " + std::to_string(have) + " elements where " +
-                    std::to_string(want) + " are needed",
-                "one argument holds a piece for every rank, the other one piece", rank());
+    arguments().check_size(call, have, want);
   }
 
   /// Where other ranks find the data: anywhere if it is small (it travels in the slot), else in an

@@ -5,11 +5,10 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
-#include <string>
 #include <type_traits>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/core/element.hpp"
+#include "lockstep/comm/call_arguments.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
@@ -18,20 +17,11 @@
 namespace lockstep::threads {
 
 /// Of this rank in its world.
-struct Arguments {
-  Rank rank;
-  WorldSize world;
-
+struct Arguments : CallArguments {
   /// A call as the others will compare it. Arguments that cannot be right fail here and now.
   template <class T>
   Call describe(CollectiveKind kind, std::size_t count, Rank root = Rank{0}) const {
-    static_assert(Element<T>,
-                  "lockstep: collectives move double, float, Half, BFloat16 and integers");
-    if (root.value() >= world.value()) {
-      throw Error(std::string(collective_name(kind)),
-                  "root " + std::to_string(root.value()) + " is not in the world",
-                  "give a rank below " + std::to_string(world.value()), rank);
-    }
+    check<T>(kind, root);
     return make_call<T>(kind, count, false, root.value());
   }
   template <class T, class Op>
@@ -39,21 +29,6 @@ struct Arguments {
     static_assert(ReduceOp<Op, T>,
                   "lockstep: this reduce operation is not defined for these elements");
     return describe<T>(kind, count, root).with(Op::name);
-  }
-
-  void check_size(const Call& call, std::size_t have, std::size_t want) const {
-    if (have == want) return;
-    throw Error(call.text(),
-                "sizes do not fit: " + std::to_string(have) + " elements where " +
-                    std::to_string(want) + " are needed",
-                "one argument holds a piece for every rank, the other one piece", rank);
-  }
-
-  void check_peer(const char* operation, Rank peer) const {
-    if (peer.value() < world.value() && peer != rank) return;
-    throw Error(operation,
-                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
-                "give one below " + std::to_string(world.value()), rank);
   }
 
   /// Of nothing, the host takes care.

@@ -343,7 +343,7 @@ class ThreadCommunicator {
   }
 
   std::size_t world() const { return Ranks == dynamic ? member_->world() : Ranks; }
-  threads::Arguments arguments() const { return {rank(), world_size()}; }
+  threads::Arguments arguments() const { return {{rank(), world_size()}}; }
 
   template <class OnHost, class OnDevice>
   ThreadWork start(const Call& call, const void* in, void* out, bool host, const OnHost& on_host,
