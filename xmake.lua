@@ -7,6 +7,7 @@ set_languages("c++20")
 set_warnings("all", "extra", "error")
 add_rules("mode.release", "mode.debug")
 set_defaultmode("release")
+set_policy("build.ccache", false)  -- it would preprocess everything first, for a cache that a fresh clone does not have
 
 option("gpu")
     set_showmenu(true)

@@ -9,6 +9,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(bare_step)
+
 namespace {
 
 struct Mixed {
@@ -25,8 +27,6 @@ struct Shaped {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(bare_step)
 
 BOOST_AUTO_TEST_CASE(views_lie_where_the_plan_says_and_do_not_overlap) {
   constexpr const auto& plan = Layout<Mixed>::plan();

@@ -11,6 +11,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(element_types)
+
 namespace {
 
 struct Net {
@@ -21,8 +23,6 @@ struct Net {
 using Narrow = Layout<Net, Buckets<>, FloatingAs<BFloat16>>;
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(element_types)
 
 BOOST_AUTO_TEST_CASE(a_layout_in_other_types_has_their_sizes) {
   static_assert(Narrow::plan().placements[0].bytes == 40 * 3 * sizeof(BFloat16));

@@ -13,6 +13,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(bucket_plan)
+
 namespace {
 
 TensorInfo tensor(ElementKind element, std::size_t count) { return {element, 1, {count}}; }
@@ -77,8 +79,6 @@ struct Mlp {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(bucket_plan)
 
 BOOST_AUTO_TEST_CASE(the_assignment_is_pytorchs_in_every_reference_case) {
   std::size_t cases = 0;

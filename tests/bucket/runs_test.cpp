@@ -8,6 +8,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(bucket_runs)
+
 namespace {
 
 struct Mixed {
@@ -35,8 +37,6 @@ constexpr bool covers() {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(bucket_runs)
 
 BOOST_AUTO_TEST_CASE(one_element_type_is_one_run_whatever_the_buckets) {
   static_assert(Layout<Uniform, Pieces>::plan().bucket_count == 2);

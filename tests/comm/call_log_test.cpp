@@ -15,6 +15,8 @@
 using namespace lockstep;
 using namespace std::chrono_literals;
 
+BOOST_AUTO_TEST_SUITE(call_log)
+
 namespace {
 
 const Call sum = make_call<float>(CollectiveKind::all_reduce, 100, false, 0, Sum::name);
@@ -36,8 +38,6 @@ struct Boards : Served {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(call_log)
 
 BOOST_AUTO_TEST_CASE(equal_calls_have_equal_heads) {
   BOOST_TEST((log_of({sum, cast}).head() == log_of({sum, cast}).head()));

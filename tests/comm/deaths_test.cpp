@@ -15,6 +15,8 @@
 
 using namespace ranks;
 
+BOOST_AUTO_TEST_SUITE(comm_deaths)
+
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -36,8 +38,6 @@ void work(Shared& comm) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_deaths)
 
 // The ranks' time limit is longer than the watchdog's: who names the dead rank has seen that it is
 // gone, and has not merely waited.

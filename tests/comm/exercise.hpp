@@ -45,13 +45,17 @@ void require_equal(const T& a, const T& b, const char* call, const std::string& 
 }
 
 template <class T, class Op>
-void reductions(auto& comm, std::span<T> data, std::span<T> pieces, const Op& op) {
+std::string reduction_name(std::size_t count) {
+  return std::string(Op::name) + " of " + std::to_string(count) + " " +
+         std::string(element_name(element_kind<T>()));
+}
+
+template <class T, class Op>
+void all_reductions(auto& comm, std::span<T> data, const Op& op) {
   const std::size_t world = comm.world_size().value();
-  const std::size_t me = comm.rank().value();
-  const std::string what = std::string(Op::name) + " of " + std::to_string(data.size()) + " " +
-                           std::string(element_name(element_kind<T>()));
+  const std::string what = reduction_name<T, Op>(data.size());
   const auto fill = [&] {
-    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(me, i);
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(comm.rank().value(), i);
   };
   fill();
   comm.all_reduce(data, op);
@@ -62,7 +66,15 @@ void reductions(auto& comm, std::span<T> data, std::span<T> pieces, const Op& op
   while (!work.test()) std::this_thread::yield();
   for (std::size_t i = 0; i < data.size(); ++i)
     require_equal(data[i], reduced<T>(op, world, i), "async", what);
-  fill();
+}
+
+template <class T, class Op>
+void reductions(auto& comm, std::span<T> data, std::span<T> pieces, const Op& op) {
+  all_reductions(comm, data, op);
+  const std::size_t world = comm.world_size().value();
+  const std::size_t me = comm.rank().value();
+  const std::string what = reduction_name<T, Op>(data.size());
+  for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(me, i);
   const Rank root{world - 1};
   comm.reduce(data, root, op);
   for (std::size_t i = 0; i < data.size(); ++i) {

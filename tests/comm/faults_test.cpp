@@ -14,6 +14,8 @@
 
 using namespace ranks;
 
+BOOST_AUTO_TEST_SUITE(comm_faults)
+
 namespace {
 
 /// Ranks as processes and as threads, by turns.
@@ -25,8 +27,6 @@ void repeat(auto f) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_faults)
 
 BOOST_AUTO_TEST_CASE(calls_that_differ_are_errors_on_all_ranks_that_name_both) {
   repeat([](As as) {

@@ -18,6 +18,8 @@
 
 using namespace ranks;
 
+BOOST_AUTO_TEST_SUITE(comm_gloo)
+
 namespace {
 
 using OverGloo = GlooCommunicator<>;
@@ -33,8 +35,6 @@ void every_type(OverGloo& comm, std::size_t n, std::index_sequence<I...>) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_gloo)
 
 BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
   for (const std::size_t world : {1, 2, 4}) {

@@ -15,6 +15,8 @@
 
 using namespace ranks;
 
+BOOST_AUTO_TEST_SUITE(comm_hierarchical)
+
 namespace {
 
 using Hierarchy = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
@@ -41,14 +43,20 @@ class DealtHosts : public PlayedHosts {
   }
 };
 
+/// All-reduces alone: everything else is Gloo's, and tested as such.
+template <class T>
+void all_reduce_with_every_operation(Hierarchy& comm, std::size_t n) {
+  in_all_memory<T>(comm, n, [&](std::span<T> data, std::span<T>) {
+    each_operation<T>([&](auto op) { all_reductions(comm, data, op); });
+  });
+}
+
 template <std::size_t... I>
 void every_type(Hierarchy& comm, std::size_t n, std::index_sequence<I...>) {
-  (every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
+  (all_reduce_with_every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_hierarchical)
 
 BOOST_AUTO_TEST_CASE(hosts_are_numbered_by_their_first_ranks) {
   const Hosts hosts({"b", "a", "b", "a"});
@@ -59,7 +67,7 @@ BOOST_AUTO_TEST_CASE(hosts_are_numbered_by_their_first_ranks) {
   BOOST_TEST((hosts.columns() == std::vector<std::vector<std::size_t>>{{0, 1}, {2, 3}}));
 }
 
-BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
+BOOST_AUTO_TEST_CASE(every_all_reduce_of_any_type_operation_and_odd_size_is_exact) {
   expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
     for (const std::size_t n : {0, 1, 6, 7})
       every_type(comm, n, std::make_index_sequence<element_kinds - 1>{});
@@ -71,7 +79,6 @@ BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
     expect_all_fine(run_hosts(world, [](Hierarchy& comm) {
       every_operation<float>(comm, 4096);
       every_operation<std::int64_t>(comm, 513);
-      every_operation<BFloat16>(comm, 2049);
     }));
   }
   expect_all_fine(run_processes<DealtHosts>(

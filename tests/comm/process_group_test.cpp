@@ -13,6 +13,8 @@
 using namespace lockstep;
 using namespace std::chrono_literals;
 
+BOOST_AUTO_TEST_SUITE(comm_process_group)
+
 namespace {
 
 void sum_of_ranks(const Membership& member, Store& store) {
@@ -24,8 +26,6 @@ void sum_of_ranks(const Membership& member, Store& store) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_process_group)
 
 BOOST_AUTO_TEST_CASE(spawned_ranks_meet_in_shared_memory) {
   for (const std::size_t world : {1, 2, 4}) {

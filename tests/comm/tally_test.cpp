@@ -11,6 +11,8 @@ using namespace lockstep;
 using ranks::As;
 using ranks::require;
 
+BOOST_AUTO_TEST_SUITE(comm_tally)
+
 namespace {
 
 /// All ranks ended without a word.
@@ -20,8 +22,6 @@ bool all_well(const ranks::Ends& ends) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_tally)
 
 BOOST_AUTO_TEST_CASE(uneven_shares_count_by_their_size) {
   for (const std::size_t world : {1, 2, 4}) {

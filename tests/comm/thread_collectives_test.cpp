@@ -16,6 +16,8 @@ using ranks::reduced;
 using ranks::require_equal;
 using ranks::value;
 
+BOOST_AUTO_TEST_SUITE(thread_collectives)
+
 namespace {
 
 template <class T>
@@ -107,8 +109,6 @@ void every_operation() {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(thread_collectives)
 
 BOOST_AUTO_TEST_CASE(host_memory_is_exchanged_as_the_reference_says) {
   every_operation<double>();

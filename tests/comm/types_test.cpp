@@ -8,6 +8,8 @@
 
 using namespace ranks;
 
+BOOST_AUTO_TEST_SUITE(comm_types)
+
 namespace {
 
 template <std::size_t... I>
@@ -16,8 +18,6 @@ void every_type(Shared& comm, std::size_t n, std::index_sequence<I...>) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(comm_types)
 
 BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
   for (const As as : {As::processes, As::threads}) {

@@ -12,6 +12,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(core_element)
+
 namespace {
 
 /// Rounding by definition: of all halves, the nearest; of two equally near, the even one.
@@ -30,8 +32,6 @@ std::uint16_t nearest_half(double value) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(core_element)
 
 BOOST_AUTO_TEST_CASE(every_half_survives_the_way_through_float) {
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {

@@ -9,6 +9,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(core_reduce_op)
+
 namespace {
 
 /// What a backend does: prepare each rank's value, combine in rank order, finish.
@@ -20,8 +22,6 @@ T reduce(Op op, const std::vector<T>& ranks) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(core_reduce_op)
 
 BOOST_AUTO_TEST_CASE(sums_average_products_and_scaled_sums) {
   const std::vector<double> values{1.5, -2, 4};

@@ -10,12 +10,12 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(core_strong)
+
 namespace {
 template <class T>
 concept Addable = requires(T a, T b) { a + b; };
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(core_strong)
 
 BOOST_AUTO_TEST_CASE(strong_types_do_not_convert_into_each_other) {
   static_assert(!std::convertible_to<int, Rank> && !std::convertible_to<Rank, std::size_t>);

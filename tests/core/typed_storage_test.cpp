@@ -6,6 +6,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(typed_storage)
+
 namespace {
 
 template <int Number>
@@ -16,8 +18,6 @@ struct Counted {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(typed_storage)
 
 BOOST_AUTO_TEST_CASE(every_type_has_one_object_that_stays_and_ends_with_the_storage) {
   {

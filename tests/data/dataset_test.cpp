@@ -14,6 +14,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(data_dataset)
+
 namespace {
 
 ImageDataset::batch_type all(const ImageDataset& dataset) {
@@ -33,8 +35,6 @@ std::uint64_t hash_of_bytes(const ImageDataset& dataset) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(data_dataset)
 
 BOOST_AUTO_TEST_CASE(rows_in_memory_are_loaded_in_the_order_asked_for) {
   const InMemoryDataset<float, int> dataset({1, 2, 3, 4, 5, 6}, {10, 20, 30});

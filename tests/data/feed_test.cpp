@@ -14,6 +14,8 @@
 using namespace lockstep;
 using ranks::require;
 
+BOOST_AUTO_TEST_SUITE(feed)
+
 namespace {
 
 using Batch = LabelledBatch<float, int>;
@@ -43,8 +45,6 @@ void require_success(const ranks::Ends& ends) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(feed)
 
 BOOST_AUTO_TEST_CASE(a_batch_of_any_size_reaches_all_ranks_from_any_root) {
   for (const std::size_t world : {1, 2, 4}) {

@@ -17,6 +17,8 @@
 using namespace lockstep;
 using namespace std::string_literals;
 
+BOOST_AUTO_TEST_SUITE(data_idx)
+
 namespace {
 
 namespace fs = std::filesystem;
@@ -89,8 +91,6 @@ void expect_error(auto make, const std::string& problem) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(data_idx)
 
 BOOST_AUTO_TEST_CASE(plain_and_compressed_files_read_alike) {
   const Folder folder;

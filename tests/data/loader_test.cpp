@@ -15,6 +15,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(data_loader)
+
 namespace {
 
 using Numbers = InMemoryDataset<float, std::int32_t>;
@@ -61,8 +63,6 @@ std::vector<std::int32_t> labels(Loader& loader) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(data_loader)
 
 BOOST_AUTO_TEST_CASE(batches_hold_the_rows_of_the_samplers_draws) {
   const Numbers dataset = numbers(10);

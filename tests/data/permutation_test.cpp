@@ -18,6 +18,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(data_permutation)
+
 namespace {
 
 using Items = std::vector<std::uint32_t>;
@@ -57,8 +59,6 @@ double surprise(const std::vector<std::size_t>& counts) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(data_permutation)
 
 BOOST_AUTO_TEST_CASE(blocks_of_draws_are_the_standard_generators) {
   for (std::uint32_t seed : {0u, 1u, 5489u, 0xffffffffu}) {

@@ -16,6 +16,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(data_sampler)
+
 namespace {
 
 template <class S>
@@ -91,8 +93,6 @@ std::vector<std::size_t> reference_draws(const nlohmann::json& c) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(data_sampler)
 
 BOOST_AUTO_TEST_CASE(every_case_of_pytorchs_distributed_sampler_is_drawn) {
   std::size_t cases = 0;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-namespace detail {
+namespace sha256_detail {
 
 /// The first 32 bits of the fractional part of the k-th root of the first primes.
 template <std::size_t Count>
@@ -25,11 +25,12 @@ std::array<std::uint32_t, Count> root_fractions(long double (*root)(long double)
   return out;
 }
 
-}  // namespace detail
+}  // namespace sha256_detail
 
 inline std::string sha256(std::string text) {
-  static const auto k = detail::root_fractions<64>([](long double x) { return std::cbrt(x); });
-  auto h = detail::root_fractions<8>([](long double x) { return std::sqrt(x); });
+  static const auto k =
+      sha256_detail::root_fractions<64>([](long double x) { return std::cbrt(x); });
+  auto h = sha256_detail::root_fractions<8>([](long double x) { return std::sqrt(x); });
   const std::uint64_t bits = text.size() * 8;
   text += '\x80';
   while (text.size() % 64 != 56) text += '\0';

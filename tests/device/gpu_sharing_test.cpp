@@ -7,6 +7,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(gpu_sharing)
+
 namespace {
 
 std::string refusal(std::size_t local_rank, std::size_t local_world, std::size_t gpus,
@@ -20,8 +22,6 @@ std::string refusal(std::size_t local_rank, std::size_t local_world, std::size_t
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(gpu_sharing)
 
 BOOST_AUTO_TEST_CASE(a_rank_takes_the_gpu_of_its_place_on_the_host) {
   for (std::size_t r = 0; r < 4; ++r) BOOST_TEST(gpu_index(Rank{r}, r, 4, 4, false) == r);

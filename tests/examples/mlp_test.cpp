@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+BOOST_AUTO_TEST_SUITE(mlp)
+
 namespace {
 
 template <class T>
@@ -150,8 +152,6 @@ struct PlainTally {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(mlp)
 
 BOOST_AUTO_TEST_CASE(gradients_are_the_slopes_of_the_loss_whatever_was_there_before) {
   Small small;

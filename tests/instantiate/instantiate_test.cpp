@@ -9,6 +9,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(instantiate_all)
+
 namespace {
 
 struct Net {
@@ -73,8 +75,6 @@ Count instantiate_product(Lists... lists) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(instantiate_all)
 
 BOOST_AUTO_TEST_CASE(strategies_devices_backends_samplers_and_worlds) {
   const Count count = instantiate_product(

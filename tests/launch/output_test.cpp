@@ -11,6 +11,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(launch_output)
+
 namespace {
 
 /// What a cutter makes of `pieces`: lines end in '|', status lines in '~'.
@@ -43,8 +45,6 @@ std::string written(bool is_terminal, F&& f) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(launch_output)
 
 BOOST_AUTO_TEST_CASE(lines_are_put_together_from_pieces) {
   BOOST_TEST(cut({"one\ntwo", " and a half\n", "\n", "no newline"}) ==

@@ -9,6 +9,8 @@
 #include <string>
 #include <vector>
 
+BOOST_AUTO_TEST_SUITE(layers)
+
 namespace {
 
 using Folders = std::set<std::string>;
@@ -59,8 +61,6 @@ std::vector<std::string> forbidden_includes(const std::string& folder, const std
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(layers)
 
 BOOST_AUTO_TEST_CASE(the_check_itself_can_fail) {
   BOOST_TEST(forbidden_includes("core", "#include \"lockstep/model/model.hpp\"").size() == 1u);

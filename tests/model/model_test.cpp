@@ -12,6 +12,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(model)
+
 namespace {
 
 struct Batch {};
@@ -101,8 +103,6 @@ struct NoParameters {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(model)
 
 BOOST_AUTO_TEST_CASE(nested_declarations_flatten_in_order_with_dotted_names) {
   const auto& table = parameter_table<Transformer>;

@@ -14,6 +14,8 @@
 using namespace lockstep;
 using nlohmann::json;
 
+BOOST_AUTO_TEST_SUITE(observe_json_line)
+
 namespace {
 
 /// What a reader gets back from a line with one member, `x`.
@@ -27,8 +29,6 @@ json read_back(const T& value) {
 std::string utf8(std::string_view text) { return read_back(text).get<std::string>(); }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(observe_json_line)
 
 BOOST_AUTO_TEST_CASE(members_stay_in_order) {
   BOOST_TEST(JsonLine().text() == "{}");

@@ -14,6 +14,8 @@
 using namespace lockstep;
 namespace fs = std::filesystem;
 
+BOOST_AUTO_TEST_SUITE(observe_log_file)
+
 namespace {
 
 struct Folder {
@@ -36,8 +38,6 @@ auto says(std::string text) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(observe_log_file)
 
 BOOST_AUTO_TEST_CASE(lines_are_there_as_soon_as_they_are_written) {
   const Folder folder;

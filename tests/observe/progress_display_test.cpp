@@ -12,6 +12,8 @@
 using namespace lockstep;
 using namespace std::chrono_literals;
 
+BOOST_AUTO_TEST_SUITE(observe_progress_display)
+
 namespace {
 
 /// Time that passes when a test says so, and counts how often it was asked for.
@@ -101,8 +103,6 @@ class Variable {
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(observe_progress_display)
 
 BOOST_AUTO_TEST_CASE(a_line_gives_up_the_bar_then_rate_loss_and_time) {
   BOOST_TEST(line_of(90) ==

@@ -8,6 +8,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(optim_clip)
+
 namespace {
 
 /// Of `count` numbers, relative to long double.
@@ -26,8 +28,6 @@ double error_of_squares(std::size_t count) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(optim_clip)
 
 BOOST_AUTO_TEST_CASE(sums_of_squares_keep_their_digits) {
   for (const std::size_t count : {0u, 1u, 7u, 63u, 64u, 65u, 1000u, 300000u}) {

@@ -13,6 +13,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(optim_rules)
+
 namespace {
 
 constexpr std::size_t count = 37;
@@ -63,8 +65,6 @@ void check(const typename Rule::Options& options, const auto& plain_rule) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(optim_rules)
 
 BOOST_AUTO_TEST_CASE(sgd_with_and_without_decay) {
   check<SGD>({.lr = 0.1}, plain::Sgd{.lr = 0.1});

@@ -11,13 +11,13 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(optim_step_numbers)
+
 namespace {
 
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(optim_step_numbers)
 
 BOOST_AUTO_TEST_CASE(both_arithmetics_get_the_rules_constants) {
   const auto numbers = step_numbers<AdamW>({.lr = 1}, 0.25, 3, 0.5);

@@ -8,6 +8,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(policy_pack)
+
 namespace {
 
 namespace questions {
@@ -34,8 +36,6 @@ struct Dark : ValuePolicy<questions::Shade> {
 using Defaults = PolicyPack<Color<Red>, Dark>;
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(policy_pack)
 
 BOOST_AUTO_TEST_CASE(a_policy_is_told_from_a_choice_and_from_anything_else) {
   static_assert(Policy<Color<Red>> && Policy<Dark> && Policy<Color<int>>);

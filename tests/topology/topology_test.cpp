@@ -15,6 +15,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(topology)
+
 namespace {
 
 /// `[0 1 2] [3 4 5]`, as the documentation writes topologies.
@@ -71,8 +73,6 @@ void expect_error(auto make, const std::string& problem) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(topology)
 
 BOOST_AUTO_TEST_CASE(grids_and_their_transposes_are_constants) {
   using G = Grid<6, 3>;

@@ -6,6 +6,8 @@
 
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(agreement)
+
 namespace {
 
 using namespace train;
@@ -52,8 +54,6 @@ template <class... Ps>
 using Ddp = DistributedDataParallel<Usual, Ps...>;
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(agreement)
 
 BOOST_AUTO_TEST_CASE(another_name_is_named) {
   using Other = DistributedDataParallel<Net<"secnod", float>>;

@@ -10,6 +10,8 @@
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(alone_and_helped)
+
 namespace {
 
 using namespace train;
@@ -61,8 +63,6 @@ std::vector<double> two_ranks(As as) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(alone_and_helped)
 
 BOOST_AUTO_TEST_CASE(a_world_of_one_trains_the_same_whether_the_compiler_knows_or_not) {
   alone_case<Optimizer<AdamW>>(true);

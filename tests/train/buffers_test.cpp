@@ -7,6 +7,8 @@
 
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(buffers_and_initial_values)
+
 namespace {
 
 using namespace train;
@@ -92,8 +94,6 @@ void initial_case() {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(buffers_and_initial_values)
 
 BOOST_AUTO_TEST_CASE(broadcast_takes_rank_0s_before_every_forward) {
   const auto expected = [](std::size_t rank, std::size_t step) {

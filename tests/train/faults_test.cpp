@@ -6,6 +6,8 @@
 
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(training_faults)
+
 namespace {
 
 using namespace train;
@@ -36,8 +38,6 @@ void check(const Ends& ends, std::size_t culprit, const std::string& words) {
 using Pieces = Buckets<BucketLimits{0, 0}>;
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(training_faults)
 
 BOOST_AUTO_TEST_CASE(an_exception_in_forward_reaches_all_ranks) {
   const std::string words = "forward ran out of luck";

@@ -9,6 +9,8 @@
 #include "lockstep/gloo.hpp"
 #include "train/parity.hpp"
 
+BOOST_AUTO_TEST_SUITE(gloo_parity)
+
 namespace {
 
 using namespace parity;
@@ -27,8 +29,6 @@ constexpr auto through = []<class Rule, class TheClip, std::size_t Accumulated>(
 };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(gloo_parity)
 
 BOOST_AUTO_TEST_CASE(gloo_trains_as_pytorch_does) {
   run_all(through<ranks::Sockets, Backend<Gloo>>);

@@ -8,6 +8,8 @@
 #include "optim/plain.hpp"
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(training_numbers)
+
 namespace {
 
 using namespace train;
@@ -139,8 +141,6 @@ void types_case(double within) {
 using Pieces = Buckets<BucketLimits{0, 0}>;
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(training_numbers)
 
 BOOST_AUTO_TEST_CASE(accumulation_averages_and_waits_for_the_last) {
   accumulation_case<>();

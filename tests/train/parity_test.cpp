@@ -5,6 +5,8 @@
 
 #include "train/parity.hpp"
 
+BOOST_AUTO_TEST_SUITE(ddp_parity)
+
 namespace {
 
 using namespace parity;
@@ -36,8 +38,6 @@ constexpr auto in_shared_memory =
     };
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(ddp_parity)
 BOOST_AUTO_TEST_CASE(sgd_trains_as_in_pytorch) { run_both<SGD, 2>("sgd", in_shared_memory); }
 BOOST_AUTO_TEST_CASE(momentum_trains_as_in_pytorch) {
   run_both<SGDMomentum, 2>("sgd_momentum", in_shared_memory);

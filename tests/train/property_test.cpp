@@ -18,6 +18,8 @@
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(training_properties)
+
 namespace {
 
 using namespace train;
@@ -188,8 +190,6 @@ void check_properties(const Case& c, const auto& rule, double max_norm) {
 constexpr double no_limit = std::numeric_limits<double>::infinity();
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(training_properties)
 
 BOOST_AUTO_TEST_CASE(ranks_train_like_one_process_with_momentum) {
   ranks::Chance chance;

@@ -7,6 +7,8 @@
 
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(training_threads)
+
 namespace {
 
 using namespace train;
@@ -60,8 +62,6 @@ void threads_case() {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(training_threads)
 
 BOOST_AUTO_TEST_CASE(shared_parameters) { threads_case<1>(); }
 

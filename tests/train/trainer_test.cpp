@@ -16,6 +16,8 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
 
+BOOST_AUTO_TEST_SUITE(trainer_loop)
+
 namespace {
 
 using namespace lockstep;
@@ -99,8 +101,6 @@ bool contains(const std::string& text, const std::string& part) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(trainer_loop)
 
 BOOST_AUTO_TEST_CASE(any_number_of_ranks_trains_alike_at_the_same_global_batch) {
   using Job = Trainer<Line, Optimizer<SGDMomentum>>;

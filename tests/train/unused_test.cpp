@@ -7,6 +7,8 @@
 #include "optim/plain.hpp"
 #include "train/sheet.hpp"
 
+BOOST_AUTO_TEST_SUITE(unused_parameters)
+
 namespace {
 
 using namespace train;
@@ -82,8 +84,6 @@ Ends forbidden(std::size_t world, std::size_t culprit, auto... policies) {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(unused_parameters)
 
 BOOST_AUTO_TEST_CASE(a_forbidden_one_is_named_on_every_rank) {
   const auto check = [](const Ends& ends, std::size_t culprit) {

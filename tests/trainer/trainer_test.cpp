@@ -7,6 +7,8 @@
 
 using namespace lockstep;
 
+BOOST_AUTO_TEST_SUITE(trainer)
+
 namespace {
 
 struct Net {
@@ -20,8 +22,6 @@ template <class... Ps>
 using PolicyOfSharding = typename Composed<Net, Ps...>::template policy<axes::Sharding>;
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(trainer)
 
 BOOST_AUTO_TEST_CASE(any_order_of_policies_is_the_same_type) {
   using A = Trainer<Net, ParallelStrategy<DDP>, Backend<Shm>, World<4>, Optimizer<AdamW>>;
