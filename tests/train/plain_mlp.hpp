@@ -27,6 +27,12 @@ struct Samples {
   std::vector<std::size_t> y;
 
   std::size_t size() const { return y.size(); }
+
+  void slice(std::size_t first, std::size_t count, Samples& out) const {
+    out.inputs = inputs;
+    out.x.assign(&x[first * inputs], &x[first * inputs] + count * inputs);
+    out.y.assign(&y[first], &y[first] + count);
+  }
 };
 
 /// Extents may be `dynamic`: then they are the constructor's.

@@ -9,6 +9,7 @@
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -17,6 +18,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/accumulate.hpp"
 #include "lockstep/strategy/buffers.hpp"
+#include "lockstep/strategy/parallel_strategy.hpp"
 #include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/step_execution.hpp"
 #include "lockstep/strategy/unused_parameters.hpp"
@@ -64,6 +66,13 @@ struct DdpTraits {
   /// Must it be known which gradients have arrived? Not with one rank and one batch a step: then a
   /// step costs what the bare model costs.
   static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
+
+  /// Is every rank given a share of somebody's batch? Shares can differ in size, so gradients are
+  /// weighed before they meet.
+  static constexpr bool weighs_shares =
+      !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
+  /// What becomes of the gradients of all ranks.
+  using reduction = Average;
 
   /// What gradients of T travel as. Alone, nothing travels.
   template <class T>

@@ -82,6 +82,13 @@ class Execution<Cpu, Traits, Comm> {
       sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i]));
   }
 
+  /// values *= factor.
+  template <class T>
+  static void scale(std::span<T> values, double factor) {
+    using A = Accumulator<T>;
+    for (T& value : values) value = static_cast<T>(static_cast<A>(value) * static_cast<A>(factor));
+  }
+
   static void zero(std::byte* data, std::size_t bytes) { std::memset(data, 0, bytes); }
 
   /// Calls `write(parameters, buffers)` with host memory in the layouts in which the model declares

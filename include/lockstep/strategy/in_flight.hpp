@@ -11,20 +11,21 @@
 #include <utility>
 
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep {
 
-/// The handle of an averaging all-reduce of T.
-template <class Comm, class T>
-using AverageWork =
-    decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), Average{}));
+/// The handle of an all-reduce of T.
+template <class Comm, class T, class Op>
+using ReductionWork =
+    decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), Op{}));
 
 /// One place per bucket for the handle of its reduction. Handles stay where they are made, and
 /// their type depends on the bucket's elements: there is a row of places for each element type.
 template <class Traits, class Comm>
 class InFlight {
+  using Op = typename Traits::reduction;
+
  public:
   explicit InFlight(std::size_t buckets) : buckets_(buckets) { forget(); }
 
@@ -52,15 +53,15 @@ class InFlight {
   struct Start {
     Comm& comm;
     std::span<T> gradients;
-    operator AverageWork<Comm, T>() const { return comm.all_reduce_async(gradients, Average{}); }
+    operator ReductionWork<Comm, T, Op>() const { return comm.all_reduce_async(gradients, Op{}); }
   };
 
   template <class T>
   struct Row {
-    std::unique_ptr<std::optional<AverageWork<Comm, T>>[]> places;
+    std::unique_ptr<std::optional<ReductionWork<Comm, T, Op>>[]> places;
 
     void reset(std::size_t buckets) {
-      places = std::make_unique<std::optional<AverageWork<Comm, T>>[]>(buckets);
+      places = std::make_unique<std::optional<ReductionWork<Comm, T, Op>>[]>(buckets);
     }
   };
 

@@ -30,6 +30,7 @@ template <class Traits, class Comm, class Gradients>
 class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
+  using Reduction = typename Traits::reduction;
 
  public:
   Updater(Comm& comm, const layout& where, std::byte* parameters)
@@ -53,7 +54,7 @@ class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve
       for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
         const auto mine = elements_at<T>(gradients.gradients(), run.offset, run.bytes);
         // Nobody else reads this slice of anybody's gradients: it may be overwritten at once.
-        comm_.reduce_slice(mine, Average{}, [&](std::size_t at, std::span<const T> averages) {
+        comm_.reduce_slice(mine, Reduction{}, [&](std::size_t at, std::span<const T> averages) {
           std::copy(averages.begin(), averages.end(), &mine[at]);
         });
         squares += sum_of_squares<T>(mine.subspan(slice.begin, slice.count()));
@@ -64,7 +65,7 @@ class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve
       for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
         with_pass<T>(run, slice, 1, [&](const auto& pass) {
           comm_.reduce_slice(elements_at<T>(gradients.gradients(), run.offset, run.bytes),
-                             Average{}, pass);
+                             Reduction{}, pass);
         });
       });
     }

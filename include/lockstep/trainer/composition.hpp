@@ -112,8 +112,8 @@ struct Verdict {
       "choose Backend<Shm> or Backend<Gloo>");
   static_assert(
       F != Fault::shared_without_shm,
-      "lockstep: Sharding<HostShared> needs ranks that share memory; use it with "
-      "ParallelStrategy<DDP>, Device<Cpu> and Backend<Shm>, or choose Sharding<Replicated>");
+      "lockstep: Sharding<HostShared> needs ranks that share memory; use it with Device<Cpu> and "
+      "Backend<Shm>, or choose Sharding<Replicated>");
   static_assert(F != Fault::mixed_on_cpu,
                 "lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or "
                 "leave Precision out");
@@ -241,8 +241,8 @@ consteval Finding find_combination_fault() {
   if (std::is_same_v<TheBackend, Nccl> && std::is_same_v<TheDevice, Cpu>)
     return {Fault::nccl_on_cpu};
   if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared> &&
-      !(std::is_same_v<TheBackend, Shm> && std::is_same_v<TheDevice, Cpu> &&
-        std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>)) {
+      !shares_memory<Pick<axes::ParallelStrategy, Policies>, Pick<axes::Device, Policies>,
+                     Pick<axes::Backend, Policies>>) {
     return {Fault::shared_without_shm};
   }
   using ThePrecision = typename Pick<axes::Precision, Policies>::choice;
