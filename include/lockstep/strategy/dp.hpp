@@ -149,6 +149,12 @@ class BasicDp {
     crew_.run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
   }
 
+  /// **Host** blocks until every replica's device is idle.
+  void synchronize() {
+    if constexpr (requires(Comm& comm) { comm.synchronize(); })
+      crew_.run([&](std::size_t i) { replicas_[i]->synchronize(); });
+  }
+
   /// One micro-batch: replicas run their shares and, with the last of `Accumulate<N>`, update the
   /// parameters. Returns the loss of the whole batch. What a model throws comes out with its
   /// replica's number, of several the first's; the batch is then as if it had not been. (Unless

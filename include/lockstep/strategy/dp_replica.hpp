@@ -50,6 +50,12 @@ class DpReplica {
     if (samples_ != 0) placed<Batch>().at = &place(batch, cut);
   }
 
+  void synchronize()
+    requires requires(Comm& comm) { comm.synchronize(); }
+  {
+    comm_.synchronize();
+  }
+
   /// The first replica's buffers are everybody's before every forward.
   void synchronize_buffers() {
     if constexpr (Traits::broadcasts_buffers) ddp_.guard([&] { ddp_.synchronize_buffers(); });
