@@ -56,7 +56,7 @@ for name, sanitizer in pairs({comm = "", comm_address = "address,undefined", com
             add_ldflags("-fsanitize=" .. sanitizer, {force = true})
         end
         if sanitizer == "thread" then
-            add_files("data/loader_test.cpp", "train/threads_test.cpp")
+            add_files("data/loader_test.cpp", "train/threads_test.cpp", "train/dp_crew_test.cpp", "train/dp_test.cpp")
         end
     target_end()
 end

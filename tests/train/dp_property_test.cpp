@@ -19,6 +19,7 @@ namespace {
 
 using namespace train;
 using Network = PlainMlp<dynamic, dynamic, dynamic>;
+using Split = SplitMlp<dynamic, dynamic, dynamic>;
 
 struct Case {
   std::size_t replicas = 1;
@@ -27,8 +28,9 @@ struct Case {
   std::size_t salt = 0;
   std::vector<double> weights;
 
-  Network network() const {
-    Network network;
+  template <class Model = Network>
+  Model network() const {
+    Model network;
     network.in = in;
     network.hidden = hidden;
     network.out = out;
@@ -96,11 +98,15 @@ Trained on_one_device(const Case& c) {
   return train_some(c, one);
 }
 
-template <class... Ps>
-Trained on_replicas(const Case& c) {
-  DataParallel<Network, Ps...> dp({.replicas = c.replicas}, c.network());
+template <class Model, class... Ps>
+Trained train_replicas(const Case& c) {
+  DataParallel<Model, Ps...> dp({.replicas = c.replicas}, c.network<Model>());
   dp.set_shares(c.weights);
   return train_some(c, dp);
+}
+template <class... Ps>
+Trained on_replicas(const Case& c) {
+  return train_replicas<Network, Ps...>(c);
 }
 
 void require_close(const std::vector<double>& have, const std::vector<double>& want,
@@ -126,6 +132,11 @@ void check_properties(const Case& c) {
   BOOST_TEST((on_replicas<Ps...>(c) == shared), c.text() << ": runs differ");
   require_close(on_replicas<Sharding<Replicated>, Pieces, Ps...>(c), one,
                 c.text() + ": replicated parameters");
+  require_close(train_replicas<Split, Ps...>(c), one, c.text() + ": the loss of all outputs");
+  require_close(train_replicas<Split, Sharding<Replicated>, Ps...>(c), one,
+                c.text() + ": the loss of all outputs, replicated parameters");
+  BOOST_TEST((train_replicas<Split, LossOnReplica, Ps...>(c) == shared),
+             c.text() << ": the loss on each replica");
 }
 
 }  // namespace
@@ -154,6 +165,19 @@ BOOST_AUTO_TEST_CASE(any_batch_may_be_smaller_than_the_number_of_replicas) {
     c.weights = {5, 1, 0.1, 3};
     require_close(on_replicas<>(c), on_one_device<>(c), c.text());
   }
+}
+
+BOOST_AUTO_TEST_CASE(the_loss_of_all_outputs_is_taken_once_by_the_first_replica) {
+  Case c{.replicas = 3, .in = 4, .hidden = 5, .out = 3, .rows = 7, .salt = 1, .weights = {}};
+  DataParallel<Split> dp({.replicas = 3}, c.network<Split>());
+  for (std::size_t s = 0; s < 4; ++s) dp.step(c.batch(s));
+  std::vector<std::size_t> losses, samples;
+  dp.for_each_model([&](const Split& model) {
+    losses.push_back(model.losses);
+    samples.push_back(model.samples);
+  });
+  BOOST_TEST((losses == std::vector<std::size_t>{4, 0, 0}));
+  BOOST_TEST(samples[0] == 7u + 7 + 4 + 7);
 }
 
 BOOST_AUTO_TEST_CASE(replicas_have_the_bits_of_ddps_ranks_at_the_same_global_batch) {

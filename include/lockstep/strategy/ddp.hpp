@@ -211,10 +211,11 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
     return with_step([&](auto& step) { return execution_.forward(model_, step, batch); });
   }
 
-  template <class Batch>
-  void backward_through(const Batch& batch, bool synchronizes) {
+  /// `gradients` are those of the outputs, where the loss is not this rank's own.
+  template <class Batch, class... Gradient>
+  void backward_through(const Batch& batch, bool synchronizes, const Gradient&... gradients) {
     if constexpr (Traits::tracks) reducer_.begin_backward(synchronizes);
-    with_step([&](auto& step) { model_.backward(step, batch); });
+    with_step([&](auto& step) { model_.backward(step, batch, gradients...); });
     if constexpr (Traits::tracks) reducer_.end_backward();
   }
 

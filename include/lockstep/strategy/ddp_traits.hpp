@@ -11,6 +11,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/model/output.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
@@ -18,6 +19,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/accumulate.hpp"
 #include "lockstep/strategy/buffers.hpp"
+#include "lockstep/strategy/loss_placement.hpp"
 #include "lockstep/strategy/parallel_strategy.hpp"
 #include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/step_execution.hpp"
@@ -41,8 +43,8 @@ struct DdpTraits {
   using declared_layout = Layout<Model, policy<axes::Buckets>>;
   using buffer_types = typename precision::buffer_types;
   using buffer_layout = BufferLayout<Model, buffer_types>;
-  using bare_step = BareStep<Model, policy<axes::Buckets>, typename choice<axes::Device>::memory,
-                             parameter_types, buffer_types>;
+  using memory = typename choice<axes::Device>::memory;
+  using bare_step = BareStep<Model, policy<axes::Buckets>, memory, parameter_types, buffer_types>;
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
 
@@ -67,12 +69,16 @@ struct DdpTraits {
   /// step costs what the bare model costs.
   static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
 
-  /// Is every rank given a share of somebody's batch? Shares can differ in size, so gradients are
+  /// Is every rank given a share of somebody's batch?
+  static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
+  /// Is one loss taken of the outputs of all? Then what ranks compute are parts of its gradient,
+  /// and their sum is the whole.
+  static constexpr bool gathers_outputs = scatters && OutputDeclaring<Model> &&
+                                          std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  using reduction = std::conditional_t<gathers_outputs, Sum, Average>;
+  /// Otherwise each has the gradient of its own mean. Shares can differ in size, so these are
   /// weighed before they meet.
-  static constexpr bool weighs_shares =
-      !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
-  /// What becomes of the gradients of all ranks.
-  using reduction = Average;
+  static constexpr bool weighs_shares = scatters && !gathers_outputs;
 
   /// What gradients of T travel as. Alone, nothing travels.
   template <class T>

@@ -2,6 +2,7 @@
 #pragma once
 /// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
 
+#include <algorithm>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
@@ -69,7 +70,8 @@ class BasicDp {
   explicit BasicDp(DpOptions options = {}, Model model = {})
       : meeting_(count(options.replicas), options.timeout),
         crew_(meeting_.size()),
-        replicas_(meeting_.size()) {
+        replicas_(meeting_.size()),
+        parts_(meeting_.size()) {
     std::vector<std::optional<Model>> models(replicas());
     crew_.run(
         [&](std::size_t i) {
@@ -81,6 +83,9 @@ class BasicDp {
               meeting_.join(Rank{i}), i == 0 ? std::move(model) : std::move(*models[i]),
               options.seed);
         });
+    if constexpr (Traits::gathers_outputs) {
+      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[0]);
+    }
   }
   BasicDp(const BasicDp&) = delete;
   BasicDp& operator=(const BasicDp&) = delete;
@@ -165,22 +170,24 @@ class BasicDp {
     if constexpr (Traits::alone) {
       return first().step(batch);
     } else {
-      const Cut cut = cut_of(batch);
+      const Cut cut = scatter(batch);
       const bool last = replicas_[0]->completes();
       bool backward_began = false;
+      const auto backward = [&](std::size_t i) {
+        if (i == 0) backward_began = true;
+        replicas_[i]->template backward<Batch>(last);
+      };
+      const auto update = [&](std::size_t i) {
+        if (last) replicas_[i]->update();
+      };
       try {
-        crew_.run([&](std::size_t i) { take(i, batch, cut); },
-                  [&](std::size_t i) { replicas_[i]->template forward<Batch>(); },
-                  [&](std::size_t i) {
-                    if (i == 0) backward_began = true;
-                    replicas_[i]->template backward<Batch>(last);
-                  },
-                  [&](std::size_t i) {
-                    if (last) replicas_[i]->update();
-                  });
+        run_to_loss(
+            batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); }, backward,
+            update);
       } catch (...) {
-        if (backward_began)
+        if (backward_began) {
           for (const auto& replica : replicas_) replica->forget_step();
+        }
         throw;
       }
       return whole_loss();
@@ -193,9 +200,8 @@ class BasicDp {
     if constexpr (Traits::alone) {
       return first().evaluate(batch);
     } else {
-      const Cut cut = cut_of(batch);
-      crew_.run([&](std::size_t i) { take(i, batch, cut); },
-                [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); });
+      run_to_loss(batch, scatter(batch),
+                  [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); });
       return whole_loss();
     }
   }
@@ -205,8 +211,13 @@ class BasicDp {
   void evaluate(const Batch& batch, Tally& tally) {
     if constexpr (Traits::alone) {
       first().evaluate(batch, tally);
+    } else if constexpr (Traits::gathers_outputs &&
+                         !Replica::template has_evaluation<Batch, Tally>) {
+      const double loss = evaluate(batch);
+      const auto samples = static_cast<double>(parts_[0].all);
+      tally.add("loss", loss * samples, samples);
     } else {
-      const Cut cut = cut_of(batch);
+      const Cut cut = scatter(batch);
       std::vector<Tally> tallies(replicas());
       crew_.run([&](std::size_t i) { take(i, batch, cut); },
                 [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
@@ -230,44 +241,76 @@ class BasicDp {
     return wanted;
   }
 
-  /// Counts everybody's samples.
+  /// Counts everybody's samples, and makes room for their outputs.
   template <class Batch>
-  Cut cut_of(const Batch& batch) {
+  Cut scatter(const Batch& batch) {
     static_assert(require_scattering<Batch>());
     const Cut cut{replicas(), weights_};
-    all_samples_ = 0;
-    for (std::size_t i = 0; i != replicas(); ++i) all_samples_ += samples_of(batch, cut, i);
-    if (all_samples_ == 0)
+    std::size_t all = 0;
+    std::size_t largest = 0;
+    for (std::size_t i = 0; i != replicas(); ++i) {
+      const std::size_t samples = samples_of(batch, cut, i);
+      parts_[i].samples = {all, samples};
+      all += samples;
+      largest = std::max(largest, samples);
+    }
+    if (all == 0)
       throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
+    for (Part& part : parts_) {
+      part.all = all;
+      part.largest = largest;
+    }
+    if constexpr (Traits::gathers_outputs) make_room(batch, all);
     return cut;
   }
 
-  /// Gradients are averaged over replicas: one that has more than the mean of all counts more.
+  template <class Batch>
+  void make_room(const Batch& batch, std::size_t all) {
+    if (all != samples_of(batch, Cut{}, 0)) {
+      throw Error("DP", "parts of the batch differ in size, and some samples would be left out",
+                  "give all parts the same size, or use LossOnReplica");
+    }
+    if (all <= replicas_[0]->output_capacity()) return;
+    synchronize();  // what is there may be in use
+    crew_.run([&](std::size_t i) { replicas_[i]->reserve_outputs(all); });
+  }
+
   template <class Batch>
   void take(std::size_t i, const Batch& batch, const Cut& cut) {
-    const std::size_t samples = samples_of(batch, cut, i);
     replicas_[i]->follow(*replicas_[0]);
-    replicas_[i]->take(
-        batch, cut, samples,
-        static_cast<double>(replicas() * samples) / static_cast<double>(all_samples_));
+    replicas_[i]->take(batch, cut, parts_[i]);
+  }
+
+  /// Up to the loss, and whatever follows. `forward` is for a model that has its loss as output.
+  template <class Batch, class Forward, class... Then>
+  void run_to_loss(const Batch& batch, const Cut& cut, const Forward& forward,
+                   const Then&... then) {
+    const auto share = [&](std::size_t i) { take(i, batch, cut); };
+    if constexpr (Traits::gathers_outputs) {
+      crew_.run(
+          share, [&](std::size_t i) { replicas_[i]->template predict<Batch>(); },
+          [&](std::size_t i) { replicas_[i]->template take_loss<Batch>(); }, then...);
+    } else {
+      crew_.run(share, forward, then...);
+    }
   }
 
   /// The mean over all samples.
   Loss whole_loss() const {
-    double loss = 0;
-    for (const auto& replica : replicas_) {
-      if (replica->samples() == 0) continue;
-      loss += *replica->loss() *
-              (static_cast<double>(replica->samples()) / static_cast<double>(all_samples_));
+    if constexpr (Traits::gathers_outputs) {
+      return replicas_[0]->loss();
+    } else {
+      double loss = 0;
+      for (const auto& replica : replicas_) loss += replica->loss_part();
+      return loss;
     }
-    return loss;
   }
 
   Meeting meeting_;
   ReplicaCrew crew_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  std::vector<double> weights_;
-  std::size_t all_samples_ = 0;
+  std::vector<Part> parts_;      // of the batch that is under way
+  std::vector<double> weights_;  // of `set_shares`
 };
 
 }  // namespace lockstep

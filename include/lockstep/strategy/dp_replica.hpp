@@ -3,16 +3,27 @@
 /// @file One replica of `ParallelStrategy<DP>`: a rank of DDP that is led through its steps.
 
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/typed_storage.hpp"
+#include "lockstep/model/output.hpp"
 #include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/scatter.hpp"
 
 namespace lockstep {
+
+/// A replica's part of a batch: which of the samples that take part, and of how many.
+struct Part {
+  Rows samples;
+  std::size_t all = 0;
+  std::size_t largest = 0;  // replica's number of samples
+};
 
 /// Its members are the phases of a step, each called on this replica's thread; whatever is between
 /// two of them is the caller's. What fails before replicas begin to communicate is only thrown;
@@ -21,6 +32,7 @@ template <class Model, class Policies, class Comm>
 class DpReplica {
   using Ddp = BasicDdp<Model, Policies, Comm>;
   using Traits = DdpTraits<Model, Policies>;
+  using Executing = typename Ddp::Executing;
 
  public:
   using Loss = typename Ddp::Loss;
@@ -42,14 +54,6 @@ class DpReplica {
     ddp_.schedule() = first.ddp_.schedule();
   }
 
-  /// Takes its share of a batch, of which it has `samples`, and which counts `weight` in the step.
-  template <class Batch>
-  void take(const Batch& batch, const Cut& cut, std::size_t samples, double weight) {
-    samples_ = samples;
-    if constexpr (Traits::weighs_shares) ddp_.reducer_.weigh(weight);
-    if (samples_ != 0) placed<Batch>().at = &place(batch, cut);
-  }
-
   void synchronize()
     requires requires(Comm& comm) { comm.synchronize(); }
   {
@@ -61,10 +65,33 @@ class DpReplica {
     if constexpr (Traits::broadcasts_buffers) ddp_.guard([&] { ddp_.synchronize_buffers(); });
   }
 
+  // What is gathered on the first replica.
+
+  void join_outputs(DpReplica& root)
+    requires(Traits::gathers_outputs)
+  {
+    outputs_.join(root.outputs_, ddp_.execution_.is_far_from(root.ddp_.execution_));
+  }
+  std::size_t output_capacity() const { return outputs_.capacity(); }
+  void reserve_outputs(std::size_t rows) { outputs_.reserve(ddp_.model_, rows); }
+
+  // A step.
+
+  /// Takes its share of a batch.
+  template <class Batch>
+  void take(const Batch& batch, const Cut& cut, const Part& part) {
+    part_ = part;
+    if constexpr (Traits::weighs_shares) ddp_.reducer_.weigh(weight());
+    if constexpr (Traits::gathers_outputs) {
+      if (is_root()) place_of<Whole<Batch>>().at = &ddp_.execution_.place(batch);
+    }
+    if (has_samples()) placed<Batch>().at = &place(batch, cut);
+  }
+
   template <class Batch>
   void forward() {
     synchronize_buffers();
-    if (samples_ != 0) loss_.emplace(ddp_.forward_through(*placed<Batch>().at, false));
+    if (has_samples()) loss_.emplace(ddp_.forward_through(share<Batch>(), false));
   }
 
   /// Where parameters are shared nothing travels before backward is over, and all may think again.
@@ -83,32 +110,91 @@ class DpReplica {
   /// Forgets the micro-batches of a step whose backward has failed somewhere.
   void forget_step() { ddp_.reducer_.finish_step(); }
 
-  /// The loss of its share.
+  // A step whose loss is taken of all outputs: after `take`, and before `backward`.
+
+  template <class Batch>
+  void predict() {
+    using Outputs = decltype(outputs_.outputs(Rows{}));
+    using Gradients = decltype(outputs_.gradients(Rows{}));
+    static_assert(require_parts<Model, typename Ddp::step_type, Share<Batch>, Whole<Batch>, Outputs,
+                                Gradients>());
+    synchronize_buffers();
+    if (!has_samples()) return;
+    ddp_.with_step([&](auto& step) {
+      ddp_.model_.predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+    });
+    outputs_.deliver(ddp_.execution_, part_.samples);
+  }
+
+  template <class Batch>
+  void take_loss() {
+    await_others();
+    if (!is_root()) return;
+    loss_.emplace(ddp_.with_step([&](auto& step) {
+      return ddp_.execution_.loss(ddp_.model_, step, *place_of<Whole<Batch>>().at,
+                                  outputs_.all_outputs(part_.all),
+                                  outputs_.all_gradients(part_.all));
+    }));
+  }
+
+  // Evaluation, after `take`.
+
   template <class Batch>
   void evaluate() {
     synchronize_buffers();
-    if (samples_ != 0) {
-      loss_.emplace(ddp_.execution_.forward(ddp_.model_, ddp_.bare_, *placed<Batch>().at));
-    }
+    if (has_samples())
+      loss_.emplace(ddp_.execution_.forward(ddp_.model_, ddp_.bare_, share<Batch>()));
   }
   template <class Batch, class Tally>
   void evaluate(Tally& tally) {
     synchronize_buffers();
-    if (samples_ != 0) ddp_.evaluate_placed(*placed<Batch>().at, tally, [&] { return samples_; });
+    if (has_samples())
+      ddp_.evaluate_placed(share<Batch>(), tally, [&] { return part_.samples.count; });
   }
+  /// Has the model an evaluation of its own?
+  template <class Batch, class Tally>
+  static constexpr bool has_evaluation =
+      requires(Model& model, typename Ddp::bare_step& step, const Batch& batch, Tally& tally) {
+        model.evaluate(step, batch, tally);
+      };
 
-  std::size_t samples() const { return samples_; }
-  const std::optional<Loss>& loss() const { return loss_; }
+  /// Its part of the mean over all samples.
+  double loss_part() const {
+    if (!has_samples()) return 0;
+    return loss_.value() *
+           (static_cast<double>(part_.samples.count) / static_cast<double>(part_.all));
+  }
+  const Loss& loss() const { return loss_.value(); }
 
  private:
+  bool is_root() const { return comm_.rank() == Rank{0}; }
+  bool has_samples() const { return part_.samples.count != 0; }
+
+  /// Gradients are averaged over replicas: one that has more than the mean of all counts more.
+  double weight() const {
+    return static_cast<double>(comm_.world_size().value() * part_.samples.count) /
+           static_cast<double>(part_.all);
+  }
+
+  /// **Stream** after what all replicas have enqueued. On the host, what they did is done.
+  void await_others() {
+    if constexpr (requires { comm_.order_streams(); }) ddp_.guard([&] { comm_.order_streams(); });
+  }
+
   template <class Batch>
   void run_backward(bool last) {
-    if (samples_ != 0) {
-      ddp_.backward_through(*placed<Batch>().at, last);
-    } else {
+    if constexpr (Traits::gathers_outputs) await_others();
+    if (!has_samples()) {
       ddp_.reducer_.sit_out(last);
+    } else if constexpr (Traits::gathers_outputs) {
+      outputs_.fetch(ddp_.execution_, part_.samples);
+      ddp_.backward_through(share<Batch>(), last, outputs_.gradients(part_.samples));
+    } else {
+      ddp_.backward_through(share<Batch>(), last);
     }
   }
+
+  // Shares.
 
   template <class Batch>
   const auto& place(const Batch& batch, const Cut& cut) {
@@ -120,23 +206,43 @@ class DpReplica {
     return ddp_.execution_.place(*share);
   }
 
-  /// Where the model finds its share of a `Batch`.
+  /// What the model is given for its share of a `Batch`, and for all of it.
+  template <class Batch>
+  using Share = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
+      std::declval<const Batch&>(), Cut{}))>;
+  template <class Batch>
+  using Whole =
+      std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
+
+  /// Where it is. (A share and a whole batch may have one type.)
   template <class Placed>
   struct Place {
     const Placed* at = nullptr;
   };
   template <class Batch>
-  auto& placed() {
-    using Placed = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
-        std::declval<const Batch&>(), Cut{}))>;
+  struct SharePlace : Place<Share<Batch>> {};
+  template <class Placed>
+  Place<Placed>& place_of() {
     return storage_.get<Place<Placed>>();
+  }
+  template <class Batch>
+  auto& placed() {
+    return storage_.get<SharePlace<Batch>>();
+  }
+  template <class Batch>
+  const Share<Batch>& share() {
+    return *placed<Batch>().at;
   }
 
   Comm comm_;
   Ddp ddp_;
   TypedStorage storage_;
-  std::size_t samples_ = 0;
+  Part part_;
   std::optional<Loss> loss_;
+  [[no_unique_address]] typename std::conditional_t<
+      Traits::gathers_outputs,
+      std::type_identity<GatheredOutputs<Model, typename Traits::memory, Executing>>,
+      std::type_identity<NothingGathered>>::type outputs_;
 };
 
 }  // namespace lockstep

@@ -72,6 +72,19 @@ class Execution<Cpu, Traits, Comm> {
     return static_cast<double>(model.forward(step, batch));
   }
 
+  /// The loss of all replicas' outputs.
+  template <class Model, class TheStep, class Batch, class Outputs, class Gradients>
+  static double loss(Model& model, TheStep& step, const Batch& batch, const Outputs& outputs,
+                     const Gradients& gradients) {
+    return static_cast<double>(model.loss(step, batch, outputs, gradients));
+  }
+
+  /// Replicas on a host have the same memory.
+  static constexpr bool is_far_from(const Execution&) { return false; }
+  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+
   static Meter meter() { return {}; }
 
   /// sum += more.
