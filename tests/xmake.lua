@@ -165,6 +165,9 @@ if has_config("gpu") then
     -- DDP, through each backend.
     gpu_program("ddp_threads", "gpu/ddp_threads.cu")
     target_end()
+    -- DP, whose replicas are threads as well.
+    gpu_program("dp", "gpu/dp.cu", "gpu_all")
+    target_end()
     if has_config("nccl") then
         gpu_program("ddp_nccl", "gpu/ddp_nccl.cu", "gpu_all")
             add_links("nccl")

@@ -172,7 +172,7 @@ struct PlainMlp {
 template <std::size_t In, std::size_t Hidden, std::size_t Out>
 struct SplitMlp : PlainMlp<In, Hidden, Out> {
   using Output = OutputOf<double, Out>;
-  std::array<std::size_t, 1> output_extents() const { return {this->out}; }
+  auto output_extents() const { return std::array<std::size_t, 1>{this->out}; }
 
   std::size_t losses = 0;  // that this replica has taken
   std::size_t samples = 0;

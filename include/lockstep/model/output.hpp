@@ -35,7 +35,7 @@ struct OutputOf {
     if constexpr (((E == dynamic) || ...)) {
       return model.output_extents();
     } else {
-      return {E...};
+      return Sizes{E...};
     }
   }
 };

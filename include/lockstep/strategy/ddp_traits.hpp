@@ -9,7 +9,6 @@
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/clip.hpp"
@@ -75,7 +74,7 @@ struct DdpTraits {
   /// and their sum is the whole.
   static constexpr bool gathers_outputs = scatters && OutputDeclaring<Model> &&
                                           std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
-  using reduction = std::conditional_t<gathers_outputs, Sum, Average>;
+  static constexpr bool sums_gradients = gathers_outputs;
   /// Otherwise each has the gradient of its own mean. Shares can differ in size, so these are
   /// weighed before they meet.
   static constexpr bool weighs_shares = scatters && !gathers_outputs;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
@@ -90,7 +91,8 @@ class BasicDp {
   BasicDp(const BasicDp&) = delete;
   BasicDp& operator=(const BasicDp&) = delete;
   ~BasicDp() {
-    crew_.run([&](std::size_t i) { replicas_[i].reset(); });
+    crew_.run([&](std::size_t i) { replicas_[i]->settle(); },
+              [&](std::size_t i) { replicas_[i].reset(); });
   }
 
   std::size_t replicas() const { return replicas_.size(); }
@@ -164,7 +166,8 @@ class BasicDp {
   /// parameters. Returns the loss of the whole batch. What a model throws comes out with its
   /// replica's number, of several the first's; the batch is then as if it had not been. (Unless
   /// replicas keep parameters of their own, `Sharding<Replicated>` or a GPU, and backward fails:
-  /// they have begun to communicate, and the job is over.) **Host** blocks, or on a GPU enqueues.
+  /// they have begun to communicate, and the job is over. So it is with `CapturedStep`.) **Host**
+  /// blocks, or on a GPU enqueues.
   template <class Batch>
   Loss step(const Batch& batch) {
     if constexpr (Traits::alone) {
@@ -172,23 +175,10 @@ class BasicDp {
     } else {
       const Cut cut = scatter(batch);
       const bool last = replicas_[0]->completes();
-      bool backward_began = false;
-      const auto backward = [&](std::size_t i) {
-        if (i == 0) backward_began = true;
-        replicas_[i]->template backward<Batch>(last);
-      };
-      const auto update = [&](std::size_t i) {
-        if (last) replicas_[i]->update();
-      };
-      try {
-        run_to_loss(
-            batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); }, backward,
-            update);
-      } catch (...) {
-        if (backward_began) {
-          for (const auto& replica : replicas_) replica->forget_step();
-        }
-        throw;
+      if constexpr (Traits::captures) {
+        run_captured(batch, cut, last);
+      } else {
+        run_phases(batch, cut, last);
       }
       return whole_loss();
     }
@@ -200,8 +190,9 @@ class BasicDp {
     if constexpr (Traits::alone) {
       return first().evaluate(batch);
     } else {
-      run_to_loss(batch, scatter(batch),
-                  [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); });
+      run_to_loss(
+          batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
+          [&](std::size_t i) { replicas_[i]->average_losses(); });
       return whole_loss();
     }
   }
@@ -224,6 +215,14 @@ class BasicDp {
       for (const Tally& part : tallies)
         for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
     }
+  }
+
+  /// How many graphs `CapturedStep` has made for batches of this type.
+  template <class Batch>
+  std::size_t captured_graphs()
+    requires(Traits::captures)
+  {
+    return first().template captured_graphs<Batch>();
   }
 
   /// What adds up the losses of many steps.
@@ -281,6 +280,44 @@ class BasicDp {
     replicas_[i]->take(batch, cut, parts_[i]);
   }
 
+  template <class Batch>
+  void run_phases(const Batch& batch, const Cut& cut, bool last) {
+    bool backward_began = false;
+    try {
+      run_to_loss(
+          batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); },
+          [&](std::size_t i) {
+            if (i == 0) backward_began = true;
+            replicas_[i]->template backward<Batch>(last);
+          },
+          [&](std::size_t i) {
+            if (last) replicas_[i]->update();
+          });
+    } catch (...) {
+      if (backward_began) {
+        for (const auto& replica : replicas_) replica->forget_step();
+      }
+      throw;
+    }
+  }
+
+  /// All of it as one graph, which depends on everybody's share.
+  template <class Batch>
+  void run_captured(const Batch& batch, const Cut& cut, bool last) {
+    std::vector<std::uint64_t> digests(replicas());
+    crew_.run(
+        [&](std::size_t i) {
+          take(i, batch, cut);
+          digests[i] = replicas_[i]->template digest<Batch>();
+        },
+        [&](std::size_t i) {
+          Hash variant;
+          for (const std::uint64_t digest : digests) variant.number(digest);
+          if constexpr (Traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
+          replicas_[i]->template run_captured<Batch>(last, variant.value());
+        });
+  }
+
   /// Up to the loss, and whatever follows. `forward` is for a model that has its loss as output.
   template <class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const Cut& cut, const Forward& forward,
@@ -297,7 +334,7 @@ class BasicDp {
 
   /// The mean over all samples.
   Loss whole_loss() const {
-    if constexpr (Traits::gathers_outputs) {
+    if constexpr (Traits::gathers_outputs || !Replica::losses_are_numbers) {
       return replicas_[0]->loss();
     } else {
       double loss = 0;

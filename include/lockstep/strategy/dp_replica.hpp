@@ -2,8 +2,10 @@
 #pragma once
 /// @file One replica of `ParallelStrategy<DP>`: a rank of DDP that is led through its steps.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <type_traits>
 #include <utility>
@@ -36,6 +38,8 @@ class DpReplica {
 
  public:
   using Loss = typename Ddp::Loss;
+  /// Or do they stay on their device?
+  static constexpr bool losses_are_numbers = std::is_same_v<Loss, double>;
 
   /// **Ranks** all replicas. **Host** blocks until all have come.
   DpReplica(Comm comm, Model model, Seed seed)
@@ -58,6 +62,16 @@ class DpReplica {
     requires requires(Comm& comm) { comm.synchronize(); }
   {
     comm_.synchronize();
+  }
+
+  /// The end: others may be at work on memory of this one.
+  void settle() {
+    if constexpr (requires(Comm& comm) { comm.synchronize(); }) {
+      try {
+        comm_.synchronize();
+      } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
+      }
+    }
   }
 
   /// The first replica's buffers are everybody's before every forward.
@@ -94,9 +108,16 @@ class DpReplica {
     if (has_samples()) loss_.emplace(ddp_.forward_through(share<Batch>(), false));
   }
 
+  /// Where a loss stays on its device, that of all samples is made there.
+  void average_losses() {
+    if constexpr (!losses_are_numbers && Traits::weighs_shares)
+      ddp_.guard([&] { ddp_.execution_.average_loss(weight()); });
+  }
+
   /// Where parameters are shared nothing travels before backward is over, and all may think again.
   template <class Batch>
   void backward(bool last) {
+    average_losses();
     if constexpr (Traits::shares_parameters) {
       run_backward<Batch>(last);
     } else {
@@ -137,6 +158,37 @@ class DpReplica {
     }));
   }
 
+  // A step as one graph, after `take`. It is captured by all replicas together, so there is no
+  // time to think again.
+
+  /// Tells shares in other places and of other sizes apart.
+  template <class Batch>
+  std::uint64_t digest() {
+    Hash hash;
+    hash.number(part_.samples.count);
+    if constexpr (std::has_unique_object_representations_v<Share<Batch>>) {
+      if (has_samples()) {
+        const Share<Batch>& own = share<Batch>();
+        hash.text({reinterpret_cast<const char*>(&own), sizeof own});
+      }
+    }
+    return hash.value();
+  }
+
+  template <class Batch>
+  void run_captured(bool last, std::uint64_t variant) {
+    static_assert(std::default_initializable<Share<Batch>>,
+                  "lockstep: a step of DP can be captured for batches that can be empty; give the "
+                  "batch a default constructor, or leave CapturedStep out");
+    const Share<Batch> nothing{};
+    ddp_.guard([&] {
+      if (last) ddp_.updater_.begin();
+      ddp_.execution_.captured(
+          has_samples() ? share<Batch>() : nothing, last, ddp_.reducer_,
+          [&] { enqueue<Batch>(last); }, variant);
+    });
+  }
+
   // Evaluation, after `take`.
 
   template <class Batch>
@@ -164,7 +216,13 @@ class DpReplica {
     return loss_.value() *
            (static_cast<double>(part_.samples.count) / static_cast<double>(part_.all));
   }
-  const Loss& loss() const { return loss_.value(); }
+  Loss loss() const {
+    if constexpr (losses_are_numbers) {
+      return loss_.value();
+    } else {
+      return ddp_.execution_.latest_loss();
+    }
+  }
 
  private:
   bool is_root() const { return comm_.rank() == Rank{0}; }
@@ -194,25 +252,72 @@ class DpReplica {
     }
   }
 
-  // Shares.
-
   template <class Batch>
-  const auto& place(const Batch& batch, const Cut& cut) {
-    if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
-      if (cut.replicas == 1) return ddp_.execution_.place(batch);
+  void enqueue(bool last) {
+    if constexpr (Traits::gathers_outputs) {
+      predict<Batch>();
+      take_loss<Batch>();
+    } else {
+      forward<Batch>();
+      average_losses();
     }
-    auto& share = storage_.get<std::optional<ShareOf<Batch>>>();
-    take_share(batch, cut, comm_.rank().value(), share);
-    return ddp_.execution_.place(*share);
+    run_backward<Batch>(last);
+    if (last) ddp_.updater_.reduce_and_update(ddp_.reducer_);
   }
 
-  /// What the model is given for its share of a `Batch`, and for all of it.
-  template <class Batch>
-  using Share = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
-      std::declval<const Batch&>(), Cut{}))>;
+  // Shares.
+
+  /// What the model is given for all of a `Batch`.
   template <class Batch>
   using Whole =
       std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
+
+  /// Can a device be given rows of a batch as they are?
+  template <class Batch>
+  static constexpr bool places_rows = requires(Executing& execution, const Batch& batch,
+                                               std::size_t n) { execution.place(batch, n, n, n); };
+  /// The whole batch is there already, on the first replica's device.
+  template <class Batch>
+  static constexpr bool has_whole = Traits::gathers_outputs && !std::is_same_v<Whole<Batch>, Batch>;
+
+  template <class Batch>
+  const auto& place(const Batch& batch, const Cut& cut) {
+    if constexpr (has_whole<Batch>) {
+      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, SharePlaced<Batch>>,
+                    "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
+                    "give what the batch becomes there slice(first, count), or use LossOnReplica");
+      if (is_root()) return cut_out(*place_of<Whole<Batch>>().at, cut);
+    }
+    return place_share(batch, cut);
+  }
+
+  template <class Batch>
+  const auto& place_share(const Batch& batch, const Cut& cut) {
+    if constexpr (places_rows<Batch>) {
+      const Rows rows = cut.rows(batch.size(), comm_.rank().value());
+      return ddp_.execution_.place(batch, rows.first, rows.count, part_.largest);
+    } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
+      return ddp_.execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
+    } else {
+      return ddp_.execution_.place(cut_out(batch, cut));
+    }
+  }
+  template <class Batch>
+  using SharePlaced = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place_share(
+      std::declval<const Batch&>(), Cut{}))>;
+
+  /// Its share of something that can be cut, kept here.
+  template <class Whole>
+  const ShareOf<Whole>& cut_out(const Whole& whole, const Cut& cut) {
+    auto& share = storage_.get<std::optional<ShareOf<Whole>>>();
+    take_share(whole, cut, comm_.rank().value(), share);
+    return share.value();
+  }
+
+  /// What the model is given for its share of a `Batch`.
+  template <class Batch>
+  using Share = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
+      std::declval<const Batch&>(), Cut{}))>;
 
   /// Where it is. (A share and a whole batch may have one type.)
   template <class Placed>

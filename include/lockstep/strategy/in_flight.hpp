@@ -11,20 +11,32 @@
 #include <utility>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep {
 
-/// The handle of an all-reduce of T.
-template <class Comm, class T, class Op>
-using ReductionWork =
-    decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), Op{}));
+/// How gradients become one: as a value, because nvcc writes a type the way it was reached, which
+/// would be through a job's policies.
+template <bool Sums>
+constexpr auto reduction_of_gradients() {
+  if constexpr (Sums) {
+    return Sum{};
+  } else {
+    return Average{};
+  }
+}
+
+/// The handle of an all-reduce of gradients of T.
+template <class Comm, class T, bool Sums>
+using ReductionWork = decltype(std::declval<Comm&>().all_reduce_async(
+    std::declval<std::span<T>>(), reduction_of_gradients<Sums>()));
 
 /// One place per bucket for the handle of its reduction. Handles stay where they are made, and
 /// their type depends on the bucket's elements: there is a row of places for each element type.
 template <class Traits, class Comm>
 class InFlight {
-  using Op = typename Traits::reduction;
+  static constexpr bool sums = Traits::sums_gradients;
 
  public:
   explicit InFlight(std::size_t buckets) : buckets_(buckets) { forget(); }
@@ -53,15 +65,17 @@ class InFlight {
   struct Start {
     Comm& comm;
     std::span<T> gradients;
-    operator ReductionWork<Comm, T, Op>() const { return comm.all_reduce_async(gradients, Op{}); }
+    operator ReductionWork<Comm, T, sums>() const {
+      return comm.all_reduce_async(gradients, reduction_of_gradients<sums>());
+    }
   };
 
   template <class T>
   struct Row {
-    std::unique_ptr<std::optional<ReductionWork<Comm, T, Op>>[]> places;
+    std::unique_ptr<std::optional<ReductionWork<Comm, T, sums>>[]> places;
 
     void reset(std::size_t buckets) {
-      places = std::make_unique<std::optional<ReductionWork<Comm, T, Op>>[]>(buckets);
+      places = std::make_unique<std::optional<ReductionWork<Comm, T, sums>>[]>(buckets);
     }
   };
 

@@ -123,7 +123,7 @@ class Reducer {
           works_.template wait<typename Traits::template travelling<T>>(b);
         } else {
           comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes),
-                           typename Traits::reduction{});
+                           reduction_of_gradients<Traits::sums_gradients>());
         }
       });
     }
