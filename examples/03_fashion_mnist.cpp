@@ -4,15 +4,19 @@
 //
 //   ./fashion_mnist --ranks 2 --log run.jsonl        (a number of epochs may follow)
 //   mpirun -n 4 ./fashion_mnist
+//   ./fashion_mnist --strategy dp --replicas 2       (one process cuts every batch in two)
 #include <string>
 
 #include "mlp.hpp"
+#include "strategy.hpp"
 
-using Job = Trainer<Mlp<float, 784, 256, 10>, ParallelStrategy<DDP>, Backend<Shm>,
+template <class Strategy>
+using Job = Trainer<Mlp<float, 784, 256, 10>, ParallelStrategy<Strategy>, Backend<Shm>,
                     Sampler<Distributed, Padding>, Optimizer<AdamW>, Schedule<Cosine>>;
 
-int main(int argc, char** argv) {
-  return launch<Job>(argc, argv, [](Job& job) {
+template <class Strategy>
+int train(int argc, char** argv) {
+  return launch<Job<Strategy>>(argc, argv, [](auto& job) {
     const auto train = fashion_mnist("train");
     const auto test = fashion_mnist("test");
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
@@ -27,4 +31,8 @@ int main(int argc, char** argv) {
       log.print("test accuracy " + fixed_text(100 * scores["accuracy"], 2) + "%");
     });
   });
+}
+
+int main(int argc, char** argv) {
+  return wants_dp(argc, argv) ? train<DP>(argc, argv) : train<DDP>(argc, argv);
 }

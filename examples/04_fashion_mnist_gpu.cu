@@ -4,16 +4,20 @@
 //
 //   ./fashion_mnist_gpu --log run.jsonl              (a number of epochs may follow)
 //   ./fashion_mnist_gpu --ranks 4                    (they share the GPUs of this host)
+//   ./fashion_mnist_gpu --strategy dp --replicas 4   (one process cuts every batch into four)
 #include <string>
 
 #include "mlp.cuh"
+#include "strategy.hpp"
 
+template <class Strategy>
 using Job =
-    Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<DDP>, Device<Cuda>, Backend<Shm>,
+    Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<Strategy>, Device<Cuda>, Backend<Shm>,
             CapturedStep, Sampler<Distributed, Padding>, Optimizer<AdamW>, Schedule<Cosine>>;
 
-int main(int argc, char** argv) {
-  return launch<Job>(argc, argv, [](Job& job) {
+template <class Strategy>
+int train(int argc, char** argv) {
+  return launch<Job<Strategy>>(argc, argv, [](auto& job) {
     const auto train = fashion_mnist("train");
     const auto test = fashion_mnist("test");
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
@@ -28,4 +32,8 @@ int main(int argc, char** argv) {
       log.print("test accuracy " + fixed_text(100 * scores["accuracy"], 2) + "%");
     });
   });
+}
+
+int main(int argc, char** argv) {
+  return wants_dp(argc, argv) ? train<DP>(argc, argv) : train<DDP>(argc, argv);
 }

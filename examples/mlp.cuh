@@ -37,6 +37,10 @@ class GpuMlp {
                     Parameter<"fc2.weight", T, Hidden, Hidden>, Parameter<"fc2.bias", T, Hidden>,
                     Parameter<"fc3.weight", T, Classes, Hidden>, Parameter<"fc3.bias", T, Classes>>;
 
+  /// For another replica of `ParallelStrategy<DP>`, on another GPU perhaps: the same model, with
+  /// memory of its own.
+  GpuMlp replicate() const { return {}; }
+
   /// **Stream** puts the mean loss of the batch into `step.loss()`.
   void forward(auto& step, const auto& batch) { run(step, batch, step.loss()); }
 

@@ -42,7 +42,7 @@ end
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
     small = {"core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp", "observe/*_test.cpp",
-             "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
+             "optim/*_test.cpp", "policy/*_test.cpp", "strategy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
 }, address)
@@ -57,7 +57,10 @@ test_program("comm", {types = "comm/types_test.cpp"})
 target_end()
 test_program("comm_address", {comm = communicating}, address)
 target_end()
-test_program("comm_thread", {comm = communicating, train = {"data/loader_test.cpp", "train/threads_test.cpp"}}, thread)
+test_program("comm_thread", {
+    comm = communicating,
+    train = {"data/loader_test.cpp", "train/dp_crew_test.cpp", "train/dp_test.cpp", "train/threads_test.cpp"},
+}, thread)
 target_end()
 
 -- Ranks that train: real processes, against PyTorch's figures and against one process.
@@ -65,6 +68,7 @@ test_program("train", {
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_test.cpp", "train/alone_test.cpp"},
     jobs = {"train/agreement_test.cpp", "train/buffers_test.cpp", "train/faults_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp", "train/unused_test.cpp"},
+    replicas = "train/dp_*_test.cpp",
 }, address)
 target_end()
 
@@ -142,6 +146,9 @@ if has_config("gpu") then
 
     -- DDP, through each backend.
     gpu_program("ddp_threads", "gpu/ddp_threads.cu")
+    target_end()
+    -- DP, whose replicas are threads as well.
+    gpu_program("dp", "gpu/dp.cu", "gpu_all")
     target_end()
     if has_config("nccl") then
         gpu_program("ddp_nccl", "gpu/ddp_nccl.cu", "gpu_all")

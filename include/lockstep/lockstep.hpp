@@ -24,6 +24,7 @@
 #include "lockstep/topology/split.hpp"
 #include "lockstep/topology/transposed.hpp"
 #include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -146,7 +147,37 @@ struct GpuPlainMlp {
     });
   }
 
+  /// For another replica: memory and all cannot be copied.
+  GpuPlainMlp replicate() const {
+    GpuPlainMlp other;
+    copy_settings(other);
+    return other;
+  }
+
   void forward(auto& step, const auto& batch) {
+    const auto run = kernels(step, batch);
+    using A = typename decltype(run)::A;
+    predict_to(step, batch, [&] { return outputs<A>(batch); });
+    const float* scale = nullptr;
+    if constexpr (requires { step.loss_scale(); }) scale = step.loss_scale();
+    run.loss(outputs<A>(batch), batch.labels, out, scale, step.loss());
+  }
+
+  void backward(auto& step, const auto& batch) {
+    using A = typename decltype(kernels(step, batch))::A;
+    go_back(step, batch, outputs<A>(batch));
+  }
+
+ protected:
+  void copy_settings(GpuPlainMlp& other) const {
+    other.in = in;
+    other.hidden = hidden;
+    other.out = out;
+    other.waits = waits;
+  }
+
+  /// Up to the outputs, which go to `outputs_at()`: there may have to be room first.
+  void predict_to(auto& step, const auto& batch, const auto& outputs_at) {
     const auto run = kernels(step, batch);
     using A = typename decltype(run)::A;
     const std::size_t numbers = batch.size() * (4 * hidden + out) * sizeof(A);
@@ -160,21 +191,19 @@ struct GpuPlainMlp {
     run.linear(data(step.param("fc2.weight"_p)), data(step.param("fc2.bias"_p)), a1<A>(),
                a2<A>(batch), hidden, hidden, true);
     run.linear(data(step.param("fc3.weight"_p)), data(step.param("fc3.bias"_p)), a2<A>(batch),
-               outputs<A>(batch), out, hidden, false);
-    const float* scale = nullptr;
-    if constexpr (requires { step.loss_scale(); }) scale = step.loss_scale();
-    run.loss(outputs<A>(batch), batch.labels, out, scale, step.loss());
+               outputs_at(), out, hidden, false);
   }
 
-  void backward(auto& step, const auto& batch) {
+  /// Back from the outputs' gradient.
+  template <class A>
+  void go_back(auto& step, const auto& batch, const A* d3) {
     const auto run = kernels(step, batch);
-    using A = typename decltype(run)::A;
-    run.layer_back(data(step.grad("fc3.weight"_p)), data(step.grad("fc3.bias"_p)), a2<A>(batch),
-                   outputs<A>(batch), out, hidden);
+    run.layer_back(data(step.grad("fc3.weight"_p)), data(step.grad("fc3.bias"_p)), a2<A>(batch), d3,
+                   out, hidden);
     step.ready("fc3.bias"_p);
     step.ready("fc3.weight"_p);
-    run.input_gradient(data(step.param("fc3.weight"_p)), outputs<A>(batch), a2<A>(batch),
-                       d2<A>(batch), out, hidden);
+    run.input_gradient(data(step.param("fc3.weight"_p)), d3, a2<A>(batch), d2<A>(batch), out,
+                       hidden);
     run.layer_back(data(step.grad("fc2.weight"_p)), data(step.grad("fc2.bias"_p)), a1<A>(),
                    d2<A>(batch), hidden, hidden);
     step.ready("fc2.bias"_p);
@@ -187,12 +216,13 @@ struct GpuPlainMlp {
     step.ready("fc1.weight"_p);
   }
 
- private:
   static auto kernels(auto& step, const auto& batch) {
     using View = decltype(step.param("fc1.weight"_p));
     constexpr ElementKind kind = element_kind<typename View::value_type>();
     return PlainKernels<kind, T>{step.stream(), batch.size()};
   }
+
+ private:
   template <class View>
   static auto data(const View& view) {
     using Address =
@@ -222,6 +252,35 @@ struct GpuPlainMlp {
   }
 
   std::optional<DeviceArena> memory_;
+};
+
+/// The same in two parts: outputs, and the loss of all of them.
+template <class T, std::size_t In, std::size_t Hidden, std::size_t Out>
+struct GpuSplitMlp : GpuPlainMlp<T, In, Hidden, Out> {
+  using Output = OutputOf<T, Out>;
+  auto output_extents() const { return std::array<std::size_t, 1>{this->out}; }
+  GpuSplitMlp replicate() const {
+    GpuSplitMlp other;
+    this->copy_settings(other);
+    return other;
+  }
+
+  void predict(auto& step, const auto& batch, auto outputs) {
+    this->predict_to(step, batch, [&] { return outputs.data_handle(); });
+  }
+  void loss(auto& step, const auto& batch, auto outputs, auto gradients) {
+    check_cuda(cudaMemcpyAsync(gradients.data_handle(), outputs.data_handle(),
+                               outputs.size() * sizeof(T), cudaMemcpyDefault, step.stream()),
+               "cudaMemcpyAsync");
+    const float* scale = nullptr;
+    if constexpr (requires { step.loss_scale(); }) scale = step.loss_scale();
+    this->kernels(step, batch)
+        .loss(gradients.data_handle(), batch.labels, this->out, scale, step.loss());
+  }
+  using GpuPlainMlp<T, In, Hidden, Out>::backward;
+  void backward(auto& step, const auto& batch, auto gradients) {
+    this->go_back(step, batch, static_cast<const T*>(gradients.data_handle()));
+  }
 };
 
 /// The batch of rank r in micro-step s, as `ddp.json` has it.

@@ -4,13 +4,16 @@
 /// cross entropy. Slow and easy to believe.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
+#include "lockstep/model/output.hpp"
 
 namespace train {
 
@@ -27,6 +30,12 @@ struct Samples {
   std::vector<std::size_t> y;
 
   std::size_t size() const { return y.size(); }
+
+  void slice(std::size_t first, std::size_t count, Samples& out) const {
+    out.inputs = inputs;
+    out.x.assign(&x[first * inputs], &x[first * inputs] + count * inputs);
+    out.y.assign(&y[first], &y[first] + count);
+  }
 };
 
 /// Extents may be `dynamic`: then they are the constructor's.
@@ -70,9 +79,7 @@ struct PlainMlp {
   }
 
   double forward(auto& step, const Samples& batch) {
-    linear(step.param("fc1.weight"_p), step.param("fc1.bias"_p), batch.x, a1, true);
-    linear(step.param("fc2.weight"_p), step.param("fc2.bias"_p), a1, a2, true);
-    linear(step.param("fc3.weight"_p), step.param("fc3.bias"_p), a2, probabilities, false);
+    run(step, batch, probabilities);
     double loss = 0;
     for (std::size_t b = 0; b < batch.size(); ++b) {
       double* const row = &probabilities[b * out];
@@ -89,6 +96,19 @@ struct PlainMlp {
     std::vector<double> d = probabilities;
     for (std::size_t b = 0; b < batch.size(); ++b) d[b * out + batch.y[b]] -= 1;
     for (double& value : d) value *= loss_scale / static_cast<double>(batch.size());
+    go_back(step, batch, std::move(d));
+  }
+
+ protected:
+  /// Up to the last layer's outputs.
+  void run(auto& step, const Samples& batch, std::vector<double>& outputs) {
+    linear(step.param("fc1.weight"_p), step.param("fc1.bias"_p), batch.x, a1, true);
+    linear(step.param("fc2.weight"_p), step.param("fc2.bias"_p), a1, a2, true);
+    linear(step.param("fc3.weight"_p), step.param("fc3.bias"_p), a2, outputs, false);
+  }
+
+  /// Back from their gradient.
+  void go_back(auto& step, const Samples& batch, std::vector<double> d) {
     layer_back(step.grad("fc3.weight"_p), step.grad("fc3.bias"_p), a2, d);
     step.ready("fc3.bias"_p);
     step.ready("fc3.weight"_p);
@@ -146,6 +166,44 @@ struct PlainMlp {
   }
 
   std::vector<double> a1, a2, probabilities;
+};
+
+/// The same in two parts: outputs, and the loss of all of them.
+template <std::size_t In, std::size_t Hidden, std::size_t Out>
+struct SplitMlp : PlainMlp<In, Hidden, Out> {
+  using Output = OutputOf<double, Out>;
+  auto output_extents() const { return std::array<std::size_t, 1>{this->out}; }
+
+  std::size_t losses = 0;  // that this replica has taken
+  std::size_t samples = 0;
+
+  void predict(auto& step, const Samples& batch, auto outputs) {
+    std::vector<double> values;
+    this->run(step, batch, values);
+    std::copy(values.begin(), values.end(), outputs.data_handle());
+  }
+
+  double loss(auto&, const Samples& batch, auto outputs, auto gradients) {
+    ++losses;
+    samples += batch.size();
+    const std::size_t classes = outputs.extent(1);
+    const auto rows = static_cast<double>(batch.size());
+    double total = 0;
+    for (std::size_t b = 0; b < batch.size(); ++b) {
+      double sum = 0;
+      for (std::size_t j = 0; j < classes; ++j) sum += std::exp(outputs(b, j));
+      for (std::size_t j = 0; j < classes; ++j)
+        gradients(b, j) = (std::exp(outputs(b, j)) / sum - (j == batch.y[b] ? 1 : 0)) / rows;
+      total += std::log(sum) - outputs(b, batch.y[b]);
+    }
+    return total / rows;
+  }
+
+  using PlainMlp<In, Hidden, Out>::backward;
+  void backward(auto& step, const Samples& batch, auto gradients) {
+    const double* const d = gradients.data_handle();
+    this->go_back(step, batch, std::vector<double>(d, d + gradients.size()));
+  }
 };
 
 /// The batch of rank r in micro-step s, as `ddp.json` has it.

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
@@ -28,6 +29,11 @@ struct DeviceBatch {
   std::size_t width = 0;
 
   std::size_t size() const { return rows; }
+  /// Samples [first, first + count), where they are.
+  DeviceBatch slice(std::size_t first, std::size_t count) const {
+    const float* const own_weights = weights == nullptr ? nullptr : weights + first;
+    return {inputs + first * width, labels + first, own_weights, count, width};
+  }
   friend bool operator==(const DeviceBatch&, const DeviceBatch&) = default;
 };
 
@@ -38,17 +44,27 @@ template <class X, class Y>
 class BatchUpload<LabelledBatch<X, Y>> {
  public:
   const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, cudaStream_t stream) {
-    const std::size_t inputs = align_up(batch.inputs.size() * sizeof(X));
-    const std::size_t labels = align_up(batch.labels.size() * sizeof(Y));
-    const std::size_t bytes = inputs + labels + align_up(batch.weights.size() * sizeof(float));
-    if (!device_ || device_->bytes() < bytes) grow(bytes, stream);
+    return (*this)(batch, 0, batch.size(), batch.size(), stream);
+  }
+
+  /// Samples [first, first + count) alone, with room for `room` of them at least.
+  const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, std::size_t first,
+                                      std::size_t count, std::size_t room, cudaStream_t stream) {
+    const std::size_t inputs = align_up(count * batch.width * sizeof(X));
+    const std::size_t labels = align_up(count * sizeof(Y));
+    const std::size_t bytes = inputs + labels + align_up(count * sizeof(float));
+    if (!device_ || device_->bytes() < bytes) {
+      grow(std::max(bytes, align_up(room * batch.width * sizeof(X)) + align_up(room * sizeof(Y)) +
+                               align_up(room * sizeof(float))),
+           stream);
+    }
 
     Staging& staging = *stagings_[turn_ ^= 1];
     check_cuda(cudaEventSynchronize(staging.copied.get()), "cudaEventSynchronize");
     std::byte* const host = staging.memory.data();
-    copy(host, batch.inputs);
-    copy(host + inputs, batch.labels);
-    copy(host + inputs + labels, batch.weights);
+    copy(host, batch.inputs, first * batch.width, count * batch.width);
+    copy(host + inputs, batch.labels, first, count);
+    copy(host + inputs + labels, batch.weights, first, count);
     check_cuda(cudaMemcpyAsync(device_->data(), host, bytes, cudaMemcpyHostToDevice, stream),
                "cudaMemcpyAsync");
     staging.copied.record(stream);
@@ -56,7 +72,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     placed_.inputs = reinterpret_cast<const X*>(device_->data());
     placed_.labels = reinterpret_cast<const Y*>(device_->data() + inputs);
     placed_.weights = reinterpret_cast<const float*>(device_->data() + inputs + labels);
-    placed_.rows = batch.size();
+    placed_.rows = count;
     placed_.width = batch.width;
     return placed_;
   }
@@ -76,8 +92,8 @@ class BatchUpload<LabelledBatch<X, Y>> {
   }
 
   template <class Values>
-  static void copy(std::byte* to, const Values& values) {
-    if (!values.empty()) std::memcpy(to, values.data(), values.size() * sizeof(values[0]));
+  static void copy(std::byte* to, const Values& values, std::size_t first, std::size_t count) {
+    if (count != 0) std::memcpy(to, values.data() + first, count * sizeof(values[0]));
   }
 
   std::optional<DeviceArena> device_;

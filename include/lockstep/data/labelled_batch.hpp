@@ -24,6 +24,18 @@ struct LabelledBatch {
     return std::span(inputs).subspan(i * width, width);
   }
 
+  /// Samples [first, first + count) into another batch, whose memory is kept.
+  void slice(std::size_t first, std::size_t count, LabelledBatch& out) const {
+    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
+      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
+      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
+    };
+    out.width = width;
+    part(inputs, first * width, count * width, out.inputs);
+    part(labels, first, count, out.labels);
+    part(weights, first, count, out.weights);
+  }
+
   /// Room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
   /// allocates nothing.
   void resize(std::size_t rows, std::size_t columns) {

@@ -15,6 +15,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/launch/one_process.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -130,20 +131,7 @@ int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dyn
     const LaunchOptions options = parse_options(argc, argv);
     const auto place = environment(options.rendezvous).placement();
     if (place) launcher = inherited_pipe(place->report_fd);
-    if (place && place->world > WorldSize{1}) {
-      throw Error("launch",
-                  place->launcher + " started this process as one of " +
-                      std::to_string(place->world.value()) +
-                      " ranks, and the ranks of this job are threads of one process",
-                  "start it once, with --ranks " + std::to_string(place->world.value()),
-                  place->rank);
-    }
-    if (options.nodes > 1) {
-      throw Error("launch",
-                  "--nodes is " + std::to_string(options.nodes) +
-                      ", and the ranks of this job are threads of one process",
-                  "leave --nodes out, or use Backend<Nccl>");
-    }
+    require_one_process(options, place, {"ranks", "Backend<Nccl>"});
     const auto timeout =
         options.timeout.value_or(environment().timeout().value_or(default_timeout));
     const std::size_t ranks = options.ranks.value_or(default_ranks == dynamic ? 1 : default_ranks);

@@ -165,13 +165,7 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
-    const auto& placed = execution_.place(batch);
-    if constexpr (requires { model_.evaluate(bare_, placed, tally); }) {
-      model_.evaluate(bare_, placed, tally);
-    } else {
-      const auto samples = static_cast<double>(batch.size());
-      tally.add("loss", execution_.forward(model_, bare_, placed) * samples, samples);
-    }
+    evaluate_placed(execution_.place(batch), tally, [&] { return batch.size(); });
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
@@ -186,6 +180,8 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   auto loss_meter() { return execution_.meter(); }
 
  private:
+  template <class, class, class>
+  friend class DpReplica;  // runs a step phase by phase, together with others
   template <class, class>
   friend class Forwarded;
   template <class, class>
@@ -215,11 +211,22 @@ class BasicDdp : public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
     return with_step([&](auto& step) { return execution_.forward(model_, step, batch); });
   }
 
-  template <class Batch>
-  void backward_through(const Batch& batch, bool synchronizes) {
+  /// `gradients` are those of the outputs, where the loss is not this rank's own.
+  template <class Batch, class... Gradient>
+  void backward_through(const Batch& batch, bool synchronizes, const Gradient&... gradients) {
     if constexpr (Traits::tracks) reducer_.begin_backward(synchronizes);
-    with_step([&](auto& step) { model_.backward(step, batch); });
+    with_step([&](auto& step) { model_.backward(step, batch, gradients...); });
     if constexpr (Traits::tracks) reducer_.end_backward();
+  }
+
+  template <class Placed, class Tally, class Samples>
+  void evaluate_placed(const Placed& batch, Tally& tally, const Samples& samples) {
+    if constexpr (requires { model_.evaluate(bare_, batch, tally); }) {
+      model_.evaluate(bare_, batch, tally);
+    } else {
+      const auto count = static_cast<double>(samples());
+      tally.add("loss", execution_.forward(model_, bare_, batch) * count, count);
+    }
   }
 
   // The phases.

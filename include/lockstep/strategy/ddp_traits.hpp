@@ -10,6 +10,7 @@
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/model/output.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
@@ -17,6 +18,8 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/accumulate.hpp"
 #include "lockstep/strategy/buffers.hpp"
+#include "lockstep/strategy/loss_placement.hpp"
+#include "lockstep/strategy/parallel_strategy.hpp"
 #include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/step_execution.hpp"
 #include "lockstep/strategy/unused_parameters.hpp"
@@ -39,8 +42,8 @@ struct DdpTraits {
   using declared_layout = Layout<Model, policy<axes::Buckets>>;
   using buffer_types = typename precision::buffer_types;
   using buffer_layout = BufferLayout<Model, buffer_types>;
-  using bare_step = BareStep<Model, policy<axes::Buckets>, typename choice<axes::Device>::memory,
-                             parameter_types, buffer_types>;
+  using memory = typename choice<axes::Device>::memory;
+  using bare_step = BareStep<Model, policy<axes::Buckets>, memory, parameter_types, buffer_types>;
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
 
@@ -64,6 +67,17 @@ struct DdpTraits {
   /// Must it be known which gradients have arrived? Not with one rank and one batch a step: then a
   /// step costs what the bare model costs.
   static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
+
+  /// Is every rank given a share of somebody's batch?
+  static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
+  /// Is one loss taken of the outputs of all? Then what ranks compute are parts of its gradient,
+  /// and their sum is the whole.
+  static constexpr bool gathers_outputs = scatters && OutputDeclaring<Model> &&
+                                          std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  static constexpr bool sums_gradients = gathers_outputs;
+  /// Otherwise each has the gradient of its own mean. Shares can differ in size, so these are
+  /// weighed before they meet.
+  static constexpr bool weighs_shares = scatters && !gathers_outputs;
 
   /// What gradients of T travel as. Alone, nothing travels.
   template <class T>

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/bucket/pack.cuh"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/typed_storage.hpp"
 #include "lockstep/device/cuda/batch_upload.cuh"
 #include "lockstep/device/cuda/memory.cuh"
@@ -57,27 +58,71 @@ class Execution<Cuda, Traits, Comm> {
     return storage_.get<BatchUpload<Batch>>()(batch, stream());
   }
 
+  /// Samples [first, first + count) of a batch; `room` is the most that any rank has of it.
+  template <class Batch>
+  const auto& place(const Batch& batch, std::size_t first, std::size_t count, std::size_t room)
+    requires requires(BatchUpload<Batch>& upload) {
+      upload(batch, first, count, room, cudaStream_t{});
+    }
+  {
+    return storage_.get<BatchUpload<Batch>>()(batch, first, count, room, stream());
+  }
+
   template <class Model, class TheStep, class Batch>
   Loss forward(Model& model, TheStep& step, const Batch& batch) {
     ++forwards_;
     model.forward(step, batch);
-    return loss();
+    return latest_loss();
+  }
+
+  /// The loss of all replicas' outputs.
+  template <class Model, class TheStep, class Batch, class Outputs, class Gradients>
+  Loss loss(Model& model, TheStep& step, const Batch& batch, const Outputs& outputs,
+            const Gradients& gradients) {
+    ++forwards_;
+    model.loss(step, batch, outputs, gradients);
+    return latest_loss();
+  }
+
+  /// The latest loss becomes the mean of all ranks', of which this one's counts `weight`; one that
+  /// counts nothing has none. **Ranks** all.
+  void average_loss(double weight) {
+    const std::span<double> loss(&kept()->loss, 1);
+    if (weight == 0) {
+      ++forwards_;
+      zero(reinterpret_cast<std::byte*>(loss.data()), loss.size_bytes());
+    } else if (weight != 1) {
+      scale(loss, weight);
+    }
+    comm_.all_reduce(loss, Average{});
+  }
+
+  Loss latest_loss() const { return Loss(comm_, &kept()->loss, forwards_); }
+
+  /// Another GPU's memory is better copied than read again and again.
+  bool is_far_from(const Execution& other) const {
+    return comm_.gpu().index() != other.comm_.gpu().index();
+  }
+  void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream()), "cudaMemcpyAsync");
   }
 
   Meter meter() { return Meter(comm_); }
 
-  /// One micro-batch as part of a graph, or what it takes to have one.
+  /// One micro-batch as part of a graph, or what it takes to have one. `variant` tells batches
+  /// apart that look alike to this rank and not to all.
   template <class Batch, class Enqueue, class Gradients>
-  Loss captured(const Batch& batch, bool last, Gradients& gradients, const Enqueue& enqueue) {
+  Loss captured(const Batch& batch, bool last, Gradients& gradients, const Enqueue& enqueue,
+                std::uint64_t variant = 0) {
     const std::size_t before = gradients.micro_batches();
     storage_.get<StepGraphs<Comm, Batch>>().run(
-        comm_, batch, gradients.holds_gradients(), last, enqueue,
+        comm_, batch, {gradients.holds_gradients(), last, variant}, enqueue,
         [&] {
           gradients.note_replay(last);
           ++forwards_;
         },
         [&] { gradients.rewind(before); });
-    return loss();
+    return latest_loss();
   }
 
   template <class Batch>
@@ -90,6 +135,13 @@ class Execution<Cuda, Traits, Comm> {
   template <class T>
   void add(std::span<T> sum, std::span<const T> more) {
     launch_add<dynamic, PackShape, SameElement<T>>(stream(), sum.data(), more.data(), sum.size());
+  }
+
+  /// values *= factor.
+  template <class T>
+  void scale(std::span<T> values, double factor) {
+    launch_cast<dynamic, PackShape, SameElement<T>, SameElement<T>>(
+        stream(), values.data(), values.data(), factor, values.size());
   }
 
   /// to = from, in another type.
@@ -132,7 +184,6 @@ class Execution<Cuda, Traits, Comm> {
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
   Kept* kept() const { return reinterpret_cast<Kept*>(kept_.data()); }
-  Loss loss() const { return Loss(comm_, &kept()->loss, forwards_); }
 
   Comm& comm_;
   DeviceArena kept_;

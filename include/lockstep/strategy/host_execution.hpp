@@ -72,6 +72,19 @@ class Execution<Cpu, Traits, Comm> {
     return static_cast<double>(model.forward(step, batch));
   }
 
+  /// The loss of all replicas' outputs.
+  template <class Model, class TheStep, class Batch, class Outputs, class Gradients>
+  static double loss(Model& model, TheStep& step, const Batch& batch, const Outputs& outputs,
+                     const Gradients& gradients) {
+    return static_cast<double>(model.loss(step, batch, outputs, gradients));
+  }
+
+  /// Replicas on a host have the same memory.
+  static constexpr bool is_far_from(const Execution&) { return false; }
+  static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
+    std::memcpy(to, from, bytes);
+  }
+
   static Meter meter() { return {}; }
 
   /// sum += more.
@@ -80,6 +93,13 @@ class Execution<Cpu, Traits, Comm> {
     using A = Accumulator<T>;
     for (std::size_t i = 0; i != sum.size(); ++i)
       sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i]));
+  }
+
+  /// values *= factor.
+  template <class T>
+  static void scale(std::span<T> values, double factor) {
+    using A = Accumulator<T>;
+    for (T& value : values) value = static_cast<T>(static_cast<A>(value) * static_cast<A>(factor));
   }
 
   static void zero(std::byte* data, std::size_t bytes) { std::memset(data, 0, bytes); }

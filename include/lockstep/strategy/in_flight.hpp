@@ -16,15 +16,28 @@
 
 namespace lockstep {
 
-/// The handle of an averaging all-reduce of T.
-template <class Comm, class T>
-using AverageWork =
-    decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), Average{}));
+/// How gradients become one: as a value, because nvcc writes a type the way it was reached, which
+/// would be through a job's policies.
+template <bool Sums>
+constexpr auto reduction_of_gradients() {
+  if constexpr (Sums) {
+    return Sum{};
+  } else {
+    return Average{};
+  }
+}
+
+/// The handle of an all-reduce of gradients of T.
+template <class Comm, class T, bool Sums>
+using ReductionWork = decltype(std::declval<Comm&>().all_reduce_async(
+    std::declval<std::span<T>>(), reduction_of_gradients<Sums>()));
 
 /// One place per bucket for the handle of its reduction. Handles stay where they are made, and
 /// their type depends on the bucket's elements: there is a row of places for each element type.
 template <class Traits, class Comm>
 class InFlight {
+  static constexpr bool sums = Traits::sums_gradients;
+
  public:
   explicit InFlight(std::size_t buckets) : buckets_(buckets) { forget(); }
 
@@ -52,15 +65,17 @@ class InFlight {
   struct Start {
     Comm& comm;
     std::span<T> gradients;
-    operator AverageWork<Comm, T>() const { return comm.all_reduce_async(gradients, Average{}); }
+    operator ReductionWork<Comm, T, sums>() const {
+      return comm.all_reduce_async(gradients, reduction_of_gradients<sums>());
+    }
   };
 
   template <class T>
   struct Row {
-    std::unique_ptr<std::optional<AverageWork<Comm, T>>[]> places;
+    std::unique_ptr<std::optional<ReductionWork<Comm, T, sums>>[]> places;
 
     void reset(std::size_t buckets) {
-      places = std::make_unique<std::optional<AverageWork<Comm, T>>[]>(buckets);
+      places = std::make_unique<std::optional<ReductionWork<Comm, T, sums>>[]>(buckets);
     }
   };
 

@@ -21,7 +21,6 @@ struct LossOnOutput : ValuePolicy<axes::LossPlacement> {
 
 /// On every replica, over its own share: no gather, no imbalance.
 struct LossOnReplica : ValuePolicy<axes::LossPlacement> {
-  static constexpr bool built() { return false; }
   static constexpr void fingerprint(Hash& hash) { hash.text("LossOnReplica"); }
 };
 

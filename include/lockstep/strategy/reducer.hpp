@@ -71,12 +71,22 @@ class Reducer {
     readiness_.reset(layout_.plan());
   }
 
+  /// What this rank's micro-batches count from now on, beside 1 for each rank on average.
+  void weigh(double weight)
+    requires(Traits::weighs_shares)
+  {
+    weight_ = weight;
+  }
+
   template <class Tensor>
   void ready() {
     const auto& plan = layout_.plan();
     readiness_.mark(Tensor::index, plan.placements[Tensor::index].bucket);
-    if (holds_gradients())
-      add_scratch<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>(Tensor::index);
+    using T = ElementOf<Traits::parameter_types::of(Tensor::info.element)>;
+    if constexpr (Traits::weighs_shares) {
+      if (weight_ != 1) scale_written<T>(Tensor::index);
+    }
+    if (holds_gradients()) add_scratch<T>(Tensor::index);
     if constexpr (starts_early) {
       if (synchronizes_) start_complete();
     }
@@ -89,6 +99,13 @@ class Reducer {
       throw Error("backward", "no gradient came for " + readiness_.missing_names(),
                   "let backward write and mark every parameter, or add UnusedParameters<Zero>");
     }
+    ++micro_batches_;
+  }
+
+  /// A micro-batch in which this rank has no samples: it counts as zeros, and uses no parameter.
+  void sit_out(bool synchronizes) {
+    begin_backward(synchronizes);
+    take_unused_as_zero();
     ++micro_batches_;
   }
 
@@ -105,7 +122,8 @@ class Reducer {
         if constexpr (starts_early) {
           works_.template wait<typename Traits::template travelling<T>>(b);
         } else {
-          comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes), Average{});
+          comm_.all_reduce(elements_at<T>(gradients_, bucket.offset, bucket.bytes),
+                           reduction_of_gradients<Traits::sums_gradients>());
         }
       });
     }
@@ -174,6 +192,14 @@ class Reducer {
     }
   }
 
+  /// The gradient that the model has just written counts more or less than another rank's.
+  template <class T>
+  void scale_written(std::size_t parameter) {
+    const auto& place = layout_.plan().placements[parameter];
+    std::byte* const arena = holds_gradients() ? scratch_->data() : gradients_;
+    execution_.scale(elements_at<T>(arena, place.offset, place.bytes), weight_);
+  }
+
   template <class T>
   void add_scratch(std::size_t parameter) {
     const auto& place = layout_.plan().placements[parameter];
@@ -205,6 +231,7 @@ class Reducer {
   std::size_t next_ = 0;           // the bucket that is to start next
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   bool synchronizes_ = false;
+  double weight_ = 1;
   Usage used_{};
 };
 

@@ -14,6 +14,15 @@
 
 namespace lockstep {
 
+/// What else two micro-batches must have in common to be one graph: whether gradients are added to
+/// earlier ones, whether the step ends, and whatever tells apart what looks alike to one rank.
+struct GraphKind {
+  bool adds;
+  bool last;
+  std::uint64_t variant;
+  friend bool operator==(const GraphKind&, const GraphKind&) = default;
+};
+
 /// A graph holds addresses and sizes, so a batch in another place or of another shape needs a graph
 /// of its own. A batch that is met for the first time runs call by call, as everything does that
 /// allocates or loads on first use; the second time it is captured.
@@ -25,13 +34,13 @@ class StepGraphs {
   /// Runs one micro-batch. `enqueue()` gives it to the stream; after a replay `note()` does what
   /// enqueue does on the host beside that; `undo()` takes that back after a capture that failed.
   template <class Enqueue, class Note, class Undo>
-  void run(Comm& comm, const Batch& batch, bool adds, bool last, const Enqueue& enqueue,
+  void run(Comm& comm, const Batch& batch, const GraphKind& kind, const Enqueue& enqueue,
            const Note& note, const Undo& undo) {
     if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
       give_up(comm, "batches of this type cannot be compared: it needs operator==");
       enqueue();
     } else {
-      const std::size_t found = find(batch, adds, last);
+      const std::size_t found = find(batch, kind);
       const Way way = choose(found);
       if (!all_choose(comm, way, found) || way == Way::by_calls) {
         enqueue();
@@ -64,19 +73,15 @@ class StepGraphs {
 
   struct Entry {
     Batch batch;
-    bool adds;
-    bool last;
+    GraphKind kind;
     std::uint64_t met = 0;
     std::optional<Graph> graph;
   };
 
-  std::size_t find(const Batch& batch, bool adds, bool last) {
+  std::size_t find(const Batch& batch, const GraphKind& kind) {
     std::size_t i = 0;
-    while (i != graphs_.size() &&
-           !(graphs_[i].batch == batch && graphs_[i].adds == adds && graphs_[i].last == last)) {
-      ++i;
-    }
-    if (i == graphs_.size() && i != most) graphs_.push_back(Entry{batch, adds, last, 0, {}});
+    while (i != graphs_.size() && !(graphs_[i].batch == batch && graphs_[i].kind == kind)) ++i;
+    if (i == graphs_.size() && i != most) graphs_.push_back(Entry{batch, kind, 0, {}});
     return i;
   }
 

@@ -20,6 +20,7 @@
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
+#include "lockstep/strategy/in_flight.hpp"
 
 namespace lockstep {
 
@@ -30,6 +31,7 @@ template <class Traits, class Comm, class Gradients>
 class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
+  static constexpr auto reduction = reduction_of_gradients<Traits::sums_gradients>();
 
  public:
   Updater(Comm& comm, const layout& where, std::byte* parameters)
@@ -53,7 +55,7 @@ class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve
       for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
         const auto mine = elements_at<T>(gradients.gradients(), run.offset, run.bytes);
         // Nobody else reads this slice of anybody's gradients: it may be overwritten at once.
-        comm_.reduce_slice(mine, Average{}, [&](std::size_t at, std::span<const T> averages) {
+        comm_.reduce_slice(mine, reduction, [&](std::size_t at, std::span<const T> averages) {
           std::copy(averages.begin(), averages.end(), &mine[at]);
         });
         squares += sum_of_squares<T>(mine.subspan(slice.begin, slice.count()));
@@ -64,7 +66,7 @@ class Updater : public UpdateClock<typename Traits::rule, typename Traits::curve
       for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
         with_pass<T>(run, slice, 1, [&](const auto& pass) {
           comm_.reduce_slice(elements_at<T>(gradients.gradients(), run.offset, run.bytes),
-                             Average{}, pass);
+                             reduction, pass);
         });
       });
     }

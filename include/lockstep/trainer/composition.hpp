@@ -9,6 +9,7 @@
 
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
+#include "lockstep/model/output.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor_table.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -46,6 +47,7 @@ enum class Fault {
   captured_on_cpu,
   captured_with_unused,
   captured_with_exact,
+  malformed_output,
 };
 
 /// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
@@ -112,8 +114,8 @@ struct Verdict {
       "choose Backend<Shm> or Backend<Gloo>");
   static_assert(
       F != Fault::shared_without_shm,
-      "lockstep: Sharding<HostShared> needs ranks that share memory; use it with "
-      "ParallelStrategy<DDP>, Device<Cpu> and Backend<Shm>, or choose Sharding<Replicated>");
+      "lockstep: Sharding<HostShared> needs ranks that share memory; use it with Device<Cpu> and "
+      "Backend<Shm>, or choose Sharding<Replicated>");
   static_assert(F != Fault::mixed_on_cpu,
                 "lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or "
                 "leave Precision out");
@@ -131,6 +133,10 @@ struct Verdict {
       F != Fault::captured_with_exact,
       "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
       "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
+  static_assert(
+      F != Fault::malformed_output,
+      "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
+      "ParallelStrategy<DP> to gather it; or use LossOnReplica");
 };
 
 namespace detail {
@@ -241,8 +247,8 @@ consteval Finding find_combination_fault() {
   if (std::is_same_v<TheBackend, Nccl> && std::is_same_v<TheDevice, Cpu>)
     return {Fault::nccl_on_cpu};
   if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared> &&
-      !(std::is_same_v<TheBackend, Shm> && std::is_same_v<TheDevice, Cpu> &&
-        std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>)) {
+      !shares_memory<Pick<axes::ParallelStrategy, Policies>, Pick<axes::Device, Policies>,
+                     Pick<axes::Backend, Policies>>) {
     return {Fault::shared_without_shm};
   }
   using ThePrecision = typename Pick<axes::Precision, Policies>::choice;
@@ -257,8 +263,14 @@ consteval Finding find_combination_fault() {
     if (std::is_same_v<TheDevice, Cpu>) return {Fault::captured_on_cpu};
     if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
       return {Fault::captured_with_unused};
-    if (std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
+    if (std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact> &&
+        std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>)
       return {Fault::captured_with_exact};
+  }
+  if (OutputNaming<Model> && !OutputDeclaring<Model> &&
+      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP> &&
+      std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
+    return {Fault::malformed_output};
   }
   return {};
 }

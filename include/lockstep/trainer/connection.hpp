@@ -51,12 +51,19 @@ struct Connection<Cpu, Shm> {
   }
 };
 
+/// Are replicas in one process? Then they meet in its memory, and a backend, which is how processes
+/// meet, has no say.
+template <class Policies>
+inline constexpr bool is_dp =
+    std::is_same_v<Pick<axes::ParallelStrategy, Policies>, ParallelStrategy<DP>>;
+
 /// The connection of a job's policies.
 template <class Policies>
-using ConnectionOf =
-    Connection<typename Pick<axes::Device, Policies>::choice,
-               std::conditional_t<Pick<axes::World, Policies>::static_size == 1, NoBackend,
-                                  typename Pick<axes::Backend, Policies>::choice>>;
+using ConnectionOf = Connection<
+    typename Pick<axes::Device, Policies>::choice,
+    std::conditional_t<
+        Pick<axes::World, Policies>::static_size == 1, NoBackend,
+        std::conditional_t<is_dp<Policies>, Shm, typename Pick<axes::Backend, Policies>::choice>>>;
 
 template <class Policies>
 using CommunicatorOf = typename ConnectionOf<Policies>::template communicator<Policies>;
@@ -76,8 +83,8 @@ template <class Policies>
 consteval bool trains() {
   using TheDevice = typename Pick<axes::Device, Policies>::choice;
   using TheBackend = typename Pick<axes::Backend, Policies>::choice;
-  if (!std::is_same_v<Pick<axes::ParallelStrategy, Policies>, ParallelStrategy<DDP>>) return false;
-  return Pick<axes::World, Policies>::static_size == 1 || std::is_same_v<TheBackend, Shm> ||
+  return is_dp<Policies> || Pick<axes::World, Policies>::static_size == 1 ||
+         std::is_same_v<TheBackend, Shm> ||
          (std::is_same_v<TheDevice, Cpu> && uses_gloo<TheBackend>) ||
          (std::is_same_v<TheDevice, Cuda> && std::is_same_v<TheBackend, Nccl>);
 }
@@ -87,7 +94,8 @@ template <class Policies>
 consteval bool require_connection() {
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
   constexpr bool by_nccl = std::is_same_v<ConnectionOf<Policies>, Connection<Cuda, Nccl>>;
-  constexpr bool by_gloo = uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
+  constexpr bool by_gloo =
+      !is_dp<Policies> && uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
   static_assert(connected || by_nccl || by_gloo,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");

@@ -2,7 +2,13 @@
 #pragma once
 /// @file Jobs on GPUs whose ranks are threads of one process, or one alone.
 
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
 #include <memory>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
 #include "lockstep/comm/cuda_loopback.cuh"
 #include "lockstep/comm/threads/join.cuh"
@@ -10,6 +16,7 @@
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
 
@@ -37,6 +44,44 @@ struct Connection<Cuda, Shm> {
     return make_thread_communicator<Pick<axes::World, Policies>::static_size>(session.membership(),
                                                                               session.store());
   }
+};
+
+/// Replicas are on the GPUs there are, one each, or in turn with `LOCKSTEP_SHARE_GPUS=1`.
+template <class Policies>
+class ReplicaMeeting<Cuda, Policies> {
+  static constexpr std::size_t static_size = Pick<axes::World, Policies>::static_size;
+  static constexpr bool alone = static_size == 1;
+
+ public:
+  using communicator =
+      std::conditional_t<alone, CudaLoopbackCommunicator, ThreadCommunicator<static_size>>;
+
+  static std::size_t devices() { return std::max<std::size_t>(1, visible_gpus()); }
+
+  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
+      : timeout_(timeout),
+        world_(std::make_shared<threads::SharedWorld>(WorldSize{replicas})),
+        gpus_(replicas) {}
+
+  std::size_t size() const { return gpus_.size(); }
+
+  void prepare(Rank rank) {
+    gpus_[rank.value()] =
+        std::make_shared<Gpu>(Gpu::of(rank, rank.value(), size(), wants_shared_gpus()));
+  }
+  communicator join(Rank rank) {
+    std::shared_ptr<Gpu> gpu = std::move(gpus_[rank.value()]);
+    if constexpr (alone) {
+      return communicator(std::move(gpu));
+    } else {
+      return communicator(world_, rank, std::move(gpu), timeout_);
+    }
+  }
+
+ private:
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<threads::SharedWorld> world_;
+  std::vector<std::shared_ptr<Gpu>> gpus_;
 };
 
 }  // namespace lockstep

@@ -21,6 +21,9 @@ consteval auto compose_ddp() {
     return std::type_identity<RejectedDdp>{};
   } else {
     using Policies = CanonicalPolicies<Ps...>;
+    static_assert(!is_dp<Policies>,
+                  "lockstep: DistributedDataParallel is ParallelStrategy<DDP>; the wrapper of "
+                  "ParallelStrategy<DP> is DataParallel");
     static_assert(trains<Policies>(),
                   "lockstep: this version does not train with this strategy and backend; README.md "
                   "says what works");

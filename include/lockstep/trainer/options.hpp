@@ -3,6 +3,7 @@
 /// @file The options of the command line that are the trainer's.
 
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -17,7 +18,8 @@ namespace lockstep {
 struct TrainerOptions {
   Seed seed{0};     ///< `--seed N`: of initial parameters, of shuffling, of ranks
   std::string log;  ///< `--log FILE`: a line of JSON for every epoch, appended
-  std::vector<std::string> arguments;  ///< the program's own, its name first
+  std::optional<std::size_t> replicas;  ///< `--replicas N`: of `ParallelStrategy<DP>`
+  std::vector<std::string> arguments;   ///< the program's own, its name first
 };
 
 /// Takes the trainer's options out of a program's arguments. `--log FILE` and `--log=FILE` alike;
@@ -30,7 +32,7 @@ inline TrainerOptions parse_trainer_options(const std::vector<std::string>& argu
     if (argument == "--") ours = false;
     const std::size_t equals = argument.find('=');
     const std::string_view name = argument.substr(0, equals);
-    if (i == 0 || !ours || (name != "--log" && name != "--seed")) {
+    if (i == 0 || !ours || (name != "--log" && name != "--seed" && name != "--replicas")) {
       options.arguments.emplace_back(argument);
       continue;
     }
@@ -41,6 +43,8 @@ inline TrainerOptions parse_trainer_options(const std::vector<std::string>& argu
                                                                     : argument.substr(equals + 1);
     if (name == "--log") {
       options.log = value;
+    } else if (name == "--replicas") {
+      options.replicas = parse_number(name, value);
     } else {
       options.seed = Seed{parse_number(name, value)};
     }

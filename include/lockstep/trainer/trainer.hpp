@@ -24,13 +24,13 @@
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
-#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/composition.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/run_log.hpp"
+#include "lockstep/trainer/training.hpp"
 
 namespace lockstep {
 
@@ -38,14 +38,16 @@ namespace lockstep {
 template <class Model, class Policies>
 class BasicTrainer : public ComposedJob<Model, Policies> {
   using Base = ComposedJob<Model, Policies>;
-  using Comm = CommunicatorOf<Policies>;
+  using Training = TrainingOf<Model, Policies>;
+  using Comm = typename Training::communicator;
 
  public:
   using typename Base::layout;
   using remainder = typename Base::template policy<axes::Sampler>::remainder;
   using sampler =
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
-  using replica = BasicDdp<Model, Policies, Comm>;
+  using replica = typename Training::replica;
+  static constexpr bool is_one_process = is_dp<Policies>;
   static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. **Ranks** all.
@@ -53,14 +55,15 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   explicit BasicTrainer(Session& session, Model model = {}, TrainerOptions options = {})
       : session_(session),
         options_(std::move(options)),
-        comm_(make_communicator<Policies>(session)),
-        ddp_(comm_, std::move(model), options_.seed),
+        comm_(Training::communicate(session)),
+        ddp_(Training::make(session, comm_, std::move(model), options_)),
         display_(session.rank() == Rank{0} ? detect_terminal(stdout) : Terminal{}),
         log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
     sampler_options_.seed = options_.seed;
     // Where ranks fill all cores, a loading thread would only take time from the model.
-    const bool has_free_cores =
-        std::thread::hardware_concurrency() > session.membership().local_world;
+    std::size_t busy = session.membership().local_world;
+    if constexpr (is_one_process) busy = ddp_.replicas();
+    const bool has_free_cores = std::thread::hardware_concurrency() > busy;
     loader_options_.workers = has_free_cores ? 1 : 0;
   }
 
@@ -76,7 +79,16 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   auto param(Key key) const {
     return ddp_.param(key);
   }
-  replica& ddp() { return ddp_; }
+  replica& ddp()
+    requires(!is_one_process)
+  {
+    return ddp_;
+  }
+  replica& dp()
+    requires(is_one_process)
+  {
+    return ddp_;
+  }
 
   /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. Ranks must agree on them;
   /// every epoch begins with a look at that.
@@ -97,7 +109,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   }
 
   /// One batch of this rank: forward, backward, reduce, update (the last two once per
-  /// `Accumulate<N>`). Returns this rank's loss. **Ranks** all. **Host** blocks.
+  /// `Accumulate<N>`). Returns this rank's loss. With `ParallelStrategy<DP>` there is one rank, and
+  /// its replicas share the batch. **Ranks** all. **Host** blocks.
   template <class Batch>
   typename replica::Loss step(const Batch& batch) {
     require_all_ranks("step");
@@ -139,6 +152,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// **Ranks** all. **Host** blocks.
   void barrier() {
     require_all_ranks("barrier");
+    if constexpr (is_one_process) ddp_.synchronize();
     comm_.barrier();
   }
 

@@ -104,6 +104,17 @@ class ThreadCommunicator {
   /// have made the calls that it has made.
   void synchronize() { member_->synchronize(); }
 
+  /// **Host** blocks until all ranks have made the call. **Stream** what any rank's compute stream
+  /// is given next comes after what all of them hold at the call.
+  void order_streams() {
+    start(
+        Call{}, nullptr, nullptr, false, [](Offers) {},
+        [&](const threads::Lanes& lanes, Offers ranks, std::uint64_t ticket) {
+          lanes.run(ranks, ticket, [](const threads::Lane&) {});
+        })
+        .wait();
+  }
+
   /// data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
   void all_reduce(Data&& data, Op op = {}) {

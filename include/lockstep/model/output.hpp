@@ -1,0 +1,89 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Models in two parts: outputs for every sample, and the loss that is taken of them.
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+
+namespace lockstep {
+
+/// What a model says of one sample before the loss is taken: `using Output = OutputOf<float, 10>;`.
+/// A model that has one has, beside forward and backward,
+///
+///     void predict(auto& step, const Batch& batch, auto outputs);
+///     float loss(auto& step, const Batch& batch, auto outputs, auto gradients);
+///     void backward(auto& step, const Batch& batch, auto gradients);
+///
+/// `predict` writes a row of outputs for each sample; `loss` gives the mean over a batch and writes
+/// its gradient by every output; `backward` goes on from there. Under `ParallelStrategy<DP>` with
+/// `LossOnOutput`, replicas predict and go backward with their shares, and `loss` is called once,
+/// with the whole batch. Rows are views whose first extent is the number of samples. On a GPU,
+/// `loss` writes to `step.loss()` what it would return.
+///
+/// Where an extent is `dynamic` the model says all of them: `output_extents() const`, an array.
+template <FloatingElement T, std::size_t... E>
+struct OutputOf {
+  using element = T;
+  using Sizes = std::array<std::size_t, sizeof...(E)>;
+
+  template <class Model>
+  static Sizes sizes(const Model& model) {
+    if constexpr (((E == dynamic) || ...)) {
+      return model.output_extents();
+    } else {
+      return Sizes{E...};
+    }
+  }
+};
+
+namespace detail {
+template <class T>
+inline constexpr bool is_output = false;
+template <class T, std::size_t... E>
+inline constexpr bool is_output<OutputOf<T, E...>> = true;
+}  // namespace detail
+
+template <class M>
+concept OutputNaming = requires { typename M::Output; };
+
+/// Has its outputs and its loss apart.
+template <class M>
+concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Output>;
+
+/// Reports the first part that such a model misses, as a sentence. Called where a batch's type is
+/// first known; `Written` and `Read` are rows of outputs.
+template <class M, class Step, class Batch, class Whole, class Written, class Read>
+consteval bool require_parts() {
+  constexpr bool predict = requires(M& model, Step& step, const Batch& batch, Written rows) {
+    model.predict(step, batch, rows);
+  };
+  constexpr bool loss =
+      requires(M& model, Step& step, const Whole& batch, Read outputs, Written gradients) {
+        model.loss(step, batch, outputs, gradients);
+      };
+  constexpr bool number = requires(Step& step) {
+    *step.loss();
+  } || requires(M& model, Step& step, const Whole& batch, Read outputs, Written gradients) {
+    { model.loss(step, batch, outputs, gradients) } -> std::convertible_to<double>;
+  };
+  constexpr bool backward = requires(M& model, Step& step, const Batch& batch, Read gradients) {
+    model.backward(step, batch, gradients);
+  };
+  static_assert(predict,
+                "lockstep: the model declares an Output and does not write it; give it void "
+                "predict(auto& step, const Batch& batch, auto outputs), or use LossOnReplica");
+  static_assert(!predict || loss,
+                "lockstep: the model declares an Output and takes no loss of it; give it float "
+                "loss(auto& step, const Batch& batch, auto outputs, auto gradients)");
+  static_assert(!loss || number, "lockstep: the model's loss(...) does not return a number");
+  static_assert(!number || backward,
+                "lockstep: the model declares an Output and does not go on from its gradient; give "
+                "it void backward(auto& step, const Batch& batch, auto gradients)");
+  return predict && loss && number && backward;
+}
+
+}  // namespace lockstep

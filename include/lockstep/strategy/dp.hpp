@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
+
+#include <algorithm>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/strategy/dp_replica.hpp"
+#include "lockstep/strategy/replica_crew.hpp"
+#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/topology/world.hpp"
+
+namespace lockstep {
+
+/// How many replicas, and how long they wait for each other.
+struct DpOptions {
+  std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
+  Seed seed{0};
+  std::chrono::milliseconds timeout = default_timeout;
+};
+
+namespace detail {
+/// A model for another replica: a copy, or what a model that cannot be copied makes of itself.
+template <class Model>
+Model replicate(const Model& model) {
+  if constexpr (requires { model.replicate(); }) {
+    return model.replicate();
+  } else {
+    static_assert(std::copy_constructible<Model>,
+                  "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this "
+                  "one cannot be copied; let it be, or give it Model replicate() const");
+    return model;
+  }
+}
+}  // namespace detail
+
+/// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
+/// the parameters. A batch is cut into shares, replicas run them at the same time, and the step is
+/// that of one model over the whole batch. `Meeting` is where replicas get their communicators.
+///
+/// Replicas stay, and their parameters with them: every replica applies the same update. What a
+/// program changes in the model itself after construction must be changed in all
+/// (`for_each_model`), because unlike PyTorch's they are not copied anew for every batch.
+///
+/// All members are called by the thread that has made the object, which is replica 0.
+template <class Model, class Policies, class Meeting>
+class BasicDp {
+  using Traits = DdpTraits<Model, Policies>;
+  using Comm = typename Meeting::communicator;
+  using Replica = DpReplica<Model, Policies, Comm>;
+  static constexpr std::size_t static_replicas = Traits::template policy<axes::World>::static_size;
+
+ public:
+  using model_type = Model;
+  using Loss = typename Replica::Loss;
+
+  /// **Host** blocks until all replicas are there and have the same initial parameters.
+  explicit BasicDp(DpOptions options = {}, Model model = {})
+      : meeting_(count(options.replicas), options.timeout),
+        crew_(meeting_.size()),
+        replicas_(meeting_.size()),
+        parts_(meeting_.size()) {
+    std::vector<std::optional<Model>> models(replicas());
+    crew_.run(
+        [&](std::size_t i) {
+          meeting_.prepare(Rank{i});
+          if (i != 0) models[i].emplace(detail::replicate(std::as_const(model)));
+        },
+        [&](std::size_t i) {
+          replicas_[i] = std::make_unique<Replica>(
+              meeting_.join(Rank{i}), i == 0 ? std::move(model) : std::move(*models[i]),
+              options.seed);
+        });
+    if constexpr (Traits::gathers_outputs) {
+      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[0]);
+    }
+  }
+  BasicDp(const BasicDp&) = delete;
+  BasicDp& operator=(const BasicDp&) = delete;
+  ~BasicDp() {
+    crew_.run([&](std::size_t i) { replicas_[i]->settle(); },
+              [&](std::size_t i) { replicas_[i].reset(); });
+  }
+
+  std::size_t replicas() const { return replicas_.size(); }
+
+  /// The wrapped model: the first replica's.
+  Model& model() { return first().model(); }
+  const Model& model() const { return first().model(); }
+  /// `f(model)` for every replica's.
+  template <class F>
+  void for_each_model(F&& f) {
+    for (const auto& replica : replicas_) f(replica->ddp().model());
+  }
+
+  /// Shares in proportion to these numbers, one for each replica, where devices are not alike; with
+  /// none, all get the same again.
+  void set_shares(std::vector<double> weights) {
+    bool positive = true;
+    for (const double weight : weights) positive = positive && weight > 0;
+    if (!positive || (!weights.empty() && weights.size() != replicas())) {
+      throw Error("set_shares",
+                  std::to_string(weights.size()) + " numbers for " + std::to_string(replicas()) +
+                      " replicas" + (positive ? "" : ", not all of them above zero"),
+                  "give every replica a number above zero");
+    }
+    weights_ = std::move(weights);
+  }
+
+  /// The optimizer's numbers: `dp.optimizer().lr = 0.01`. All replicas follow them.
+  auto& optimizer() { return first().optimizer(); }
+  auto& schedule() { return first().schedule(); }
+  double learning_rate() const { return first().learning_rate(); }
+  std::uint64_t updates() const { return first().updates(); }
+  void set_epoch(std::uint64_t epoch) {
+    for (const auto& replica : replicas_) replica->ddp().set_epoch(epoch);
+  }
+
+  template <class Key>
+  auto param(Key key) const {
+    return first().param(key);
+  }
+  /// The first replica's: of what the others write to their buffers, nothing is kept.
+  template <class Key>
+  auto buffer(Key key) const {
+    return first().buffer(key);
+  }
+
+  /// The first replica's own, of its latest share.
+  template <class Key>
+  auto grad(Key key) const {
+    return first().grad(key);
+  }
+
+  /// Writes parameters and buffers anew, on all replicas: `f(initial)`. **Host** blocks.
+  template <class F>
+  void initialize(F&& f, Seed seed = {}) {
+    crew_.run([&](std::size_t i) { replicas_[i]->ddp().initialize(f, seed); });
+  }
+
+  /// The first replica's buffers, on all. **Host** blocks.
+  void synchronize_buffers() {
+    crew_.run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
+  }
+
+  /// **Host** blocks until every replica's device is idle.
+  void synchronize() {
+    if constexpr (requires(Comm& comm) { comm.synchronize(); })
+      crew_.run([&](std::size_t i) { replicas_[i]->synchronize(); });
+  }
+
+  /// One micro-batch: replicas run their shares and, with the last of `Accumulate<N>`, update the
+  /// parameters. Returns the loss of the whole batch. What a model throws comes out with its
+  /// replica's number, of several the first's; the batch is then as if it had not been. (Unless
+  /// replicas keep parameters of their own, `Sharding<Replicated>` or a GPU, and backward fails:
+  /// they have begun to communicate, and the job is over. So it is with `CapturedStep`.) **Host**
+  /// blocks, or on a GPU enqueues.
+  template <class Batch>
+  Loss step(const Batch& batch) {
+    if constexpr (Traits::alone) {
+      return first().step(batch);
+    } else {
+      const Cut cut = scatter(batch);
+      const bool last = replicas_[0]->completes();
+      if constexpr (Traits::captures) {
+        run_captured(batch, cut, last);
+      } else {
+        run_phases(batch, cut, last);
+      }
+      return whole_loss();
+    }
+  }
+
+  /// The loss of a batch, with nothing kept for backward. **Host** blocks.
+  template <class Batch>
+  Loss evaluate(const Batch& batch) {
+    if constexpr (Traits::alone) {
+      return first().evaluate(batch);
+    } else {
+      run_to_loss(
+          batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
+          [&](std::size_t i) { replicas_[i]->average_losses(); });
+      return whole_loss();
+    }
+  }
+  /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss. Every
+  /// replica has a tally of its own; they are added up. **Host** blocks.
+  template <class Batch, class Tally>
+  void evaluate(const Batch& batch, Tally& tally) {
+    if constexpr (Traits::alone) {
+      first().evaluate(batch, tally);
+    } else if constexpr (Traits::gathers_outputs &&
+                         !Replica::template has_evaluation<Batch, Tally>) {
+      const double loss = evaluate(batch);
+      const auto samples = static_cast<double>(parts_[0].all);
+      tally.add("loss", loss * samples, samples);
+    } else {
+      const Cut cut = scatter(batch);
+      std::vector<Tally> tallies(replicas());
+      crew_.run([&](std::size_t i) { take(i, batch, cut); },
+                [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
+      for (const Tally& part : tallies)
+        for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
+    }
+  }
+
+  /// How many graphs `CapturedStep` has made for batches of this type.
+  template <class Batch>
+  std::size_t captured_graphs()
+    requires(Traits::captures)
+  {
+    return first().template captured_graphs<Batch>();
+  }
+
+  /// What adds up the losses of many steps.
+  auto loss_meter() { return first().loss_meter(); }
+
+ private:
+  auto& first() { return replicas_[0]->ddp(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).ddp(); }
+
+  static std::size_t count(std::size_t wanted) {
+    if (wanted == 0) throw Error("DP", "no replicas are wanted", "ask for one at least");
+    if (wanted == dynamic)
+      wanted = static_replicas == dynamic ? Meeting::devices() : static_replicas;
+    require_world<static_replicas>(WorldSize{wanted}, Rank{0});
+    return wanted;
+  }
+
+  /// Counts everybody's samples, and makes room for their outputs.
+  template <class Batch>
+  Cut scatter(const Batch& batch) {
+    static_assert(require_scattering<Batch>());
+    const Cut cut{replicas(), weights_};
+    std::size_t all = 0;
+    std::size_t largest = 0;
+    for (std::size_t i = 0; i != replicas(); ++i) {
+      const std::size_t samples = samples_of(batch, cut, i);
+      parts_[i].samples = {all, samples};
+      all += samples;
+      largest = std::max(largest, samples);
+    }
+    if (all == 0)
+      throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
+    for (Part& part : parts_) {
+      part.all = all;
+      part.largest = largest;
+    }
+    if constexpr (Traits::gathers_outputs) make_room(batch, all);
+    return cut;
+  }
+
+  template <class Batch>
+  void make_room(const Batch& batch, std::size_t all) {
+    if (all != samples_of(batch, Cut{}, 0)) {
+      throw Error("DP", "parts of the batch differ in size, and some samples would be left out",
+                  "give all parts the same size, or use LossOnReplica");
+    }
+    if (all <= replicas_[0]->output_capacity()) return;
+    synchronize();  // what is there may be in use
+    crew_.run([&](std::size_t i) { replicas_[i]->reserve_outputs(all); });
+  }
+
+  template <class Batch>
+  void take(std::size_t i, const Batch& batch, const Cut& cut) {
+    replicas_[i]->follow(*replicas_[0]);
+    replicas_[i]->take(batch, cut, parts_[i]);
+  }
+
+  template <class Batch>
+  void run_phases(const Batch& batch, const Cut& cut, bool last) {
+    bool backward_began = false;
+    try {
+      run_to_loss(
+          batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); },
+          [&](std::size_t i) {
+            if (i == 0) backward_began = true;
+            replicas_[i]->template backward<Batch>(last);
+          },
+          [&](std::size_t i) {
+            if (last) replicas_[i]->update();
+          });
+    } catch (...) {
+      if (backward_began) {
+        for (const auto& replica : replicas_) replica->forget_step();
+      }
+      throw;
+    }
+  }
+
+  /// All of it as one graph, which depends on everybody's share.
+  template <class Batch>
+  void run_captured(const Batch& batch, const Cut& cut, bool last) {
+    std::vector<std::uint64_t> digests(replicas());
+    crew_.run(
+        [&](std::size_t i) {
+          take(i, batch, cut);
+          digests[i] = replicas_[i]->template digest<Batch>();
+        },
+        [&](std::size_t i) {
+          Hash variant;
+          for (const std::uint64_t digest : digests) variant.number(digest);
+          if constexpr (Traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
+          replicas_[i]->template run_captured<Batch>(last, variant.value());
+        });
+  }
+
+  /// Up to the loss, and whatever follows. `forward` is for a model that has its loss as output.
+  template <class Batch, class Forward, class... Then>
+  void run_to_loss(const Batch& batch, const Cut& cut, const Forward& forward,
+                   const Then&... then) {
+    const auto share = [&](std::size_t i) { take(i, batch, cut); };
+    if constexpr (Traits::gathers_outputs) {
+      crew_.run(
+          share, [&](std::size_t i) { replicas_[i]->template predict<Batch>(); },
+          [&](std::size_t i) { replicas_[i]->template take_loss<Batch>(); }, then...);
+    } else {
+      crew_.run(share, forward, then...);
+    }
+  }
+
+  /// The mean over all samples.
+  Loss whole_loss() const {
+    if constexpr (Traits::gathers_outputs || !Replica::losses_are_numbers) {
+      return replicas_[0]->loss();
+    } else {
+      double loss = 0;
+      for (const auto& replica : replicas_) loss += replica->loss_part();
+      return loss;
+    }
+  }
+
+  Meeting meeting_;
+  ReplicaCrew crew_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  std::vector<Part> parts_;      // of the batch that is under way
+  std::vector<double> weights_;  // of `set_shares`
+};
+
+}  // namespace lockstep

@@ -1,0 +1,353 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file One replica of `ParallelStrategy<DP>`: a rank of DDP that is led through its steps.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/core/hash.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/model/output.hpp"
+#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/gathered_outputs.hpp"
+#include "lockstep/strategy/scatter.hpp"
+
+namespace lockstep {
+
+/// A replica's part of a batch: which of the samples that take part, and of how many.
+struct Part {
+  Rows samples;
+  std::size_t all = 0;
+  std::size_t largest = 0;  // replica's number of samples
+};
+
+/// Its members are the phases of a step, each called on this replica's thread; whatever is between
+/// two of them is the caller's. What fails before replicas begin to communicate is only thrown;
+/// from then on all others are told, and the job is over.
+template <class Model, class Policies, class Comm>
+class DpReplica {
+  using Ddp = BasicDdp<Model, Policies, Comm>;
+  using Traits = DdpTraits<Model, Policies>;
+  using Executing = typename Ddp::Executing;
+
+ public:
+  using Loss = typename Ddp::Loss;
+  /// Or do they stay on their device?
+  static constexpr bool losses_are_numbers = std::is_same_v<Loss, double>;
+
+  /// **Ranks** all replicas. **Host** blocks until all have come.
+  DpReplica(Comm comm, Model model, Seed seed)
+      : comm_(std::move(comm)), ddp_(comm_, std::move(model), seed) {}
+
+  Ddp& ddp() { return ddp_; }
+  const Ddp& ddp() const { return ddp_; }
+
+  /// Will the next micro-batch complete a step?
+  bool completes() const { return ddp_.reducer_.micro_batches() + 1 >= Traits::micro_batches; }
+
+  /// The optimizer's numbers are the first replica's.
+  void follow(DpReplica& first) {
+    if (this == &first) return;
+    ddp_.optimizer() = first.ddp_.optimizer();
+    ddp_.schedule() = first.ddp_.schedule();
+  }
+
+  void synchronize()
+    requires requires(Comm& comm) { comm.synchronize(); }
+  {
+    comm_.synchronize();
+  }
+
+  /// The end: others may be at work on memory of this one.
+  void settle() {
+    if constexpr (requires(Comm& comm) { comm.synchronize(); }) {
+      try {
+        comm_.synchronize();
+      } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
+      }
+    }
+  }
+
+  /// The first replica's buffers are everybody's before every forward.
+  void synchronize_buffers() {
+    if constexpr (Traits::broadcasts_buffers) ddp_.guard([&] { ddp_.synchronize_buffers(); });
+  }
+
+  // What is gathered on the first replica.
+
+  void join_outputs(DpReplica& root)
+    requires(Traits::gathers_outputs)
+  {
+    outputs_.join(root.outputs_, ddp_.execution_.is_far_from(root.ddp_.execution_));
+  }
+  std::size_t output_capacity() const { return outputs_.capacity(); }
+  void reserve_outputs(std::size_t rows) { outputs_.reserve(ddp_.model_, rows); }
+
+  // A step.
+
+  /// Takes its share of a batch.
+  template <class Batch>
+  void take(const Batch& batch, const Cut& cut, const Part& part) {
+    part_ = part;
+    if constexpr (Traits::weighs_shares) ddp_.reducer_.weigh(weight());
+    if constexpr (Traits::gathers_outputs) {
+      if (is_root()) place_of<Whole<Batch>>().at = &ddp_.execution_.place(batch);
+    }
+    if (has_samples()) placed<Batch>().at = &place(batch, cut);
+  }
+
+  template <class Batch>
+  void forward() {
+    synchronize_buffers();
+    if (has_samples()) loss_.emplace(ddp_.forward_through(share<Batch>(), false));
+  }
+
+  /// Where a loss stays on its device, that of all samples is made there.
+  void average_losses() {
+    if constexpr (!losses_are_numbers && Traits::weighs_shares)
+      ddp_.guard([&] { ddp_.execution_.average_loss(weight()); });
+  }
+
+  /// Where parameters are shared nothing travels before backward is over, and all may think again.
+  template <class Batch>
+  void backward(bool last) {
+    average_losses();
+    if constexpr (Traits::shares_parameters) {
+      run_backward<Batch>(last);
+    } else {
+      ddp_.guard([&] { run_backward<Batch>(last); });
+    }
+  }
+
+  /// The step of all, once its last micro-batch is there.
+  void update() { ddp_.run_reduce_and_update(); }
+
+  /// Forgets the micro-batches of a step whose backward has failed somewhere.
+  void forget_step() { ddp_.reducer_.finish_step(); }
+
+  // A step whose loss is taken of all outputs: after `take`, and before `backward`.
+
+  template <class Batch>
+  void predict() {
+    using Outputs = decltype(outputs_.outputs(Rows{}));
+    using Gradients = decltype(outputs_.gradients(Rows{}));
+    static_assert(require_parts<Model, typename Ddp::step_type, Share<Batch>, Whole<Batch>, Outputs,
+                                Gradients>());
+    synchronize_buffers();
+    if (!has_samples()) return;
+    ddp_.with_step([&](auto& step) {
+      ddp_.model_.predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+    });
+    outputs_.deliver(ddp_.execution_, part_.samples);
+  }
+
+  template <class Batch>
+  void take_loss() {
+    await_others();
+    if (!is_root()) return;
+    loss_.emplace(ddp_.with_step([&](auto& step) {
+      return ddp_.execution_.loss(ddp_.model_, step, *place_of<Whole<Batch>>().at,
+                                  outputs_.all_outputs(part_.all),
+                                  outputs_.all_gradients(part_.all));
+    }));
+  }
+
+  // A step as one graph, after `take`. It is captured by all replicas together, so there is no
+  // time to think again.
+
+  /// Tells shares in other places and of other sizes apart.
+  template <class Batch>
+  std::uint64_t digest() {
+    Hash hash;
+    hash.number(part_.samples.count);
+    if constexpr (std::has_unique_object_representations_v<Share<Batch>>) {
+      if (has_samples()) {
+        const Share<Batch>& own = share<Batch>();
+        hash.text({reinterpret_cast<const char*>(&own), sizeof own});
+      }
+    }
+    return hash.value();
+  }
+
+  template <class Batch>
+  void run_captured(bool last, std::uint64_t variant) {
+    static_assert(std::default_initializable<Share<Batch>>,
+                  "lockstep: a step of DP can be captured for batches that can be empty; give the "
+                  "batch a default constructor, or leave CapturedStep out");
+    const Share<Batch> nothing{};
+    ddp_.guard([&] {
+      if (last) ddp_.updater_.begin();
+      ddp_.execution_.captured(
+          has_samples() ? share<Batch>() : nothing, last, ddp_.reducer_,
+          [&] { enqueue<Batch>(last); }, variant);
+    });
+  }
+
+  // Evaluation, after `take`.
+
+  template <class Batch>
+  void evaluate() {
+    synchronize_buffers();
+    if (has_samples())
+      loss_.emplace(ddp_.execution_.forward(ddp_.model_, ddp_.bare_, share<Batch>()));
+  }
+  template <class Batch, class Tally>
+  void evaluate(Tally& tally) {
+    synchronize_buffers();
+    if (has_samples())
+      ddp_.evaluate_placed(share<Batch>(), tally, [&] { return part_.samples.count; });
+  }
+  /// Has the model an evaluation of its own?
+  template <class Batch, class Tally>
+  static constexpr bool has_evaluation =
+      requires(Model& model, typename Ddp::bare_step& step, const Batch& batch, Tally& tally) {
+        model.evaluate(step, batch, tally);
+      };
+
+  /// Its part of the mean over all samples.
+  double loss_part() const {
+    if (!has_samples()) return 0;
+    return loss_.value() *
+           (static_cast<double>(part_.samples.count) / static_cast<double>(part_.all));
+  }
+  Loss loss() const {
+    if constexpr (losses_are_numbers) {
+      return loss_.value();
+    } else {
+      return ddp_.execution_.latest_loss();
+    }
+  }
+
+ private:
+  bool is_root() const { return comm_.rank() == Rank{0}; }
+  bool has_samples() const { return part_.samples.count != 0; }
+
+  /// Gradients are averaged over replicas: one that has more than the mean of all counts more.
+  double weight() const {
+    return static_cast<double>(comm_.world_size().value() * part_.samples.count) /
+           static_cast<double>(part_.all);
+  }
+
+  /// **Stream** after what all replicas have enqueued. On the host, what they did is done.
+  void await_others() {
+    if constexpr (requires { comm_.order_streams(); }) ddp_.guard([&] { comm_.order_streams(); });
+  }
+
+  template <class Batch>
+  void run_backward(bool last) {
+    if constexpr (Traits::gathers_outputs) await_others();
+    if (!has_samples()) {
+      ddp_.reducer_.sit_out(last);
+    } else if constexpr (Traits::gathers_outputs) {
+      outputs_.fetch(ddp_.execution_, part_.samples);
+      ddp_.backward_through(share<Batch>(), last, outputs_.gradients(part_.samples));
+    } else {
+      ddp_.backward_through(share<Batch>(), last);
+    }
+  }
+
+  template <class Batch>
+  void enqueue(bool last) {
+    if constexpr (Traits::gathers_outputs) {
+      predict<Batch>();
+      take_loss<Batch>();
+    } else {
+      forward<Batch>();
+      average_losses();
+    }
+    run_backward<Batch>(last);
+    if (last) ddp_.updater_.reduce_and_update(ddp_.reducer_);
+  }
+
+  // Shares.
+
+  /// What the model is given for all of a `Batch`.
+  template <class Batch>
+  using Whole =
+      std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
+
+  /// Can a device be given rows of a batch as they are?
+  template <class Batch>
+  static constexpr bool places_rows = requires(Executing& execution, const Batch& batch,
+                                               std::size_t n) { execution.place(batch, n, n, n); };
+  /// The whole batch is there already, on the first replica's device.
+  template <class Batch>
+  static constexpr bool has_whole = Traits::gathers_outputs && !std::is_same_v<Whole<Batch>, Batch>;
+
+  template <class Batch>
+  const auto& place(const Batch& batch, const Cut& cut) {
+    if constexpr (has_whole<Batch>) {
+      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, SharePlaced<Batch>>,
+                    "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
+                    "give what the batch becomes there slice(first, count), or use LossOnReplica");
+      if (is_root()) return cut_out(*place_of<Whole<Batch>>().at, cut);
+    }
+    return place_share(batch, cut);
+  }
+
+  template <class Batch>
+  const auto& place_share(const Batch& batch, const Cut& cut) {
+    if constexpr (places_rows<Batch>) {
+      const Rows rows = cut.rows(batch.size(), comm_.rank().value());
+      return ddp_.execution_.place(batch, rows.first, rows.count, part_.largest);
+    } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
+      return ddp_.execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
+    } else {
+      return ddp_.execution_.place(cut_out(batch, cut));
+    }
+  }
+  template <class Batch>
+  using SharePlaced = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place_share(
+      std::declval<const Batch&>(), Cut{}))>;
+
+  /// Its share of something that can be cut, kept here.
+  template <class Whole>
+  const ShareOf<Whole>& cut_out(const Whole& whole, const Cut& cut) {
+    auto& share = storage_.get<std::optional<ShareOf<Whole>>>();
+    take_share(whole, cut, comm_.rank().value(), share);
+    return share.value();
+  }
+
+  /// What the model is given for its share of a `Batch`.
+  template <class Batch>
+  using Share = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
+      std::declval<const Batch&>(), Cut{}))>;
+
+  /// Where it is. (A share and a whole batch may have one type.)
+  template <class Placed>
+  struct Place {
+    const Placed* at = nullptr;
+  };
+  template <class Batch>
+  struct SharePlace : Place<Share<Batch>> {};
+  template <class Placed>
+  Place<Placed>& place_of() {
+    return storage_.get<Place<Placed>>();
+  }
+  template <class Batch>
+  auto& placed() {
+    return storage_.get<SharePlace<Batch>>();
+  }
+  template <class Batch>
+  const Share<Batch>& share() {
+    return *placed<Batch>().at;
+  }
+
+  Comm comm_;
+  Ddp ddp_;
+  TypedStorage storage_;
+  Part part_;
+  std::optional<Loss> loss_;
+  [[no_unique_address]] typename std::conditional_t<
+      Traits::gathers_outputs,
+      std::type_identity<GatheredOutputs<Model, typename Traits::memory, Executing>>,
+      std::type_identity<NothingGathered>>::type outputs_;
+};
+
+}  // namespace lockstep

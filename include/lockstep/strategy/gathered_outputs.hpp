@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The outputs of all replicas in one tensor, in order, and their gradients.
+
+#include <array>
+#include <cstddef>
+#include <cuda/std/array>
+#include <functional>
+#include <numeric>
+#include <optional>
+
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/output.hpp"
+#include "lockstep/strategy/shares.hpp"
+
+namespace lockstep {
+
+namespace detail {
+/// Named by numbers alone, for nvcc, as `make_view` does it.
+template <class Memory, bool Const, class T, std::size_t... E>
+auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
+                 const std::array<std::size_t, sizeof...(E)>& sizes) {
+  cuda::std::array<std::size_t, sizeof...(E) + 1> extents{rows};
+  for (std::size_t i = 0; i != sizes.size(); ++i) extents[i + 1] = sizes[i];
+  return make_view<Memory, Const, element_kind<T>(), dynamic, E...>(
+      data, Extents<dynamic, E...>(extents));
+}
+}  // namespace detail
+
+/// One replica's view of them. The tensors are the first replica's, and replicas on its device, as
+/// all are on a CPU, read and write their rows in place: gathering is nothing. Others have memory
+/// of their own for their rows, and copy.
+template <class Model, class Memory, class Executing>
+class GatheredOutputs {
+  using Output = typename Model::Output;
+
+ public:
+  /// Where its rows are gathered.
+  void join(GatheredOutputs& root, bool is_far) {
+    root_ = &root;
+    is_far_ = is_far;
+  }
+
+  std::size_t capacity() const { return capacity_; }
+
+  /// Makes room for `rows`. Nobody may be at work on them.
+  void reserve(const Model& model, std::size_t rows) {
+    sizes_ = Output::sizes(model);
+    capacity_ = rows;
+    if (root_ != this && !is_far_) return;
+    outputs_.emplace(rows * row_bytes());
+    gradients_.emplace(rows * row_bytes());
+  }
+
+  /// A replica's rows of the outputs, to write.
+  auto outputs(Rows rows) const { return view<false>(*here().outputs_, here(rows)); }
+  /// They are where the others' are.
+  void deliver(Executing& execution, Rows rows) const {
+    if (!is_far_) return;
+    execution.copy(root_->at(*root_->outputs_, rows.first), outputs_->data(),
+                   rows.count * row_bytes());
+  }
+
+  /// A replica's rows of the gradients, to read: after `fetch`.
+  auto gradients(Rows rows) const { return view<true>(*here().gradients_, here(rows)); }
+  void fetch(Executing& execution, Rows rows) const {
+    if (!is_far_) return;
+    execution.copy(gradients_->data(), root_->at(*root_->gradients_, rows.first),
+                   rows.count * row_bytes());
+  }
+
+  /// All rows, for the loss.
+  auto all_outputs(std::size_t rows) const { return view<true>(*root_->outputs_, {0, rows}); }
+  auto all_gradients(std::size_t rows) const { return view<false>(*root_->gradients_, {0, rows}); }
+
+ private:
+  using Arena = typename Executing::Arena;
+
+  const GatheredOutputs& here() const { return is_far_ ? *this : *root_; }
+  Rows here(Rows rows) const { return is_far_ ? Rows{0, rows.count} : rows; }
+
+  std::size_t row_bytes() const {
+    return std::accumulate(sizes_.begin(), sizes_.end(), sizeof(typename Output::element),
+                           std::multiplies<>());
+  }
+  std::byte* at(const Arena& arena, std::size_t row) const {
+    return arena.data() + row * row_bytes();
+  }
+  template <bool Const>
+  auto view(const Arena& arena, Rows rows) const {
+    return detail::output_view<Memory, Const>(Output{}, at(arena, rows.first), rows.count, sizes_);
+  }
+
+  GatheredOutputs* root_ = this;
+  bool is_far_ = false;
+  std::size_t capacity_ = 0;
+  typename Output::Sizes sizes_{};
+  std::optional<Arena> outputs_;
+  std::optional<Arena> gradients_;
+};
+
+/// Where a model's loss is its output, there is nothing to gather.
+struct NothingGathered {};
+
+}  // namespace lockstep

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The threads of `ParallelStrategy<DP>`: one for each replica, the caller's among them.
+
+#include <pthread.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <thread>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/quiet_thread.hpp"
+#include "lockstep/comm/shm/control.hpp"
+#include "lockstep/comm/shm/wait.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/launch/failure.hpp"
+
+namespace lockstep {
+
+/// Replica 0 is the thread that calls `run`, always the same one; the others wait in between. What
+/// is to be done comes to them through a pointer, as to every thread: once a step.
+class ReplicaCrew {
+ public:
+  explicit ReplicaCrew(std::size_t replicas)
+      : patience_(shm::Patience::for_ranks(replicas)), errors_(replicas) {
+    workers_.reserve(replicas - 1);
+    try {
+      without_signals([&] {
+        for (std::size_t i = 1; i < replicas; ++i) workers_.emplace_back([this, i] { work(i); });
+      });
+    } catch (...) {  // the system has no more threads
+      dismiss();
+      throw;
+    }
+  }
+
+  ReplicaCrew(const ReplicaCrew&) = delete;
+  ReplicaCrew& operator=(const ReplicaCrew&) = delete;
+  ~ReplicaCrew() { dismiss(); }
+
+  std::size_t size() const { return errors_.size(); }
+
+  /// Calls every phase with the number of each replica, on its thread. All are done with a phase
+  /// before any begins the next. Where one throws, nobody begins the next, and when all are done
+  /// that of the first replica which does not only suffer from another's is thrown here, with the
+  /// replica's number. **Host** blocks until all are done.
+  template <class... Phases>
+  void run(const Phases&... phases) {
+    using All = std::tuple<const Phases&...>;
+    const All all(phases...);
+    has_failed_.store(false, std::memory_order_relaxed);
+    for (std::exception_ptr& error : errors_) error = nullptr;
+    errand_ = &run_phases<All>;
+    phases_ = &all;
+    shm::publish(begun_, ++errands_);
+    run_phases<All>(*this, 0);
+    if (has_failed_.load(std::memory_order_relaxed)) throw_first();
+  }
+
+ private:
+  template <class All>
+  static void run_phases(ReplicaCrew& crew, std::size_t replica) {
+    std::apply(
+        [&](const auto&... phase) { static_cast<void>((crew.run_phase(phase, replica) && ...)); },
+        *static_cast<const All*>(crew.phases_));
+  }
+
+  /// Is there a next one?
+  template <class Phase>
+  bool run_phase(const Phase& phase, std::size_t replica) {
+    try {
+      phase(replica);
+    } catch (...) {
+      errors_[replica] = std::current_exception();
+      has_failed_.store(true, std::memory_order_relaxed);
+    }
+    return meet();
+  }
+
+  /// Whoever comes last decides for all whether they go on: one that is fast may fail in the next
+  /// phase before another has left this one.
+  bool meet() {
+    const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
+      arrived_.store(0, std::memory_order_relaxed);
+      goes_on_ = !has_failed_.load(std::memory_order_relaxed);
+      shm::publish(met_, before + 1);
+    } else {
+      shm::wait_for(met_, before + 1, patience_, [] {});
+    }
+    return goes_on_;
+  }
+
+  void work(std::size_t replica) {
+    ::pthread_setname_np(::pthread_self(), ("replica " + std::to_string(replica)).c_str());
+    for (std::uint64_t errand = 1;; ++errand) {
+      shm::wait_for(begun_, errand, patience_, [] {});
+      if (errand_ == nullptr) return;
+      errand_(*this, replica);
+    }
+  }
+
+  void dismiss() {
+    errand_ = nullptr;
+    shm::publish(begun_, ++errands_);
+    workers_.clear();
+  }
+
+  [[noreturn]] void throw_first() {
+    std::size_t first = size();
+    for (std::size_t i = 0; i != size(); ++i) {
+      if (!errors_[i]) continue;
+      const bool original = !Failure::of(errors_[i]).consequence;
+      if (original || first == size()) first = i;
+      if (original) break;
+    }
+    throw_of(first);
+  }
+
+  /// One replica alone is nobody's but the caller's.
+  [[noreturn]] void throw_of(std::size_t replica) {
+    const std::exception_ptr thrown = std::exchange(errors_[replica], nullptr);
+    if (size() == 1) std::rethrow_exception(thrown);
+    const Failure failure = Failure::of(thrown);
+    const std::string who = "replica " + std::to_string(replica);
+    const Error named(
+        failure.operation.empty() ? who : who + ", " + failure.operation, failure.problem,
+        failure.advice.empty() ? "see what is wrong with its share of the batch" : failure.advice);
+    try {
+      std::rethrow_exception(thrown);
+    } catch (...) {
+      std::throw_with_nested(failure.consequence ? named.as_consequence() : named);
+    }
+  }
+
+  shm::Patience patience_;
+  shm::Counter begun_{};  // errands that were given out
+  shm::Counter met_{};    // phases that all are done with
+  std::atomic<std::size_t> arrived_{0};
+  std::atomic<bool> has_failed_{false};
+  bool goes_on_ = false;
+  void (*errand_)(ReplicaCrew&, std::size_t) = nullptr;
+  const void* phases_ = nullptr;
+  std::uint64_t errands_ = 0;
+  std::vector<std::exception_ptr> errors_;  // by replica
+  std::vector<std::jthread> workers_;
+};
+
+}  // namespace lockstep

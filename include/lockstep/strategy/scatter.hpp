@@ -1,0 +1,228 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A replica's share of a batch: batches, arrays and views are cut, containers of them
+/// recursed into, and everything else is shared.
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cuda/std/array>
+#include <cuda/std/mdspan>
+#include <limits>
+#include <map>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/strategy/shares.hpp"
+
+namespace lockstep {
+
+/// Writes its rows [first, first + count) to another batch, whose memory it reuses.
+template <class B>
+concept SlicedInto = requires(const B& batch, std::size_t n, B& out) {
+  { batch.size() } -> std::convertible_to<std::size_t>;
+  batch.slice(n, n, out);
+  requires std::default_initializable<B>;
+};
+
+/// Gives its rows [first, first + count) as another batch, or as a view.
+template <class B>
+concept Sliced = requires(const B& batch, std::size_t n) {
+  { batch.size() } -> std::convertible_to<std::size_t>;
+  batch.slice(n, n);
+};
+
+/// How T is cut: `sizes(value, f)` calls `f(size)` for everything in it that is, and
+/// `take(value, rows_of)` gives one replica's share, where `rows_of(size)` are its rows of `size`.
+/// What has nothing to cut is shared: a reference to it, not a copy.
+template <class T>
+struct Cutting {
+  static constexpr bool cuts = false;
+  static void sizes(const T&, const auto&) {}
+  static const T& take(const T& value, const auto&) { return value; }
+};
+
+template <class T>
+inline constexpr bool is_cut = Cutting<T>::cuts;
+
+/// One replica's share of a T.
+template <class T>
+using ShareOf =
+    decltype(Cutting<T>::take(std::declval<const T&>(), std::declval<Rows (&)(std::size_t)>()));
+
+template <class B>
+  requires SlicedInto<B> || Sliced<B>
+struct Cutting<B> {
+  static constexpr bool cuts = true;
+  static void sizes(const B& batch, const auto& f) { f(batch.size()); }
+  static auto take(const B& batch, const auto& rows_of) {
+    const Rows rows = rows_of(batch.size());
+    if constexpr (SlicedInto<B>) {
+      B share;
+      batch.slice(rows.first, rows.count, share);
+      return share;
+    } else {
+      return batch.slice(rows.first, rows.count);
+    }
+  }
+};
+
+template <class T, std::size_t Extent>
+struct Cutting<std::span<T, Extent>> {
+  static constexpr bool cuts = true;
+  static void sizes(std::span<T, Extent> values, const auto& f) { f(values.size()); }
+  static std::span<T> take(std::span<T, Extent> values, const auto& rows_of) {
+    const Rows rows = rows_of(values.size());
+    return values.subspan(rows.first, rows.count);
+  }
+};
+
+template <class T, class Allocator>
+struct Cutting<std::vector<T, Allocator>> {
+  using Values = std::vector<T, Allocator>;
+  static constexpr bool cuts = true;
+  static void sizes(const Values& values, const auto& f) { f(values.size()); }
+  static Values take(const Values& values, const auto& rows_of) {
+    const Rows rows = rows_of(values.size());
+    const auto first = values.begin() + static_cast<std::ptrdiff_t>(rows.first);
+    return Values(first, first + static_cast<std::ptrdiff_t>(rows.count));
+  }
+};
+
+/// Row-major, along the first extent.
+template <class T, std::size_t First, std::size_t... Rest, class Accessor>
+struct Cutting<cuda::std::mdspan<T, cuda::std::extents<std::size_t, First, Rest...>,
+                                 cuda::std::layout_right, Accessor>> {
+  template <std::size_t... E>
+  using Tensor = cuda::std::mdspan<T, cuda::std::extents<std::size_t, E...>,
+                                   cuda::std::layout_right, Accessor>;
+  static constexpr bool cuts = true;
+  static void sizes(const Tensor<First, Rest...>& tensor, const auto& f) { f(tensor.extent(0)); }
+  static auto take(const Tensor<First, Rest...>& tensor, const auto& rows_of) {
+    using Share = Tensor<dynamic, Rest...>;
+    const Rows rows = rows_of(tensor.extent(0));
+    cuda::std::array<std::size_t, sizeof...(Rest) + 1> extents{rows.count};
+    std::size_t row = 1;
+    for (std::size_t i = 1; i <= sizeof...(Rest); ++i) row *= extents[i] = tensor.extent(i);
+    return Share(tensor.data_handle() + rows.first * row,
+                 typename Share::mapping_type(typename Share::extents_type(extents)));
+  }
+};
+
+template <class... Ts>
+  requires(is_cut<Ts> || ...)
+struct Cutting<std::tuple<Ts...>> {
+  static constexpr bool cuts = true;
+  static void sizes(const std::tuple<Ts...>& values, const auto& f) {
+    std::apply([&](const auto&... value) { (Cutting<Ts>::sizes(value, f), ...); }, values);
+  }
+  static auto take(const std::tuple<Ts...>& values, const auto& rows_of) {
+    return std::apply(
+        [&](const auto&... value) {
+          return std::tuple<ShareOf<Ts>...>(Cutting<Ts>::take(value, rows_of)...);
+        },
+        values);
+  }
+};
+
+template <class A, class B>
+  requires(is_cut<A> || is_cut<B>)
+struct Cutting<std::pair<A, B>> {
+  static constexpr bool cuts = true;
+  static void sizes(const std::pair<A, B>& values, const auto& f) {
+    Cutting<A>::sizes(values.first, f);
+    Cutting<B>::sizes(values.second, f);
+  }
+  static auto take(const std::pair<A, B>& values, const auto& rows_of) {
+    return std::pair<ShareOf<A>, ShareOf<B>>(Cutting<A>::take(values.first, rows_of),
+                                             Cutting<B>::take(values.second, rows_of));
+  }
+};
+
+template <class T, std::size_t N>
+  requires is_cut<T>
+struct Cutting<std::array<T, N>> {
+  static constexpr bool cuts = true;
+  static void sizes(const std::array<T, N>& values, const auto& f) {
+    for (const T& value : values) Cutting<T>::sizes(value, f);
+  }
+  static auto take(const std::array<T, N>& values, const auto& rows_of) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return std::array<ShareOf<T>, N>{Cutting<T>::take(values[I], rows_of)...};
+    }(std::make_index_sequence<N>{});
+  }
+};
+
+namespace detail {
+template <class Map, class Shares>
+struct MapCutting {
+  using T = typename Map::mapped_type;
+  static constexpr bool cuts = true;
+  static void sizes(const Map& values, const auto& f) {
+    for (const auto& [key, value] : values) Cutting<T>::sizes(value, f);
+  }
+  static Shares take(const Map& values, const auto& rows_of) {
+    Shares shares;
+    for (const auto& [key, value] : values) shares.emplace(key, Cutting<T>::take(value, rows_of));
+    return shares;
+  }
+};
+}  // namespace detail
+
+template <class K, class T, class Less, class Allocator>
+  requires is_cut<T>
+struct Cutting<std::map<K, T, Less, Allocator>>
+    : detail::MapCutting<std::map<K, T, Less, Allocator>, std::map<K, ShareOf<T>, Less>> {};
+
+template <class K, class T, class Hasher, class Equal, class Allocator>
+  requires is_cut<T>
+struct Cutting<std::unordered_map<K, T, Hasher, Equal, Allocator>>
+    : detail::MapCutting<std::unordered_map<K, T, Hasher, Equal, Allocator>,
+                         std::unordered_map<K, ShareOf<T>, Hasher, Equal>> {};
+
+/// Puts replica `i`'s share of a batch into `share`, in the memory of the one before it where the
+/// batch can do that.
+template <class Batch>
+void take_share(const Batch& batch, const Cut& cut, std::size_t i,
+                std::optional<ShareOf<Batch>>& share) {
+  if constexpr (SlicedInto<Batch>) {
+    const Rows rows = cut.rows(batch.size(), i);
+    if (!share) share.emplace();
+    batch.slice(rows.first, rows.count, *share);
+  } else {
+    share.emplace(Cutting<Batch>::take(batch, [&](std::size_t size) { return cut.rows(size, i); }));
+  }
+}
+
+/// How many samples replica `i` gets: those of the first thing that is cut. None where it gets
+/// nothing of another: as with PyTorch, only replicas run that have a part of everything.
+template <class Batch>
+std::size_t samples_of(const Batch& batch, const Cut& cut, std::size_t i) {
+  std::size_t samples = 0;
+  std::size_t fewest = std::numeric_limits<std::size_t>::max();
+  bool first = true;
+  Cutting<Batch>::sizes(batch, [&](std::size_t size) {
+    const std::size_t count = cut.rows(size, i).count;
+    if (std::exchange(first, false)) samples = count;
+    fewest = std::min(fewest, count);
+  });
+  return fewest == 0 ? 0 : samples;
+}
+
+/// Says in words that a batch has nothing to cut.
+template <class Batch>
+consteval bool require_scattering() {
+  static_assert(is_cut<Batch>,
+                "lockstep: ParallelStrategy<DP> cannot cut this batch into shares; give it size() "
+                "and void slice(first, count, out) const, or use spans, vectors or views");
+  return is_cut<Batch>;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file From policies to the communicators of replicas.
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <thread>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/shm/communicator.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/trainer/axes.hpp"
+
+namespace lockstep {
+
+/// How the replicas of `ParallelStrategy<DP>` meet, which are threads of one process: made once,
+/// then each has `prepare` and `join` called on its own thread. `prepare` may fail on one alone.
+template <class Device, class Policies>
+class ReplicaMeeting;
+
+template <class Policies>
+class ReplicaMeeting<Cpu, Policies> {
+  static constexpr std::size_t static_size = Pick<axes::World, Policies>::static_size;
+  static constexpr bool alone = static_size == 1;
+
+ public:
+  using communicator = std::conditional_t<
+      alone, LoopbackCommunicator,
+      ShmCommunicator<static_size, typename Pick<axes::Progress, Policies>::choice>>;
+
+  static std::size_t devices() {
+    return std::max<std::size_t>(1, std::thread::hardware_concurrency());
+  }
+
+  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
+      : size_(replicas), timeout_(timeout), files_(replicas) {
+    if constexpr (!alone) files_[0] = shm::Engine::make_file(WorldSize{replicas});
+  }
+
+  std::size_t size() const { return size_; }
+
+  void prepare(Rank rank) {
+    if constexpr (!alone) {
+      if (rank != Rank{0})
+        files_[rank.value()] = shm::Engine::open(shm::Engine::address(files_[0]));
+    }
+  }
+  communicator join(Rank rank) {
+    if constexpr (alone) {
+      return {};
+    } else {
+      return communicator(rank, WorldSize{size_}, std::move(files_[rank.value()]), timeout_);
+    }
+  }
+
+ private:
+  std::size_t size_;
+  std::chrono::milliseconds timeout_;
+  std::vector<shm::MemoryFile> files_;
+};
+
+/// Where the replicas of a job's policies meet.
+template <class Policies>
+using ReplicaMeetingOf = ReplicaMeeting<typename Pick<axes::Device, Policies>::choice, Policies>;
+
+}  // namespace lockstep

@@ -1,0 +1,66 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What a trainer drives, by strategy: a rank of DDP, or all replicas of DP.
+
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/comm/loopback.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/dp.hpp"
+#include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/replica_meeting.hpp"
+
+namespace lockstep {
+
+/// `communicator` is what the trainer itself uses, among ranks; `replica` is what steps.
+template <class Model, class Policies>
+struct DdpTraining {
+  using communicator = CommunicatorOf<Policies>;
+  using replica = BasicDdp<Model, Policies, communicator>;
+
+  /// **Ranks** all. **Host** blocks until all have come.
+  static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
+  static replica make(Session& session, communicator& comm, Model model,
+                      const TrainerOptions& options) {
+    if (options.replicas) {
+      throw Error("launch", "--replicas was given to a job of ParallelStrategy<DDP>",
+                  "give it --ranks, or use ParallelStrategy<DP>", session.rank());
+    }
+    return replica(comm, std::move(model), options.seed);
+  }
+};
+
+/// All replicas are one rank, which has nobody to communicate with.
+template <class Model, class Policies>
+struct DpTraining {
+  using communicator = LoopbackCommunicator;
+  using replica = BasicDp<Model, Policies, ReplicaMeetingOf<Policies>>;
+
+  static communicator communicate(Session& session) {
+    if (session.world() > WorldSize{1}) {
+      throw Error("ParallelStrategy<DP>",
+                  "the job has " + std::to_string(session.world().value()) +
+                      " ranks, and DP is for the devices of one process",
+                  "start it once, with --replicas, or use ParallelStrategy<DDP>", session.rank());
+    }
+    return {};
+  }
+  static replica make(Session& session, communicator&, Model model, const TrainerOptions& options) {
+    DpOptions wanted;
+    if (options.replicas) wanted.replicas = *options.replicas;
+    wanted.seed = options.seed;
+    wanted.timeout = session.membership().timeout;
+    return replica(wanted, std::move(model));
+  }
+};
+
+template <class Model, class Policies>
+using TrainingOf =
+    std::conditional_t<is_dp<Policies>, DpTraining<Model, Policies>, DdpTraining<Model, Policies>>;
+
+}  // namespace lockstep

@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+// DP on GPUs, whose replicas may share one: dp --replicas N [CHECK]
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <random>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/ddp_checks.cuh"
+#include "lockstep/lockstep.cuh"
+
+namespace {
+
+using namespace lockstep;
+using namespace train;
+using gpu_test::all_parameters;
+using gpu_test::close;
+using gpu_test::downloaded;
+using gpu_test::Floats;
+using gpu_test::require;
+
+template <class Model, class... Ps>
+using Dp = DataParallel<Model, Device<Cuda>, Ps...>;
+
+/// Every number of a job on the CPU.
+std::vector<double> numbers_on_cpu(const auto& job) {
+  std::vector<double> all;
+  PlainMlp<1, 1, 1>::for_each_parameter(job, [&](const auto& view) {
+    all.insert(all.end(), view.data_handle(), view.data_handle() + view.size());
+  });
+  return all;
+}
+
+void require_numbers(auto& dp, const std::vector<double>& want, const std::string& how) {
+  dp.synchronize();
+  std::size_t k = 0;
+  PlainMlp<1, 1, 1>::for_each_parameter(dp, [&](const auto& view) {
+    for (const auto value : downloaded(view)) {
+      require(close(static_cast<double>(value), want[k], 1e-9),
+              how + ": number " + std::to_string(k) + " is " + std::to_string(value) +
+                  ", one device on the whole batch has " + std::to_string(want[k]));
+      ++k;
+    }
+  });
+  require(k == want.size(), how + ": how many numbers");
+}
+
+/// Random networks and batches, divisible or not and smaller than the number of replicas: the
+/// replicas together are the CPU alone.
+template <template <class, std::size_t, std::size_t, std::size_t> class Net, std::size_t Micro = 1>
+void check_whole(std::size_t replicas, const std::string& how) {
+  std::mt19937 random(11);
+  const auto pick = [&](std::size_t most) { return random() % most + 1; };
+  for (int round = 0; round < 4; ++round) {
+    const std::size_t in = pick(40), hidden = pick(50), out = pick(6) + 1, rows = pick(24);
+    Net<double, dynamic, dynamic, dynamic> on_gpu;
+    PlainMlp<dynamic, dynamic, dynamic> on_cpu;
+    on_gpu.in = on_cpu.in = in;
+    on_gpu.hidden = on_cpu.hidden = hidden;
+    on_gpu.out = on_cpu.out = out;
+    Dp<decltype(on_gpu), Optimizer<AdamW>, Clip<0.5>, Accumulate<Micro>> dp({.replicas = replicas},
+                                                                            std::move(on_gpu));
+    LoopbackCommunicator alone;
+    BasicDdp<decltype(on_cpu),
+             CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>, Accumulate<Micro>>,
+             LoopbackCommunicator>
+        cpu(alone, on_cpu);
+    if (round % 2 == 1) {
+      std::vector<double> weights(replicas);
+      for (double& weight : weights) weight = static_cast<double>(pick(5));
+      dp.set_shares(weights);
+    }
+    const std::string text = how + ", network " + std::to_string(in) + "-" +
+                             std::to_string(hidden) + "-" + std::to_string(out) + ", " +
+                             std::to_string(rows) + " rows, round " + std::to_string(round);
+    for (std::size_t s = 0; s < 12; ++s) {
+      const std::size_t size = s % 4 == 3 ? (rows + 1) / 2 : rows;
+      const Samples whole = reference_batch(size, in, out, s % 5, 0);
+      const double loss = dp.step(labelled<double>(whole));
+      const double want = cpu.step(whole);
+      require(close(loss, want, 1e-9), text + ": the loss of step " + std::to_string(s) + " is " +
+                                           std::to_string(loss) + ", should be " +
+                                           std::to_string(want));
+      const double again = dp.evaluate(labelled<double>(whole));
+      require(close(again, cpu.evaluate(whole), 1e-9), text + ": evaluation");
+    }
+    require_numbers(dp, numbers_on_cpu(cpu), text);
+  }
+}
+
+using Plain = GpuPlainMlp<float, 20, 32, 4>;
+using Split = GpuSplitMlp<float, 20, 32, 4>;
+
+/// Trains, and returns the losses and the parameters.
+template <class Net, class... Ps>
+std::pair<std::vector<double>, std::string> run_job(std::size_t replicas, std::size_t steps,
+                                                    std::size_t* graphs = nullptr) {
+  Dp<Net, Ps...> dp({.replicas = replicas});
+  dp.optimizer().lr = 0.02;
+  std::vector<double> losses;
+  for (std::size_t s = 0; s < steps; ++s) {
+    const std::size_t rows = s % 4 == 3 ? 5 : 12;  // the last of an epoch is smaller
+    losses.push_back(dp.step(labelled<float>(reference_batch(rows, 20, 4, s % 2, 0))));
+  }
+  dp.synchronize();
+  if constexpr ((std::is_same_v<Ps, CapturedStep> || ...))
+    *graphs = dp.template captured_graphs<Floats>();
+  return {losses, all_parameters(dp)};
+}
+
+template <class Net, class... Ps>
+void check_captured_of(std::size_t replicas, const std::string& how) {
+  const auto eager = run_job<Net, Optimizer<AdamW>, Ps...>(replicas, 24);
+  require(run_job<Net, Optimizer<AdamW>, Ps...>(replicas, 24) == eager,
+          how + ": a second run has other bits");
+  std::size_t graphs = 0;
+  require(run_job<Net, Optimizer<AdamW>, CapturedStep, Ps...>(replicas, 24, &graphs) == eager,
+          how + ": captured steps give other bits");
+  require(graphs >= 2, how + ": " + std::to_string(graphs) + " graphs, of two sizes of batch");
+}
+
+void check_captured(std::size_t replicas) {
+  check_captured_of<Plain>(replicas, "the loss on replicas");
+  check_captured_of<Split>(replicas, "the loss of all outputs");
+  check_captured_of<Split, LossOnReplica>(replicas, "LossOnReplica");
+  check_captured_of<Split, Accumulate<2>, Clip<0.5>>(replicas, "clipped, of two micro-batches");
+}
+
+void check_mixed(std::size_t replicas) {
+  constexpr std::size_t steps = 24;
+  const auto exact = run_job<Plain, Optimizer<SGDMomentum>>(replicas, steps);
+  const auto compare = [&](const char* name, const auto& mixed) {
+    for (std::size_t s = 0; s < steps; ++s) {
+      require(close(mixed.first[s], exact.first[s], s < 6 ? 0.05 : 0.4),
+              std::string(name) + ": the loss of step " + std::to_string(s) + " is " +
+                  std::to_string(mixed.first[s]) + ", in float " + std::to_string(exact.first[s]));
+    }
+    require(mixed.second != exact.second, std::string(name) + " has the bits that float has");
+  };
+  compare("bfloat16",
+          run_job<Plain, Optimizer<SGDMomentum>, Precision<Mixed<BFloat16>>>(replicas, steps));
+  compare("half, the loss of all outputs",
+          run_job<Split, Optimizer<SGDMomentum>, Precision<Mixed<Half>>>(replicas, steps));
+  std::size_t graphs = 0;
+  compare("half, captured",
+          run_job<Split, Optimizer<SGDMomentum>, Precision<Mixed<Half>>, CapturedStep>(
+              replicas, steps, &graphs));
+}
+
+/// Fails in forward when it is told to.
+struct Moody : Plain {
+  bool fails = false;
+  Moody replicate() const { return {}; }
+  void forward(auto& step, const auto& batch) {
+    if (fails) throw std::runtime_error("not today");
+    Plain::forward(step, batch);
+  }
+};
+
+/// A model's failure in forward is thrown with its replica, and the job goes on; buffers and unused
+/// parameters are as on the CPU.
+void check_faults(std::size_t replicas) {
+  Dp<Moody> dp({.replicas = replicas}), other({.replicas = replicas});
+  const auto batch = labelled<float>(reference_batch(8, 20, 4, 1, 0));
+  for (int round = 0; round < 3; ++round) {
+    std::size_t i = 0;
+    dp.for_each_model([&](Moody& model) { model.fails = i++ != 0; });
+    std::string said;
+    try {
+      dp.step(batch);
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    require(said.find("replica 1: not today") != std::string::npos, "it said: " + said);
+    dp.for_each_model([](Moody& model) { model.fails = false; });
+    dp.step(batch);
+    other.step(batch);
+  }
+  dp.synchronize();
+  other.synchronize();
+  require(all_parameters(dp) == all_parameters(other), "a failure left something behind");
+}
+
+/// The trainer's loop, with data that is uploaded share by share.
+void check_trainer(std::size_t replicas) {
+  using Job = Trainer<Plain, ParallelStrategy<DP>, Device<Cuda>, CapturedStep, Optimizer<Adam>>;
+  std::vector<float> inputs;
+  std::vector<std::int32_t> labels;
+  const Samples samples = reference_batch(40, 20, 4, 3, 0);
+  for (const double x : samples.x) inputs.push_back(static_cast<float>(x));
+  for (const std::size_t y : samples.y) labels.push_back(static_cast<std::int32_t>(y));
+  const InMemoryDataset<float, std::int32_t> data(inputs, labels);
+  Session session = join_alone();
+  TrainerOptions options;
+  options.replicas = replicas;
+  Job job(session, {}, options);
+  double first = 0;
+  double last = 0;
+  for (auto epoch : job.epochs(20)) {
+    for (const auto& batch : epoch.batches(data, 16)) job.step(batch);
+    const Scores scores = job.evaluate(data, 12);
+    last = scores["loss"];
+    if (epoch.number() == 0) first = last;
+  }
+  require(last < 0.9 * first,
+          "the loss went from " + std::to_string(first) + " to " + std::to_string(last));
+}
+
+void run_checks(std::size_t replicas, const std::string& name) {
+  const auto run = [&](const char* check, auto f) {
+    if (name != "all" && name != check) return;
+    f();
+    std::printf("ok %s, %zu replicas\n", check, replicas);
+  };
+  run("replica", [&] {
+    check_whole<GpuPlainMlp>(replicas, "the loss on replicas");
+    check_whole<GpuPlainMlp, 2>(replicas, "the loss on replicas, two micro-batches");
+  });
+  run("output", [&] {
+    check_whole<GpuSplitMlp>(replicas, "the loss of all outputs");
+    check_whole<GpuSplitMlp, 2>(replicas, "the loss of all outputs, micro-batches");
+  });
+  run("captured", [&] { check_captured(replicas); });
+  run("mixed", [&] { check_mixed(replicas); });
+  run("faults", [&] {
+    if (replicas > 1) check_faults(replicas);
+  });
+  run("trainer", [&] { check_trainer(replicas); });
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (visible_gpus() == 0) {
+    std::puts("compiled and linked; not run: no CUDA device here");
+    return 0;
+  }
+  return launch_one_process(argc, argv, [](Session& session, std::optional<std::size_t> replicas) {
+    const auto& arguments = session.arguments();
+    run_checks(replicas.value_or(2), arguments.size() > 1 ? arguments[1] : "all");
+    return 0;
+  });
+}
