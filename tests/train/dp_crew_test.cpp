@@ -14,6 +14,8 @@
 
 using namespace lockstep;
 
+BOOST_FIXTURE_TEST_SUITE(dp_crew, Watchdog)
+
 namespace {
 
 std::size_t threads_here() {
@@ -33,8 +35,6 @@ std::string words_of(ReplicaCrew& crew, const auto&... phases) {
 }
 
 }  // namespace
-
-BOOST_FIXTURE_TEST_SUITE(dp_crew, Watchdog)
 
 BOOST_AUTO_TEST_CASE(every_replica_has_a_thread_of_its_own_and_the_first_is_the_callers) {
   for (const std::size_t n : {1, 2, 5}) {

@@ -15,6 +15,8 @@
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
+BOOST_FIXTURE_TEST_SUITE(dp_properties, Watchdog)
+
 namespace {
 
 using namespace train;
@@ -140,8 +142,6 @@ void check_properties(const Case& c) {
 }
 
 }  // namespace
-
-BOOST_FIXTURE_TEST_SUITE(dp_properties, Watchdog)
 
 BOOST_AUTO_TEST_CASE(replicas_train_like_one_device_with_momentum) {
   ranks::Chance chance;

@@ -15,6 +15,8 @@
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
+BOOST_FIXTURE_TEST_SUITE(dp_trainer, Watchdog)
+
 namespace {
 
 using namespace lockstep;
@@ -132,8 +134,6 @@ std::pair<int, std::string> run_main(std::vector<std::string> arguments, const a
 }
 
 }  // namespace
-
-BOOST_FIXTURE_TEST_SUITE(dp_trainer, Watchdog)
 
 BOOST_AUTO_TEST_CASE(a_job_trains_alike_with_either_strategy_at_the_same_global_batch) {
   for (const std::size_t n : {1, 2, 3}) {
