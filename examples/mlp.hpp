@@ -27,16 +27,46 @@ struct Mlp {
 
   /// The mean loss of the batch.
   T forward(auto& step, const auto& batch) {
-    run(step, batch);
-    return static_cast<T>(score(batch).loss / static_cast<double>(batch.size()));
+    run(step, batch, resized(outputs_, batch.size(), Classes));
+    return mean_loss(batch, outputs_.data(), outputs_.data());
   }
 
   /// Overwrites all gradients, for the batch that `forward` has just seen.
-  void backward(auto& step, const auto& batch) {
+  void backward(auto& step, const auto& batch) { backward_from(step, batch, outputs_.data()); }
+
+  // The same in two parts, which is what `ParallelStrategy<DP>` with `LossOnOutput` wants: replicas
+  // predict, one loss is taken of all outputs, and replicas go back from its gradient.
+
+  using Output = OutputOf<T, Classes>;
+
+  void predict(auto& step, const auto& batch, auto outputs) { run(step, batch, matrix(outputs)); }
+  T loss(auto&, const auto& batch, auto outputs, auto gradients) {
+    return mean_loss(batch, outputs.data_handle(), gradients.data_handle());
+  }
+  void backward(auto& step, const auto& batch, auto gradients) {
+    backward_from(step, batch, gradients.data_handle());
+  }
+
+  /// Adds the batch's losses and right answers to a tally: `add(name, sum, count)`.
+  void evaluate(auto& step, const auto& batch, auto& tally) {
+    run(step, batch, resized(outputs_, batch.size(), Classes));
+    const Score total = score(batch, outputs_.data(), outputs_.data());
+    tally.add("loss", total.loss, batch.size());
+    tally.add("accuracy", static_cast<double>(total.correct), batch.size());
+  }
+
+ private:
+  struct Score {
+    double loss = 0;
+    std::size_t correct = 0;
+  };
+
+  /// From the gradient of the loss by the outputs.
+  void backward_from(auto& step, const auto& batch, const T* gradients) {
     const auto inputs = rows_of(batch);
     const auto hidden1 = matrix(hidden1_.data(), batch.size(), Hidden);
     const auto hidden2 = matrix(hidden2_.data(), batch.size(), Hidden);
-    const auto errors3 = matrix(outputs_.data(), batch.size(), Classes);
+    const auto errors3 = matrix(gradients, batch.size(), Classes);
 
     matrix(step.grad("fc3.bias"_p)) = errors3.colwise().sum();
     step.ready("fc3.bias"_p);
@@ -57,20 +87,6 @@ struct Mlp {
     matrix(step.grad("fc1.weight"_p)).noalias() = errors1.transpose() * inputs;
     step.ready("fc1.weight"_p);  // and nobody asks for the gradient of the inputs
   }
-
-  /// Adds the batch's losses and right answers to a tally: `add(name, sum, count)`.
-  void evaluate(auto& step, const auto& batch, auto& tally) {
-    run(step, batch);
-    const Score total = score(batch);
-    tally.add("loss", total.loss, batch.size());
-    tally.add("accuracy", static_cast<double>(total.correct), batch.size());
-  }
-
- private:
-  struct Score {
-    double loss = 0;
-    std::size_t correct = 0;
-  };
 
   // Eigen is told no extents at compile time: they gain nothing at these sizes and cost a second
   // set of instantiations for each layer.
@@ -124,7 +140,7 @@ struct Mlp {
   }
 
   /// Up to the last layer's outputs.
-  void run(auto& step, const auto& batch) {
+  void run(auto& step, const auto& batch, auto outputs) {
     auto hidden1 = resized(hidden1_, batch.size(), Hidden);
     linear(hidden1, rows_of(batch), matrix(step.param("fc1.weight"_p)),
            matrix(step.param("fc1.bias"_p)));
@@ -132,20 +148,25 @@ struct Mlp {
     auto hidden2 = resized(hidden2_, batch.size(), Hidden);
     linear(hidden2, hidden1, matrix(step.param("fc2.weight"_p)), matrix(step.param("fc2.bias"_p)));
     relu(hidden2);
-    auto outputs = resized(outputs_, batch.size(), Classes);
     linear(outputs, hidden2, matrix(step.param("fc3.weight"_p)), matrix(step.param("fc3.bias"_p)));
   }
 
-  /// Softmax cross entropy of every row. It leaves the gradient of the mean loss in the place of
-  /// the outputs: (softmax - one at the label) / rows.
-  Score score(const auto& batch) {
+  static T mean_loss(const auto& batch, const T* outputs, T* gradients) {
+    return static_cast<T>(score(batch, outputs, gradients).loss /
+                          static_cast<double>(batch.size()));
+  }
+
+  /// Softmax cross entropy of every row, and the gradient of the mean loss, which may take the
+  /// outputs' place: (softmax - one at the label) / rows.
+  static Score score(const auto& batch, const T* outputs, T* gradients) {
     const T share = T{1} / static_cast<T>(batch.size());
     Score total;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const auto label = static_cast<Eigen::Index>(std::ranges::data(batch.labels)[i]);
       check(label >= 0 && label < static_cast<Eigen::Index>(Classes),
             "labels count from 0 and stay below the number of classes");
-      auto row = matrix<1>(outputs_.data() + i * Classes, 1, Classes);
+      auto row = matrix<1>(gradients + i * Classes, 1, Classes);
+      if (gradients != outputs) row = matrix<1>(outputs + i * Classes, 1, Classes);
       Eigen::Index best = 0;
       row.array() -= row.maxCoeff(&best);  // now no exponential overflows
       total.correct += best == label;

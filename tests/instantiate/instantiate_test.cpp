@@ -5,11 +5,10 @@
 #include <set>
 #include <type_traits>
 
+#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
-
-BOOST_AUTO_TEST_SUITE(instantiate_all)
 
 namespace {
 
@@ -51,60 +50,189 @@ std::uint64_t instantiate() {
 struct Count {
   std::set<std::uint64_t> fingerprints;
   std::size_t legal = 0;
-  std::size_t nccl_on_cpu = 0;
-  std::size_t shared_without_shm = 0;
 };
 
-template <class... Lists>
+/// Instantiates what is legal, and nothing else may be wrong with the rest than `Faults`.
+template <Fault... Faults, class... Lists>
 Count instantiate_product(Lists... lists) {
   Count count;
   for_each_product(
       [&]<class... Ps>() {
-        if constexpr (composition_fault<Net, Ps...> == Fault::none) {
+        constexpr Fault fault = composition_fault<Net, Ps...>;
+        static_assert(fault == Fault::none || ((fault == Faults) || ...));
+        if constexpr (fault == Fault::none) {
           count.fingerprints.insert(instantiate<Composed<Net, Ps...>>());
           ++count.legal;
-        } else if constexpr (composition_fault<Net, Ps...> == Fault::shared_without_shm) {
-          ++count.shared_without_shm;
-        } else {
-          static_assert(composition_fault<Net, Ps...> == Fault::nccl_on_cpu);
-          ++count.nccl_on_cpu;
         }
       },
       lists...);
   return count;
 }
 
+using Strategies = List<ParallelStrategy<DDP>, ParallelStrategy<DP>>;
+using Devices = List<Device<Cpu>, Device<Cuda>>;
+using Backends = List<Backend<Shm>, Backend<Gloo>, Backend<Nccl>, Backend<Hierarchical<Shm, Gloo>>>;
+
+/// The rules of composition once more, as a reader of the documents would put them.
+template <class Strategy, class TheDevice, class TheBackend, class TheSharding, class Execution,
+          class Unused, class TheSampler, class ThePrecision>
+constexpr Fault expected_fault() {
+  constexpr bool cpu = std::is_same_v<TheDevice, Device<Cpu>>;
+  constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
+  if (cpu && std::is_same_v<TheBackend, Backend<Nccl>>) return Fault::nccl_on_cpu;
+  if (std::is_same_v<TheSharding, Sharding<HostShared>> &&
+      !(cpu && (dp || std::is_same_v<TheBackend, Backend<Shm>>))) {
+    return Fault::shared_without_shm;
+  }
+  if (!std::is_same_v<ThePrecision, Precision<AsDeclared>> && cpu) return Fault::mixed_on_cpu;
+  if (std::is_same_v<Execution, CapturedStep>) {
+    if (cpu) return Fault::captured_on_cpu;
+    if (std::is_same_v<Unused, UnusedParameters<Zero>>) return Fault::captured_with_unused;
+    if (!dp && std::is_same_v<TheSampler, Sampler<Distributed, Exact>>)
+      return Fault::captured_with_exact;
+  }
+  return Fault::none;
+}
+
+/// All parameters are float, which mixed precision wants.
+struct Floats {
+  using Parameters = ParameterList<Parameter<"w", float, 2>>;
+};
+
 }  // namespace
 
-BOOST_AUTO_TEST_CASE(strategies_devices_backends_samplers_and_worlds) {
-  const Count count = instantiate_product(
-      List<ParallelStrategy<DDP>, ParallelStrategy<DP>>{}, List<Device<Cpu>, Device<Cuda>>{},
-      List<Backend<Shm>, Backend<Gloo>, Backend<Nccl>>{},
-      List<Sampler<Distributed, Padding>, Sampler<Distributed, DropLast>,
-           Sampler<Distributed, Exact>, Sampler<Distributed, Masked>>{},
-      List<World<1>, World<4>, World<dynamic>>{});
-  BOOST_TEST(count.legal == 2u * 5 * 4 * 3);
-  BOOST_TEST(count.nccl_on_cpu == 2u * 1 * 4 * 3);
+BOOST_AUTO_TEST_SUITE(instantiate_all)
+
+BOOST_AUTO_TEST_CASE(what_goes_together_is_what_the_rules_say) {
+  std::size_t legal = 0;
+  std::size_t all = 0;
+  for_each_product(
+      [&]<class... Ps>() {
+        static_assert(composition_fault<Floats, Ps...> == expected_fault<Ps...>());
+        legal += composition_fault<Floats, Ps...> == Fault::none;
+        ++all;
+      },
+      Strategies{}, Devices{}, Backends{}, List<Sharding<HostShared>, Sharding<Replicated>>{},
+      List<EagerStep, CapturedStep>{}, List<UnusedParameters<Forbid>, UnusedParameters<Zero>>{},
+      List<Sampler<Distributed, Padding>, Sampler<Distributed, Exact>>{},
+      List<Precision<AsDeclared>, Precision<Mixed<BFloat16>>>{});
+  BOOST_TEST(all == 512u);
+  // On CPUs 10 of 12 strategies, backends and shardings, by 4; on GPUs 4 backends with their own
+  // parameters, eager by 8, captured by 2 with DDP and by 4 with DP.
+  BOOST_TEST(legal == 10u * 4 + 4 * (2 * 8 + 2 + 4));
+}
+
+BOOST_AUTO_TEST_CASE(strategies_devices_backends_and_worlds) {
+  const Count count = instantiate_product<Fault::nccl_on_cpu>(
+      Strategies{}, Devices{}, Backends{}, List<World<1>, World<4>, World<dynamic>>{},
+      List<LossOnOutput, LossOnReplica>{});
+  BOOST_TEST(count.legal == 2u * 7 * 3 * 2);
   BOOST_TEST(count.fingerprints.size() == count.legal);  // no two jobs are taken for one another
 }
 
-BOOST_AUTO_TEST_CASE(shardings_wherever_they_are_legal) {
+BOOST_AUTO_TEST_CASE(samplers_with_either_strategy) {
   const Count count = instantiate_product(
-      List<ParallelStrategy<DDP>, ParallelStrategy<DP>>{}, List<Device<Cpu>, Device<Cuda>>{},
-      List<Backend<Shm>, Backend<Gloo>>{}, List<Sharding<HostShared>, Sharding<Replicated>>{},
-      List<World<1>, World<dynamic>>{}, List<Clip<>, Clip<1.0>>{});
-  BOOST_TEST(count.legal == (8u + 1) * 2 * 2);  // shared: DDP on the CPU through Shm only
-  BOOST_TEST(count.shared_without_shm == 7u * 2 * 2);
+      Strategies{}, Devices{},
+      List<Sampler<Distributed, Padding>, Sampler<Distributed, DropLast>,
+           Sampler<Distributed, Exact>, Sampler<Distributed, Masked>,
+           Sampler<Distributed, Padding, KeyedShuffle>, Sampler<Distributed, Exact, InOrder>>{});
+  BOOST_TEST(count.legal == 2u * 2 * 6);
   BOOST_TEST(count.fingerprints.size() == count.legal);
 }
 
-BOOST_AUTO_TEST_CASE(devices_optimizers_accumulation_clipping_and_buckets) {
+BOOST_AUTO_TEST_CASE(shardings_wherever_they_are_legal) {
+  const Count count = instantiate_product<Fault::shared_without_shm>(
+      Strategies{}, Devices{}, List<Backend<Shm>, Backend<Gloo>>{},
+      List<Sharding<HostShared>, Sharding<Replicated>>{}, List<Clip<>, Clip<1.0>>{});
+  BOOST_TEST(count.legal == (8u + 3) * 2);  // shared: on the CPU, through Shm or with DP
+  BOOST_TEST(count.fingerprints.size() == count.legal);
+}
+
+BOOST_AUTO_TEST_CASE(optimizers_accumulation_clipping_and_buckets) {
+  const Count count =
+      instantiate_product(Strategies{},
+                          List<Optimizer<SGD>, Optimizer<SGDMomentum>, Optimizer<SGDNesterov>,
+                               Optimizer<Adam>, Optimizer<AdamW>>{},
+                          List<Accumulate<1>, Accumulate<4>>{}, List<Clip<>, Clip<1.0>>{},
+                          List<Buckets<>, Buckets<BucketLimits{.first = 0, .cap = 0}>>{});
+  BOOST_TEST(count.legal == 2u * 5 * 2 * 2 * 2);
+  BOOST_TEST(count.fingerprints.size() == count.legal);
+}
+
+BOOST_AUTO_TEST_CASE(schedules_buffers_unused_parameters_and_progress) {
   const Count count = instantiate_product(
-      List<Device<Cpu>, Device<Cuda>>{}, List<Optimizer<SGD>, Optimizer<Adam>, Optimizer<AdamW>>{},
-      List<Accumulate<1>, Accumulate<4>>{}, List<Clip<>, Clip<1.0>>{},
-      List<Buckets<>, Buckets<BucketLimits{.first = 0, .cap = 0}>>{});
+      Strategies{}, List<Schedule<Constant>, Schedule<StepDecay>, Schedule<Cosine>>{},
+      List<Buffers<Broadcast>, Buffers<Local>>{},
+      List<UnusedParameters<Forbid>, UnusedParameters<Zero>>{},
+      List<Progress<Callers>, Progress<HelperThread>>{});
   BOOST_TEST(count.legal == 2u * 3 * 2 * 2 * 2);
   BOOST_TEST(count.fingerprints.size() == count.legal);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+
+// ---- Whole trainers, of both strategies: a few, each with many policies that are not the default.
+
+namespace {
+
+using Numbers = LabelledBatch<float, float>;
+
+/// Its loss is the sum of what it is given, whatever its parameters are.
+struct Summing {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", double, 3>>;
+  using Buffers = BufferList<Buffer<"mean", float, 3>>;
+  using Output = OutputOf<float>;
+
+  float forward(auto& step, const Numbers& batch) {
+    step.buffer("mean"_p)(0) += 1;
+    return static_cast<float>(batch.size());
+  }
+  void backward(auto& step, const Numbers&) { mark(step); }
+  void predict(auto& step, const Numbers& batch, auto outputs) {
+    step.buffer("mean"_p)(0) += 1;
+    for (std::size_t i = 0; i < batch.size(); ++i) outputs(i) = 1;
+  }
+  float loss(auto&, const Numbers& batch, auto outputs, auto gradients) {
+    for (std::size_t i = 0; i < batch.size(); ++i) gradients(i) = outputs(i);
+    return static_cast<float>(batch.size());
+  }
+  void backward(auto& step, const Numbers&, auto) { mark(step); }
+
+ private:
+  static void mark(auto& step) {
+    for (std::size_t i = 0; i < 3; ++i) step.grad("b"_p)(i) = step.grad("w"_p)(i, 0) = 0;
+    step.ready("b"_p);
+    step.ready("w"_p);
+  }
+};
+
+template <class... Ps>
+void train_once(std::size_t replicas) {
+  using Job = Trainer<Summing, Ps...>;
+  Session session = join_alone();
+  TrainerOptions options;
+  if constexpr (Job::is_one_process) options.replicas = replicas;
+  Job job(session, {}, options);
+  const InMemoryDataset<float, float> data({1, 2, 3, 4, 5, 6}, {1, 2, 3, 4, 5, 6});
+  for (auto epoch : job.epochs(1)) {
+    for (const auto& batch : epoch.batches(data, 3)) job.step(batch);
+    job.evaluate(data, 4);
+    job.barrier();
+  }
+  BOOST_TEST(job.position().epoch == Epoch{0});
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_SUITE(instantiate_trainers)
+
+BOOST_AUTO_TEST_CASE(trainers_of_either_strategy_run) {
+  train_once<ParallelStrategy<DDP>>(1);
+  train_once<ParallelStrategy<DP>, World<2>>(2);
+  train_once<ParallelStrategy<DP>, LossOnReplica, Sharding<Replicated>, UnusedParameters<Zero>,
+             lockstep::Buffers<Local>, Accumulate<2>, Clip<1.0>, Optimizer<AdamW>, Schedule<Cosine>,
+             Sampler<Distributed, Exact, KeyedShuffle>, Progress<HelperThread>>(3);
+  train_once<ParallelStrategy<DP>, World<1>, Optimizer<SGDNesterov>, Accumulate<2>>(1);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

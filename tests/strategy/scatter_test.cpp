@@ -28,14 +28,15 @@ using Labelled = LabelledBatch<float, std::int32_t>;
 template <class Batch>
 ShareOf<Batch> share(const Batch& batch, std::size_t replicas, std::size_t i) {
   std::optional<ShareOf<Batch>> taken;
-  take_share(batch, Cut{replicas, {}}, i, taken);
+  take_share(batch, BatchCut{replicas, {}}, i, taken);
   return *std::move(taken);
 }
 
 template <class Batch>
 std::vector<std::size_t> samples(const Batch& batch, std::size_t replicas) {
   std::vector<std::size_t> all;
-  for (std::size_t i = 0; i < replicas; ++i) all.push_back(samples_of(batch, Cut{replicas, {}}, i));
+  for (std::size_t i = 0; i < replicas; ++i)
+    all.push_back(samples_of(batch, BatchCut{replicas, {}}, i));
   return all;
 }
 
@@ -63,9 +64,9 @@ BOOST_AUTO_TEST_CASE(labelled_batches_are_cut_by_rows_into_memory_that_is_kept) 
     batch.weights[i] = static_cast<float>(i) / 4;
   }
   std::optional<Labelled> taken;
-  take_share(batch, Cut{4, {}}, 0, taken);
+  take_share(batch, BatchCut{4, {}}, 0, taken);
   const float* const memory = taken->inputs.data();
-  take_share(batch, Cut{4, {}}, 2, taken);
+  take_share(batch, BatchCut{4, {}}, 2, taken);
   BOOST_TEST(taken->inputs.data() == memory);
   BOOST_TEST(taken->size() == 1u);
   BOOST_TEST(taken->width == 2u);

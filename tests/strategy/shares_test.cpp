@@ -21,7 +21,7 @@ Sizes weighted_sizes(std::size_t size, const std::vector<double>& weights) {
   Sizes sizes;
   std::size_t next = 0;
   for (std::size_t i = 0; i < weights.size(); ++i) {
-    const Rows rows = weighted_share(size, weights, i);
+    const RowRange rows = weighted_share(size, weights, i);
     BOOST_TEST_REQUIRE(rows.first == next);
     next += rows.count;
     sizes.push_back(rows.count);
@@ -67,7 +67,7 @@ BOOST_AUTO_TEST_CASE(chunks_are_all_rows_in_order) {
     for (std::size_t n = 1; n < 12; ++n) {
       std::size_t next = 0;
       for (std::size_t i = 0; i < n; ++i) {
-        const Rows rows = chunk(size, n, i);
+        const RowRange rows = chunk(size, n, i);
         BOOST_TEST_REQUIRE(rows.first == next);
         next += rows.count;
       }

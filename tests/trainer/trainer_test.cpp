@@ -47,6 +47,7 @@ BOOST_AUTO_TEST_CASE(the_default_backend_follows_the_device) {
   static_assert(std::is_same_v<PolicyOfBackend<>, Backend<Shm>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>>, Backend<Nccl>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, Backend<Shm>>, Backend<Shm>>);
+  static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, ParallelStrategy<DP>>, Backend<Shm>>);
   static_assert(std::is_same_v<Composed<Net, Device<Cuda>>::memory, DeviceMemory>);
 }
 
@@ -58,7 +59,9 @@ BOOST_AUTO_TEST_CASE(parameters_are_shared_where_memory_is) {
   static_assert(std::is_same_v<PolicyOfSharding<Sharding<Replicated>>, Copies>);
   static_assert(std::is_same_v<PolicyOfSharding<Backend<Gloo>>, Copies>);
   static_assert(std::is_same_v<PolicyOfSharding<Device<Cuda>>, Copies>);
-  static_assert(std::is_same_v<PolicyOfSharding<ParallelStrategy<DP>>, Copies>);
+  static_assert(std::is_same_v<PolicyOfSharding<ParallelStrategy<DP>>, Shared>);
+  static_assert(std::is_same_v<PolicyOfSharding<ParallelStrategy<DP>, Backend<Gloo>>, Shared>);
+  static_assert(std::is_same_v<PolicyOfSharding<ParallelStrategy<DP>, Device<Cuda>>, Copies>);
   BOOST_TEST((Trainer<Net>::fingerprint() == Trainer<Net, Sharding<HostShared>>::fingerprint()));
   BOOST_TEST((Trainer<Net>::fingerprint() != Trainer<Net, Sharding<Replicated>>::fingerprint()));
 }
@@ -73,6 +76,7 @@ BOOST_AUTO_TEST_CASE(every_policy_changes_the_fingerprint) {
   const std::uint64_t all[] = {
       Trainer<Net>::fingerprint(),
       Trainer<Net, ParallelStrategy<DP>>::fingerprint(),
+      Trainer<Net, ParallelStrategy<DP>, LossOnReplica>::fingerprint(),
       Composed<Net, Backend<Gloo>>::fingerprint(),
       Composed<Net, Backend<Hierarchical<Shm, Gloo>>>::fingerprint(),
       Composed<Net, Device<Cuda>, Backend<Hierarchical<Shm, Nccl>>>::fingerprint(),
@@ -101,7 +105,9 @@ BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
   static_assert(composition_fault<Net, Shared> == Fault::none);
   static_assert(composition_fault<Net, Shared, Backend<Gloo>> == Fault::shared_without_shm);
   static_assert(composition_fault<Net, Shared, Device<Cuda>> == Fault::shared_without_shm);
-  static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>> == Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>, Backend<Gloo>> == Fault::none);
+  static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>, Device<Cuda>> ==
+                Fault::shared_without_shm);
   static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> == Fault::choice_not_built);
   static_assert(composition_fault<Net, Buffers<Synced>> == Fault::choice_not_built);
 }

@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
@@ -36,13 +37,17 @@ namespace detail {
 /// A model for another replica: a copy, or what a model that cannot be copied makes of itself.
 template <class Model>
 Model replicate(const Model& model) {
-  if constexpr (requires { model.replicate(); }) {
+  constexpr bool replicates = requires { model.replicate(); };
+  static_assert(
+      replicates || std::copy_constructible<Model>,
+      "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this one "
+      "cannot be copied; let it be, or give it Model replicate() const");
+  if constexpr (replicates) {
     return model.replicate();
-  } else {
-    static_assert(std::copy_constructible<Model>,
-                  "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this "
-                  "one cannot be copied; let it be, or give it Model replicate() const");
+  } else if constexpr (std::copy_constructible<Model>) {
     return model;
+  } else {
+    std::terminate();  // is never compiled
   }
 }
 }  // namespace detail
@@ -173,7 +178,7 @@ class BasicDp {
     if constexpr (Traits::alone) {
       return first().step(batch);
     } else {
-      const Cut cut = scatter(batch);
+      const BatchCut cut = scatter(batch);
       const bool last = replicas_[0]->completes();
       if constexpr (Traits::captures) {
         run_captured(batch, cut, last);
@@ -208,7 +213,7 @@ class BasicDp {
       const auto samples = static_cast<double>(parts_[0].all);
       tally.add("loss", loss * samples, samples);
     } else {
-      const Cut cut = scatter(batch);
+      const BatchCut cut = scatter(batch);
       std::vector<Tally> tallies(replicas());
       crew_.run([&](std::size_t i) { take(i, batch, cut); },
                 [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
@@ -242,9 +247,9 @@ class BasicDp {
 
   /// Counts everybody's samples, and makes room for their outputs.
   template <class Batch>
-  Cut scatter(const Batch& batch) {
+  BatchCut scatter(const Batch& batch) {
     static_assert(require_scattering<Batch>());
-    const Cut cut{replicas(), weights_};
+    const BatchCut cut{replicas(), weights_};
     std::size_t all = 0;
     std::size_t largest = 0;
     for (std::size_t i = 0; i != replicas(); ++i) {
@@ -255,7 +260,7 @@ class BasicDp {
     }
     if (all == 0)
       throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
-    for (Part& part : parts_) {
+    for (BatchPart& part : parts_) {
       part.all = all;
       part.largest = largest;
     }
@@ -265,7 +270,7 @@ class BasicDp {
 
   template <class Batch>
   void make_room(const Batch& batch, std::size_t all) {
-    if (all != samples_of(batch, Cut{}, 0)) {
+    if (all != samples_of(batch, BatchCut{}, 0)) {
       throw Error("DP", "parts of the batch differ in size, and some samples would be left out",
                   "give all parts the same size, or use LossOnReplica");
     }
@@ -275,13 +280,13 @@ class BasicDp {
   }
 
   template <class Batch>
-  void take(std::size_t i, const Batch& batch, const Cut& cut) {
+  void take(std::size_t i, const Batch& batch, const BatchCut& cut) {
     replicas_[i]->follow(*replicas_[0]);
     replicas_[i]->take(batch, cut, parts_[i]);
   }
 
   template <class Batch>
-  void run_phases(const Batch& batch, const Cut& cut, bool last) {
+  void run_phases(const Batch& batch, const BatchCut& cut, bool last) {
     bool backward_began = false;
     try {
       run_to_loss(
@@ -303,7 +308,7 @@ class BasicDp {
 
   /// All of it as one graph, which depends on everybody's share.
   template <class Batch>
-  void run_captured(const Batch& batch, const Cut& cut, bool last) {
+  void run_captured(const Batch& batch, const BatchCut& cut, bool last) {
     std::vector<std::uint64_t> digests(replicas());
     crew_.run(
         [&](std::size_t i) {
@@ -320,7 +325,7 @@ class BasicDp {
 
   /// Up to the loss, and whatever follows. `forward` is for a model that has its loss as output.
   template <class Batch, class Forward, class... Then>
-  void run_to_loss(const Batch& batch, const Cut& cut, const Forward& forward,
+  void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
     const auto share = [&](std::size_t i) { take(i, batch, cut); };
     if constexpr (Traits::gathers_outputs) {
@@ -346,8 +351,8 @@ class BasicDp {
   Meeting meeting_;
   ReplicaCrew crew_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  std::vector<Part> parts_;      // of the batch that is under way
-  std::vector<double> weights_;  // of `set_shares`
+  std::vector<BatchPart> parts_;  // of the batch that is under way
+  std::vector<double> weights_;   // of `set_shares`
 };
 
 }  // namespace lockstep

@@ -21,8 +21,8 @@
 namespace lockstep {
 
 /// A replica's part of a batch: which of the samples that take part, and of how many.
-struct Part {
-  Rows samples;
+struct BatchPart {
+  RowRange samples;
   std::size_t all = 0;
   std::size_t largest = 0;  // replica's number of samples
 };
@@ -93,7 +93,7 @@ class DpReplica {
 
   /// Takes its share of a batch.
   template <class Batch>
-  void take(const Batch& batch, const Cut& cut, const Part& part) {
+  void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
     part_ = part;
     if constexpr (Traits::weighs_shares) ddp_.reducer_.weigh(weight());
     if constexpr (Traits::gathers_outputs) {
@@ -135,8 +135,8 @@ class DpReplica {
 
   template <class Batch>
   void predict() {
-    using Outputs = decltype(outputs_.outputs(Rows{}));
-    using Gradients = decltype(outputs_.gradients(Rows{}));
+    using Outputs = decltype(outputs_.outputs(RowRange{}));
+    using Gradients = decltype(outputs_.gradients(RowRange{}));
     static_assert(require_parts<Model, typename Ddp::step_type, Share<Batch>, Whole<Batch>, Outputs,
                                 Gradients>());
     synchronize_buffers();
@@ -281,7 +281,7 @@ class DpReplica {
   static constexpr bool has_whole = Traits::gathers_outputs && !std::is_same_v<Whole<Batch>, Batch>;
 
   template <class Batch>
-  const auto& place(const Batch& batch, const Cut& cut) {
+  const auto& place(const Batch& batch, const BatchCut& cut) {
     if constexpr (has_whole<Batch>) {
       static_assert(std::is_same_v<ShareOf<Whole<Batch>>, SharePlaced<Batch>>,
                     "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
@@ -292,9 +292,9 @@ class DpReplica {
   }
 
   template <class Batch>
-  const auto& place_share(const Batch& batch, const Cut& cut) {
+  const auto& place_share(const Batch& batch, const BatchCut& cut) {
     if constexpr (places_rows<Batch>) {
-      const Rows rows = cut.rows(batch.size(), comm_.rank().value());
+      const RowRange rows = cut.rows(batch.size(), comm_.rank().value());
       return ddp_.execution_.place(batch, rows.first, rows.count, part_.largest);
     } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
       return ddp_.execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
@@ -304,11 +304,11 @@ class DpReplica {
   }
   template <class Batch>
   using SharePlaced = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place_share(
-      std::declval<const Batch&>(), Cut{}))>;
+      std::declval<const Batch&>(), BatchCut{}))>;
 
   /// Its share of something that can be cut, kept here.
   template <class Whole>
-  const ShareOf<Whole>& cut_out(const Whole& whole, const Cut& cut) {
+  const ShareOf<Whole>& cut_out(const Whole& whole, const BatchCut& cut) {
     auto& share = storage_.get<std::optional<ShareOf<Whole>>>();
     take_share(whole, cut, comm_.rank().value(), share);
     return share.value();
@@ -317,7 +317,7 @@ class DpReplica {
   /// What the model is given for its share of a `Batch`.
   template <class Batch>
   using Share = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
-      std::declval<const Batch&>(), Cut{}))>;
+      std::declval<const Batch&>(), BatchCut{}))>;
 
   /// Where it is. (A share and a whole batch may have one type.)
   template <class Placed>
@@ -342,7 +342,7 @@ class DpReplica {
   Comm comm_;
   Ddp ddp_;
   TypedStorage storage_;
-  Part part_;
+  BatchPart part_;
   std::optional<Loss> loss_;
   [[no_unique_address]] typename std::conditional_t<
       Traits::gathers_outputs,

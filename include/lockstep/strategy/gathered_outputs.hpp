@@ -56,17 +56,17 @@ class GatheredOutputs {
   }
 
   /// A replica's rows of the outputs, to write.
-  auto outputs(Rows rows) const { return view<false>(*here().outputs_, here(rows)); }
+  auto outputs(RowRange rows) const { return view<false>(*here().outputs_, here(rows)); }
   /// They are where the others' are.
-  void deliver(Executing& execution, Rows rows) const {
+  void deliver(Executing& execution, RowRange rows) const {
     if (!is_far_) return;
     execution.copy(root_->at(*root_->outputs_, rows.first), outputs_->data(),
                    rows.count * row_bytes());
   }
 
   /// A replica's rows of the gradients, to read: after `fetch`.
-  auto gradients(Rows rows) const { return view<true>(*here().gradients_, here(rows)); }
-  void fetch(Executing& execution, Rows rows) const {
+  auto gradients(RowRange rows) const { return view<true>(*here().gradients_, here(rows)); }
+  void fetch(Executing& execution, RowRange rows) const {
     if (!is_far_) return;
     execution.copy(gradients_->data(), root_->at(*root_->gradients_, rows.first),
                    rows.count * row_bytes());
@@ -80,7 +80,7 @@ class GatheredOutputs {
   using Arena = typename Executing::Arena;
 
   const GatheredOutputs& here() const { return is_far_ ? *this : *root_; }
-  Rows here(Rows rows) const { return is_far_ ? Rows{0, rows.count} : rows; }
+  RowRange here(RowRange rows) const { return is_far_ ? RowRange{0, rows.count} : rows; }
 
   std::size_t row_bytes() const {
     return std::accumulate(sizes_.begin(), sizes_.end(), sizeof(typename Output::element),
@@ -90,7 +90,7 @@ class GatheredOutputs {
     return arena.data() + row * row_bytes();
   }
   template <bool Const>
-  auto view(const Arena& arena, Rows rows) const {
+  auto view(const Arena& arena, RowRange rows) const {
     return detail::output_view<Memory, Const>(Output{}, at(arena, rows.first), rows.count, sizes_);
   }
 

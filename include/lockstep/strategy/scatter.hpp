@@ -55,7 +55,7 @@ inline constexpr bool is_cut = Cutting<T>::cuts;
 /// One replica's share of a T.
 template <class T>
 using ShareOf =
-    decltype(Cutting<T>::take(std::declval<const T&>(), std::declval<Rows (&)(std::size_t)>()));
+    decltype(Cutting<T>::take(std::declval<const T&>(), std::declval<RowRange (&)(std::size_t)>()));
 
 template <class B>
   requires SlicedInto<B> || Sliced<B>
@@ -63,7 +63,7 @@ struct Cutting<B> {
   static constexpr bool cuts = true;
   static void sizes(const B& batch, const auto& f) { f(batch.size()); }
   static auto take(const B& batch, const auto& rows_of) {
-    const Rows rows = rows_of(batch.size());
+    const RowRange rows = rows_of(batch.size());
     if constexpr (SlicedInto<B>) {
       B share;
       batch.slice(rows.first, rows.count, share);
@@ -79,7 +79,7 @@ struct Cutting<std::span<T, Extent>> {
   static constexpr bool cuts = true;
   static void sizes(std::span<T, Extent> values, const auto& f) { f(values.size()); }
   static std::span<T> take(std::span<T, Extent> values, const auto& rows_of) {
-    const Rows rows = rows_of(values.size());
+    const RowRange rows = rows_of(values.size());
     return values.subspan(rows.first, rows.count);
   }
 };
@@ -90,7 +90,7 @@ struct Cutting<std::vector<T, Allocator>> {
   static constexpr bool cuts = true;
   static void sizes(const Values& values, const auto& f) { f(values.size()); }
   static Values take(const Values& values, const auto& rows_of) {
-    const Rows rows = rows_of(values.size());
+    const RowRange rows = rows_of(values.size());
     const auto first = values.begin() + static_cast<std::ptrdiff_t>(rows.first);
     return Values(first, first + static_cast<std::ptrdiff_t>(rows.count));
   }
@@ -107,7 +107,7 @@ struct Cutting<cuda::std::mdspan<T, cuda::std::extents<std::size_t, First, Rest.
   static void sizes(const Tensor<First, Rest...>& tensor, const auto& f) { f(tensor.extent(0)); }
   static auto take(const Tensor<First, Rest...>& tensor, const auto& rows_of) {
     using Share = Tensor<dynamic, Rest...>;
-    const Rows rows = rows_of(tensor.extent(0));
+    const RowRange rows = rows_of(tensor.extent(0));
     cuda::std::array<std::size_t, sizeof...(Rest) + 1> extents{rows.count};
     std::size_t row = 1;
     for (std::size_t i = 1; i <= sizeof...(Rest); ++i) row *= extents[i] = tensor.extent(i);
@@ -190,10 +190,10 @@ struct Cutting<std::unordered_map<K, T, Hasher, Equal, Allocator>>
 /// Puts replica `i`'s share of a batch into `share`, in the memory of the one before it where the
 /// batch can do that.
 template <class Batch>
-void take_share(const Batch& batch, const Cut& cut, std::size_t i,
+void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
                 std::optional<ShareOf<Batch>>& share) {
   if constexpr (SlicedInto<Batch>) {
-    const Rows rows = cut.rows(batch.size(), i);
+    const RowRange rows = cut.rows(batch.size(), i);
     if (!share) share.emplace();
     batch.slice(rows.first, rows.count, *share);
   } else {
@@ -204,7 +204,7 @@ void take_share(const Batch& batch, const Cut& cut, std::size_t i,
 /// How many samples replica `i` gets: those of the first thing that is cut. None where it gets
 /// nothing of another: as with PyTorch, only replicas run that have a part of everything.
 template <class Batch>
-std::size_t samples_of(const Batch& batch, const Cut& cut, std::size_t i) {
+std::size_t samples_of(const Batch& batch, const BatchCut& cut, std::size_t i) {
   std::size_t samples = 0;
   std::size_t fewest = std::numeric_limits<std::size_t>::max();
   bool first = true;

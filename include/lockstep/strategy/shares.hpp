@@ -11,16 +11,16 @@
 
 namespace lockstep {
 
-/// Rows [first, first + count) of a batch.
-struct Rows {
+/// RowRange [first, first + count) of a batch.
+struct RowRange {
   std::size_t first = 0;
   std::size_t count = 0;
-  friend constexpr bool operator==(const Rows&, const Rows&) = default;
+  friend constexpr bool operator==(const RowRange&, const RowRange&) = default;
 };
 
 /// Replica i's rows of `size`, as `torch.chunk` cuts them: ceil(size / replicas) each, as long as
 /// there are any. Of 5 rows, 4 replicas get 2, 2, 1 and none.
-constexpr Rows chunk(std::size_t size, std::size_t replicas, std::size_t i) {
+constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) {
   const std::size_t most = (size + replicas - 1) / replicas;
   const std::size_t first = std::min(i * most, size);
   return {first, std::min(most, size - first)};
@@ -38,7 +38,7 @@ constexpr std::vector<std::size_t> chunk_sizes(std::size_t size, std::size_t rep
 /// Replica i's rows of `size` in proportion to its weight: rounded down, and the rows that are left
 /// go to the largest remainders (of equal ones, to the lower replica). Together all of `size`. Only
 /// proportions count: weights need not add up to anything.
-inline Rows weighted_share(std::size_t size, std::span<const double> weights, std::size_t i) {
+inline RowRange weighted_share(std::size_t size, std::span<const double> weights, std::size_t i) {
   const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
   const auto exact = [&](std::size_t k) { return static_cast<double>(size) * (weights[k] / all); };
   const auto remainder = [&](std::size_t k) { return exact(k) - std::floor(exact(k)); };
@@ -56,11 +56,11 @@ inline Rows weighted_share(std::size_t size, std::span<const double> weights, st
 }
 
 /// How a batch is cut: into chunks, or by weight where there are weights.
-struct Cut {
+struct BatchCut {
   std::size_t replicas = 1;
   std::span<const double> weights;  // one for each replica, or none
 
-  Rows rows(std::size_t size, std::size_t replica) const {
+  RowRange rows(std::size_t size, std::size_t replica) const {
     return weights.empty() ? chunk(size, replicas, replica)
                            : weighted_share(size, weights, replica);
   }

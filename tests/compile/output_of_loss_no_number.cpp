@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: the model's loss(...) does not return a number
+#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/output.hpp"
+
+using namespace lockstep;
+
+struct Batch {};
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+  using Output = OutputOf<float, 10>;
+  void predict(auto&, const Batch&, auto) {}
+#ifdef REJECT
+  void loss(auto&, const Batch&, auto, auto) {}
+#else
+  float loss(auto&, const Batch&, auto, auto) { return 0; }
+#endif
+  void backward(auto&, const Batch&, auto) {}
+};
+
+using Written = HostView<float, dynamic, 10>;
+using Read = HostView<const float, dynamic, 10>;
+bool ok() { return require_parts<Net, BareStep<Net>, Batch, Batch, Written, Read>(); }

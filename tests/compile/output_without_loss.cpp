@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: the model declares an Output and takes no loss of it
+#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/output.hpp"
+
+using namespace lockstep;
+
+struct Batch {};
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+  using Output = OutputOf<float, 10>;
+  void predict(auto&, const Batch&, auto) {}
+#ifndef REJECT
+  float loss(auto&, const Batch&, auto, auto) { return 0; }
+#endif
+  void backward(auto&, const Batch&, auto) {}
+};
+
+using Written = HostView<float, dynamic, 10>;
+using Read = HostView<const float, dynamic, 10>;
+bool ok() { return require_parts<Net, BareStep<Net>, Batch, Batch, Written, Read>(); }
