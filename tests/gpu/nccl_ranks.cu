@@ -11,12 +11,12 @@
 #include <thread>
 #include <vector>
 
+#include "exercise.cuh"
 #include "lockstep/comm/nccl/groups.cuh"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
-#include "nccl_exercise.cuh"
 
 namespace {
 

@@ -46,6 +46,7 @@ enum class Fault {
   captured_on_cpu,
   captured_with_unused,
   captured_with_exact,
+  captured_through_host,
 };
 
 /// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
@@ -131,6 +132,11 @@ struct Verdict {
       F != Fault::captured_with_exact,
       "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
       "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
+  static_assert(
+      F != Fault::captured_through_host,
+      "lockstep: with Backend<Gloo> and Backend<Hierarchical<...>> the host takes part in every "
+      "reduction, which no CUDA graph can hold; leave CapturedStep out, or use Backend<Nccl> or "
+      "Backend<Shm>");
 };
 
 namespace detail {
@@ -259,6 +265,9 @@ consteval Finding find_combination_fault() {
       return {Fault::captured_with_unused};
     if (std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
       return {Fault::captured_with_exact};
+    if (Pick<axes::World, Policies>::static_size != 1 && !std::is_same_v<TheBackend, Nccl> &&
+        !std::is_same_v<TheBackend, Shm>)
+      return {Fault::captured_through_host};
   }
   return {};
 }

@@ -2,12 +2,9 @@
 #pragma once
 /// @file Jobs on GPUs whose ranks are threads of one process, or one alone.
 
-#include <memory>
-
 #include "lockstep/comm/cuda_loopback.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/threads/join.cuh"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 
@@ -21,9 +18,7 @@ struct Connection<Cuda, NoBackend> {
   template <class Policies>
   static communicator<Policies> make(Session& session) {
     require_world<1>(session.world(), session.rank());
-    const Membership& member = session.membership();
-    return CudaLoopbackCommunicator(std::make_shared<Gpu>(
-        Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus())));
+    return CudaLoopbackCommunicator(gpu_of(session.membership()));
   }
 };
 
