@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file The part of CUDA's runtime that orders copies, played on the host for programs without a
-/// GPU. Streams run in any order that their events allow, a different one every time. Included by
+/// GPU. Streams run as fast as they like, within what their events allow. Included by
 /// one file of a program, which is then not linked with CUDA's own.
 
 #include <cuda_runtime_api.h>
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +19,7 @@
 #include <map>
 #include <mutex>
 #include <random>
-#include <set>
 #include <thread>
-#include <vector>
 
 struct CUevent_st {
   std::uint64_t recorded = 0;  // how often
@@ -34,13 +34,17 @@ struct CUstream_st {
     std::uint64_t number = 0;
   };
   std::deque<Item> items;
-  bool is_busy = false;
+  bool is_ending = false;
+  std::thread thread;
 };
 
 namespace played {
 
-/// All streams of a process, and the one thread that works on them. It is never ended: what is left
-/// when the process ends is nobody's.
+/// How long every copy to the GPU takes at least.
+inline std::atomic<int> upload_milliseconds = 0;
+
+/// The streams of a process, each with a thread, and its memory. It is never ended: events that are
+/// gone may still be waited for.
 class Gpu {
  public:
   static Gpu& get() {
@@ -49,13 +53,17 @@ class Gpu {
   }
 
   cudaStream_t make_stream() {
-    const std::lock_guard lock(mutex_);
-    return *streams_.insert(new CUstream_st).first;
+    auto* const stream = new CUstream_st;
+    stream->thread = std::thread([this, stream] { run(*stream); });
+    return stream;
   }
   void end_stream(cudaStream_t stream) {
-    synchronize(stream);
-    const std::lock_guard lock(mutex_);
-    streams_.erase(stream);
+    {
+      const std::lock_guard lock(mutex_);
+      stream->is_ending = true;
+      changed_.notify_all();
+    }
+    stream->thread.join();
     delete stream;
   }
 
@@ -95,26 +103,19 @@ class Gpu {
   }
 
  private:
-  Gpu() {
-    std::thread([this] { run(); }).detach();
-  }
+  Gpu() = default;
 
-  void run() {
+  void run(CUstream_st& stream) {
     std::mt19937 chance(std::random_device{}());
     std::unique_lock lock(mutex_);
     while (true) {
-      std::vector<cudaStream_t> ready;
-      for (cudaStream_t stream : streams_) {
-        if (stream->items.empty()) continue;
-        const CUstream_st::Item& item = stream->items.front();
-        if (item.wait == nullptr || item.wait->reached >= item.number) ready.push_back(stream);
-      }
-      if (ready.empty()) {
-        changed_.wait(lock);
-        continue;
-      }
-      cudaStream_t const stream = ready[chance() % ready.size()];
-      CUstream_st::Item& item = stream->items.front();
+      changed_.wait(lock, [&] {
+        if (stream.items.empty()) return stream.is_ending;
+        const CUstream_st::Item& item = stream.items.front();
+        return item.wait == nullptr || item.wait->reached >= item.number;
+      });
+      if (stream.items.empty()) return;
+      CUstream_st::Item& item = stream.items.front();
       if (item.work) {
         lock.unlock();
         if (chance() % 4 == 0)
@@ -124,14 +125,13 @@ class Gpu {
       }
       if (item.record != nullptr && item.record->reached < item.number)
         item.record->reached = item.number;
-      stream->items.pop_front();
+      stream.items.pop_front();
       changed_.notify_all();
     }
   }
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  std::set<cudaStream_t> streams_;
   std::map<void*, std::size_t> memory_;
 };
 
@@ -192,11 +192,15 @@ cudaError_t cudaMemset(void* data, int value, std::size_t bytes) {
 cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {
   return std::memcpy(to, from, bytes), cudaSuccess;
 }
-cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind,
+cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
                             cudaStream_t stream) {
-  return played::Gpu::get().enqueue(stream,
-                                    {[=] { std::memcpy(to, from, bytes); }, nullptr, nullptr, 0}),
-         cudaSuccess;
+  const std::chrono::milliseconds pause(
+      kind == cudaMemcpyHostToDevice ? played::upload_milliseconds.load() : 0);
+  const auto copy = [=] {
+    std::this_thread::sleep_for(pause);
+    std::memcpy(to, from, bytes);
+  };
+  return played::Gpu::get().enqueue(stream, {copy, nullptr, nullptr, 0}), cudaSuccess;
 }
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
   *attributes = {};

@@ -174,6 +174,27 @@ BOOST_AUTO_TEST_CASE(several_reductions_may_be_under_way) {
   expect_all_fine(run_staged<HostedRanks>(4, [](auto& comm) { under_way(comm); }));
 }
 
+// Neither what the compute stream is still writing may be read, nor a piece be overwritten that is
+// on its way up.
+BOOST_AUTO_TEST_CASE(the_gpu_may_be_slower_than_the_network) {
+  expect_all_fine(run_staged<FlatRanks>(2, [](auto& comm) {
+    played::upload_milliseconds = 100;
+    const std::size_t n = 5 * whole<double>() + 1;
+    const auto data = comm.template allocate<double>(n);
+    std::vector<double> mine(n);
+    for (std::size_t i = 0; i < n; ++i)
+      mine[i] = static_cast<double>((comm.rank().value() + 1) * i);
+    check_cuda(cudaMemcpyAsync(data.data(), mine.data(), data.size_bytes(), cudaMemcpyHostToDevice,
+                               comm.gpu().stream()),
+               "cudaMemcpyAsync");
+    comm.all_reduce(data);
+    comm.broadcast(data, Rank{1});
+    comm.synchronize();
+    for (std::size_t i = 0; i < n; ++i)
+      require(data[i] == static_cast<double>(3 * i), "element " + std::to_string(i) + " is wrong");
+  }));
+}
+
 BOOST_AUTO_TEST_CASE(groups_share_their_parents_gpu) {
   expect_all_fine(run_staged<FlatRanks>(6, [](auto& comm) {
     groups_of_six(comm);
