@@ -165,6 +165,31 @@ if has_config("gpu") then
     -- DDP, through each backend.
     gpu_program("ddp_threads", "gpu/ddp_threads.cu")
     target_end()
+    if has_config("gloo") then
+        gpu_program("ddp_gloo", "gpu/ddp_gloo.cu", "gpu_all")
+            add_links("gloo")
+        target_end()
+        gpu_program("gloo_ranks", "gpu/gloo_ranks.cu", "gpu_all")
+            add_links("gloo")
+        target_end()
+
+        -- Gloo for GPUs, with CUDA played by the test: it runs everywhere.
+        target("staged")
+            set_group("gloo")
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/tests")
+            add_deps("lockstep", "test_main")
+            add_files("gpu/staged.cpp")
+            set_pcxxheader("pch_all.hpp")
+            add_includedirs(".", "comm")
+            add_sysincludedirs("$(cccl)/..")
+            add_links("gloo")
+            add_syslinks("pthread")
+            set_optimize("none")
+            add_cxflags(sanitizers, {force = true})
+            add_ldflags("-fsanitize=address,undefined", {force = true})
+        target_end()
+    end
     if has_config("nccl") then
         gpu_program("ddp_nccl", "gpu/ddp_nccl.cu", "gpu_all")
             add_links("nccl")
