@@ -150,6 +150,22 @@ if has_config("gpu") then
     -- DP, whose replicas are threads as well.
     gpu_program("dp", "gpu/dp.cu", "gpu_all")
     target_end()
+    if has_config("gloo") then
+        gpu_program("ddp_gloo", "gpu/ddp_gloo.cu", "gpu_all")
+            add_links("gloo")
+        target_end()
+        gpu_program("gloo_ranks", "gpu/gloo_ranks.cu", "gpu_all")
+            add_links("gloo")
+        target_end()
+
+        -- Gloo for GPUs, with CUDA played by the test: it runs everywhere.
+        test_program("staged", {staged = "gpu/staged.cpp"}, address)
+            set_group("gpu")
+            add_includedirs("comm")
+            add_sysincludedirs("$(cccl)/..")
+            add_links("gloo")
+        target_end()
+    end
     if has_config("nccl") then
         gpu_program("ddp_nccl", "gpu/ddp_nccl.cu", "gpu_all")
             add_links("nccl")

@@ -1,11 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // What NCCL's communicator does among real ranks: LOCKSTEP_SHARE_GPUS=1 nccl_ranks --ranks N CASE
-#include <signal.h>
-
 #include <chrono>
 #include <cstdio>
 #include <functional>
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -13,10 +10,9 @@
 
 #include "lockstep/comm/nccl/groups.cuh"
 #include "lockstep/comm/objects.hpp"
-#include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
-#include "nccl_exercise.cuh"
+#include "rank_cases.cuh"
 
 namespace {
 
@@ -24,47 +20,6 @@ using namespace lockstep;
 using namespace exercise;
 using namespace std::chrono_literals;
 using Comm = NcclCommunicator<>;
-using Clock = std::chrono::steady_clock;
-
-__global__ void add_one(float* data, std::size_t count) {
-  for (std::size_t i = threadIdx.x; i < count; i += blockDim.x) data[i] += 1;
-}
-
-/// Keeps the stream busy by the clock on the wall, however many ranks share the GPU.
-__global__ void spend(unsigned long long nanoseconds) {
-  unsigned long long begin = 0;
-  unsigned long long now = 0;
-  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(begin));
-  do {
-    __nanosleep(1000);
-    asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(now));
-  } while (now - begin < nanoseconds);
-}
-
-double seconds_since(Clock::time_point begin) {
-  return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-bool contains(const std::string& text, const std::string& part) {
-  return text.find(part) != std::string::npos;
-}
-
-void require_words(const Error& error, const std::vector<std::string>& parts) {
-  for (const std::string& part : parts)
-    require(contains(error.text(), part),
-            "the error does not say '" + part + "'; it says: " + error.text());
-}
-
-/// What `f` throws, and in how many seconds.
-std::pair<Error, double> failure_of(const std::function<void()>& f) {
-  const Clock::time_point begin = Clock::now();
-  try {
-    f();
-  } catch (const Error& error) {
-    return {error, seconds_since(begin)};
-  }
-  throw std::runtime_error("no error came within " + std::to_string(seconds_since(begin)) + " s");
-}
 
 /// Goes on until the communicator fails, as a job would that waits for its step.
 void keep_waiting(Comm& comm, std::chrono::seconds limit) {
@@ -76,11 +31,6 @@ void keep_waiting(Comm& comm, std::chrono::seconds limit) {
 
 Comm make(Session& session, const std::string& name = "world") {
   return {session.membership(), session.store(), name};
-}
-
-void print_failure(const Error& error, double seconds) {
-  std::printf("  %.2f s%s: %s\n", seconds, error.is_consequence() ? ", a consequence" : "",
-              error.text());
 }
 
 void collectives(Session& session) {
@@ -116,23 +66,11 @@ void collectives(Session& session) {
   reductions<float>(comm, large, true, Sum{});
 
   const auto arena = comm.allocate<float>(1000);
-  std::vector<float> host(1000, 1.0f);
-  check_cuda(cudaMemcpyAsync(host.data(), arena.data(), arena.size_bytes(), cudaMemcpyDeviceToHost,
-                             comm.gpu().stream()),
-             "cudaMemcpyAsync");
-  comm.synchronize();
-  for (float v : host) require(v == 0, "allocated memory is not zeroed");
-  add_one<<<1, 256, 0, comm.gpu().stream()>>>(arena.data(), arena.size());
-  check_launch("add_one");
+  for (float v : downloaded(comm, arena)) require(v == 0, "allocated memory is not zeroed");
+  enqueue_add_one(comm.gpu().stream(), arena);
   comm.all_reduce(arena, Sum{});
-  comm.all_reduce(std::span<float>(host), Sum{});
   comm.broadcast(arena.first(10), Rank{0});
-  std::vector<float> back(1000);
-  check_cuda(cudaMemcpyAsync(back.data(), arena.data(), arena.size_bytes(), cudaMemcpyDeviceToHost,
-                             comm.gpu().stream()),
-             "cudaMemcpyAsync");
-  comm.synchronize();
-  for (float v : back)
+  for (float v : downloaded(comm, arena))
     require(v == static_cast<float>(comm.world_size().value()), "a sum in arena memory is wrong");
 
   // Arguments that cannot be right fail at once, and nothing else does.
@@ -218,72 +156,20 @@ void objects(Session& session) {
 
 void async(Session& session) {
   Comm comm = make(session);
-  constexpr std::size_t n = 10'000;
-  const auto world = static_cast<float>(comm.world_size().value());
-  std::vector<std::span<float>> data;
-  for (int b = 0; b < 8; ++b) data.push_back(comm.allocate<float>(n));
-  // Kernels are loaded, connections and memory made at first use, which may take the host's time.
-  spend<<<1, 1, 0, comm.gpu().stream()>>>(1ull);
-  add_one<<<1, 256, 0, comm.gpu().stream()>>>(data[5].data(), n);
-  check_launch("add_one");
-  comm.all_reduce(data[5], Sum{});
-  comm.all_reduce(data[5], Average{});
-  comm.all_reduce(data[5], Max{});
-  comm.barrier();
-  const Clock::time_point begin = Clock::now();
-  spend<<<1, 1, 0, comm.gpu().stream()>>>(1'000'000'000ull);
-  check_launch("spend");
-  for (const auto& span : data) {
-    add_one<<<1, 256, 0, comm.gpu().stream()>>>(span.data(), span.size());
-    check_launch("add_one");
-  }
-  {
-    auto w0 = comm.all_reduce_async(data[0], Sum{});
-    auto w1 = comm.all_reduce_async(data[1], Average{});
-    auto w2 = comm.all_reduce_async(data[2], Max{});
-    auto w3 = comm.all_reduce_async(data[3], Sum{});
-    require(!w3.test(), "a call behind a busy stream is not over");
-    w1.wait();
-    w0.wait();
-    add_one<<<1, 256, 0, comm.gpu().stream()>>>(data[0].data(), n);
-    check_launch("add_one");
-    w2.wait();
-  }  // w3 waits here
-  const double enqueued = seconds_since(begin);
-  require(enqueued < 0.8, "the host was blocked for " + std::to_string(enqueued) + " s");
-  const float wanted[] = {world + 1, 1, 1, world};
-  for (int b = 0; b < 4; ++b) {
-    std::vector<float> host(n);
-    check_cuda(cudaMemcpyAsync(host.data(), data[b].data(), n * sizeof(float),
-                               cudaMemcpyDeviceToHost, comm.gpu().stream()),
-               "cudaMemcpyAsync");
-    comm.synchronize();
-    for (std::size_t i = 0; i < n; ++i)
-      require(host[i] == wanted[b], "buffer " + std::to_string(b) + ", element " +
-                                        std::to_string(i) + " is " + text(host[i]) + ", expected " +
-                                        text(wanted[b]));
-  }
+  const double kept = sums_of_a_busy_stream(comm, 10'000, 1s);
+  require(kept < 0.8, "the host was blocked for " + std::to_string(kept) + " s");
   // More than the ring holds: the host waits for the oldest, and nothing is lost.
+  const auto data = comm.allocate<float>(1);
   for (std::size_t i = 0; i < Comm::most_under_way + 20; ++i) {
-    auto work = comm.all_reduce_async(data[4].first(1), Max{});
+    auto work = comm.all_reduce_async(data, Max{});
     work.wait();
   }
   comm.barrier();
 }
 
-/// The model may compute for longer than the time limit.
-void patience(Session& session) {
+void compute_for_long(Session& session) {
   Comm comm = make(session);
-  const auto data = comm.allocate<float>(100);
-  comm.all_reduce(data);
-  comm.barrier();
-  comm.set_timeout(1500ms);
-  spend<<<1, 1, 0, comm.gpu().stream()>>>(3'000'000'000ull);
-  check_launch("spend");
-  comm.all_reduce(data);
-  comm.synchronize();
-  comm.set_timeout(60s);
-  comm.barrier();
+  patience(comm);
 }
 
 void capture(Session& session) {
@@ -296,11 +182,9 @@ void capture(Session& session) {
   x.fill([&](std::size_t) { return static_cast<float>(comm.rank().value()); });
   y.fill([&](std::size_t) { return static_cast<float>(comm.rank().value()); });
   const auto step = [&] {
-    add_one<<<1, 256, 0, comm.gpu().stream()>>>(x.span().data(), n);
-    check_launch("add_one");
+    enqueue_add_one(comm.gpu().stream(), x.span());
     auto work = comm.all_reduce_async(x.span(), Average{});
-    add_one<<<1, 256, 0, comm.gpu().stream()>>>(y.span().data(), n);
-    check_launch("add_one");
+    enqueue_add_one(comm.gpu().stream(), y.span());
     work.wait();
     comm.all_reduce(y.span(), Max{});
   };
@@ -383,16 +267,9 @@ void mismatch(Session& session) {
       [&](Comm& comm) { comm.barrier(); }, "all_reduce(sum of 7 double)", "barrier()");
 }
 
-void killed(Session& session) {
+void kill_one(Session& session) {
   Comm comm = make(session);
-  comm.set_timeout(10s);
-  const auto data = comm.allocate<float>(1000);
-  for (int step = 0; step < 1000; ++step) {
-    if (step == 5 && comm.rank() == Rank{1}) ::raise(SIGKILL);
-    comm.all_reduce(data);
-    comm.synchronize();
-  }
-  throw std::runtime_error("rank 1 was not missed");
+  killed(comm, 1000);
 }
 
 void stuck(Session& session) {
@@ -462,50 +339,19 @@ void fewer_gpus(Session& session) {
   require_words(error, {"ranks on this host have", "LOCKSTEP_SHARE_GPUS=1"});
 }
 
-using Case = void (*)(Session&);
-const std::map<std::string, Case> cases = {{"collectives", collectives},
-                                           {"groups", groups},
-                                           {"objects", objects},
-                                           {"async", async},
-                                           {"patience", patience},
-                                           {"capture", capture},
-                                           {"mismatch", mismatch},
-                                           {"killed", killed},
-                                           {"stuck", stuck},
-                                           {"abandon", abandon},
-                                           {"thrown", thrown},
-                                           {"fewer_gpus", fewer_gpus}};
-
-void run(Session& session, const std::string& name) {
-  const auto found = cases.find(name);
-  if (found == cases.end()) throw std::runtime_error("there is no case '" + name + "'");
-  const Clock::time_point begin = Clock::now();
-  found->second(session);
-  session.store().barrier("end of " + name, session.rank(), session.world());
-  if (session.rank() == Rank{0})
-    std::printf("ok %s %zu ranks %.1f s\n", name.c_str(), session.world().value(),
-                seconds_since(begin));
-}
+const Cases cases = {{"collectives", collectives},
+                     {"groups", groups},
+                     {"objects", objects},
+                     {"async", async},
+                     {"patience", compute_for_long},
+                     {"capture", capture},
+                     {"mismatch", mismatch},
+                     {"killed", kill_one},
+                     {"stuck", stuck},
+                     {"abandon", abandon},
+                     {"thrown", thrown},
+                     {"fewer_gpus", fewer_gpus}};
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  if (visible_gpus() == 0) {
-    std::puts("not run: no GPU here");
-    return 0;
-  }
-  return launch(argc, argv, [](Session& session) {
-    const auto& arguments = session.arguments();
-    const std::string name = arguments.size() > 1 ? arguments[1] : "all";
-    if (name == "gpus") {
-      std::printf("%zu\n", visible_gpus());
-      return;
-    }
-    if (name != "all") {
-      run(session, name);
-      return;
-    }
-    for (const char* each : {"collectives", "groups", "objects", "async", "patience", "capture"})
-      run(session, each);
-  });
-}
+int main(int argc, char** argv) { return main_of(argc, argv, cases); }

@@ -47,6 +47,7 @@ enum class Fault {
   captured_on_cpu,
   captured_with_unused,
   captured_with_exact,
+  captured_through_host,
   malformed_output,
 };
 
@@ -133,6 +134,11 @@ struct Verdict {
       F != Fault::captured_with_exact,
       "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
       "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
+  static_assert(
+      F != Fault::captured_through_host,
+      "lockstep: with Backend<Gloo> and Backend<Hierarchical<...>> the host takes part in every "
+      "reduction, which no CUDA graph can hold; leave CapturedStep out, or use Backend<Nccl> or "
+      "Backend<Shm>");
   static_assert(
       F != Fault::malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
@@ -241,6 +247,8 @@ template <class Model, class Policies>
 consteval Finding find_combination_fault() {
   using TheDevice = typename Pick<axes::Device, Policies>::choice;
   using TheBackend = typename Pick<axes::Backend, Policies>::choice;
+  constexpr bool is_ddp =
+      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>;
   if (Pick<axes::World, Policies>::static_size == 0) return {Fault::world_of_zero};
   if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
   if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
@@ -263,12 +271,13 @@ consteval Finding find_combination_fault() {
     if (std::is_same_v<TheDevice, Cpu>) return {Fault::captured_on_cpu};
     if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
       return {Fault::captured_with_unused};
-    if (std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact> &&
-        std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>)
+    if (is_ddp && std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
       return {Fault::captured_with_exact};
+    if (is_ddp && Pick<axes::World, Policies>::static_size != 1 &&
+        !std::is_same_v<TheBackend, Nccl> && !std::is_same_v<TheBackend, Shm>)
+      return {Fault::captured_through_host};
   }
-  if (OutputNaming<Model> && !OutputDeclaring<Model> &&
-      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP> &&
+  if (!is_ddp && OutputNaming<Model> && !OutputDeclaring<Model> &&
       std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
     return {Fault::malformed_output};
   }

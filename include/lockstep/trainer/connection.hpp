@@ -20,8 +20,8 @@ struct NoBackend {};
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
 /// `make<Policies>(session)` and whether ranks are threads of one process. Specialised beside what
-/// it includes: the CPU's here, Gloo's in trainer/gloo.hpp, a GPU's in trainer/cuda.cuh and
-/// trainer/nccl.cuh.
+/// it includes: the CPU's here and in trainer/gloo.hpp, a GPU's in trainer/cuda.cuh,
+/// trainer/nccl.cuh and trainer/gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
 
@@ -84,8 +84,7 @@ consteval bool trains() {
   using TheDevice = typename Pick<axes::Device, Policies>::choice;
   using TheBackend = typename Pick<axes::Backend, Policies>::choice;
   return is_dp<Policies> || Pick<axes::World, Policies>::static_size == 1 ||
-         std::is_same_v<TheBackend, Shm> ||
-         (std::is_same_v<TheDevice, Cpu> && uses_gloo<TheBackend>) ||
+         std::is_same_v<TheBackend, Shm> || uses_gloo<TheBackend> ||
          (std::is_same_v<TheDevice, Cuda> && std::is_same_v<TheBackend, Nccl>);
 }
 
@@ -94,15 +93,20 @@ template <class Policies>
 consteval bool require_connection() {
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
   constexpr bool by_nccl = std::is_same_v<ConnectionOf<Policies>, Connection<Cuda, Nccl>>;
-  constexpr bool by_gloo =
-      !is_dp<Policies> && uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
+  constexpr bool on_gpu = std::is_same_v<typename Pick<axes::Device, Policies>::choice, Cuda>;
+  constexpr bool by_gloo = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1 &&
+                           uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
   static_assert(connected || by_nccl || by_gloo,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");
   static_assert(connected || !by_nccl,
                 "lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, needs #include "
                 "<lockstep/nccl.cuh>, in a file that nvcc compiles, and -lnccl");
-  static_assert(connected || !by_gloo,
+  static_assert(
+      connected || !by_gloo || !on_gpu,
+      "lockstep: a job with Device<Cuda> and Backend<Gloo>, also between hosts only, needs "
+      "#include <lockstep/gloo.cuh>, in a file that nvcc compiles, and -lgloo");
+  static_assert(connected || !by_gloo || on_gpu,
                 "lockstep: a job with Backend<Gloo>, also between hosts only, needs #include "
                 "<lockstep/gloo.hpp>, and -lgloo");
   return connected;

@@ -11,9 +11,8 @@
 #include <vector>
 
 #include "lockstep/comm/cuda_loopback.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/threads/join.cuh"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/replica_meeting.hpp"
@@ -28,9 +27,7 @@ struct Connection<Cuda, NoBackend> {
   template <class Policies>
   static communicator<Policies> make(Session& session) {
     require_world<1>(session.world(), session.rank());
-    const Membership& member = session.membership();
-    return CudaLoopbackCommunicator(std::make_shared<Gpu>(
-        Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus())));
+    return CudaLoopbackCommunicator(gpu_of(session.membership()));
   }
 };
 

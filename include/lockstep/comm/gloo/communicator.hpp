@@ -84,6 +84,11 @@ class GlooCommunicator {
         reason);
   }
 
+  /// The same when an exception has ended this rank's part, also while another thread is in a call.
+  void give_up() { endpoint_->give_up(); }
+  /// Has a call failed? Then all that follow do.
+  bool is_broken() const { return endpoint_->is_broken(); }
+
   void barrier() { agree(Call{}); }
 
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.

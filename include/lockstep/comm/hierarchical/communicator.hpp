@@ -64,6 +64,18 @@ class HierarchicalCommunicator {
     stages_->abandon(reason);
   }
 
+  /// The same when an exception has ended this rank's part, also while another thread is in a call.
+  void give_up() { stages_->give_up(); }
+  /// Has a call failed? Then all that follow do.
+  bool is_broken() const { return stages_->is_broken(); }
+
+  /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** blocks until
+  /// all have come.
+  void agree(const Call& call) {
+    stages_->queue().drain();
+    stages_->compare(call);
+  }
+
   void barrier() {
     through_flat([](Between& flat) { flat.barrier(); });
   }

@@ -65,6 +65,17 @@ class Stages {
     flat_.abandon("it ended with an exception");
   }
 
+  /// Throws on all ranks unless all make this call.
+  void compare(const Call& call) {
+    stage(Part::flat, call, [&] {
+      if constexpr (requires { flat_.agree(call); }) {
+        flat_.agree(call);
+      } else {
+        compare_gathered(call);
+      }
+    });
+  }
+
   /// Reduces inside the host, so that each rank has a piece; each piece between the hosts, so that
   /// every rank carries its share of the network; and gathers inside.
   template <class T, class Op>
@@ -162,16 +173,6 @@ class Stages {
     return finished;
   }
 
-  /// Throws on all ranks unless all make this call.
-  void compare(const Call& call) {
-    stage(Part::flat, call, [&] {
-      if constexpr (requires { flat_.agree(call); }) {
-        flat_.agree(call);
-      } else {
-        compare_gathered(call);
-      }
-    });
-  }
   void compare_gathered(const Call& call) {
     std::vector<std::uint8_t> all(sizeof call * flat_.world_size().value());
     flat_.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&call), sizeof call), all);

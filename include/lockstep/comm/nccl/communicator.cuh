@@ -23,13 +23,13 @@
 #include "lockstep/comm/nccl/watch.cuh"
 #include "lockstep/comm/nccl/work.cuh"
 #include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
@@ -195,8 +195,7 @@ class NcclCommunicator {
   static std::shared_ptr<nccl::Engine> join(const Membership& member, Store& store,
                                             const std::string& name) {
     require_world<Ranks>(member.world, member.rank);
-    auto gpu = std::make_shared<Gpu>(
-        Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
+    std::shared_ptr<Gpu> gpu = gpu_of(member);
     const bool alone = member.world == WorldSize{1};
     if (!alone && nccl::gpus_are_shared(member, store, *gpu, name))
       nccl::pretend_to_be_hosts(member);

@@ -25,6 +25,7 @@
 #include "lockstep/comm/nccl/memory.cuh"
 #include "lockstep/comm/nccl/under_way.cuh"
 #include "lockstep/comm/notice_board.hpp"
+#include "lockstep/comm/patience.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

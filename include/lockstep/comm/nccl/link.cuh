@@ -13,7 +13,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -21,25 +20,11 @@
 #include "lockstep/comm/nccl/check.cuh"
 #include "lockstep/comm/nccl/under_way.cuh"
 #include "lockstep/comm/notice_board.hpp"
+#include "lockstep/comm/patience.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/deadline.hpp"
 
 namespace lockstep::nccl {
-
-/// Pauses that begin short: what is waited for mostly takes microseconds.
-class Patience {
- public:
-  void pause() const {
-    if (Clock::now() - begin_ < std::chrono::microseconds(200)) {
-      std::this_thread::yield();
-    } else {
-      std::this_thread::sleep_for(std::chrono::microseconds(50));
-    }
-  }
-
- private:
-  Clock::time_point begin_ = Clock::now();
-};
 
 /// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
 /// waits, because the communicator is non-blocking, and nobody waits with the mutex in hand.

@@ -15,7 +15,7 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/threads/arguments.cuh"
+#include "lockstep/comm/gpu_arguments.cuh"
 #include "lockstep/comm/threads/device_collectives.cuh"
 #include "lockstep/comm/threads/host_collectives.hpp"
 #include "lockstep/comm/threads/member.cuh"
@@ -354,7 +354,7 @@ class ThreadCommunicator {
   }
 
   std::size_t world() const { return Ranks == dynamic ? member_->world() : Ranks; }
-  threads::Arguments arguments() const { return {{rank(), world_size()}}; }
+  GpuArguments arguments() const { return {{rank(), world_size()}}; }
 
   template <class OnHost, class OnDevice>
   ThreadWork start(const Call& call, const void* in, void* out, bool host, const OnHost& on_host,

@@ -3,15 +3,12 @@
 /// @file From a rank of a job to its communicator, where ranks are threads.
 
 #include <cstddef>
-#include <memory>
 #include <string>
-#include <utility>
 
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/threads/communicator.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
 
@@ -31,9 +28,7 @@ ThreadCommunicator<Ranks> make_thread_communicator(const Membership& member, Sto
                     std::to_string(member.world.value()),
                 member.rank);
   }
-  auto gpu = std::make_shared<Gpu>(
-      Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
-  return ThreadCommunicator<Ranks>::join(member, store, std::move(gpu), name);
+  return ThreadCommunicator<Ranks>::join(member, store, gpu_of(member), name);
 }
 
 }  // namespace lockstep

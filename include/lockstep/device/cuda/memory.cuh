@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <span>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/device/cuda/check.cuh"
@@ -58,6 +59,26 @@ class PinnedArena {
   };
   std::unique_ptr<std::byte, Free> data_;
   std::size_t bytes_;
+};
+
+/// Pins memory that belongs to somebody else, for as long as this lives. Where the system does not
+/// allow it, copies are as right as before, and the host takes part in them.
+class PinnedRange {
+ public:
+  explicit PinnedRange(std::span<std::byte> memory) {
+    if (memory.empty()) return;
+    if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess) {
+      memory_.reset(memory.data());
+    } else {
+      static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it
+    }
+  }
+
+ private:
+  struct Unpin {
+    void operator()(std::byte* data) const { static_cast<void>(cudaHostUnregister(data)); }
+  };
+  std::unique_ptr<std::byte, Unpin> memory_;
 };
 
 /// Copies between any two memories. **Host** blocks until the copy is there for every stream: from

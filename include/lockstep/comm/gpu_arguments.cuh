@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a rank's arguments say of a call. Those that cannot be right fail before it is made.
+/// @file What a rank's arguments say of a call, and whose memory they are: the host's or a GPU's.
+/// Those that cannot be right fail before it is made.
 
 #include <concepts>
 #include <cstddef>
@@ -14,10 +15,10 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 
-namespace lockstep::threads {
+namespace lockstep {
 
 /// Of this rank in its world.
-struct Arguments : CallArguments {
+struct GpuArguments : CallArguments {
   /// A call as the others will compare it. Arguments that cannot be right fail here and now.
   template <class T>
   Call describe(CollectiveKind kind, std::size_t count, Rank root = Rank{0}) const {
@@ -49,4 +50,4 @@ struct Arguments : CallArguments {
   }
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The GPU of a rank that has been launched.
+
+#include <memory>
+
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/gpu_sharing.hpp"
+#include "lockstep/launch/membership.hpp"
+
+namespace lockstep {
+
+/// The one that the rank's place on its host gives it. This thread computes on it from then on.
+inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
+  return std::make_shared<Gpu>(
+      Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
+}
+
+}  // namespace lockstep

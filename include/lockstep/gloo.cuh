@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Everything a GPU job needs, Gloo included: link with -lgloo.
+
+#include "lockstep/comm/gloo/groups.hpp"
+#include "lockstep/comm/staged/groups.cuh"
+#include "lockstep/lockstep.cuh"
+#include "lockstep/trainer/gloo.cuh"
+#include "lockstep/trainer/gloo.hpp"

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Jobs on GPUs whose ranks communicate through Gloo, all of them or those on different
+/// hosts.
+
+#include "lockstep/comm/staged/gloo.cuh"
+#include "lockstep/strategy/gpu_execution.cuh"
+#include "lockstep/trainer/connection.hpp"
+
+namespace lockstep {
+
+template <>
+struct Connection<Cuda, Gloo> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = StagedGloo<Pick<axes::World, Policies>::static_size>;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    return make_staged_gloo_communicator<Pick<axes::World, Policies>::static_size>(
+        session.membership(), session.store());
+  }
+};
+
+template <>
+struct Connection<Cuda, Hierarchical<Shm, Gloo>> {
+  static constexpr bool ranks_are_threads = false;
+  template <class Policies>
+  using communicator = StagedHierarchy;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    require_world<Pick<axes::World, Policies>::static_size>(session.world(), session.rank());
+    return make_staged_hierarchical_communicator(session.membership(), session.store());
+  }
+};
+
+}  // namespace lockstep

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: a job with Device<Cuda> and Backend<Gloo>, also between hosts only, needs #include <lockstep/gloo.cuh>
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Device<Cuda>, Backend<Gloo>>;
+#else
+using Job = Composed<Net, Device<Cuda>, Backend<Gloo>>;
+#endif
