@@ -23,7 +23,7 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         if (name == "allreduce" or name == "network") and has_config("gloo") then
             add_links("gloo")
         end
-        if name == "matmul" or name == "step" or name == "network" then
+        if name == "matmul" or name == "step" or name == "network" or name == "dp" then
             add_includedirs("../examples")
             add_sysincludedirs("$(eigen)")
             add_cxflags("-march=native")  -- as the examples have it

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU makes of it: a small network's step, the fused kernels on their own, the all-reduce of
-// ranks that share a GPU; each against its peer in the same run. An argument chooses a part: step,
-// kernels or all_reduce.
+// ranks that share a GPU, DP's step; each against its peer in the same run. An argument chooses a
+// part: step, kernels, all_reduce or dp.
 #include <cuda_runtime.h>
 
 #include <cstdio>
@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "all_reduce.hpp"
+#include "dp.hpp"
 #include "kernels.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "step.hpp"
@@ -26,6 +27,7 @@ int main(int argc, char** argv) try {
   if (wants("step")) bench::print_table(bench::compare_steps());
   if (wants("kernels")) bench::print_table(bench::compare_kernels());
   if (wants("all_reduce")) bench::print_table(bench::compare_all_reduce());
+  if (wants("dp")) bench::print_table(bench::compare_data_parallel());
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench gpu: %s\n", error.what());

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Steps of several jobs, to be looked at in machine code: tests/dispatch/run.
 #include <cstddef>
+#include <span>
 
 #include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/dp.hpp"
 
 namespace {
 
@@ -29,6 +31,14 @@ using SharedClipJob = Ddp<Clip<1.0>, Accumulate<2>>;
 using ReplicatedJob = Ddp<Sharding<Replicated>, Pieces>;
 using ReplicatedZeroJob = Ddp<Sharding<Replicated>, Pieces, UnusedParameters<Zero>, World<4>>;
 
+/// The same on shares of a batch.
+struct SharedNet : Net {
+  using Batch = std::span<const float>;
+  double forward(auto& step, const Batch& x) { return Net::forward(step, x[0]); }
+  void backward(auto& step, const Batch& x) { Net::backward(step, x[0]); }
+};
+using DpJob = DataParallel<SharedNet, Optimizer<AdamW>>;
+
 }  // namespace
 
 // The roots of the walk.
@@ -40,4 +50,5 @@ double step_shared_by_hand(SharedJob& ddp, const float& x) {
 double step_shared_clipped(SharedClipJob& ddp, const float& x) { return ddp.step(x); }
 double step_replicated(ReplicatedJob& ddp, const float& x) { return ddp.step(x); }
 double step_replicated_zero(ReplicatedZeroJob& ddp, const float& x) { return ddp.step(x); }
+double step_dp(DpJob& dp, const SharedNet::Batch& x) { return dp.step(x); }
 }

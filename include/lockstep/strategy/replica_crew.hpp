@@ -112,7 +112,7 @@ class ReplicaCrew {
     workers_.clear();
   }
 
-  [[noreturn]] void throw_first() {
+  [[noreturn, gnu::noinline]] void throw_first() {
     std::size_t first = size();
     for (std::size_t i = 0; i != size(); ++i) {
       if (!errors_[i]) continue;
