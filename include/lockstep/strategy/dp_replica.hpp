@@ -62,14 +62,17 @@ class DpReplica {
     comm_.synchronize();
   }
 
-  /// The end: others may be at work on memory of this one.
-  void settle() {
+  /// Before the end: others may be at work on memory of this one. Is all its work done? Not where
+  /// it has failed before.
+  bool settle() {
     if constexpr (requires(Comm& comm) { comm.synchronize(); }) {
       try {
         comm_.synchronize();
-      } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
+      } catch (const std::exception&) {
+        return false;
       }
     }
+    return true;
   }
 
   /// The first replica's buffers are everybody's before every forward.
