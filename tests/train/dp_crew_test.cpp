@@ -106,6 +106,14 @@ BOOST_AUTO_TEST_CASE(what_was_thrown_is_nested_and_one_replica_throws_it_as_it_i
   BOOST_CHECK_THROW(one.run([](std::size_t) { throw 7; }), int);
 }
 
+BOOST_AUTO_TEST_CASE(whoever_calls_its_own_crew_is_told) {
+  ReplicaCrew crew(2);
+  const auto again = [&](std::size_t) { crew.run([](std::size_t) {}); };
+  const std::string words = words_of(crew, again);
+  BOOST_TEST(words.find("replica 0, DP: a replica called the job") != std::string::npos, words);
+  crew.run([](std::size_t) {});
+}
+
 BOOST_AUTO_TEST_CASE(no_thread_is_left) {
   const std::size_t before = threads_here();
   {

@@ -12,20 +12,13 @@
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/typed_storage.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
-#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/strategy/placed_share.hpp"
+#include "lockstep/strategy/shares.hpp"
 
 namespace lockstep {
-
-/// A replica's part of a batch: which of the samples that take part, and of how many.
-struct BatchPart {
-  RowRange samples;
-  std::size_t all = 0;
-  std::size_t largest = 0;  // replica's number of samples
-};
 
 /// Its members are the phases of a step, each called on this replica's thread; whatever is between
 /// two of them is the caller's. What fails before replicas begin to communicate is only thrown;
@@ -35,6 +28,9 @@ class DpReplica {
   using Ddp = BasicDdp<Model, Policies, Comm>;
   using Traits = DdpTraits<Model, Policies>;
   using Executing = typename Ddp::Executing;
+  using Shares = PlacedShare<Executing, Traits::gathers_outputs>;
+  template <class Batch>
+  using Share = typename Shares::template Share<Batch>;
 
  public:
   using Loss = typename Ddp::Loss;
@@ -43,7 +39,9 @@ class DpReplica {
 
   /// **Ranks** all replicas. **Host** blocks until all have come.
   DpReplica(Comm comm, Model model, Seed seed)
-      : comm_(std::move(comm)), ddp_(comm_, std::move(model), seed) {}
+      : comm_(std::move(comm)),
+        ddp_(comm_, std::move(model), seed),
+        shares_(ddp_.execution_, comm_.rank().value()) {}
 
   Ddp& ddp() { return ddp_; }
   const Ddp& ddp() const { return ddp_; }
@@ -64,14 +62,17 @@ class DpReplica {
     comm_.synchronize();
   }
 
-  /// The end: others may be at work on memory of this one.
-  void settle() {
+  /// Before the end: others may be at work on memory of this one. Is all its work done? Not where
+  /// it has failed before.
+  bool settle() {
     if constexpr (requires(Comm& comm) { comm.synchronize(); }) {
       try {
         comm_.synchronize();
-      } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
+      } catch (const std::exception&) {
+        return false;
       }
     }
+    return true;
   }
 
   /// The first replica's buffers are everybody's before every forward.
@@ -96,16 +97,13 @@ class DpReplica {
   void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
     part_ = part;
     if constexpr (Traits::weighs_shares) ddp_.reducer_.weigh(weight());
-    if constexpr (Traits::gathers_outputs) {
-      if (is_root()) place_of<Whole<Batch>>().at = &ddp_.execution_.place(batch);
-    }
-    if (has_samples()) placed<Batch>().at = &place(batch, cut);
+    shares_.take(batch, cut, part);
   }
 
   template <class Batch>
   void forward() {
     synchronize_buffers();
-    if (has_samples()) loss_.emplace(ddp_.forward_through(share<Batch>(), false));
+    if (has_samples()) loss_.emplace(ddp_.forward_through(shares_.template share<Batch>(), false));
   }
 
   /// Where a loss stays on its device, that of all samples is made there.
@@ -137,12 +135,13 @@ class DpReplica {
   void predict() {
     using Outputs = decltype(outputs_.outputs(RowRange{}));
     using Gradients = decltype(outputs_.gradients(RowRange{}));
-    static_assert(require_parts<Model, typename Ddp::step_type, Share<Batch>, Whole<Batch>, Outputs,
-                                Gradients>());
+    using Whole = typename Shares::template Whole<Batch>;
+    static_assert(
+        require_parts<Model, typename Ddp::step_type, Share<Batch>, Whole, Outputs, Gradients>());
     synchronize_buffers();
     if (!has_samples()) return;
     ddp_.with_step([&](auto& step) {
-      ddp_.model_.predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+      ddp_.model_.predict(step, shares_.template share<Batch>(), outputs_.outputs(part_.samples));
     });
     outputs_.deliver(ddp_.execution_, part_.samples);
   }
@@ -152,7 +151,7 @@ class DpReplica {
     await_others();
     if (!is_root()) return;
     loss_.emplace(ddp_.with_step([&](auto& step) {
-      return ddp_.execution_.loss(ddp_.model_, step, *place_of<Whole<Batch>>().at,
+      return ddp_.execution_.loss(ddp_.model_, step, shares_.template whole<Batch>(),
                                   outputs_.all_outputs(part_.all),
                                   outputs_.all_gradients(part_.all));
     }));
@@ -168,7 +167,7 @@ class DpReplica {
     hash.number(part_.samples.count);
     if constexpr (std::has_unique_object_representations_v<Share<Batch>>) {
       if (has_samples()) {
-        const Share<Batch>& own = share<Batch>();
+        const Share<Batch>& own = shares_.template share<Batch>();
         hash.text({reinterpret_cast<const char*>(&own), sizeof own});
       }
     }
@@ -184,7 +183,7 @@ class DpReplica {
     ddp_.guard([&] {
       if (last) ddp_.updater_.begin();
       ddp_.execution_.captured(
-          has_samples() ? share<Batch>() : nothing, last, ddp_.reducer_,
+          has_samples() ? shares_.template share<Batch>() : nothing, last, ddp_.reducer_,
           [&] { enqueue<Batch>(last); }, variant);
     });
   }
@@ -195,20 +194,21 @@ class DpReplica {
   void evaluate() {
     synchronize_buffers();
     if (has_samples())
-      loss_.emplace(ddp_.execution_.forward(ddp_.model_, ddp_.bare_, share<Batch>()));
+      loss_.emplace(
+          ddp_.execution_.forward(ddp_.model_, ddp_.bare_, shares_.template share<Batch>()));
   }
   template <class Batch, class Tally>
   void evaluate(Tally& tally) {
     synchronize_buffers();
     if (has_samples())
-      ddp_.evaluate_placed(share<Batch>(), tally, [&] { return part_.samples.count; });
+      ddp_.evaluate_placed(shares_.template share<Batch>(), tally,
+                           [&] { return part_.samples.count; });
   }
   /// Has the model an evaluation of its own?
   template <class Batch, class Tally>
   static constexpr bool has_evaluation =
-      requires(Model& model, typename Ddp::bare_step& step, const Batch& batch, Tally& tally) {
-        model.evaluate(step, batch, tally);
-      };
+      requires(Model& model, typename Ddp::bare_step& step, const Share<Batch>& share,
+               Tally& tally) { model.evaluate(step, share, tally); };
 
   /// Its part of the mean over all samples.
   double loss_part() const {
@@ -246,9 +246,10 @@ class DpReplica {
       ddp_.reducer_.sit_out(last);
     } else if constexpr (Traits::gathers_outputs) {
       outputs_.fetch(ddp_.execution_, part_.samples);
-      ddp_.backward_through(share<Batch>(), last, outputs_.gradients(part_.samples));
+      ddp_.backward_through(shares_.template share<Batch>(), last,
+                            outputs_.gradients(part_.samples));
     } else {
-      ddp_.backward_through(share<Batch>(), last);
+      ddp_.backward_through(shares_.template share<Batch>(), last);
     }
   }
 
@@ -265,83 +266,9 @@ class DpReplica {
     if (last) ddp_.updater_.reduce_and_update(ddp_.reducer_);
   }
 
-  // Shares.
-
-  /// What the model is given for all of a `Batch`.
-  template <class Batch>
-  using Whole =
-      std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
-
-  /// Can a device be given rows of a batch as they are?
-  template <class Batch>
-  static constexpr bool places_rows = requires(Executing& execution, const Batch& batch,
-                                               std::size_t n) { execution.place(batch, n, n, n); };
-  /// The whole batch is there already, on the first replica's device.
-  template <class Batch>
-  static constexpr bool has_whole = Traits::gathers_outputs && !std::is_same_v<Whole<Batch>, Batch>;
-
-  template <class Batch>
-  const auto& place(const Batch& batch, const BatchCut& cut) {
-    if constexpr (has_whole<Batch>) {
-      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, SharePlaced<Batch>>,
-                    "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
-                    "give what the batch becomes there slice(first, count), or use LossOnReplica");
-      if (is_root()) return cut_out(*place_of<Whole<Batch>>().at, cut);
-    }
-    return place_share(batch, cut);
-  }
-
-  template <class Batch>
-  const auto& place_share(const Batch& batch, const BatchCut& cut) {
-    if constexpr (places_rows<Batch>) {
-      const RowRange rows = cut.rows(batch.size(), comm_.rank().value());
-      return ddp_.execution_.place(batch, rows.first, rows.count, part_.largest);
-    } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
-      return ddp_.execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
-    } else {
-      return ddp_.execution_.place(cut_out(batch, cut));
-    }
-  }
-  template <class Batch>
-  using SharePlaced = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place_share(
-      std::declval<const Batch&>(), BatchCut{}))>;
-
-  /// Its share of something that can be cut, kept here.
-  template <class Whole>
-  const ShareOf<Whole>& cut_out(const Whole& whole, const BatchCut& cut) {
-    auto& share = storage_.get<std::optional<ShareOf<Whole>>>();
-    take_share(whole, cut, comm_.rank().value(), share);
-    return share.value();
-  }
-
-  /// What the model is given for its share of a `Batch`.
-  template <class Batch>
-  using Share = std::remove_cvref_t<decltype(std::declval<DpReplica&>().place(
-      std::declval<const Batch&>(), BatchCut{}))>;
-
-  /// Where it is. (A share and a whole batch may have one type.)
-  template <class Placed>
-  struct Place {
-    const Placed* at = nullptr;
-  };
-  template <class Batch>
-  struct SharePlace : Place<Share<Batch>> {};
-  template <class Placed>
-  Place<Placed>& place_of() {
-    return storage_.get<Place<Placed>>();
-  }
-  template <class Batch>
-  auto& placed() {
-    return storage_.get<SharePlace<Batch>>();
-  }
-  template <class Batch>
-  const Share<Batch>& share() {
-    return *placed<Batch>().at;
-  }
-
   Comm comm_;
   Ddp ddp_;
-  TypedStorage storage_;
+  Shares shares_;
   BatchPart part_;
   std::optional<Loss> loss_;
   [[no_unique_address]] typename std::conditional_t<

@@ -54,6 +54,7 @@ class ReplicaCrew {
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;
     const All all(phases...);
+    const Running running(is_running_);
     has_failed_.store(false, std::memory_order_relaxed);
     for (std::exception_ptr& error : errors_) error = nullptr;
     errand_ = &run_phases<All>;
@@ -64,6 +65,19 @@ class ReplicaCrew {
   }
 
  private:
+  /// A model that steps the job it is part of would wait for itself.
+  struct Running {
+    explicit Running(std::atomic<bool>& flag) : flag(flag) {
+      if (!flag.exchange(true)) return;
+      throw Error("DP", "a replica called the job that it is part of",
+                  "step and evaluate outside of the model");
+    }
+    ~Running() { flag.store(false); }
+    Running(const Running&) = delete;
+    Running& operator=(const Running&) = delete;
+    std::atomic<bool>& flag;
+  };
+
   template <class All>
   static void run_phases(ReplicaCrew& crew, std::size_t replica) {
     std::apply(
@@ -144,6 +158,7 @@ class ReplicaCrew {
   shm::Counter met_{};    // phases that all are done with
   std::atomic<std::size_t> arrived_{0};
   std::atomic<bool> has_failed_{false};
+  std::atomic<bool> is_running_{false};
   bool goes_on_ = false;
   void (*errand_)(ReplicaCrew&, std::size_t) = nullptr;
   const void* phases_ = nullptr;

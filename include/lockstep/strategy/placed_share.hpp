@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A replica's share of a batch, where its model can read it.
+
+#include <cstddef>
+#include <optional>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/strategy/shares.hpp"
+
+namespace lockstep {
+
+/// A replica's part of a batch: which of the samples that take part, and of how many.
+struct BatchPart {
+  RowRange samples;
+  std::size_t all = 0;
+  std::size_t largest = 0;  // replica's number of samples
+};
+
+/// Keeps the latest share of every type of batch. With `HasWhole`, the first replica has the whole
+/// batch besides.
+template <class Executing, bool HasWhole>
+class PlacedShare {
+ public:
+  PlacedShare(Executing& execution, std::size_t replica)
+      : execution_(execution), replica_(replica) {}
+
+  /// The batch must outlive its share, which may be a view of it.
+  template <class Batch>
+  void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
+    if constexpr (HasWhole) {
+      if (replica_ == 0) storage_.get<Place<Whole<Batch>>>().at = &execution_.place(batch);
+    }
+    if (part.samples.count != 0)
+      storage_.get<SharePlace<Batch>>().at = &place(batch, cut, part.largest);
+  }
+
+  template <class Batch>
+  const auto& share() {
+    return *storage_.get<SharePlace<Batch>>().at;
+  }
+  /// On the first replica.
+  template <class Batch>
+  const auto& whole() {
+    return *storage_.get<Place<Whole<Batch>>>().at;
+  }
+
+  /// What the model is given for all of a `Batch`.
+  template <class Batch>
+  using Whole =
+      std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
+
+ private:
+  /// Can a device be given rows of a batch as they are?
+  template <class Batch>
+  static constexpr bool places_rows = requires(Executing& execution, const Batch& batch,
+                                               std::size_t n) { execution.place(batch, n, n, n); };
+
+  /// Where the whole batch is on the first replica's device, its share is a part of that.
+  template <class Batch>
+  const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
+    if constexpr (HasWhole && !std::is_same_v<Whole<Batch>, Batch>) {
+      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed<Batch>>,
+                    "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
+                    "give what the batch becomes there slice(first, count), or use LossOnReplica");
+      if (replica_ == 0) return cut_out(whole<Batch>(), cut);
+    }
+    return place_share(batch, cut, largest);
+  }
+
+  template <class Batch>
+  const auto& place_share(const Batch& batch, const BatchCut& cut, std::size_t largest) {
+    if constexpr (places_rows<Batch>) {
+      const RowRange rows = cut.rows(batch.size(), replica_);
+      return execution_.place(batch, rows.first, rows.count, largest);
+    } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
+      return execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
+    } else {
+      return execution_.place(cut_out(batch, cut));
+    }
+  }
+
+  /// A share of something that can be cut, in memory that is kept.
+  template <class Cuttable>
+  const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchCut& cut) {
+    auto& share = storage_.get<std::optional<ShareOf<Cuttable>>>();
+    take_share(from, cut, replica_, share);
+    return share.value();
+  }
+
+  template <class Batch>
+  using Placed = std::remove_cvref_t<decltype(std::declval<PlacedShare&>().place_share(
+      std::declval<const Batch&>(), BatchCut{}, 0))>;
+
+ public:
+  /// What the model is given for its share of a `Batch`.
+  template <class Batch>
+  using Share = std::remove_cvref_t<decltype(std::declval<PlacedShare&>().place(
+      std::declval<const Batch&>(), BatchCut{}, 0))>;
+
+ private:
+  /// A share and a whole batch may have one type, and have two places.
+  template <class T>
+  struct Place {
+    const T* at = nullptr;
+  };
+  template <class Batch>
+  struct SharePlace : Place<Share<Batch>> {};
+
+  Executing& execution_;
+  std::size_t replica_;
+  TypedStorage storage_;
+};
+
+}  // namespace lockstep
