@@ -84,6 +84,7 @@ class Buffer {
     push();
   }
   void poison() {
+    if (host_.empty()) return;
     std::memset(static_cast<void*>(host_.data()), 0xA5, host_.size() * sizeof(T));
     push();
   }
