@@ -16,7 +16,8 @@ namespace lockstep {
 
 /// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. A job of
 /// `World<4>` starts four ranks without being told; of `World<dynamic>`, as many as `--ranks` says.
-/// With `Device<Cuda>` and `Backend<Shm>` they are threads of this process, else processes.
+/// With `Device<Cuda>` and `Backend<Shm>` they are threads of this process, with
+/// `Backend<Hierarchical<Shm, Nccl>>` threads of a process on each host, else processes.
 /// **Ranks** all call it, being their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
@@ -31,7 +32,8 @@ int launch(int argc, char** argv, F&& f) {
   };
   constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
   if constexpr (Job::ranks_are_threads) {
-    return launch_threads(argc, argv, run, ranks);
+    return launch_threads(argc, argv, run, ranks,
+                          Job::spans_processes ? Processes::many : Processes::one);
   } else {
     return launch(argc, argv, run, ranks);
   }

@@ -47,6 +47,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
   using replica = BasicDdp<Model, Policies, Comm>;
   static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
+  static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. **Ranks** all.
   /// **Host** blocks.

@@ -69,6 +69,13 @@ class HierarchicalCommunicator {
   /// Has a call failed? Then all that follow do.
   bool is_broken() const { return stages_->is_broken(); }
 
+  /// Throws what went wrong between hosts, if anything has. **Ranks** this one.
+  void raise_fault()
+    requires requires(Between& between) { between.raise_fault(); }
+  {
+    stages_->between().raise_fault();
+  }
+
   /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** blocks until
   /// all have come.
   void agree(const Call& call) {
