@@ -24,7 +24,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/names.hpp"
 
 namespace lockstep {
 
@@ -41,11 +40,11 @@ class Stages {
 
   /// All ranks are reached through the other two.
   Stages(Hosts hosts, Inside inside, Between between)
-    requires std::constructible_from<Flat, Inside&, Between&>
+    requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
       : hosts_(std::move(hosts)),
         inside_(std::move(inside)),
         between_(std::move(between)),
-        flat_(inside_, between_) {}
+        flat_(hosts_, inside_, between_) {}
 
   Stages(const Stages&) = delete;
   Stages& operator=(const Stages&) = delete;
@@ -73,15 +72,19 @@ class Stages {
     flat_.abandon("it ended with an exception");
   }
 
-  /// Throws on all ranks unless all make this call.
+  /// Throws on all ranks unless all make this call: at once, or as soon as it is known.
   void compare(const Call& call) {
-    stage(Part::flat, call, [&] {
-      if constexpr (requires { flat_.agree(call); }) {
-        flat_.agree(call);
-      } else {
-        compare_gathered(call);
-      }
-    });
+    if constexpr (requires { flat_.agree(call); }) {
+      stage(Part::flat, call, [&] { flat_.agree(call); });
+    } else if constexpr (requires {
+                           inside_.agree(call);
+                           between_.agree(call);
+                         }) {
+      stage(Part::inside, call, [&] { inside_.agree(call); });
+      stage(Part::between, call, [&] { between_.agree(call); });
+    } else {
+      stage(Part::flat, call, [&] { compare_gathered(call); });
+    }
   }
 
   /// Can the stages work on this memory? What they cannot goes flat.
@@ -128,19 +131,9 @@ class Stages {
     }
   }
 
-  /// Who the ranks are that an error of this part counts from 0.
   std::string where(Part part) const {
-    const auto names = [](const std::vector<std::size_t>& ranks) {
-      std::vector<std::string> names;
-      names.reserve(ranks.size());
-      for (std::size_t rank : ranks) names.push_back(std::to_string(rank));
-      return listed(names) + " are numbered from 0, ";
-    };
-    const Rank rank = flat_.rank();
-    if (part == Part::inside)
-      return "on the host where ranks " + names(hosts_.ranks(hosts_.host(rank)));
-    if (part == Part::between)
-      return "between the hosts, where ranks " + names(hosts_.columns()[hosts_.local_rank(rank)]);
+    if (part == Part::inside) return hosts_.words_inside(flat_.rank());
+    if (part == Part::between) return hosts_.words_between(flat_.rank());
     return "";
   }
 

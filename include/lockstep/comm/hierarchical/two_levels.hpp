@@ -15,6 +15,7 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call_arguments.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/hierarchical/hosts.hpp"
 #include "lockstep/comm/hierarchical/passes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/flat.hpp"
@@ -23,8 +24,8 @@
 
 namespace lockstep {
 
-/// Ranks of one host are neighbours, equally many on each: rank = host * places + place. `inside`
-/// joins the places of a host, `between` the hosts of a place. Reductions are made of gathered
+/// Ranks of one host are neighbours, equally many on each: rank = host * places + place. `Inside`
+/// joins the places of a host, `Between` the hosts of a place. Reductions are made of gathered
 /// elements, in rank order: they are for what is small, or rare.
 ///
 /// Every collective: **Ranks** all of them, in the same order. **Host** and **Stream** as the two
@@ -32,10 +33,11 @@ namespace lockstep {
 template <Communicator Inside, Communicator Between>
 class TwoLevels {
  public:
-  TwoLevels(Inside& inside, Between& between) : inside_(&inside), between_(&between) {}
+  TwoLevels(const Hosts& hosts, Inside& inside, Between& between)
+      : hosts_(&hosts), inside_(&inside), between_(&between) {}
 
   Rank rank() const { return Rank{host() * places() + place()}; }
-  WorldSize world_size() const { return WorldSize{hosts() * places()}; }
+  WorldSize world_size() const { return WorldSize{ranks()}; }
   auto timeout() const { return between_->timeout(); }
 
   // The two communicators have time limits and faults of their own.
@@ -43,20 +45,9 @@ class TwoLevels {
   void set_timeout(Limit) {}
   void abandon(std::string_view) {}
 
-  /// Throws unless all make this call: at once, or as soon as it is known.
-  void agree(const Call& call)
-    requires requires(Inside& inside, Between& between) {
-      inside.agree(call);
-      between.agree(call);
-    }
-  {
-    inside_->agree(call);
-    between_->agree(call);
-  }
-
   void barrier() {
-    inside_->barrier();  // all of this host have come
-    between_->barrier();
+    inside([](Inside& own) { own.barrier(); });  // all of this host have come
+    between([](Between& others) { others.barrier(); });
   }
 
   template <class Data, class Op = Sum>
@@ -79,8 +70,9 @@ class TwoLevels {
   template <class Data>
   void broadcast(Data&& data, Rank root) {
     check<FlatElement<Data>>(CollectiveKind::broadcast, root);
-    if (place() == place_of(root)) between_->broadcast(data, Rank{host_of(root)});
-    inside_->broadcast(data, Rank{place_of(root)});
+    if (place() == place_of(root))
+      between([&](Between& others) { others.broadcast(data, Rank{host_of(root)}); });
+    inside([&](Inside& own) { own.broadcast(data, Rank{place_of(root)}); });
   }
 
   template <class In, class Out>
@@ -88,9 +80,9 @@ class TwoLevels {
     const auto from = flat(in);
     const auto to = flat(out);
     check_size(CollectiveKind::all_gather, from, to.size(), from.size() * ranks());
-    const auto own = scratch(Use::own_host, to, from.size() * places());
-    inside_->all_gather(from, own);
-    between_->all_gather(own, to);
+    const auto here = scratch(Use::here, to, from.size() * places());
+    inside([&](Inside& own) { own.all_gather(from, here); });
+    between([&](Between& others) { others.all_gather(here, to); });
   }
 
   template <class In, class Out>
@@ -100,10 +92,9 @@ class TwoLevels {
     check<FlatElement<Out>>(CollectiveKind::gather, root);
     if (rank() == root) check_size(CollectiveKind::gather, from, to.size(), from.size() * ranks());
     const bool collects = place() == place_of(root);
-    const auto own =
-        scratch(Use::own_host, mutable_span(from), collects ? from.size() * places() : 0);
-    inside_->gather(from, own, Rank{place_of(root)});
-    if (collects) between_->gather(own, to, Rank{host_of(root)});
+    const auto here = scratch(Use::here, mutable_span(from), collects ? from.size() * places() : 0);
+    inside([&](Inside& own) { own.gather(from, here, Rank{place_of(root)}); });
+    if (collects) between([&](Between& others) { others.gather(here, to, Rank{host_of(root)}); });
   }
 
   template <class In, class Out>
@@ -113,9 +104,9 @@ class TwoLevels {
     check<FlatElement<Out>>(CollectiveKind::scatter, root);
     if (rank() == root) check_size(CollectiveKind::scatter, to, from.size(), to.size() * ranks());
     const bool deals = place() == place_of(root);
-    const auto own = scratch(Use::own_host, to, deals ? to.size() * places() : 0);
-    if (deals) between_->scatter(from, own, Rank{host_of(root)});
-    inside_->scatter(own, to, Rank{place_of(root)});
+    const auto here = scratch(Use::here, to, deals ? to.size() * places() : 0);
+    if (deals) between([&](Between& others) { others.scatter(from, here, Rank{host_of(root)}); });
+    inside([&](Inside& own) { own.scatter(here, to, Rank{place_of(root)}); });
   }
 
   template <class In, class Out, class Op = Sum>
@@ -136,32 +127,39 @@ class TwoLevels {
     check_size(CollectiveKind::all_to_all, from, from.size() % ranks(), 0);
     check_size(CollectiveKind::all_to_all, from, to.size(), from.size());
     const std::size_t n = from.size() / ranks();
-    const auto arrived = scratch(Use::own_host, to, from.size());  // [from host][to place]
-    const auto sorted = scratch(Use::sorted, to, from.size());     // [to place][from host]
-    between_->all_to_all(from, arrived);
-    transpose(arrived, sorted, hosts(), places(), n);
-    inside_->all_to_all(sorted, arrived);  // [from place][from host]
-    transpose(arrived, to, places(), hosts(), n);
+    const auto here = scratch(Use::here, to, from.size());      // [from host][to place]
+    const auto sorted = scratch(Use::sorted, to, from.size());  // [to place][from host]
+    between([&](Between& others) { others.all_to_all(from, here); });
+    transpose(here, sorted, hosts(), places(), n);
+    inside([&](Inside& own) { own.all_to_all(sorted, here); });  // [from place][from host]
+    transpose(here, to, places(), hosts(), n);
   }
 
   template <class Data>
   void send(const Data& data, Rank to) {
-    CallArguments{rank(), world_size()}.check_peer("send", to);
-    if (host_of(to) == host()) return inside_->send(data, Rank{place_of(to)});
-    require_column("send", to);
-    between_->send(data, Rank{host_of(to)});
+    arguments().check_peer("send", to);
+    if (host_of(to) == host()) {
+      inside([&](Inside& own) { own.send(data, Rank{place_of(to)}); });
+    } else {
+      require_column("send", to);
+      between([&](Between& others) { others.send(data, Rank{host_of(to)}); });
+    }
   }
 
   template <class Data>
   void receive(Data&& data, Rank from) {
-    CallArguments{rank(), world_size()}.check_peer("receive", from);
-    if (host_of(from) == host()) return inside_->receive(data, Rank{place_of(from)});
-    require_column("receive", from);
-    between_->receive(data, Rank{host_of(from)});
+    arguments().check_peer("receive", from);
+    if (host_of(from) == host()) {
+      inside([&](Inside& own) { own.receive(data, Rank{place_of(from)}); });
+    } else {
+      require_column("receive", from);
+      between([&](Between& others) { others.receive(data, Rank{host_of(from)}); });
+    }
   }
 
  private:
-  enum class Use : std::uint8_t { own_host, sorted, combined };
+  /// What memory is needed for at the same time.
+  enum class Use : std::uint8_t { here, sorted, combined };
 
   std::size_t places() const { return inside_->world_size().value(); }
   std::size_t hosts() const { return between_->world_size().value(); }
@@ -171,15 +169,38 @@ class TwoLevels {
   std::size_t place_of(Rank rank) const { return rank.value() % places(); }
   std::size_t host_of(Rank rank) const { return rank.value() / places(); }
 
+  // Errors of one level count its ranks from 0: they are told with who these are.
+
+  template <class F>
+  void inside(const F& f) {
+    try {
+      f(*inside_);
+    } catch (const Error& error) {
+      throw explained(error, hosts_->words_inside(rank()));
+    }
+  }
+  template <class F>
+  void between(const F& f) {
+    try {
+      f(*between_);
+    } catch (const Error& error) {
+      throw explained(error, hosts_->words_between(rank()));
+    }
+  }
+  Error explained(const Error& error, const std::string& where) const {
+    const Error named(error.operation(), where + error.problem(), error.advice(), rank());
+    return error.is_consequence() ? named.as_consequence() : named;
+  }
+
+  CallArguments arguments() const { return {rank(), world_size()}; }
   template <class T>
   void check(CollectiveKind kind, Rank root) const {
-    CallArguments{rank(), world_size()}.template check<std::remove_const_t<T>>(kind, root);
+    arguments().template check<std::remove_const_t<T>>(kind, root);
   }
   template <class T>
   void check_size(CollectiveKind kind, std::span<T> counted, std::size_t have,
                   std::size_t want) const {
-    const Call call = make_call<T>(kind, counted.size(), false);
-    CallArguments{rank(), world_size()}.check_size(call, have, want);
+    arguments().check_size(make_call<T>(kind, counted.size(), false), have, want);
   }
   void require_column(const char* operation, Rank peer) const {
     if (place_of(peer) == place()) return;
@@ -187,7 +208,7 @@ class TwoLevels {
                 "rank " + std::to_string(peer.value()) +
                     " is on another host and has another place there, and no communicator joins "
                     "the two",
-                "send through a rank of one's host and the other's place", rank());
+                "let a rank that is on this host and has that place pass it on", rank());
   }
 
   template <class T>
@@ -224,6 +245,7 @@ class TwoLevels {
     std::span<std::uint8_t> device;
   };
 
+  const Hosts* hosts_;
   Inside* inside_;
   Between* between_;
   Scratch scratch_[3];
