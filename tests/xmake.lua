@@ -173,6 +173,9 @@ if has_config("gpu") then
         gpu_program("nccl_ranks", "gpu/nccl_ranks.cu", "gpu_all")
             add_links("nccl")
         target_end()
+        gpu_program("ddp_hierarchy", "gpu/ddp_hierarchy.cu", "gpu_all")
+            add_links("nccl")
+        target_end()
 
         -- The watch over NCCL, with CUDA and NCCL played by the test: it runs everywhere.
         target("nccl_watch")

@@ -10,6 +10,7 @@
 #include "exercise.hpp"
 #include "gloo_ranks.hpp"
 #include "lockstep/comm/hierarchical/gloo.hpp"
+#include "lockstep/comm/hierarchical/two_levels.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 
@@ -51,9 +52,41 @@ void all_reduce_with_every_operation(Hierarchy& comm, std::size_t n) {
   });
 }
 
+/// No communicator joins all ranks: everything goes through the two of each.
+using Levels = TwoLevels<ShmCommunicator<>, GlooCommunicator<>>;
+using Columns = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>, Levels>;
+
+class ColumnsOfTwo : public Sockets {
+ public:
+  using Sockets::Sockets;
+  Columns join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    const std::size_t places = world.value() % 2 == 0 ? 2 : 1;
+    const std::size_t host = rank.value() / places;
+    const std::size_t place = rank.value() % places;
+    const Membership column = membership(Rank{host}, WorldSize{world.value() / places}, timeout);
+    const Membership local = membership(Rank{place}, WorldSize{places}, timeout);
+    Store store(column.host, column.port, column.secret, 20s);
+    auto between = make_gloo_communicator(column, store, "column " + std::to_string(place));
+    auto inside = make_shm_communicator(local, store, "host " + std::to_string(host));
+    std::vector<std::string> hosts;
+    for (std::size_t r = 0; r < world.value(); ++r) hosts.push_back(std::to_string(r / places));
+    return Columns(std::make_unique<Stages<ShmCommunicator<>, GlooCommunicator<>, Levels>>(
+        Hosts(hosts), std::move(inside), std::move(between)));
+  }
+};
+
 template <std::size_t... I>
 void every_type(Hierarchy& comm, std::size_t n, std::index_sequence<I...>) {
   (all_reduce_with_every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
+}
+
+/// All but messages, which not all ranks can exchange.
+template <class T>
+void collectives_of_columns(Columns& comm, std::size_t n) {
+  in_all_memory<T>(comm, n, [&](std::span<T> data, std::span<T> pieces) {
+    each_operation<T>([&](auto op) { reductions(comm, data, pieces, op); });
+    movements(comm, data, pieces, false);
+  });
 }
 
 }  // namespace
@@ -83,6 +116,42 @@ BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
   }
   expect_all_fine(run_processes<DealtHosts>(
       4, 20s, [](Hierarchy& comm) { every_operation<float>(comm, 40'000); }));
+}
+
+BOOST_AUTO_TEST_CASE(every_collective_is_exact_where_no_communicator_joins_all_ranks) {
+  for (const std::size_t world : {1, 2, 4, 6}) {
+    expect_all_fine(run_processes<ColumnsOfTwo>(world, 20s, [](Columns& comm) {
+      for (const std::size_t n : {0, 1, 7, 4096}) collectives_of_columns<float>(comm, n);
+      collectives_of_columns<BFloat16>(comm, 2049);
+      comm.barrier();
+    }));
+  }
+  expect_all_fine(
+      run_processes<ColumnsOfTwo>(4, 20s, [](Columns& comm) { strings_of_four(comm); }));
+}
+
+// Rank 0's host and rank 3's place: nobody joins the two.
+BOOST_AUTO_TEST_CASE(messages_need_a_communicator_that_joins_the_two) {
+  expect_all_fine(run_processes<ColumnsOfTwo>(4, 20s, [](Columns& comm) {
+    std::vector<float> data{static_cast<float>(comm.rank().value())};
+    const std::size_t me = comm.rank().value();
+    for (const std::size_t step : {1, 2}) {
+      const Rank peer{me ^ step};
+      std::vector<float> got(1);
+      if (me < peer.value()) comm.send(data, peer);
+      comm.receive(got, peer);
+      if (me > peer.value()) comm.send(data, peer);
+      require(got[0] == static_cast<float>(peer.value()), "another rank's message");
+    }
+    try {
+      comm.send(data, Rank{me ^ 3});
+    } catch (const Error& error) {
+      require(std::string(error.text()).find("has another place there") != std::string::npos,
+              error.text());
+      return;
+    }
+    throw std::runtime_error("sent to a rank that nothing joins");
+  }));
 }
 
 BOOST_AUTO_TEST_CASE(sums_of_halves_are_rounded_once) {

@@ -71,7 +71,8 @@ Count instantiate_product(Lists... lists) {
 
 using Strategies = List<ParallelStrategy<DDP>, ParallelStrategy<DP>>;
 using Devices = List<Device<Cpu>, Device<Cuda>>;
-using Backends = List<Backend<Shm>, Backend<Gloo>, Backend<Nccl>, Backend<Hierarchical<Shm, Gloo>>>;
+using Backends = List<Backend<Shm>, Backend<Gloo>, Backend<Nccl>, Backend<Hierarchical<Shm, Gloo>>,
+                      Backend<Hierarchical<Shm, Nccl>>>;
 
 /// The rules of composition once more, as a reader of the documents would put them.
 template <class Strategy, class TheDevice, class TheBackend, class TheSharding, class Execution,
@@ -79,7 +80,10 @@ template <class Strategy, class TheDevice, class TheBackend, class TheSharding, 
 constexpr Fault expected_fault() {
   constexpr bool cpu = std::is_same_v<TheDevice, Device<Cpu>>;
   constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
-  if (cpu && std::is_same_v<TheBackend, Backend<Nccl>>) return Fault::nccl_on_cpu;
+  if (cpu && (std::is_same_v<TheBackend, Backend<Nccl>> ||
+              std::is_same_v<TheBackend, Backend<Hierarchical<Shm, Nccl>>>)) {
+    return Fault::nccl_on_cpu;
+  }
   if (std::is_same_v<TheSharding, Sharding<HostShared>> &&
       !(cpu && (dp || std::is_same_v<TheBackend, Backend<Shm>>))) {
     return Fault::shared_without_shm;
@@ -119,17 +123,17 @@ BOOST_AUTO_TEST_CASE(what_goes_together_is_what_the_rules_say) {
       List<EagerStep, CapturedStep>{}, List<UnusedParameters<Forbid>, UnusedParameters<Zero>>{},
       List<Sampler<Distributed, Padding>, Sampler<Distributed, Exact>>{},
       List<Precision<AsDeclared>, Precision<Mixed<BFloat16>>>{});
-  BOOST_TEST(all == 512u);
-  // On CPUs 10 of 12 strategies, backends and shardings, by 4; on GPUs 4 backends with their own
+  BOOST_TEST(all == 640u);
+  // On CPUs 10 of 12 strategies, backends and shardings, by 4; on GPUs 5 backends with their own
   // parameters, eager by 8, captured by 4 with DP, and by 2 with DDP through two of the backends.
-  BOOST_TEST(legal == 10u * 4 + 4 * (2 * 8 + 4) + 2 * 2);
+  BOOST_TEST(legal == 10u * 4 + 5 * (2 * 8 + 4) + 2 * 2);
 }
 
 BOOST_AUTO_TEST_CASE(strategies_devices_backends_and_worlds) {
   const Count count = instantiate_product<Fault::nccl_on_cpu>(
       Strategies{}, Devices{}, Backends{}, List<World<1>, World<4>, World<dynamic>>{},
       List<LossOnOutput, LossOnReplica>{});
-  BOOST_TEST(count.legal == 2u * 7 * 3 * 2);
+  BOOST_TEST(count.legal == 2u * 8 * 3 * 2);
   BOOST_TEST(count.fingerprints.size() == count.legal);  // no two jobs are taken for one another
 }
 

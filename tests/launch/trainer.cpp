@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that launches itself and then behaves as its argument says. tests/launch/run uses it.
+// With TRAINER_HAS_THREADS, its ranks are threads of one process on each node.
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -16,6 +17,7 @@
 
 #include "lockstep/comm/process_group.hpp"
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/launch/threads.hpp"
 #include "lockstep/observe/progress_display.hpp"
 
 using namespace lockstep;
@@ -95,6 +97,9 @@ int behave(Session& session, const std::string& how) {
       return 3;
     }
     session.store().get("never");
+  } else if (how == "throw alone") {  // and the others wait for something else
+    if (rank == 3) throw std::runtime_error("out of luck");
+    session.store().get("never");
   } else if (how == "throw" || how == "throw late" || how == "die") {
     train_until(session, how);
   } else if (how == "sum") {
@@ -160,8 +165,10 @@ int main(int argc, char** argv) {
     say_pid();
     if (place->rank == Rank{std::stoul(away)}) stay_away(*place);
   }
-  return launch(argc, argv, [](Session& session) {
+  const auto run = [](Session& session) {
     const auto& arguments = session.arguments();
     return behave(session, arguments.size() > 1 ? arguments[1] : "who");
-  });
+  };
+  if (std::getenv("TRAINER_HAS_THREADS") == nullptr) return launch(argc, argv, run);
+  return launch_threads(argc, argv, run, dynamic, Processes::many);
 }

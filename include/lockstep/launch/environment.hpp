@@ -69,6 +69,13 @@ class EnvironmentReader {
 
   std::string secret() const { return text_or("LOCKSTEP_SECRET", ""); }
 
+  /// How many ranks lockstep's launcher wants as threads of this process.
+  std::optional<std::size_t> threads() const {
+    const char* text = lookup_("LOCKSTEP_THREADS");
+    if (text == nullptr) return std::nullopt;
+    return parse_number("LOCKSTEP_THREADS", text);
+  }
+
  private:
   std::string text_or(const char* name, std::string_view otherwise) const {
     const char* text = lookup_(name);

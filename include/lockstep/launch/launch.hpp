@@ -21,7 +21,8 @@ namespace lockstep {
 /// on stderr, once and in one piece. Returns the exit status, 1.
 inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
                           const Descriptor& launcher) {
-  const Failure failure = Failure::of(thrown);
+  Failure failure = Failure::of(thrown);
+  if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
   std::fflush(nullptr);
   if (!launcher || !write_all(launcher.get(), failure.bytes())) {
     std::fputs((failure.text(rank) + "\n").c_str(), stderr);

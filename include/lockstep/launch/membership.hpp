@@ -30,6 +30,8 @@ struct Membership {
   std::string secret;
   /// For rendezvous, and for collectives that are given no other limit.
   std::chrono::milliseconds timeout{default_timeout};
+  /// How many of the job's ranks are threads of this process, neighbours by number.
+  std::size_t process_ranks = 1;
 };
 
 }  // namespace lockstep

@@ -15,6 +15,8 @@ namespace lockstep {
 
 struct LaunchOptions {
   std::optional<std::size_t> ranks;  // on this host
+  /// How many of them are threads of one process, instead of a process each: one, or all of them.
+  std::size_t threads = 1;
   std::size_t nodes = 1;
   std::size_t node_rank = 0;
   std::optional<Endpoint> rendezvous;

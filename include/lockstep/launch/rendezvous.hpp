@@ -133,28 +133,40 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
   }
 }
 
-/// Joins the job at a place.
-/// Ranks: all must call. Host: blocks until all have come. Stream: none.
-inline Session join(RankPlacement place, std::chrono::milliseconds timeout = default_timeout) {
+/// What a process finds at its place: the secret, and the store if it is the one that opens it.
+inline std::unique_ptr<StoreServer> settle_at(RankPlacement& place) {
   check_placement(place);
   if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
-  std::unique_ptr<StoreServer> server;
-  Membership member{place.rank, place.world,  place.local_rank, place.local_world, place.host, 0,
-                    place.job,  place.secret, timeout};
-  if (!place.hosted && place.rank == Rank{0}) {
-    server = open_store(place);
-    place.ports = {server->port()};
-    // Its own host, by whatever name the others know it.
-    if (!is_loopback(place.host)) place.host = "127.0.0.1";
-  }
+  if (place.hosted || place.rank != Rank{0}) return nullptr;
+  std::unique_ptr<StoreServer> server = open_store(place);
+  place.ports = {server->port()};
+  // Its own host, by whatever name the others know it.
+  if (!is_loopback(place.host)) place.host = "127.0.0.1";
+  return server;
+}
+
+/// Meets the others as one of the ranks of a place. Where the place says nothing of local ranks,
+/// neither does `member`: they find out.
+inline Session meet_at(const RankPlacement& place, Membership member,
+                       std::unique_ptr<StoreServer> server = nullptr) {
   try {
-    Store store(place.host, place.ports, place.secret, timeout);
+    Store store(place.host, place.ports, place.secret, member.timeout);
     member.port = store.port();
     introduce(store, member, place.local_world > 0);
     return Session(std::move(member), std::move(store), std::move(server));
   } catch (const Error& error) {
-    throw error.on(place.rank);
+    throw error.on(member.rank);
   }
+}
+
+/// Joins the job at a place.
+/// Ranks: all must call. Host: blocks until all have come. Stream: none.
+inline Session join(RankPlacement place, std::chrono::milliseconds timeout = default_timeout) {
+  const std::string host = place.host;
+  std::unique_ptr<StoreServer> server = settle_at(place);
+  Membership member{place.rank, place.world,  place.local_rank, place.local_world, host, 0,
+                    place.job,  place.secret, timeout};
+  return meet_at(place, std::move(member), std::move(server));
 }
 
 /// A world of one: a rank with a store that nobody else will use.

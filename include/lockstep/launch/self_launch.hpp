@@ -44,7 +44,7 @@ inline std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
       "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
       "LOCKSTEP_SECRET",  "LOCKSTEP_LOCAL_WORLD_SIZE", "LOCKSTEP_SECRET_FD",  "LOCKSTEP_JOB",
-      "LOCKSTEP_TIMEOUT", "LOCKSTEP_REPORT_FD",        columns_variable};
+      "LOCKSTEP_TIMEOUT", "LOCKSTEP_REPORT_FD",        "LOCKSTEP_THREADS",    columns_variable};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -79,6 +79,7 @@ inline constexpr std::chrono::milliseconds farewell{300};
 inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
   keep_standard_streams();
   const std::size_t ranks = options.ranks.value_or(1);
+  const std::size_t processes = ranks / options.threads;
   const bool alone = options.nodes == 1;
   Endpoint meeting = options.rendezvous.value_or(Endpoint{"127.0.0.1", 0});
   // One launcher makes up a secret and a job id and hands them down. Several cannot: theirs is
@@ -105,8 +106,9 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   }
 
   std::vector<std::string> common = inherited_environment();
-  common.push_back("LOCKSTEP_WORLD_SIZE=" + std::to_string(options.nodes * ranks));
-  common.push_back("LOCKSTEP_LOCAL_WORLD_SIZE=" + std::to_string(ranks));
+  common.push_back("LOCKSTEP_WORLD_SIZE=" + std::to_string(options.nodes * processes));
+  common.push_back("LOCKSTEP_LOCAL_WORLD_SIZE=" + std::to_string(processes));
+  if (options.threads > 1) common.push_back("LOCKSTEP_THREADS=" + std::to_string(options.threads));
   common.push_back("LOCKSTEP_STORE=" + endpoint_text(meeting.host, meeting.port));
   common.push_back("LOCKSTEP_TIMEOUT=" + std::to_string(timeout.count() / 1000) + "." +
                    std::to_string(1000 + timeout.count() % 1000).substr(1));
@@ -118,14 +120,15 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   Outcome outcome;
   {
     Supervisor supervisor(Failures::printed);
-    for (std::size_t local = 0; local < ranks; ++local) {
-      const Rank rank{options.node_rank * ranks + local};
+    for (std::size_t local = 0; local < processes; ++local) {
+      const std::size_t process = options.node_rank * processes + local;
+      const Rank rank{process * options.threads};  // the first of the process
       Pipe told = make_pipe();
       Pipe report = make_pipe();
       write_all(told.write.get(), secret);
       told.write.close();
       std::vector<std::string> variables = common;
-      variables.push_back("LOCKSTEP_RANK=" + std::to_string(rank.value()));
+      variables.push_back("LOCKSTEP_RANK=" + std::to_string(process));
       variables.push_back("LOCKSTEP_LOCAL_RANK=" + std::to_string(local));
       variables.push_back("LOCKSTEP_SECRET_FD=" + std::to_string(told.read.get()));
       variables.push_back("LOCKSTEP_REPORT_FD=" + std::to_string(report.write.get()));

@@ -193,18 +193,17 @@ class Supervisor {
   }
 
   void begin_end(RankEnd first) {
+    // A process with several ranks says which of them it was.
+    const Rank rank = first.failure && first.failure->rank ? *first.failure->rank : first.rank;
+    const std::string words =
+        "rank " + std::to_string(rank.value()) + " failed first (" + first.status.text() + ")";
     outcome_.first = std::move(first);
     print_failure(*outcome_.first);
     if (prints_failures_) {
-      queue_.push(2, "lockstep: rank " + std::to_string(outcome_.first->rank.value()) +
-                         " failed first (" + outcome_.first->status.text() + ")" +
-                         (is_any_running() ? "; ending the others\n" : "\n"));
+      queue_.push(2, "lockstep: " + words + (is_any_running() ? "; ending the others\n" : "\n"));
     }
     terminate();
-    if (tell_) {
-      tell_("rank " + std::to_string(outcome_.first->rank.value()) + " failed first (" +
-            outcome_.first->status.text() + ")");
-    }
+    if (tell_) tell_(words);
   }
 
   /// What happened on another node, in its words. Nothing is left to hear after that.

@@ -252,7 +252,8 @@ consteval Finding find_combination_fault() {
   if (Pick<axes::World, Policies>::static_size == 0) return {Fault::world_of_zero};
   if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
   if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
-  if (std::is_same_v<TheBackend, Nccl> && std::is_same_v<TheDevice, Cpu>)
+  if ((std::is_same_v<TheBackend, Nccl> || std::is_same_v<TheBackend, Hierarchical<Shm, Nccl>>) &&
+      std::is_same_v<TheDevice, Cpu>)
     return {Fault::nccl_on_cpu};
   if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared> &&
       !shares_memory<Pick<axes::ParallelStrategy, Policies>, Pick<axes::Device, Policies>,

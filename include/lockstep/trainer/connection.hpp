@@ -75,6 +75,9 @@ CommunicatorOf<Policies> make_communicator(Session& session) {
 }
 
 template <class TheBackend>
+inline constexpr bool uses_nccl =
+    std::is_same_v<TheBackend, Nccl> || std::is_same_v<TheBackend, Hierarchical<Shm, Nccl>>;
+template <class TheBackend>
 inline constexpr bool uses_gloo =
     std::is_same_v<TheBackend, Gloo> || std::is_same_v<TheBackend, Hierarchical<Shm, Gloo>>;
 
@@ -85,14 +88,15 @@ consteval bool trains() {
   using TheBackend = typename Pick<axes::Backend, Policies>::choice;
   return is_dp<Policies> || Pick<axes::World, Policies>::static_size == 1 ||
          std::is_same_v<TheBackend, Shm> || uses_gloo<TheBackend> ||
-         (std::is_same_v<TheDevice, Cuda> && std::is_same_v<TheBackend, Nccl>);
+         (std::is_same_v<TheDevice, Cuda> && uses_nccl<TheBackend>);
 }
 
 /// Says which header a job needs that has not been included.
 template <class Policies>
 consteval bool require_connection() {
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
-  constexpr bool by_nccl = std::is_same_v<ConnectionOf<Policies>, Connection<Cuda, Nccl>>;
+  constexpr bool by_nccl = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1 &&
+                           uses_nccl<typename Pick<axes::Backend, Policies>::choice>;
   constexpr bool on_gpu = std::is_same_v<typename Pick<axes::Device, Policies>::choice, Cuda>;
   constexpr bool by_gloo = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1 &&
                            uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
@@ -100,8 +104,9 @@ consteval bool require_connection() {
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");
   static_assert(connected || !by_nccl,
-                "lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, needs #include "
-                "<lockstep/nccl.cuh>, in a file that nvcc compiles, and -lnccl");
+                "lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, also between "
+                "hosts only, needs #include <lockstep/nccl.cuh>, in a file that nvcc compiles, and "
+                "-lnccl");
   static_assert(
       connected || !by_gloo || !on_gpu,
       "lockstep: a job with Device<Cuda> and Backend<Gloo>, also between hosts only, needs "

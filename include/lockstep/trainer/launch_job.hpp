@@ -19,9 +19,10 @@ namespace lockstep {
 
 /// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. A job of
 /// `World<4>` starts four ranks without being told; of `World<dynamic>`, as many as `--ranks` says.
-/// With `Device<Cuda>` and `Backend<Shm>` they are threads of this process, else processes. A job
-/// of `ParallelStrategy<DP>` is this process alone; its replicas are as many as `World<N>`,
-/// `--ranks` or `--replicas` says, or one for each device.
+/// With `Device<Cuda>` and `Backend<Shm>` they are threads of this process, with
+/// `Backend<Hierarchical<Shm, Nccl>>` threads of a process on each host, else processes. A job of
+/// `ParallelStrategy<DP>` is this process alone; its replicas are as many as `World<N>`, `--ranks`
+/// or `--replicas` says, or one for each device.
 /// **Ranks** all call it, being their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
@@ -40,7 +41,8 @@ int launch(int argc, char** argv, F&& f) {
   if constexpr (Job::is_one_process) {
     return launch_one_process(argc, argv, run);
   } else if constexpr (Job::ranks_are_threads) {
-    return launch_threads(argc, argv, run, ranks);
+    return launch_threads(argc, argv, run, ranks,
+                          Job::spans_processes ? Processes::many : Processes::one);
   } else {
     return launch(argc, argv, run, ranks);
   }

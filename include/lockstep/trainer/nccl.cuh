@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Jobs on GPUs whose ranks communicate through NCCL.
+/// @file Jobs on GPUs whose ranks communicate through NCCL, all of them or those on different
+/// hosts.
 
+#include "lockstep/comm/hierarchical/nccl.cuh"
 #include "lockstep/comm/nccl/communicator.cuh"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
@@ -17,6 +19,20 @@ struct Connection<Cuda, Nccl> {
   static communicator<Policies> make(Session& session) {
     return make_nccl_communicator<Pick<axes::World, Policies>::static_size>(session.membership(),
                                                                             session.store());
+  }
+};
+
+template <>
+struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
+  static constexpr bool ranks_are_threads = true;
+  /// Of a process on each host.
+  static constexpr bool spans_processes = true;
+  template <class Policies>
+  using communicator = ThreadedNccl;
+  template <class Policies>
+  static communicator<Policies> make(Session& session) {
+    require_world<Pick<axes::World, Policies>::static_size>(session.world(), session.rank());
+    return make_threaded_nccl_communicator(session.membership(), session.store());
   }
 };
 

@@ -49,6 +49,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   using replica = typename Training::replica;
   static constexpr bool is_one_process = is_dp<Policies>;
   static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
+  static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. **Ranks** all.
   /// **Host** blocks.

@@ -23,16 +23,16 @@ namespace lockstep {
 
 /// All-reduces go in three stages: reduced inside each host, each piece between hosts, gathered
 /// inside. What crosses the network is the data once for each host, not once for each rank, and all
-/// ranks carry the same share of it. Results are the same bits on all ranks. Everything else is the
-/// same through the network alone.
+/// ranks carry the same share of it. Results are the same bits on all ranks. Everything else goes
+/// flat: through the network alone, or through both where no one communicator joins all ranks.
 ///
 /// A failure in one stage ends all of them, on all ranks.
 ///
 /// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
 /// blocks until the result is here and the arguments may be used again. **Stream** none.
-template <Communicator Inside, Communicator Between>
+template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchicalCommunicator {
-  using Stages = lockstep::Stages<Inside, Between>;
+  using Stages = lockstep::Stages<Inside, Between, Flat>;
 
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -69,6 +69,13 @@ class HierarchicalCommunicator {
   /// Has a call failed? Then all that follow do.
   bool is_broken() const { return stages_->is_broken(); }
 
+  /// Throws what went wrong between hosts, if anything has. **Ranks** this one.
+  void raise_fault()
+    requires requires(Between& between) { between.raise_fault(); }
+  {
+    stages_->between().raise_fault();
+  }
+
   /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** blocks until
   /// all have come.
   void agree(const Call& call) {
@@ -77,11 +84,11 @@ class HierarchicalCommunicator {
   }
 
   void barrier() {
-    through_flat([](Between& flat) { flat.barrier(); });
+    through_flat([](Flat& flat) { flat.barrier(); });
   }
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.
   void monitored_barrier(Milliseconds timeout) {
-    through_flat([&](Between& flat) { flat.monitored_barrier(timeout); });
+    through_flat([&](Flat& flat) { flat.monitored_barrier(timeout); });
   }
 
   /// data = op over ranks, on all ranks.
@@ -89,6 +96,8 @@ class HierarchicalCommunicator {
   void all_reduce(Data&& data, Op op = {}) {
     const auto values = flat(data);
     const Call call = describe<Op>(values);
+    if (!Stages::takes(values))
+      return through_flat([&](Flat& flat) { flat.all_reduce(values, op); });
     stages_->queue().drain();
     stages_->all_reduce(call, values, op);
   }
@@ -107,43 +116,43 @@ class HierarchicalCommunicator {
   /// On `root`, data = op over ranks; elsewhere it keeps what it was.
   template <class Data, class Op = Sum>
   void reduce(Data&& data, Rank root, Op op = {}) {
-    through_flat([&](Between& flat) { flat.reduce(data, root, op); });
+    through_flat([&](Flat& flat) { flat.reduce(data, root, op); });
   }
 
   /// data = root's data.
   template <class Data>
   void broadcast(Data&& data, Rank root) {
-    through_flat([&](Between& flat) { flat.broadcast(data, root); });
+    through_flat([&](Flat& flat) { flat.broadcast(data, root); });
   }
 
   /// out = every rank's in, one behind the other.
   template <class In, class Out>
   void all_gather(const In& in, Out&& out) {
-    through_flat([&](Between& flat) { flat.all_gather(in, out); });
+    through_flat([&](Flat& flat) { flat.all_gather(in, out); });
   }
 
   /// On `root`, out = every rank's in; elsewhere out is not used.
   template <class In, class Out>
   void gather(const In& in, Out&& out, Rank root) {
-    through_flat([&](Between& flat) { flat.gather(in, out, root); });
+    through_flat([&](Flat& flat) { flat.gather(in, out, root); });
   }
 
   /// out = this rank's piece of root's in. Elsewhere in is not used.
   template <class In, class Out>
   void scatter(const In& in, Out&& out, Rank root) {
-    through_flat([&](Between& flat) { flat.scatter(in, out, root); });
+    through_flat([&](Flat& flat) { flat.scatter(in, out, root); });
   }
 
   /// out = op over ranks of this rank's piece of in.
   template <class In, class Out, class Op = Sum>
   void reduce_scatter(const In& in, Out&& out, Op op = {}) {
-    through_flat([&](Between& flat) { flat.reduce_scatter(in, out, op); });
+    through_flat([&](Flat& flat) { flat.reduce_scatter(in, out, op); });
   }
 
   /// Piece w of out = piece `rank` of rank w's in.
   template <class In, class Out>
   void all_to_all(const In& in, Out&& out) {
-    through_flat([&](Between& flat) { flat.all_to_all(in, out); });
+    through_flat([&](Flat& flat) { flat.all_to_all(in, out); });
   }
 
   /// Sends elements to one rank. **Ranks** this one, and `to` calls `receive`. **Host** blocks.

@@ -12,6 +12,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/names.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
@@ -52,6 +53,15 @@ class Hosts {
     return columns;
   }
 
+  // Who the ranks are that an error of one level counts from 0.
+
+  std::string words_inside(Rank rank) const {
+    return "on the host where ranks " + numbered(ranks_[host(rank)]);
+  }
+  std::string words_between(Rank rank) const {
+    return "between the hosts, where ranks " + numbered(columns()[local_rank(rank)]);
+  }
+
   /// Throws unless there are equally many ranks on every host: each has a partner everywhere.
   void check_even(Rank rank) const {
     for (std::size_t h = 1; h < count(); ++h) {
@@ -65,6 +75,13 @@ class Hosts {
   }
 
  private:
+  static std::string numbered(const std::vector<std::size_t>& ranks) {
+    std::vector<std::string> names;
+    names.reserve(ranks.size());
+    for (std::size_t rank : ranks) names.push_back(std::to_string(rank));
+    return listed(names) + " are numbered from 0, ";
+  }
+
   std::vector<std::vector<std::size_t>> ranks_;
   std::vector<std::pair<std::size_t, std::size_t>> places_;  // host and place on it, by rank
 };

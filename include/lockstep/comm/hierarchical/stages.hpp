@@ -2,7 +2,6 @@
 #pragma once
 /// @file The communicators of a hierarchy, and the all-reduce in three stages.
 
-#include <algorithm>
 #include <atomic>
 #include <bit>
 #include <concepts>
@@ -19,25 +18,33 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/hierarchical/combining.hpp"
 #include "lockstep/comm/hierarchical/hosts.hpp"
+#include "lockstep/comm/hierarchical/passes.hpp"
 #include "lockstep/comm/queue.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/names.hpp"
 
 namespace lockstep {
 
 /// Inside a host, between the ranks that have the same place on every host, and flat: all of them.
-/// One thread at a time.
-template <Communicator Inside, Communicator Between>
+/// One thread at a time. **Stream** where the three are ordered by a stream, so is every call here.
+template <Communicator Inside, Communicator Between, class Flat = Between>
 class Stages {
  public:
-  Stages(Hosts hosts, Inside inside, Between between, Between flat)
+  Stages(Hosts hosts, Inside inside, Between between, Flat flat)
       : hosts_(std::move(hosts)),
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(std::move(flat)) {}
+
+  /// All ranks are reached through the other two.
+  Stages(Hosts hosts, Inside inside, Between between)
+    requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
+      : hosts_(std::move(hosts)),
+        inside_(std::move(inside)),
+        between_(std::move(between)),
+        flat_(hosts_, inside_, between_) {}
 
   Stages(const Stages&) = delete;
   Stages& operator=(const Stages&) = delete;
@@ -45,7 +52,7 @@ class Stages {
 
   Inside& inside() { return inside_; }
   Between& between() { return between_; }
-  Between& flat() { return flat_; }
+  Flat& flat() { return flat_; }
   Queue& queue() { return queue_; }
 
   bool is_broken() const { return broken_.load(std::memory_order_acquire); }
@@ -65,15 +72,25 @@ class Stages {
     flat_.abandon("it ended with an exception");
   }
 
-  /// Throws on all ranks unless all make this call.
+  /// Throws on all ranks unless all make this call: at once, or as soon as it is known.
   void compare(const Call& call) {
-    stage(Part::flat, call, [&] {
-      if constexpr (requires { flat_.agree(call); }) {
-        flat_.agree(call);
-      } else {
-        compare_gathered(call);
-      }
-    });
+    if constexpr (requires { flat_.agree(call); }) {
+      stage(Part::flat, call, [&] { flat_.agree(call); });
+    } else if constexpr (requires {
+                           inside_.agree(call);
+                           between_.agree(call);
+                         }) {
+      stage(Part::inside, call, [&] { inside_.agree(call); });
+      stage(Part::between, call, [&] { between_.agree(call); });
+    } else {
+      stage(Part::flat, call, [&] { compare_gathered(call); });
+    }
+  }
+
+  /// Can the stages work on this memory? What they cannot goes flat.
+  template <class T>
+  static bool takes(std::span<T> data) {
+    return data.empty() || Passes<Inside>::takes(data.data());
   }
 
   /// Reduces inside the host, so that each rank has a piece; each piece between the hosts, so that
@@ -92,10 +109,9 @@ class Stages {
     if (divides) {
       stage(Part::inside, call, [&] { inside_.all_gather(finished, data); });
     } else {
-      gathered_.resize(length * ranks * sizeof(T));
-      const std::span<T> all(reinterpret_cast<T*>(gathered_.data()), length * ranks);
+      const std::span<T> all = arena<T>(call, gathered_, length * ranks);
       stage(Part::inside, call, [&] { inside_.all_gather(finished, all); });
-      std::copy_n(all.begin(), data.size(), data.begin());
+      Passes<Inside>::copy(inside_, all.first(data.size()), data);
     }
   }
 
@@ -115,19 +131,9 @@ class Stages {
     }
   }
 
-  /// Who the ranks are that an error of this part counts from 0.
   std::string where(Part part) const {
-    const auto names = [](const std::vector<std::size_t>& ranks) {
-      std::vector<std::string> names;
-      names.reserve(ranks.size());
-      for (std::size_t rank : ranks) names.push_back(std::to_string(rank));
-      return listed(names) + " are numbered from 0, ";
-    };
-    const Rank rank = flat_.rank();
-    if (part == Part::inside)
-      return "on the host where ranks " + names(hosts_.ranks(hosts_.host(rank)));
-    if (part == Part::between)
-      return "between the hosts, where ranks " + names(hosts_.columns()[hosts_.local_rank(rank)]);
+    if (part == Part::inside) return hosts_.words_inside(flat_.rank());
+    if (part == Part::between) return hosts_.words_between(flat_.rank());
     return "";
   }
 
@@ -160,16 +166,14 @@ class Stages {
     }
     const std::size_t count = piece.size() * inside_.world_size().value();
     const std::span<Value> prepared = arena<Value>(call, prepared_, count);
-    for (std::size_t i = 0; i < data.size(); ++i) prepared[i] = op.prepare(data[i]);
-    for (Value& padding : prepared.subspan(data.size())) padding = Value{};
+    Passes<Inside>::prepare(inside_, data, prepared, op);
     stage(Part::inside, call, [&] { inside_.reduce_scatter(prepared, piece, combining); });
   }
 
   template <class T, class Value, class Op>
   std::span<T> finish(const Call& call, std::span<Value> piece, const Op& op) {
     const std::span<T> finished = arena<T>(call, finished_, piece.size());
-    for (std::size_t i = 0; i < piece.size(); ++i)
-      finished[i] = op.template finish<T>(piece[i], flat_.world_size().value());
+    Passes<Inside>::finish(inside_, piece, finished, op, flat_.world_size().value());
     return finished;
   }
 
@@ -192,11 +196,11 @@ class Stages {
   Hosts hosts_;
   Inside inside_;
   Between between_;
-  Between flat_;
+  Flat flat_;
   Arena pieces_;
   Arena prepared_;
   Arena finished_;
-  std::vector<std::uint8_t> gathered_;
+  Arena gathered_;
   std::atomic<bool> broken_ = false;
   Queue queue_;
 };

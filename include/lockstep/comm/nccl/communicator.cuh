@@ -57,7 +57,11 @@ class NcclCommunicator {
   /// Joins the job's communicator of this name, on the GPU that is this rank's. **Ranks** all.
   /// **Host** blocks until all have come.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
-      : engine_(join(member, store, name)) {}
+      : NcclCommunicator(member, store, name, gpu_of(member)) {}
+  /// The same with a GPU, and a compute stream, of the caller's choice.
+  NcclCommunicator(const Membership& member, Store& store, const std::string& name,
+                   std::shared_ptr<Gpu> gpu)
+      : engine_(join(member, store, name, std::move(gpu))) {}
 
   /// A group's end of a split.
   explicit NcclCommunicator(std::shared_ptr<nccl::Engine> engine) : engine_(std::move(engine)) {}
@@ -100,6 +104,15 @@ class NcclCommunicator {
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
   /// wrong.
   void synchronize() { engine_->synchronize(); }
+
+  /// **Ranks** this one. Throws what went wrong, if anything has.
+  void raise_fault() { engine_->raise_fault(); }
+
+  /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** does not
+  /// block: like every difference, this one is found in the background.
+  void agree(const Call& call) {
+    engine_->post(call, [] {});
+  }
 
   /// data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
@@ -193,9 +206,8 @@ class NcclCommunicator {
 
  private:
   static std::shared_ptr<nccl::Engine> join(const Membership& member, Store& store,
-                                            const std::string& name) {
+                                            const std::string& name, std::shared_ptr<Gpu> gpu) {
     require_world<Ranks>(member.world, member.rank);
-    std::shared_ptr<Gpu> gpu = gpu_of(member);
     const bool alone = member.world == WorldSize{1};
     if (!alone && nccl::gpus_are_shared(member, store, *gpu, name))
       nccl::pretend_to_be_hosts(member);

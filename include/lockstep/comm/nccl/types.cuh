@@ -7,6 +7,7 @@
 #include <concepts>
 #include <type_traits>
 
+#include "lockstep/comm/hierarchical/combining.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 
@@ -41,10 +42,26 @@ constexpr ncclDataType_t data_type() {
   }
 }
 
+template <class Op>
+inline constexpr bool is_pre_multiplied = false;
+template <class Factor>
+inline constexpr bool is_pre_multiplied<PreMultipliedSum<Factor>> = true;
+
+/// What is left of an operation whose first and last step are made elsewhere.
+template <class Op>
+struct Middle {
+  using type = Op;
+};
+template <class Op>
+struct Middle<Combining<Op>> {
+  using type = std::conditional_t<std::same_as<Op, Average> || is_pre_multiplied<Op>, Sum, Op>;
+};
+
 /// NCCL's name for the operation on T, `ncclNumOps` where it has none that does the same. Its
 /// minimum and maximum of floats lose a NaN, which lockstep's must not.
-template <class Op, Element T>
+template <class Whole, Element T>
 constexpr ncclRedOp_t reduce_operation() {
+  using Op = typename Middle<Whole>::type;
   if constexpr (data_type<T>() == ncclNumTypes) return ncclNumOps;
   if constexpr (std::same_as<Op, Sum>) return ncclSum;
   if constexpr (std::same_as<Op, Product>) return ncclProd;
@@ -54,11 +71,6 @@ constexpr ncclRedOp_t reduce_operation() {
   return ncclNumOps;
 }
 
-template <class Op>
-inline constexpr bool is_pre_multiplied = false;
-template <class Factor>
-inline constexpr bool is_pre_multiplied<PreMultipliedSum<Factor>> = true;
-
 /// Does NCCL reduce T by Op itself?
 template <class Op, class T>
 inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps ||
@@ -67,6 +79,10 @@ inline constexpr bool reduces = reduce_operation<Op, T>() != ncclNumOps ||
 static_assert(reduces<Sum, float> && reduces<Average, BFloat16> && reduces<Min, std::int8_t>);
 static_assert(reduces<PreMultipliedSum<>, Half> && !reduces<Sum, std::int16_t>);
 static_assert(!reduces<Min, float> && !reduces<BitXor, std::uint32_t>);
+static_assert(reduce_operation<Combining<Average>, float>() == ncclSum &&
+              reduce_operation<Combining<PreMultipliedSum<>>, float>() == ncclSum &&
+              reduce_operation<Combining<Product>, double>() == ncclProd &&
+              !reduces<Combining<Max>, float>);
 
 /// Calls `call(operation)` with NCCL's operation, made for the call where it holds a factor. NCCL
 /// keeps a copy of what it needs: the operation ends with the call. The factor is rounded to T.

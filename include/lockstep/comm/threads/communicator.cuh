@@ -100,6 +100,12 @@ class ThreadCommunicator {
     member_->seat().meet(Call{}, threads::Offer{}, [](auto) {});
   }
 
+  /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** blocks until
+  /// all have come.
+  void agree(const Call& call) {
+    member_->seat().meet(call, threads::Offer{}, [](auto) {});
+  }
+
   /// **Ranks** this one. **Host** blocks until this rank's compute stream is empty, and all ranks
   /// have made the calls that it has made.
   void synchronize() { member_->synchronize(); }
