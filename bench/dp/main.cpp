@@ -6,7 +6,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <memory>
@@ -18,6 +17,7 @@
 #include "measure.hpp"
 #include "mlp.hpp"
 #include "models.hpp"
+#include "torch_lines.hpp"
 
 namespace {
 
@@ -104,21 +104,12 @@ struct OneRank {
 
 /// PyTorch's step on as many threads; unknown where PyTorch is not installed.
 Times torch_step(std::size_t threads) {
-  const char* const torch = std::getenv("LOCKSTEP_TORCH");
-  if (torch == nullptr) return {};
-  const std::string command = "timeout 120 " + std::string(torch) +
-                              "/python3 " LOCKSTEP_SOURCE_DIR "/bench/dp/data_parallel.py " +
-                              std::to_string(threads) + " 2>/dev/null";
-  FILE* const output = popen(command.c_str(), "r");
-  if (output == nullptr) return {};
   Times times{};
-  for (char line[512]; std::fgets(line, sizeof line, output) != nullptr;) {
-    const std::string text(line);
-    if (!text.starts_with("step ")) continue;
-    const auto read = nlohmann::json::parse(text.substr(5));
-    times = {true, read["median"], read["minimum"]};
-  }
-  pclose(output);
+  each_torch_line("python3 " LOCKSTEP_SOURCE_DIR "/bench/dp/data_parallel.py " +
+                      std::to_string(threads) + " 2>/dev/null",
+                  120, "step", [&](const nlohmann::json& read) {
+                    times = {true, read["median"], read["minimum"]};
+                  });
   return times;
 }
 

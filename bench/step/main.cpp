@@ -5,7 +5,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -16,6 +15,7 @@
 #include "measure.hpp"
 #include "mlp.hpp"
 #include "models.hpp"
+#include "torch_lines.hpp"
 
 namespace {
 
@@ -126,22 +126,12 @@ std::pair<Times, Times> measure_update(std::size_t ranks, Clock::time_point dead
 
 /// PyTorch's step; unknown where PyTorch is not installed.
 Times torch_step(const std::string& model, const std::string& how, int ranks) {
-  const char* const torch = std::getenv("LOCKSTEP_TORCH");
-  if (torch == nullptr) return {};
-  const std::string command = "timeout 120 " + std::string(torch) +
-                              "/torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
-                              " " LOCKSTEP_SOURCE_DIR "/bench/step/ddp.py " + model + " " + how +
-                              " 2>/dev/null";
-  FILE* const output = popen(command.c_str(), "r");
-  if (output == nullptr) return {};
   Times times{};
-  for (char line[512]; std::fgets(line, sizeof line, output) != nullptr;) {
-    const std::string text(line);
-    if (!text.starts_with("step ")) continue;
-    const auto read = nlohmann::json::parse(text.substr(5));
-    times = {true, read["median"], read["minimum"]};
-  }
-  pclose(output);
+  each_torch_line(
+      "torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
+          " " LOCKSTEP_SOURCE_DIR "/bench/step/ddp.py " + model + " " + how + " 2>/dev/null",
+      120, "step",
+      [&](const nlohmann::json& read) { times = {true, read["median"], read["minimum"]}; });
   return times;
 }
 
