@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Composed<Net, Device<Cuda>, Backend<Hierarchical<Shm, Gloo>>, CapturedStep>;
+using Job = Trainer<Net, Device<Cuda>, Backend<Hierarchical<Shm, Gloo>>, CapturedStep>;
 #else
 using Job = Composed<Net, Device<Cuda>, Backend<Hierarchical<Shm, Gloo>>>;
 #endif

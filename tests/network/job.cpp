@@ -15,12 +15,13 @@
 #include "lockstep/gloo.hpp"
 #include "mlp.hpp"
 
-namespace {
-
 using Network = Mlp<float, 784, 32, 10>;
 
+/// Where programs have it: the library has no other of this name.
 template <class How>
 using Job = Trainer<Network, ParallelStrategy<DDP>, Backend<How>, Optimizer<SGDMomentum>>;
+
+namespace {
 
 template <class J>
 std::uint64_t hash_of_parameters(const J& job) {

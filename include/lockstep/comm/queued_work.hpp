@@ -16,13 +16,13 @@ namespace lockstep {
 template <class Owner>
 class QueuedWork {
  public:
-  QueuedWork(Owner& owner, std::shared_ptr<Job> job)
-      : owner_(owner), job_(std::move(job)), exceptions_(std::uncaught_exceptions()) {}
+  QueuedWork(Owner& owner, std::shared_ptr<QueuedCall> call)
+      : owner_(owner), call_(std::move(call)), exceptions_(std::uncaught_exceptions()) {}
   QueuedWork(const QueuedWork&) = delete;
   QueuedWork& operator=(const QueuedWork&) = delete;
 
   ~QueuedWork() noexcept(false) {
-    if (waited_ || owner_.queue().is_over(*job_)) return;
+    if (waited_ || owner_.queue().is_over(*call_)) return;
     // Driven out by an exception, the data goes too, and nothing may use it any longer.
     if (std::uncaught_exceptions() != exceptions_) {
       owner_.give_up();
@@ -33,17 +33,17 @@ class QueuedWork {
   }
 
   /// Is the call over? **Host** does not block.
-  bool test() { return owner_.queue().test(*job_); }
+  bool test() { return owner_.queue().test(*call_); }
 
   /// **Host** blocks until the result is here.
   void wait() {
     waited_ = true;
-    owner_.queue().wait(*job_);
+    owner_.queue().wait(*call_);
   }
 
  private:
   Owner& owner_;
-  std::shared_ptr<Job> job_;
+  std::shared_ptr<QueuedCall> call_;
   bool waited_ = false;
   int exceptions_;
 };

@@ -83,8 +83,9 @@ class Engine {
   /// The same on the other thread. **Host** does not block. **Stream** only `done` tells of the
   /// result.
   template <class T, class Body>
-  std::shared_ptr<Job> post(const Call& call, const Transfer<T>& what,
-                            const std::shared_ptr<const CallEvents>& events, const Body& body) {
+  std::shared_ptr<QueuedCall> post(const Call& call, const Transfer<T>& what,
+                                   const std::shared_ptr<const CallEvents>& events,
+                                   const Body& body) {
     begin(call, *events);
     return queue_.post(
         [this, call, what, events, body] { guarded([&] { stage(call, what, *events, body); }); });
@@ -92,7 +93,7 @@ class Engine {
 
   /// A call with the host's memory.
   template <class Body>
-  std::shared_ptr<Job> post(const Body& body) {
+  std::shared_ptr<QueuedCall> post(const Body& body) {
     return queue_.post([this, body] { guarded(body); });
   }
 

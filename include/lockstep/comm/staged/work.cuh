@@ -17,9 +17,9 @@ template <class Inner>
 class StagedWork {
  public:
   /// Without events the memory is the host's.
-  StagedWork(staged::Engine<Inner>& engine, std::shared_ptr<Job> job,
+  StagedWork(staged::Engine<Inner>& engine, std::shared_ptr<QueuedCall> call,
              std::shared_ptr<const staged::CallEvents> events)
-      : engine_(engine), events_(std::move(events)), queued_(engine, std::move(job)) {}
+      : engine_(engine), events_(std::move(events)), queued_(engine, std::move(call)) {}
   StagedWork(const StagedWork&) = delete;
   StagedWork& operator=(const StagedWork&) = delete;
 
