@@ -173,22 +173,24 @@ if has_config("gpu") then
             add_links("gloo")
         target_end()
 
-        -- Gloo for GPUs, with CUDA played by the test: it runs everywhere.
-        target("staged")
-            set_group("gloo")
-            set_kind("binary")
-            set_targetdir("$(projectdir)/build/tests")
-            add_deps("lockstep", "test_main")
-            add_files("gpu/staged.cpp")
-            set_pcxxheader("pch_all.hpp")
-            add_includedirs(".", "comm")
-            add_sysincludedirs("$(cccl)/..")
-            add_links("gloo")
-            add_syslinks("pthread")
-            set_optimize("none")
-            add_cxflags(sanitizers, {force = true})
-            add_ldflags("-fsanitize=address,undefined", {force = true})
-        target_end()
+        -- Gloo for GPUs, and hierarchies on a stream of their own, with CUDA played by the tests: they run everywhere.
+        for _, name in ipairs({"staged", "streamed"}) do
+            target(name)
+                set_group("gloo")
+                set_kind("binary")
+                set_targetdir("$(projectdir)/build/tests")
+                add_deps("lockstep", "test_main")
+                add_files("gpu/" .. name .. ".cpp")
+                set_pcxxheader("pch_all.hpp")
+                add_includedirs(".", "comm")
+                add_sysincludedirs("$(cccl)/..")
+                add_links("gloo")
+                add_syslinks("pthread")
+                set_optimize("none")
+                add_cxflags(sanitizers, {force = true})
+                add_ldflags("-fsanitize=address,undefined", {force = true})
+            target_end()
+        end
     end
     if has_config("nccl") then
         gpu_program("ddp_nccl", "gpu/ddp_nccl.cu", "gpu_all")
