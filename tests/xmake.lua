@@ -158,8 +158,8 @@ if has_config("gpu") then
             add_links("gloo")
         target_end()
 
-        -- Gloo for GPUs, with CUDA played by the test: it runs everywhere.
-        test_program("staged", {staged = "gpu/staged.cpp"}, address)
+        -- Gloo for GPUs, and hierarchies on a stream of their own, with CUDA played by the host: they run everywhere.
+        test_program("played", {played = {"gpu/staged.cpp", "gpu/streamed.cpp"}}, address)
             set_group("gpu")
             add_includedirs("comm")
             add_sysincludedirs("$(cccl)/..")

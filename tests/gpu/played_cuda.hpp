@@ -78,6 +78,10 @@ class Gpu {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return stream == nullptr || stream->items.empty(); });
   }
+  bool is_empty(cudaStream_t stream) {
+    const std::lock_guard lock(mutex_);
+    return stream->items.empty();
+  }
   bool is_reached(cudaEvent_t event) {
     const std::lock_guard lock(mutex_);
     return event->reached == event->recorded;
@@ -157,6 +161,9 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
   return played::Gpu::get().synchronize(stream), cudaSuccess;
+}
+cudaError_t cudaStreamQuery(cudaStream_t stream) {
+  return played::Gpu::get().is_empty(stream) ? cudaSuccess : cudaErrorNotReady;
 }
 cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus* status) {
   return *status = cudaStreamCaptureStatusNone, cudaSuccess;

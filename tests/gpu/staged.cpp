@@ -16,6 +16,8 @@
 
 using namespace ranks;
 
+BOOST_AUTO_TEST_SUITE(gpu_staged)
+
 namespace {
 
 /// Ranks of a meeting, each with a GPU.
@@ -155,8 +157,6 @@ void expect_named_death() {
 }
 
 }  // namespace
-
-BOOST_AUTO_TEST_SUITE(gpu_staged)
 
 BOOST_AUTO_TEST_CASE(every_collective_type_and_operation_is_exact_through_gloo) {
   every_type<FlatRanks>();
