@@ -26,7 +26,6 @@ for _ in range(20):
     step()
 torch.cuda.synchronize()
 reserved = [torch.cuda.memory_reserved(g) / 2**20 for g in range(torch.cuda.device_count())]
-print("PyTorch's DataParallel: memory", ", ".join(f"GPU {g} {size:.0f} MiB" for g, size in enumerate(reserved)), flush=True)
 times = []
 for _ in range(9):
     begin = time.perf_counter()
@@ -35,4 +34,5 @@ for _ in range(9):
     torch.cuda.synchronize()
     times.append((time.perf_counter() - begin) / 200 * 1e6)
 times.sort()
-print("step", json.dumps({"median": times[len(times) // 2], "minimum": times[0]}), flush=True)
+memory = ", ".join(f"GPU {g} {size:.0f} MiB" for g, size in enumerate(reserved))
+print("step", json.dumps({"median": times[len(times) // 2], "minimum": times[0], "memory": memory}), flush=True)

@@ -10,8 +10,8 @@
 namespace bench {
 
 /// Runs a program (`python3 bench/step/ddp.py ...`) of the PyTorch that LOCKSTEP_TORCH names, for
-/// `seconds` at most, and calls `f(json)` for every line that is `word` and a JSON object; other
-/// lines are printed. Nothing happens where PyTorch is not installed.
+/// `seconds` at most, and calls `f(json)` for every line that is `word` and a JSON object. Other
+/// lines are Gloo's. Nothing happens where PyTorch is not installed.
 template <class F>
 void each_torch_line(const std::string& program, int seconds, const std::string& word, const F& f) {
   const char* const torch = std::getenv("LOCKSTEP_TORCH");
@@ -22,11 +22,7 @@ void each_torch_line(const std::string& program, int seconds, const std::string&
   if (output == nullptr) return;
   for (char line[512]; std::fgets(line, sizeof line, output) != nullptr;) {
     const std::string text(line);
-    if (text.starts_with(word + " ")) {
-      f(nlohmann::json::parse(text.substr(word.size() + 1)));
-    } else {
-      std::fputs(line, stdout);
-    }
+    if (text.starts_with(word + " ")) f(nlohmann::json::parse(text.substr(word.size() + 1)));
   }
   pclose(output);
 }
