@@ -144,8 +144,8 @@ if has_config("gpu") then
         add_links("cublasLt")
     target_end()
 
-    -- DDP, through each backend.
-    gpu_program("ddp_threads", "gpu/ddp_threads.cu")
+    -- DDP, through each backend. (Example 04 has much of it, and is compiled everywhere.)
+    gpu_program("ddp_threads", "gpu/ddp_threads.cu", "gpu_all")
     target_end()
     -- DP, whose replicas are threads as well.
     gpu_program("dp", "gpu/dp.cu", "gpu_all")
