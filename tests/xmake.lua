@@ -98,6 +98,7 @@ target("trainer")
     add_deps("lockstep")
     add_files("launch/trainer.cpp")
     add_syslinks("pthread")
+    set_optimize("none")
 target_end()
 
 -- Two translation units with everything in them, one program.
@@ -106,6 +107,7 @@ target("link")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep")
     add_files("link/*.cpp")
+    set_optimize("none")
 target_end()
 
 -- Programs on GPUs: compiled and linked wherever nvcc is, run where a GPU is (tests/gpu/run).
