@@ -135,8 +135,7 @@ int main(int argc, char** argv) try {
   if (wanted("4")) run_world<4>(results.rows[1], results, deadline);
   if (wanted("8")) run_world<8>(results.rows[2], results, deadline);
   report(results, LOCKSTEP_SOURCE_DIR "/build/bench/allreduce.json");
-  std::printf("\nother processes kept %.2f cores busy meanwhile; above 0.1, run it again\n",
-              others.cores());
+  others.print();
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench allreduce: %s\n", error.what());

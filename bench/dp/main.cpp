@@ -177,10 +177,7 @@ int main() try {
   table.row("bare model", bare, bare, bare, {});
   for (const std::size_t n : {1, 2, 4}) compare(table, n, bare, deadline);
   table.write();
-  std::printf(
-      "\nother processes kept %.2f cores busy meanwhile (PyTorch's runs counted once they "
-      "end); above 0.1, run it again\n",
-      others.cores());
+  others.print();
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench dp: %s\n", error.what());

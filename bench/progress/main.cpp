@@ -160,8 +160,7 @@ int main() try {
     });
   }
   report(common.results);
-  std::printf("\nother processes kept %.2f cores busy meanwhile; above 0.1, run it again\n",
-              others.cores());
+  others.print();
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench progress: %s\n", error.what());

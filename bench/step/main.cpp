@@ -204,10 +204,7 @@ int main() try {
   each("MLP 784-256-256-10, batch 32", "mlp", mlp, 1.5);
   table.row("reduce + Adam of 25 MiB, W=2: fused against all-reduce, then Adam", fused, apart, 1.8);
   table.write();
-  std::printf(
-      "\nother processes kept %.2f cores busy meanwhile (PyTorch's runs counted once they "
-      "end); above 0.1, run it again\n",
-      others.cores());
+  others.print();
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench step: %s\n", error.what());

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdio>
 #include <fstream>
 #include <string>
 
@@ -22,6 +23,14 @@ class OthersLoad {
   double cores() const {
     const double seconds = std::chrono::duration<double>(Clock::now() - begin_).count();
     return std::max(0.0, (others() - before_) / seconds);  // the kernel counts in ticks
+  }
+
+  /// Under a table: can it be trusted?
+  void print() const {
+    std::printf(
+        "\nother processes kept %.2f cores busy meanwhile (peers counted once they end); "
+        "above 0.1, run it again\n",
+        cores());
   }
 
  private:

@@ -75,17 +75,6 @@ concept Capturing = requires(Comm& comm, void (*step)()) { comm.capture(step); }
 
 // ---- PyTorch's figures
 
-void set_options(auto& options, const nlohmann::json& hyper) {
-  options.lr = hyper["lr"];
-  options.weight_decay = hyper.value("weight_decay", 0.0);
-  if constexpr (requires { options.momentum; }) options.momentum = hyper["momentum"];
-  if constexpr (requires { options.beta1; }) {
-    options.beta1 = hyper["betas"][0];
-    options.beta2 = hyper["betas"][1];
-    options.eps = hyper["eps"];
-  }
-}
-
 template <std::size_t Accumulated, class... Ps, class Comm>
 void parity_case(Comm& comm, const nlohmann::json& c, const std::string& how) {
   using Model = GpuPlainMlp<double, 12, 16, 5>;

@@ -223,6 +223,25 @@ void every_operation(Comm& comm, bool messages = true) {
   movements<T>(comm, 257, true, messages);
 }
 
+/// Where no GPU is, the code of two types is as good as that of all.
+template <class Comm>
+void every_type(Comm& comm) {
+  every_operation<float>(comm);
+  every_operation<std::int16_t>(comm);
+#if LOCKSTEP_RUNS_ON_GPU
+  every_operation<double>(comm);
+  every_operation<Half>(comm);
+  every_operation<BFloat16>(comm);
+  every_operation<std::int8_t>(comm);
+  every_operation<std::int32_t>(comm);
+  every_operation<std::int64_t>(comm);
+  every_operation<std::uint8_t>(comm);
+  every_operation<std::uint16_t>(comm);
+  every_operation<std::uint32_t>(comm);
+  every_operation<std::uint64_t>(comm);
+#endif
+}
+
 /// A NaN on one rank is the result on all, in every floating type.
 template <class T, class Comm>
 void nan_wins(Comm& comm) {

@@ -21,6 +21,8 @@
 #include <random>
 #include <thread>
 
+#include "played_device.hpp"
+
 struct CUevent_st {
   std::uint64_t recorded = 0;  // how often
   std::uint64_t reached = 0;   // which record
@@ -142,14 +144,6 @@ class Gpu {
 }  // namespace played
 
 extern "C" {
-const char* cudaGetErrorName(cudaError_t) { return "cudaError"; }
-const char* cudaGetErrorString(cudaError_t) { return "an error"; }
-cudaError_t cudaGetLastError() { return cudaSuccess; }
-cudaError_t cudaPeekAtLastError() { return cudaSuccess; }
-cudaError_t cudaSetDevice(int) { return cudaSuccess; }
-cudaError_t cudaGetDeviceCount(int* count) { return *count = 1, cudaSuccess; }
-cudaError_t cudaDeviceGetStreamPriorityRange(int* a, int* b) { return *a = *b = 0, cudaSuccess; }
-
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned) {
   return *stream = played::Gpu::get().make_stream(), cudaSuccess;
 }

@@ -12,6 +12,7 @@
 #include "comm/repeat.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/trainer/dp.hpp"
+#include "train/closeness.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
@@ -111,15 +112,7 @@ Trained on_replicas(const Case& c) {
   return train_replicas<Network, Ps...>(c);
 }
 
-void require_close(const std::vector<double>& have, const std::vector<double>& want,
-                   const std::string& what) {
-  BOOST_TEST_REQUIRE(have.size() == want.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < want.size(); ++i)
-    worst = std::max(worst, std::abs(have[i] - want[i]) / std::max(std::abs(want[i]), 1e-2));
-  BOOST_TEST(worst <= 1e-9, what << ": off by " << worst);
-}
-
+using train::require_close;
 void require_close(const Trained& have, const Trained& want, const std::string& what) {
   require_close(have.losses, want.losses, what + ", losses");
   require_close(have.numbers, want.numbers, what + ", parameters");

@@ -25,17 +25,6 @@ inline bool close(double a, double b) {
   return std::abs(a - b) <= 1e-9 * std::max(std::abs(b), 1e-3);
 }
 
-void set_options(auto& options, const nlohmann::json& hyper) {
-  options.lr = hyper["lr"];
-  options.weight_decay = hyper.value("weight_decay", 0.0);
-  if constexpr (requires { options.momentum; }) options.momentum = hyper["momentum"];
-  if constexpr (requires { options.beta1; }) {
-    options.beta1 = hyper["betas"][0];
-    options.beta2 = hyper["betas"][1];
-    options.eps = hyper["eps"];
-  }
-}
-
 void compare(auto& ddp, const nlohmann::json& expected, const std::string& how) {
   const auto each = [&](const char* name, const auto& view) {
     const std::vector<double> want = expected["params"][name];

@@ -15,6 +15,7 @@
 #include "comm/repeat.hpp"
 #include "lockstep/core/hash.hpp"
 #include "optim/plain.hpp"
+#include "train/closeness.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
@@ -162,15 +163,6 @@ std::vector<double> train_on_ranks(const Case& c, const std::string& how) {
   for (std::size_t r = 0; r < c.world; ++r)
     BOOST_TEST(ends[r] == "", how << ", " << c.text() << ": rank " << r << ": " << ends[r]);
   return {result->begin(), result->begin() + static_cast<std::ptrdiff_t>(count)};
-}
-
-void require_close(const std::vector<double>& have, const std::vector<double>& want,
-                   const std::string& what) {
-  BOOST_TEST_REQUIRE(have.size() == want.size());
-  double worst = 0;
-  for (std::size_t i = 0; i < want.size(); ++i)
-    worst = std::max(worst, std::abs(have[i] - want[i]) / std::max(std::abs(want[i]), 1e-2));
-  BOOST_TEST(worst <= 1e-9, what << ": off by " << worst);
 }
 
 template <class... Ps>
