@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/shm/engine.hpp"
-#include "lockstep/comm/shm/reduce.hpp"
+#include "lockstep/comm/backends/shm/engine.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "measure.hpp"
 
 namespace bench {

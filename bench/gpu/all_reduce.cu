@@ -14,7 +14,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/threads/communicator.cuh"
+#include "lockstep/comm/backends/threads/communicator.cuh"
 #include "lockstep/core/bytes.hpp"
 
 namespace bench {

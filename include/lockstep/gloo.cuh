@@ -2,8 +2,8 @@
 #pragma once
 /// @file Everything a GPU job needs, Gloo included: link with -lgloo.
 
-#include "lockstep/comm/gloo/groups.hpp"
-#include "lockstep/comm/staged/groups.cuh"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
 #include "lockstep/trainer/gloo.cuh"
 #include "lockstep/trainer/gloo.hpp"

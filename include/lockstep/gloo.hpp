@@ -2,6 +2,6 @@
 #pragma once
 /// @file Everything a CPU job needs, Gloo included: link with -lgloo.
 
-#include "lockstep/comm/gloo/groups.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.hpp"
 #include "lockstep/trainer/gloo.hpp"

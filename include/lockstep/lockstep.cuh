@@ -2,7 +2,7 @@
 #pragma once
 /// @file Everything a GPU job needs, but for NCCL: that is <lockstep/nccl.cuh>.
 
-#include "lockstep/comm/threads/groups.cuh"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/lockstep.hpp"
 #include "lockstep/trainer/cuda.cuh"

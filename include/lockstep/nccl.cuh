@@ -2,6 +2,6 @@
 #pragma once
 /// @file Everything a GPU job needs, NCCL included: link with -lnccl.
 
-#include "lockstep/comm/nccl/groups.cuh"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
 #include "lockstep/trainer/nccl.cuh"

@@ -6,7 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/trainer/ddp.hpp"
 

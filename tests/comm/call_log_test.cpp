@@ -8,20 +8,22 @@
 #include <thread>
 
 #include "launch/served.hpp"
-#include "lockstep/comm/call_log.hpp"
-#include "lockstep/comm/notice_board.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/fault/call_log.hpp"
+#include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/core/reduce_op.hpp"
 
 using namespace lockstep;
+using namespace lockstep::detail;
 using namespace std::chrono_literals;
 
 BOOST_AUTO_TEST_SUITE(call_log)
 
 namespace {
 
-const Call sum = make_call<float>(CollectiveKind::all_reduce, 100, false, 0, Sum::name);
-const Call average = make_call<float>(CollectiveKind::all_reduce, 100, false, 0, Average::name);
-const Call cast = make_call<float>(CollectiveKind::broadcast, 100, false, 1);
+const Call sum = calls::AllReduce<float, Sum>{{}, {}, 100}.call();
+const Call average = calls::AllReduce<float, Average>{{}, {}, 100}.call();
+const Call cast = calls::Broadcast<float>{{}, {}, 100, Rank{1}}.call();
 
 CallLog log_of(std::initializer_list<Call> calls) {
   CallLog log;
@@ -74,7 +76,7 @@ BOOST_AUTO_TEST_CASE(only_the_last_calls_are_kept_and_all_are_compared) {
   BOOST_TEST(late.find(0) == nullptr);
   BOOST_TEST((*late.find(1) == sum));
   BOOST_TEST(sent(late).first == 1u);
-  BOOST_TEST(!disagreement(late, sent(early), Rank{1}), "the call is no longer kept");
+  BOOST_TEST(!find_disagreement(late, sent(early), Rank{1}, Rank{0}), "the call is no longer kept");
   BOOST_TEST(!late.differs(log_of({sum}).head()), "too far ahead to tell");
 }
 
@@ -91,12 +93,13 @@ BOOST_AUTO_TEST_CASE(a_log_survives_the_wire_and_a_broken_one_is_refused) {
 
 BOOST_AUTO_TEST_CASE(a_disagreement_names_the_first_calls_that_differ) {
   const auto found =
-      disagreement(log_of({sum, sum, cast}), sent(log_of({sum, cast, cast, sum})), Rank{2});
-  BOOST_TEST(found.value().first == 1u);
-  BOOST_TEST(found.value().second ==
+      find_disagreement(log_of({sum, sum, cast}), sent(log_of({sum, cast, cast, sum})), Rank{2},
+                        Rank{0});
+  BOOST_TEST(found.value().operation() == "call 1");
+  BOOST_TEST(found.value().problem() ==
              "ranks disagree: rank 0 called all_reduce(sum of 100 float) and rank 2 called "
              "broadcast(100 float, root 1)");
-  BOOST_TEST(!disagreement(log_of({sum}), sent(log_of({sum, cast})), Rank{1}),
+  BOOST_TEST(!find_disagreement(log_of({sum}), sent(log_of({sum, cast})), Rank{1}, Rank{0}),
              "one is only further ahead");
 }
 

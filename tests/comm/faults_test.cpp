@@ -72,7 +72,7 @@ BOOST_AUTO_TEST_CASE(messages_of_different_counts_are_an_error) {
       if (comm.rank() == Rank{0}) comm.send(data, Rank{1});
       if (comm.rank() == Rank{1}) comm.receive(data, Rank{0});
     });
-    expect_words(ends, 0, {"send(6 float, to rank 1): rank 0 sends send(5 float, to rank 1)"});
+    expect_words(ends, 0, {"receive(6 float, from rank 0): rank 0 sends send(5 float, to rank 1)"});
   });
 }
 
@@ -90,6 +90,43 @@ BOOST_AUTO_TEST_CASE(wrong_arguments_are_errors_here_and_now) {
                      comm.all_gather(in, out);
                    }),
                nobody, {"7 elements where 8 are needed"});
+  expect_words(run(As::threads, 2,
+                   [](Shared& comm) {
+                     std::vector<float> in(7);
+                     std::vector<float> out(7);
+                     comm.all_to_all(in, out);
+                   }),
+               nobody, {"7 elements do not divide among 2 ranks"});
+}
+
+BOOST_AUTO_TEST_CASE(an_exception_that_passes_a_call_under_way_comes_out_and_ends_the_communicator) {
+  repeat([](As as) {
+    const Ends ends = run(as, 2, [](Shared& comm) {
+      auto arena = comm.allocate<float>(4000);
+      if (comm.rank() == Rank{1}) return;  // its peer is gone before the call can be over
+      try {
+        auto work = comm.all_reduce_async(arena);
+        throw std::runtime_error("the program's own");
+      } catch (const std::runtime_error& error) {
+        require(error.what() == std::string("the program's own"), "another exception came out");
+      }
+      comm.barrier();  // throws the fault that the handle left behind
+    });
+    BOOST_TEST(ends[1].empty());
+    expect_words(ends, 1, {"this rank gave it up: it ended with an exception"});
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_call_that_fails_at_its_handles_end_is_thrown_by_the_next_call) {
+  repeat([](As as) {
+    const Ends ends = run(as, 2, [](Shared& comm) {
+      auto arena = comm.allocate<float>(4000);
+      if (comm.rank() == Rank{1}) return;
+      { const auto work = comm.all_reduce_async(arena); }
+      comm.barrier();
+    });
+    expect_words(ends, 1, {"all_reduce(sum of 4000 float): rank 1 closed its communicator"});
+  });
 }
 
 BOOST_AUTO_TEST_CASE(too_little_memory_is_an_error_with_the_size_that_is_needed) {

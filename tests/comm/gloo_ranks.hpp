@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/comm/gloo/communicator.hpp"
-#include "lockstep/comm/hierarchical/gloo.hpp"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/launch/store.hpp"
 #include "ranks.hpp"
 

@@ -12,7 +12,7 @@
 
 #include "exercise.hpp"
 #include "gloo_ranks.hpp"
-#include "lockstep/comm/gloo/groups.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 

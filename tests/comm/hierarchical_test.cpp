@@ -9,8 +9,8 @@
 
 #include "exercise.hpp"
 #include "gloo_ranks.hpp"
-#include "lockstep/comm/hierarchical/gloo.hpp"
-#include "lockstep/comm/hierarchical/two_levels.hpp"
+#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
+#include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 

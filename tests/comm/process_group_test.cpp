@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/launch/spawn.hpp"
 
 using namespace lockstep;

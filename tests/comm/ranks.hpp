@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/shm/communicator.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 
 namespace ranks {
 
@@ -39,14 +39,14 @@ inline void require(bool ok, const std::string& what) {
 /// `begin` is called once they have been started.
 struct SharedMemory {
   explicit SharedMemory(std::size_t world)
-      : file(shm::Engine::make_file(WorldSize{world})), address(shm::Engine::address(file)) {}
+      : file(detail::shm::Engine::make_file(WorldSize{world})), address(detail::shm::Engine::address(file)) {}
 
   void begin() {}
   Shared join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
-    return Shared(rank, world, shm::Engine::open(address), timeout);
+    return Shared(rank, world, detail::shm::Engine::open(address), timeout);
   }
 
-  shm::MemoryFile file;
+  detail::shm::MemoryFile file;
   std::string address;
 };
 

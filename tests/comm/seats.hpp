@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/threads/seat.hpp"
+#include "lockstep/comm/backends/threads/seat.hpp"
 
 namespace seats {
 

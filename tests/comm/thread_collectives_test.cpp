@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/threads/host_collectives.hpp"
+#include "lockstep/comm/backends/threads/host_collectives.hpp"
 #include "seats.hpp"
 
 using namespace seats;

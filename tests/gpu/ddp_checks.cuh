@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
-#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/lockstep.cuh"
 #include "reference.hpp"

@@ -8,9 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/gloo/groups.hpp"
-#include "lockstep/comm/staged/gloo.cuh"
-#include "lockstep/comm/staged/groups.cuh"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/adapters/staged/gloo.cuh"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "rank_cases.cuh"
 

@@ -8,7 +8,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/nccl/groups.cuh"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"

@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/nccl/watch.cuh"
+#include "lockstep/comm/backends/nccl/watch.cuh"
 #include "lockstep/launch/store.hpp"
 #include "played_device.hpp"
 

@@ -10,9 +10,9 @@
 #include "comm/repeat.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_cuda.hpp"
-#include "lockstep/comm/gloo/groups.hpp"
-#include "lockstep/comm/staged/gloo.cuh"
-#include "lockstep/comm/staged/groups.cuh"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/adapters/staged/gloo.cuh"
+#include "lockstep/comm/groups.hpp"
 
 using namespace ranks;
 

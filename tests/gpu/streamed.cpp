@@ -10,10 +10,10 @@
 #include "comm/gloo_ranks.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_cuda.hpp"
-#include "lockstep/comm/hierarchical/communicator.hpp"
-#include "lockstep/comm/hierarchical/two_levels.hpp"
-#include "lockstep/comm/staged/communicator.cuh"
-#include "lockstep/comm/streamed.cuh"
+#include "lockstep/comm/adapters/hierarchical/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
+#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/adapters/streamed.cuh"
 
 namespace {
 

@@ -20,7 +20,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/threads/communicator.cuh"
+#include "lockstep/comm/backends/threads/communicator.cuh"
 
 namespace thread_ranks {
 

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/cuda_loopback.cuh"
-#include "lockstep/comm/threads/groups.cuh"
-#include "lockstep/comm/threads/join.cuh"
+#include "lockstep/comm/backends/loopback.cuh"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/backends/threads/join.cuh"
 #include "lockstep/launch/threads.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "thread_ranks.cuh"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <string>
 
-#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
 
 using namespace lockstep;
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a rank says about the collective it is in, so that ranks can notice when they
-/// disagree.
+/// @file What a rank says about the call it is in, so that ranks notice when they disagree.
 
 #include <array>
 #include <cstddef>
@@ -11,7 +10,7 @@
 
 #include "lockstep/core/element.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 enum class CollectiveKind : std::uint32_t {
   barrier,
@@ -23,27 +22,31 @@ enum class CollectiveKind : std::uint32_t {
   scatter,
   reduce_scatter,
   all_to_all,
-  allocate,
   send,
+  receive,
+  allocate,
   new_group,
   replay,
   capture,
 };
 
+inline constexpr std::string_view collective_names[] = {
+    "barrier",    "all_reduce", "reduce",  "broadcast", "all_gather",
+    "gather",     "scatter",    "reduce_scatter",       "all_to_all",
+    "send",       "receive",    "allocate", "new_group", "replay",
+    "capture"};
+
 constexpr std::string_view collective_name(CollectiveKind kind) {
-  constexpr std::string_view names[] = {
-      "barrier",        "all_reduce", "reduce",   "broadcast", "all_gather", "gather", "scatter",
-      "reduce_scatter", "all_to_all", "allocate", "send",      "new_group",  "replay", "capture"};
-  return names[static_cast<std::size_t>(kind)];
+  return collective_names[static_cast<std::size_t>(kind)];
 }
 
-/// One rank's view of a collective call. It lies in shared memory as it is, and all of it must be
-/// equal on all ranks.
+/// One rank's description of a call. It travels between ranks as it is. All ranks of a collective
+/// must give equal descriptions; a sender and its receiver give matching ones.
 struct Call {
   CollectiveKind kind = CollectiveKind::barrier;
   ElementKind element = ElementKind::unsupported;
-  bool staged = false;  // of memory that other ranks cannot see
-  std::uint16_t root = 0;
+  bool staged = false;  // the memory is not visible to other ranks
+  std::uint16_t root = 0;  // or the other rank of a message
   std::uint64_t count = 0;
   std::array<char, 24> operation{};  // the reduce operation's name
 
@@ -54,36 +57,49 @@ struct Call {
     return *this;
   }
 
-  /// `all_reduce(sum of 100 float)`
-  std::string text() const {
-    std::string out(collective_name(kind));
-    if (kind == CollectiveKind::barrier || kind == CollectiveKind::capture) return out + "()";
-    if (kind == CollectiveKind::replay) return out + " of a captured step";
-    if (kind == CollectiveKind::new_group) {
-      return out + "(" + std::to_string(count) + (count == 1 ? " rank)" : " ranks)");
-    }
-    out += "(";
-    if (operation[0] != '\0') out += std::string(operation.data()) + " of ";
-    out += std::to_string(count) + " " + std::string(element_name(element));
-    if (kind == CollectiveKind::send) return out + ", to rank " + std::to_string(root) + ")";
-    if (kind == CollectiveKind::reduce || kind == CollectiveKind::broadcast ||
-        kind == CollectiveKind::gather || kind == CollectiveKind::scatter) {
-      out += ", root " + std::to_string(root);
-    }
-    return out + (staged ? ", memory of its own)" : ")");
+  /// Do a message that is sent and one that is received have the same type and length?
+  constexpr bool carries_the_same_as(const Call& other) const {
+    return element == other.element && count == other.count;
   }
+
+  /// `all_reduce(sum of 100 float)`
+  std::string text() const;
 };
 
-template <class T>
-constexpr Call make_call(CollectiveKind kind, std::size_t count, bool staged, std::size_t root = 0,
-                         std::string_view operation = "") {
-  Call call;
-  call.kind = kind;
-  call.element = element_kind<std::remove_const_t<T>>();
-  call.staged = staged;
-  call.root = static_cast<std::uint16_t>(root);
-  call.count = count;
-  return call.with(operation);
+inline std::string Call::text() const {
+  std::string out(collective_name(kind));
+  switch (kind) {
+    case CollectiveKind::barrier:
+    case CollectiveKind::capture:
+      return out + "()";
+    case CollectiveKind::replay:
+      return out + " of a captured step";
+    case CollectiveKind::new_group:
+      return out + "(" + std::to_string(count) + (count == 1 ? " rank)" : " ranks)");
+    default:
+      break;
+  }
+  out += "(";
+  if (operation[0] != '\0') out.append(operation.data()).append(" of ");
+  out += std::to_string(count) + " ";
+  out += element_name(element);
+  switch (kind) {
+    case CollectiveKind::send:
+      out += ", to rank " + std::to_string(root);
+      break;
+    case CollectiveKind::receive:
+      out += ", from rank " + std::to_string(root);
+      break;
+    case CollectiveKind::reduce:
+    case CollectiveKind::broadcast:
+    case CollectiveKind::gather:
+    case CollectiveKind::scatter:
+      out += ", root " + std::to_string(root);
+      break;
+    default:
+      break;
+  }
+  return out + (staged ? ", memory of its own)" : ")");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

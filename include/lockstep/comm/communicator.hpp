@@ -5,7 +5,9 @@
 #include <concepts>
 #include <cstddef>
 #include <span>
+#include <vector>
 
+#include "lockstep/comm/group_place.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 
@@ -13,7 +15,8 @@ namespace lockstep {
 
 /// Ranks that exchange typed elements. Every member but `rank` and `world_size` is collective: all
 /// ranks call it, in the same order. Counts are elements, never bytes. Results of reductions are
-/// the same bits on all ranks.
+/// the same bits on all ranks. Every backend has them all: the front (collectives.hpp) makes what a
+/// backend has no way of its own for.
 template <class C>
 concept Communicator =
     requires(C& comm, std::span<float> data, std::span<const float> in, Rank root) {
@@ -21,8 +24,15 @@ concept Communicator =
       { comm.world_size() } -> std::same_as<WorldSize>;
       comm.barrier();
       comm.all_reduce(data, Average{});
+      comm.reduce(data, root, Sum{});
       comm.broadcast(data, root);
       comm.all_gather(in, data);
+      comm.gather(in, data, root);
+      comm.scatter(in, data, root);
+      comm.reduce_scatter(in, data, Sum{});
+      comm.all_to_all(in, data);
+      comm.send(in, root);
+      comm.receive(data, root);
       comm.abandon("a reason that every other rank's call fails with");
     };
 
@@ -32,21 +42,13 @@ concept ArenaAllocating = Communicator<C> && requires(C& comm, std::size_t count
   { comm.template allocate<float>(count) } -> std::same_as<std::span<float>>;
 };
 
-/// Reduces in the background, at most so many calls at a time. The handle has `test` (never blocks)
-/// and `wait`.
+/// Reduces in the background, at most so many calls at a time. The handle is a `Work`.
 template <class C>
 concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> data) {
   { C::most_under_way } -> std::convertible_to<std::size_t>;
   { comm.all_reduce_async(data, Sum{}).test() } -> std::same_as<bool>;
   comm.all_reduce_async(data, Sum{}).wait();
 };
-
-/// Reduces so that each rank keeps one piece: what sharded optimizers need.
-template <class C>
-concept ReduceScattering =
-    Communicator<C> && requires(C& comm, std::span<const float> in, std::span<float> out) {
-      comm.reduce_scatter(in, out, Sum{});
-    };
 
 /// Its ranks can have memory in common, and consume what they reduce slice by slice.
 template <class C>
@@ -58,22 +60,10 @@ concept MemorySharing =
       comm.reduce_slice(data, Sum{}, consume);  // nvcc takes no lambda here
     };
 
-/// The rooted and personalised collectives.
+/// Divides its ranks into groups with communicators of their own (groups.hpp).
 template <class C>
-concept Scattering = Communicator<C> &&
-                     requires(C& comm, std::span<const float> in, std::span<float> out, Rank root) {
-                       comm.reduce(out, root, Sum{});
-                       comm.gather(in, out, root);
-                       comm.scatter(in, out, root);
-                       comm.all_to_all(in, out);
-                     };
-
-/// Sends to one rank.
-template <class C>
-concept Messaging = Communicator<C> &&
-                    requires(C& comm, std::span<const float> in, std::span<float> out, Rank peer) {
-                      comm.send(in, peer);
-                      comm.receive(out, peer);
-                    };
+concept Splitting = Communicator<C> && requires(C& comm, const detail::GroupPlace& place) {
+  { comm.template split<2>(place)->world_size() } -> std::same_as<WorldSize>;
+};
 
 }  // namespace lockstep

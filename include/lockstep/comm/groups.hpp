@@ -2,50 +2,105 @@
 #pragma once
 /// @file Communicators of some of the ranks, from lists or from topologies.
 
+#include <algorithm>
+#include <concepts>
 #include <cstddef>
-#include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/members.hpp"
-#include "lockstep/comm/objects.hpp"
-#include "lockstep/comm/shm/communicator.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/subgroup.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 
-/// A communicator of the listed ranks, in the listed order; nothing on the others. **Ranks** all of
-/// `parent`, members or not, with the same list. **Host** blocks until the members have met.
-template <std::size_t Ranks, class Who>
-std::optional<ShmCommunicator<dynamic>> new_group(ShmCommunicator<Ranks, Who>& parent,
-                                                  const std::vector<Rank>& members) {
-  const std::optional<Rank> place = place_among(members, parent);
-  const WorldSize world{members.size()};
-  shm::MemoryFile file;
-  std::string address;
-  if (parent.rank() == members.front()) {
-    file = shm::Engine::make_file(world);
-    address = shm::Engine::address(file);
+namespace detail {
+
+/// The place of `parent`'s rank where the listed ranks are the only group. A list that cannot be a
+/// group is an error.
+template <class Parent>
+GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
+  const auto require = [&](bool ok, const char* problem) {
+    if (!ok)
+      throw Error("new_group", problem, "list ranks of the parent, each once", parent.rank());
+  };
+  require(!members.empty(), "the list is empty");
+  GroupPlace place;
+  Hash hash;
+  for (std::size_t i = 0; i < members.size(); ++i) {
+    require(members[i].value() < parent.world_size().value(), "a rank is outside the world");
+    require(std::count(members.begin(), members.end(), members[i]) == 1,
+            "a rank is listed twice");
+    hash.number(members[i].value());
+    if (members[i] != parent.rank()) continue;
+    place.group = 0;
+    place.rank = Rank{i};
   }
-  broadcast_object(parent, address, members.front());
-  std::optional<ShmCommunicator<dynamic>> group;
-  if (place) {
-    if (*place != Rank{0}) file = shm::Engine::open(address);
-    group.emplace(*place, world, std::move(file), parent.timeout());
-  }
-  parent.barrier();  // the leader's file stays open until everybody has opened it
-  return group;
+  place.members = members;
+  place.division = hash.value();
+  place.divided = members.size();
+  return place;
 }
 
-/// The group of `topology` that this rank is in. Every rank takes part in making every group, in
-/// the same order: it cannot be done wrong. **Ranks** all of `parent`. **Host** blocks.
-template <Topology T, std::size_t Ranks, class Who>
-ShmCommunicator<dynamic> join_groups(ShmCommunicator<Ranks, Who>& parent, const T& topology = {}) {
-  return join_one_by_one(topology, parent, [&](const std::vector<Rank>& members) {
-    return new_group(parent, members);
-  });
+/// The place of `parent`'s rank in a topology.
+template <Topology T, class Parent>
+GroupPlace place_in(const T& topology, const Parent& parent) {
+  if (topology.world_size() != parent.world_size()) {
+    throw Error("join_groups",
+                "the topology is for " + std::to_string(topology.world_size().value()) +
+                    " ranks and the communicator has " +
+                    std::to_string(parent.world_size().value()),
+                "give them the same world", parent.rank());
+  }
+  Hash hash;
+  for (std::size_t r = 0; r < parent.world_size().value(); ++r) {
+    hash.number(topology.group_rank(Rank{r}).value());
+    hash.number(topology.local_group_rank(Rank{r}).value());
+  }
+  const GroupRank group = topology.group_rank(parent.rank());
+  GroupPlace place{group.value(), Rank{topology.local_group_rank(parent.rank()).value()}, {},
+                   hash.value(), parent.world_size().value()};
+  for (const Rank member : topology.members(group)) place.members.push_back(member);
+  return place;
+}
+
+/// The size that all groups of a topology have, if the compiler knows it.
+template <class T>
+consteval std::size_t static_group_size() {
+  if constexpr (std::is_empty_v<T> && std::default_initializable<T>) {
+    constexpr T topology{};
+    for (std::size_t g = 1; g < topology.group_world_size(); ++g)
+      if (topology.group_size(GroupRank{g}) != topology.group_size(GroupRank{0})) return dynamic;
+    return topology.group_size(GroupRank{0});
+  } else {
+    return dynamic;
+  }
+}
+
+}  // namespace detail
+
+/// A communicator of the listed ranks, in the listed order; nothing on the others. **Ranks** all of
+/// `parent`, members or not, with the same list. **Host** blocks until the members have met.
+template <Splitting Parent>
+auto new_group(Parent& parent, const std::vector<Rank>& members) {
+  return parent.template split<dynamic>(detail::place_among(members, parent));
+}
+
+/// The group of `topology` that this rank is in. Where the topology is static, the group's size is
+/// too: `join_groups(comm, Grid<6, 3>{})` is a communicator whose world of 3 the compiler knows.
+/// **Ranks** all of `parent`. **Host** blocks until all have come.
+template <Topology T, Splitting Parent>
+auto join_groups(Parent& parent, const T& topology = {}) {
+  auto group =
+      parent.template split<detail::static_group_size<T>()>(detail::place_in(topology, parent));
+  return std::move(*group);
 }
 
 }  // namespace lockstep

@@ -8,7 +8,7 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/comm/shm/communicator.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/membership.hpp"

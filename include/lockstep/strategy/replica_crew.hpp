@@ -15,9 +15,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/quiet_thread.hpp"
-#include "lockstep/comm/shm/control.hpp"
-#include "lockstep/comm/shm/wait.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/failure.hpp"
 
@@ -28,10 +28,10 @@ namespace lockstep {
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
-      : patience_(shm::Patience::for_ranks(replicas)), errors_(replicas) {
+      : spin_(detail::SpinBudget::for_ranks(replicas)), errors_(replicas) {
     workers_.reserve(replicas - 1);
     try {
-      without_signals([&] {
+      detail::without_signals([&] {
         for (std::size_t i = 1; i < replicas; ++i) workers_.emplace_back([this, i] { work(i); });
       });
     } catch (...) {  // the system has no more threads
@@ -59,7 +59,7 @@ class ReplicaCrew {
     for (std::exception_ptr& error : errors_) error = nullptr;
     errand_ = &run_phases<All>;
     phases_ = &all;
-    shm::publish(begun_, ++errands_);
+    detail::publish(begun_, ++errands_);
     run_phases<All>(*this, 0);
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
   }
@@ -104,9 +104,9 @@ class ReplicaCrew {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
       arrived_.store(0, std::memory_order_relaxed);
       goes_on_ = !has_failed_.load(std::memory_order_relaxed);
-      shm::publish(met_, before + 1);
+      detail::publish(met_, before + 1);
     } else {
-      shm::wait_for(met_, before + 1, patience_, [] {});
+      detail::wait_for(met_, before + 1, spin_, [] {});
     }
     return goes_on_;
   }
@@ -114,7 +114,7 @@ class ReplicaCrew {
   void work(std::size_t replica) {
     ::pthread_setname_np(::pthread_self(), ("replica " + std::to_string(replica)).c_str());
     for (std::uint64_t errand = 1;; ++errand) {
-      shm::wait_for(begun_, errand, patience_, [] {});
+      detail::wait_for(begun_, errand, spin_, [] {});
       if (errand_ == nullptr) return;
       errand_(*this, replica);
     }
@@ -122,7 +122,7 @@ class ReplicaCrew {
 
   void dismiss() {
     errand_ = nullptr;
-    shm::publish(begun_, ++errands_);
+    detail::publish(begun_, ++errands_);
     workers_.clear();
   }
 
@@ -153,9 +153,9 @@ class ReplicaCrew {
     }
   }
 
-  shm::Patience patience_;
-  shm::Counter begun_{};  // errands that were given out
-  shm::Counter met_{};    // phases that all are done with
+  detail::SpinBudget spin_;
+  detail::Counter begun_{};  // errands that were given out
+  detail::Counter met_{};    // phases that all are done with
   std::atomic<std::size_t> arrived_{0};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_running_{false};

@@ -10,9 +10,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/cuda_loopback.cuh"
+#include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/comm/threads/join.cuh"
+#include "lockstep/comm/backends/threads/join.cuh"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/replica_meeting.hpp"

@@ -3,8 +3,8 @@
 /// @file Jobs on GPUs whose ranks communicate through NCCL, all of them or those on different
 /// hosts.
 
-#include "lockstep/comm/hierarchical/nccl.cuh"
-#include "lockstep/comm/nccl/communicator.cuh"
+#include "lockstep/comm/adapters/hierarchical/nccl.cuh"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 

@@ -10,8 +10,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/loopback.hpp"
-#include "lockstep/comm/shm/communicator.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/trainer/axes.hpp"
@@ -39,7 +39,7 @@ class ReplicaMeeting<Cpu, Policies> {
 
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
       : size_(replicas), timeout_(timeout), files_(replicas) {
-    if constexpr (!alone) files_[0] = shm::Engine::make_file(WorldSize{replicas});
+    if constexpr (!alone) files_[0] = detail::shm::Engine::make_file(WorldSize{replicas});
   }
 
   std::size_t size() const { return size_; }
@@ -47,7 +47,7 @@ class ReplicaMeeting<Cpu, Policies> {
   void prepare(Rank rank) {
     if constexpr (!alone) {
       if (rank != Rank{0})
-        files_[rank.value()] = shm::Engine::open(shm::Engine::address(files_[0]));
+        files_[rank.value()] = detail::shm::Engine::open(detail::shm::Engine::address(files_[0]));
     }
   }
   communicator join(Rank rank) {
@@ -61,7 +61,7 @@ class ReplicaMeeting<Cpu, Policies> {
  private:
   std::size_t size_;
   std::chrono::milliseconds timeout_;
-  std::vector<shm::MemoryFile> files_;
+  std::vector<detail::shm::MemoryFile> files_;
 };
 
 /// Where the replicas of a job's policies meet.

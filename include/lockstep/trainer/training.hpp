@@ -6,7 +6,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/comm/loopback.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/strategy/ddp.hpp"

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Shared memory inside hosts and Gloo between them.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/adapters/hierarchical/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/process_group.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/store.hpp"
+#include "lockstep/topology/groups.hpp"
+
+namespace lockstep {
+
+static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              ReduceScattering<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              Scattering<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              Messaging<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
+
+/// The communicator of a job's ranks on several hosts, equally many on each. Which rank is where,
+/// they find out by themselves. `name` tells several of one job apart. **Ranks** all. **Host**
+/// blocks until all have come.
+inline auto make_hierarchical_communicator(const Membership& member, Store& store,
+                                           const std::string& name = "world") {
+  // Joined again under the same name, it is another communicator.
+  const std::string count =
+      "lockstep/hierarchy/" + name + "/joined/" + std::to_string(member.rank.value());
+  const std::string known = "hierarchy/" + name + "." + std::to_string(store.add(count, 1));
+  Hosts hosts = discover_hosts(member, store, "lockstep/" + known + "/");
+  hosts.check_even(member.rank);
+  GlooCommunicator<> flat = make_gloo_communicator(member, store, known);
+  GlooCommunicator<> between =
+      join_groups(flat, Groups<World<dynamic>>(member.world, hosts.columns()));
+
+  Membership local = member;
+  const std::size_t host = hosts.host(member.rank);
+  local.rank = Rank{hosts.local_rank(member.rank)};
+  local.world = WorldSize{hosts.ranks(host).size()};
+  local.local_rank = local.rank.value();
+  local.local_world = local.world.value();
+  local.timeout += inside_patience;
+  ShmCommunicator<> inside =
+      make_shm_communicator(local, store, known + "/" + std::to_string(host));
+
+  using Both = Stages<ShmCommunicator<>, GlooCommunicator<>>;
+  return HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>(std::make_unique<Both>(
+      std::move(hosts), std::move(inside), std::move(between), std::move(flat)));
+}
+
+}  // namespace lockstep

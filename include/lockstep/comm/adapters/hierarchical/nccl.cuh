@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Threads of one process inside hosts, NCCL between them.
+///
+/// There is an NCCL communicator for each place, which joins the ranks that have it on all hosts.
+/// None joins all ranks: NCCL would have to know the GPUs of a host, which it is not to use, and
+/// ranks that share a GPU for trying out could not be in it.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/passes.cuh"
+#include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
+#include "lockstep/comm/adapters/streamed.cuh"
+#include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep {
+
+using ThreadedNcclStages = Stages<ThreadCommunicator<>, NcclCommunicator<>,
+                                  TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>>;
+using ThreadedNccl = StreamedCommunicator<HierarchicalCommunicator<
+    ThreadCommunicator<>, NcclCommunicator<>, TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>>>;
+
+static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
+              ReduceScattering<ThreadedNccl> && Scattering<ThreadedNccl> &&
+              Messaging<ThreadedNccl>);
+
+namespace detail {
+
+/// The ranks of each process as a host's.
+inline Hosts hosts_of_threads(const Membership& member) {
+  if (member.world.value() % member.process_ranks != 0) {
+    throw Error("Backend<Hierarchical<Shm, Nccl>>",
+                "the world has " + std::to_string(member.world.value()) +
+                    " ranks and this process " + std::to_string(member.process_ranks),
+                "start equally many ranks in every process", member.rank);
+  }
+  std::vector<std::string> hosts;
+  hosts.reserve(member.world.value());
+  for (std::size_t r = 0; r < member.world.value(); ++r)
+    hosts.push_back(std::to_string(r / member.process_ranks));
+  return Hosts(hosts);
+}
+
+}  // namespace detail
+
+/// The communicator of a job with a process on every host, whose ranks are its threads, each with
+/// the GPU that its place gives it. `name` tells several of one job apart. **Ranks** all. **Host**
+/// blocks until all have come.
+inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
+                                                    const std::string& name = "world") {
+  Hosts hosts = detail::hosts_of_threads(member);
+  const std::size_t host = hosts.host(member.rank);
+  const std::size_t place = hosts.local_rank(member.rank);
+  std::shared_ptr<Gpu> gpu = gpu_of(member);
+  auto lane = std::make_shared<Gpu>(gpu->rank(), gpu->index());
+
+  Membership local = member;
+  local.rank = Rank{place};
+  local.world = WorldSize{member.process_ranks};
+  local.timeout += inside_patience;
+  auto inside =
+      ThreadCommunicator<>::join(local, store, lane, name + " of process " + std::to_string(host));
+
+  Membership column = member;
+  column.rank = Rank{host};
+  column.world = WorldSize{hosts.count()};
+  const std::string between_name = name + ", place " + std::to_string(place);
+  // NCCL's variables are the process's: they are set by one thread, before any of them is read.
+  if (place == 0 && hosts.count() > 1 &&
+      nccl::gpus_are_shared(column, store, *gpu, between_name + ", before"))
+    nccl::pretend_to_be_hosts(column);
+  inside.barrier();
+  NcclCommunicator<> between(column, store, between_name, lane);
+  return {HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>,
+                                   TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>>(
+              std::make_unique<ThreadedNcclStages>(std::move(hosts), std::move(inside),
+                                                   std::move(between))),
+          std::move(gpu), std::move(lane)};
+}
+
+}  // namespace lockstep

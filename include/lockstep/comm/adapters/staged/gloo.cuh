@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Gloo for GPUs: ranks are processes with a GPU each, on any number of hosts.
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
+#include "lockstep/comm/rank_gpu.cuh"
+#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep {
+
+template <std::size_t Ranks = dynamic>
+using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
+/// The pinned memory that ranks of one host have is shared: what they reduce there, none copies.
+using StagedHierarchy =
+    StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
+
+static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
+              ReduceScattering<StagedGloo<>> && Scattering<StagedGloo<>> &&
+              Messaging<StagedGloo<>>);
+static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
+              ReduceScattering<StagedHierarchy> && Scattering<StagedHierarchy> &&
+              Messaging<StagedHierarchy>);
+
+/// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
+/// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
+template <std::size_t Ranks = dynamic>
+StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store& store,
+                                                const std::string& name = "world") {
+  std::shared_ptr<Gpu> gpu = gpu_of(member);
+  return {make_gloo_communicator<Ranks>(member, store, name), std::move(gpu)};
+}
+
+/// The same with shared memory inside of hosts, equally many ranks on each. **Ranks** all. **Host**
+/// blocks until all have come.
+inline StagedHierarchy make_staged_hierarchical_communicator(const Membership& member, Store& store,
+                                                             const std::string& name = "world") {
+  std::shared_ptr<Gpu> gpu = gpu_of(member);
+  return {make_hierarchical_communicator(member, store, name), std::move(gpu)};
+}
+
+}  // namespace lockstep

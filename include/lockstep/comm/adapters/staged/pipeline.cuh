@@ -1,0 +1,156 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Device memory on its way through the host: while one piece is worked on there, the next
+/// comes down from the GPU and the last goes up again.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <utility>
+
+#include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+
+namespace lockstep::staged {
+
+/// Host memory of a piece. A network of 10 Gbit/s takes 3 ms for as much, against the 0.1 ms that
+/// every further call costs, and a bucket of 25 MiB has seven pieces: what nothing else hides, the
+/// way down of the first and the way up of the last, is little of the whole.
+inline constexpr std::size_t slot_bytes = 4_MiB;
+
+/// What a collective takes and gives, as rows of the same length, one behind the other: one row, or
+/// one for each rank. Pieces are cut across all rows, and in the same places on all ranks.
+template <class T>
+struct Transfer {
+  std::size_t length;        // of a row
+  std::size_t in_rows = 1;   // on the ranks that give anything
+  std::size_t out_rows = 0;  // on those that get anything; 0: the result takes the place of `in`
+  const T* in = nullptr;     // device memory; nothing where this rank gives nothing
+  T* out = nullptr;          // device memory; nothing where this rank gets nothing
+
+  /// Of a piece's rows, all but the last piece's.
+  constexpr std::size_t width() const {
+    return (slot_bytes - arena_alignment) / ((in_rows + out_rows) * sizeof(T));
+  }
+  constexpr std::size_t pieces() const {
+    return std::max<std::size_t>(1, (length + width() - 1) / width());
+  }
+};
+
+/// A piece in host memory: rows of the same length, one behind the other.
+template <class T>
+struct Piece {
+  std::span<T> in;
+  std::span<T> out;  // the same as `in` where the result takes its place
+  bool first;
+};
+
+/// One thread at a time.
+class Pipeline {
+ public:
+  /// One piece goes up, one is worked on, one comes down.
+  static constexpr std::size_t slots = 3;
+
+  /// `memory` is pinned, and for the current GPU.
+  explicit Pipeline(std::span<std::byte> memory) {
+    for (std::size_t i = 0; i < slots; ++i)
+      slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
+  }
+
+  /// Has `work(piece)` done for every piece in turn. **Host** blocks until the last piece's work
+  /// was done. **Stream** memory is read and written after `ready`; `done` is recorded when all is
+  /// written.
+  template <class T, class Work>
+  void run(const Transfer<T>& what, const CudaEvent& ready, const CudaEvent& done,
+           const Work& work) {
+    ready.block(down_);
+    ready.block(up_);
+    const std::size_t pieces = what.pieces();
+    fetch(what, 0);
+    for (std::size_t k = 0; k < pieces; ++k) {
+      if (k + 1 < pieces) fetch(what, k + 1);
+      const Patience patience;
+      while (!slot(k).fetched.test()) patience.pause();
+      work(piece(what, k));
+      deliver(what, k);
+    }
+    first_ = (first_ + pieces) % slots;
+    done.record(up_);
+  }
+
+  /// **Host** blocks until nothing is read or written any more.
+  void settle() const {
+    static_cast<void>(cudaStreamSynchronize(down_));
+    static_cast<void>(cudaStreamSynchronize(up_));
+  }
+
+ private:
+  struct Slot {
+    std::span<std::byte> memory;
+    CudaEvent fetched;    // its piece has come down, or it is free for one that comes otherwise
+    CudaEvent delivered;  // its piece has gone up
+  };
+
+  Slot& slot(std::size_t k) { return slots_[(first_ + k) % slots]; }
+
+  /// How far a piece reaches, in each row.
+  template <class T>
+  static std::pair<std::size_t, std::size_t> extent(const Transfer<T>& what, std::size_t k) {
+    const std::size_t begin = k * what.width();
+    return {begin, std::min(what.width(), what.length - begin)};
+  }
+
+  template <class T>
+  Piece<T> piece(const Transfer<T>& what, std::size_t k) {
+    const std::size_t n = extent(what, k).second;
+    T* const in = reinterpret_cast<T*>(slot(k).memory.data());
+    const std::span<T> given(in, what.in_rows * n);
+    if (what.out_rows == 0) return {given, given, k == 0};
+    T* const out =
+        reinterpret_cast<T*>(slot(k).memory.data() + align_up(what.in_rows * n * sizeof(T)));
+    return {given, {out, what.out_rows * n}, k == 0};
+  }
+
+  template <class T>
+  void fetch(const Transfer<T>& what, std::size_t k) {
+    slot(k).delivered.block(down_);
+    if (what.in != nullptr) {
+      const auto [begin, n] = extent(what, k);
+      T* const to = piece(what, k).in.data();
+      for (std::size_t row = 0; row < what.in_rows; ++row)
+        copy(to + row * n, what.in + row * what.length + begin, n * sizeof(T),
+             cudaMemcpyDeviceToHost, down_);
+    }
+    slot(k).fetched.record(down_);
+  }
+
+  template <class T>
+  void deliver(const Transfer<T>& what, std::size_t k) {
+    if (what.out != nullptr) {
+      const auto [begin, n] = extent(what, k);
+      const std::span<T> from = piece(what, k).out;
+      const std::size_t rows = what.out_rows == 0 ? what.in_rows : what.out_rows;
+      for (std::size_t row = 0; row < rows; ++row)
+        copy(what.out + row * what.length + begin, from.data() + row * n, n * sizeof(T),
+             cudaMemcpyHostToDevice, up_);
+    }
+    slot(k).delivered.record(up_);
+  }
+
+  static void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind,
+                   cudaStream_t stream) {
+    if (bytes != 0) check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream), "cudaMemcpyAsync");
+  }
+
+  std::array<Slot, slots> slots_;
+  std::size_t first_ = 0;  // where the next call begins: behind the last piece of the one before
+  CudaStream down_ = CudaStream::urgent();
+  CudaStream up_ = CudaStream::urgent();
+};
+
+}  // namespace lockstep::staged

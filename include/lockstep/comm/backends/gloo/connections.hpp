@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The sockets between all pairs of ranks, and noticing when one is lost.
+
+#include <algorithm>
+#include <chrono>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/backends/gloo/abortable.hpp"
+#include "lockstep/comm/backends/gloo/library.hpp"
+#include "lockstep/comm/backends/gloo/meeting_store.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::over_gloo {
+
+/// Messages of the library itself, beside those of Gloo's algorithms, whose slots begin with small
+/// numbers.
+enum class OwnSlot : std::uint64_t {
+  greeting = 0xf1ull << 56,
+  tripwire = 0xf2ull << 56,
+  message_head = 0xf3ull << 56,
+  message = 0xf4ull << 56,
+};
+
+/// Does `f()` throw? That is how Gloo says that a connection is gone.
+template <class F>
+bool throws(const F& f) {
+  try {
+    f();
+    return false;
+  } catch (const std::exception&) {
+    return true;
+  }
+}
+
+/// Gloo writes to sockets in a way that raises SIGPIPE when the other end is gone, and would end
+/// the program.
+inline void ignore_broken_pipes() {
+  struct sigaction now{};
+  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) {
+    ::signal(SIGPIPE, SIG_IGN);
+  }
+}
+
+/// A thread that serves sockets which listen on `address`.
+inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address,
+                                                              Rank rank) {
+  ignore_broken_pipes();
+  try {
+    ::gloo::transport::tcp::attr attributes;
+    attributes.hostname = address;
+    return without_signals([&] { return ::gloo::transport::tcp::CreateDevice(attributes); });
+  } catch (const std::exception& error) {
+    throw Error("Backend<Gloo>", "cannot listen on '" + address + "': " + error.what(),
+                "set LOCKSTEP_INTERFACE to an interface that the other ranks can reach", rank);
+  }
+}
+
+/// Does this release of Gloo wait for a connection as long as it is told? Those that are too old to
+/// have `isConnected` wait five times as long.
+template <class Pair>
+concept KeepsLimits = requires(Pair& pair) { pair.isConnected(); };
+
+/// Gloo's context of a communicator.
+class Connections : public ::gloo::rendezvous::Context {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  Connections(Rank rank, WorldSize world)
+      : Context(static_cast<int>(rank.value()), static_cast<int>(world.value())),
+        waits_(std::make_shared<Waits>()) {}
+
+  /// **Ranks** all, at about the same time. **Host** blocks until all are connected.
+  template <class Meeting>
+  void connect(const std::shared_ptr<Meeting>& meeting,
+               std::shared_ptr<::gloo::transport::Device> device, Milliseconds timeout) {
+    setTimeout(
+        std::max(Milliseconds(1), KeepsLimits<::gloo::transport::Pair> ? timeout : timeout / 5));
+    if constexpr (requires { this->connectFullMesh(*meeting, device); }) {
+      this->connectFullMesh(*meeting, device);
+    } else {
+      this->connectFullMesh(meeting, device);
+    }
+    transport_ = transportContext_;
+    transportContext_ = std::make_shared<AbortableTransport>(transport_, waits_);
+    lay_tripwires();
+  }
+
+  /// Ends all waits and connections. Any thread may do this.
+  void abort() {
+    waits_->abort();
+    // A wait whose time is over ends all connections; there is no other way to ask for it.
+    std::uint8_t nothing = 0;
+    const auto buffer = transport_->createUnboundBuffer(&nothing, sizeof nothing);
+    static_cast<void>(throws([&] { buffer->waitRecv(nullptr, Milliseconds(1)); }));
+  }
+
+  /// Has the connection to another rank ended? One thread at a time may ask.
+  bool is_lost(std::size_t peer) const {
+    if (tripwires_[peer] == nullptr) return false;
+    tripwires_[peer]->abortWaitRecv();  // so that this wait is none
+    return throws([&] { tripwires_[peer]->waitRecv(nullptr, Milliseconds(1'000)); });
+  }
+
+ private:
+  /// To receive from each rank what it never sends: the end of the connection ends that too.
+  void lay_tripwires() {
+    tripwires_.resize(static_cast<std::size_t>(size));
+    for (int peer = 0; peer < size; ++peer) {
+      if (peer == rank) continue;
+      auto& wire = tripwires_[static_cast<std::size_t>(peer)];
+      wire = transport_->createUnboundBuffer(&never_written_, sizeof never_written_);
+      wire->recv(peer, static_cast<std::uint64_t>(OwnSlot::tripwire), 0, sizeof never_written_);
+    }
+  }
+
+  std::shared_ptr<Waits> waits_;
+  std::shared_ptr<::gloo::transport::Context> transport_;
+  std::uint8_t never_written_ = 0;
+  std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> tripwires_;
+};
+
+}  // namespace lockstep::over_gloo

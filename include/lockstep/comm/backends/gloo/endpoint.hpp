@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A rank's end of a communicator: an engine with its threads, from beginning to end.
+
+#include <exception>
+#include <thread>
+#include <utility>
+
+#include "lockstep/comm/backends/gloo/engine.hpp"
+#include "lockstep/comm/backends/gloo/watch.hpp"
+#include "lockstep/comm/waiting/queue.hpp"
+#include "lockstep/core/thread.hpp"
+
+namespace lockstep::over_gloo {
+
+class Endpoint {
+ public:
+  explicit Endpoint(Seat seat)
+      : engine_(std::move(seat)),
+        watch_(without_signals([this] { return std::thread([this] { Watch(engine_).run(); }); })) {}
+  Endpoint(const Endpoint&) = delete;
+  Endpoint& operator=(const Endpoint&) = delete;
+
+  ~Endpoint() {
+    if (std::uncaught_exceptions() > exceptions_) give_up();
+    queue_.drain();
+    if (!is_broken()) engine_.roll().say_farewell(Greeting::State::leaves, farewell_limit);
+    engine_.ledger().stop_watch();
+    watch_.join();
+  }
+
+  /// An exception has ended this rank's part: ends what is under way, and tells the others.
+  void give_up() {
+    if (is_broken()) return;
+    engine_.fail(Error("closing the communicator", "an exception ended this rank's part",
+                       "look at that exception", engine_.rank()),
+                 "it ended with an exception");
+  }
+
+  Engine& engine() { return engine_; }
+  Queue& queue() { return queue_; }
+  bool is_broken() { return engine_.ledger().is_broken(); }
+
+ private:
+  /// What this rank sent may be on its way when it closes its sockets, and TCP may lose it then.
+  /// The others' farewell, or next call, says that they have it; in this time it has arrived
+  /// anyway.
+  static constexpr Milliseconds farewell_limit{2'000};
+
+  int exceptions_ = std::uncaught_exceptions();
+  Engine engine_;
+  Queue queue_;
+  std::thread watch_;
+};
+
+}  // namespace lockstep::over_gloo

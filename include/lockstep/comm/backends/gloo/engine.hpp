@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Making calls through Gloo: all ranks compare, then the algorithm runs, and what it throws
+/// is explained.
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/backends/gloo/connections.hpp"
+#include "lockstep/comm/backends/gloo/ledger.hpp"
+#include "lockstep/comm/backends/gloo/meeting_store.hpp"
+#include "lockstep/comm/backends/gloo/roll_call.hpp"
+#include "lockstep/comm/fault/notice_board.hpp"
+#include "lockstep/comm/waiting/within.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep::over_gloo {
+
+/// A rank's place in a communicator. `name` is no other communicator's of the job.
+struct Seat {
+  Rank rank;
+  WorldSize world;
+  std::string name;
+  std::shared_ptr<Store> store;
+  std::shared_ptr<::gloo::transport::Device> device;
+  Milliseconds timeout;
+};
+
+class Engine {
+ public:
+  /// **Ranks** all. **Host** blocks until all are connected.
+  explicit Engine(Seat seat)
+      : seat_(std::move(seat)),
+        timeout_(seat_.timeout),
+        board_(seat_.store, "gloo/" + seat_.name, seat_.rank),
+        connections_(std::make_shared<Connections>(seat_.rank, seat_.world)) {
+    const std::string prefix = "lockstep/gloo/" + seat_.name + "/";
+    try {
+      seat_.store->barrier(prefix + "all", seat_.rank, seat_.world, seat_.timeout);
+      connections_->connect(std::make_shared<MeetingStore>(*seat_.store, prefix, seat_.timeout),
+                            seat_.device, seat_.timeout);
+      // A rank that fails now would look like a network on which the others cannot connect.
+      seat_.store->barrier(prefix + "connected", seat_.rank, seat_.world, seat_.timeout);
+    } catch (const Error& error) {
+      throw error.on(seat_.rank);
+    } catch (const std::exception& error) {
+      throw Error("Backend<Gloo>", std::string("the ranks cannot connect: ") + error.what(),
+                  "let the hosts reach each other's ports, or set LOCKSTEP_INTERFACE to an "
+                  "interface on which they do",
+                  seat_.rank);
+    }
+    roll_ = std::make_unique<RollCall>(*connections_);
+  }
+
+  const Seat& seat() const { return seat_; }
+  Rank rank() const { return seat_.rank; }
+  std::size_t world() const { return seat_.world.value(); }
+  Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
+  void set_timeout(Milliseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
+  std::string next_group_name() { return seat_.name + "/" + std::to_string(groups_++); }
+
+  const std::shared_ptr<Connections>& connections() const { return connections_; }
+  RollCall& roll() { return *roll_; }
+  Ledger& ledger() { return ledger_; }
+  const NoticeBoard& board() const { return board_; }
+
+  Error error(const Call& call, const std::string& problem, const std::string& advice) const {
+    return {call.text(), problem, advice, rank()};
+  }
+
+  Error left(const Call& call, Rank who) const {
+    return error(
+        call, "rank " + std::to_string(who.value()) + " closed its communicator without this call",
+        "let every rank make the same calls");
+  }
+
+  // Calls
+
+  /// Compares the call over ranks; only where all make the same, `work()` runs. **Ranks** all, in
+  /// the same order. **Host** blocks.
+  template <class Work>
+  void collective(const Call& call, const Work& work) {
+    make(call, std::nullopt, [&](Ledger::Entry entry) {
+      verify(call, roll_->exchange(call));
+      ledger_.agree(entry);
+      work();
+    });
+  }
+
+  /// `work()` with one other rank; nothing is compared. **Host** blocks.
+  template <class Work>
+  void message(const Call& call, Rank peer, const Work& work) {
+    make(call, peer, [&](Ledger::Entry) { work(); });
+  }
+
+  /// The number of the collective that is under way, for Gloo to tell messages apart.
+  std::uint32_t tag() const { return static_cast<std::uint32_t>(roll_->number()); }
+
+  // Faults
+
+  /// Notes the fault, if it is the first, tells the others `words`, and ends all connections. In
+  /// this order: who notices the end finds the words.
+  void fail(const Error& error, std::string_view words) {
+    tell([words = std::string(words)](const NoticeBoard& board) { return board.fail(words); });
+    fail_quietly(error);
+  }
+  void fail(const Error& error) { fail(error, error.text()); }
+  /// The same where the others know already.
+  void fail_quietly(const Error& error) {
+    ledger_.note(error);
+    connections_->abort();
+  }
+
+  /// `f(board)`, if the store answers soon.
+  template <class F>
+  std::optional<Notice> tell(F f) const {
+    if (world() == 1) return std::nullopt;
+    return within(answer_limit, [board = board_, f = std::move(f)] { return f(board); });
+  }
+
+ private:
+  /// An error comes within a second of the time limit: two answers of the store fit.
+  static constexpr Milliseconds answer_limit{400};
+  static constexpr Milliseconds explanation_limit{3'000};
+
+  template <class Work>
+  void make(const Call& call, std::optional<Rank> peer, const Work& work) {
+    ledger_.raise_fault();
+    struct Entered {
+      Ledger& ledger;
+      Ledger::Entry entry;
+      ~Entered() { ledger.end(entry); }
+    };
+    const Entered entered{ledger_, ledger_.begin(call, peer)};
+    try {
+      work(entered.entry);
+    } catch (const Error& error) {
+      fail(error);
+    } catch (const std::exception& failure) {
+      ledger_.raise_explained(failure.what(), explanation_limit,
+                              error(call, std::string("Gloo failed: ") + failure.what(),
+                                    "look at the other ranks' output"));
+    }
+    ledger_.raise_fault();
+  }
+
+  /// All ranks compare the same greetings and name the same pair.
+  void verify(const Call& call, const std::vector<Greeting>& greetings) const {
+    for (std::size_t w = 0; w < greetings.size(); ++w) {
+      if (greetings[w].state == Greeting::State::leaves) throw left(call, Rank{w});
+      if (greetings[w].state == Greeting::State::gave_up)
+        throw std::runtime_error("rank " + std::to_string(w) + " gave up");
+    }
+    for (std::size_t w = 1; w < greetings.size(); ++w) {
+      if (greetings[w].call == greetings[0].call) continue;
+      throw Error("call " + std::to_string(greetings[0].number - 1),
+                  "ranks disagree: rank 0 called " + greetings[0].call.text() + " and rank " +
+                      std::to_string(w) + " called " + greetings[w].call.text(),
+                  "let every rank make the same calls in the same order", rank());
+    }
+  }
+
+  Seat seat_;
+  std::atomic<Milliseconds> timeout_;
+  NoticeBoard board_;
+  std::shared_ptr<Connections> connections_;
+  std::unique_ptr<RollCall> roll_;
+  Ledger ledger_;
+  std::size_t groups_ = 0;
+};
+
+}  // namespace lockstep::over_gloo

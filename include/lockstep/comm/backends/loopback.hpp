@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The communicator of a world of one: it copies what must be copied and otherwise compiles
+/// to nothing.
+
+#include <cstddef>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/host_allocating.hpp"
+#include "lockstep/comm/passes.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+namespace detail {
+/// A call among one rank, by these passes: what the rank gives is what it gets. Of all operations,
+/// only a pre-multiplied sum changes a value that is alone.
+template <class Passes, class C>
+constexpr void perform_alone(const Passes& passes, const C& call) {
+  using T = typename C::element;
+  if constexpr (requires { call.op.factor; }) {
+    passes.combine(std::span<const T>(call.in), call.out, call.op);
+  } else if constexpr (!C::is_in_place && C::kind != CollectiveKind::barrier) {
+    passes.copy(call.in, call.out);
+  }
+}
+}  // namespace detail
+
+/// **Host** every collective returns at once. **Stream** none: host memory only.
+class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
+                             public detail::HostAllocating {
+ public:
+  static constexpr std::size_t most_under_way = static_cast<std::size_t>(-1);
+
+  static constexpr Rank rank() { return Rank{0}; }
+  static constexpr WorldSize world_size() { return WorldSize{1}; }
+  static constexpr void abandon(std::string_view) {}
+
+  // For the front.
+
+  template <class C>
+  static void perform(const C& call) {
+    detail::perform_alone(detail::HostPasses{}, call);
+  }
+  static constexpr void agree(const detail::Call&) {}
+};
+
+static_assert(ArenaAllocating<LoopbackCommunicator> && AsyncReducing<LoopbackCommunicator>);
+
+}  // namespace lockstep

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file One rank's end of an NCCL communicator: its calls in order, on the GPU and in its log.
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/fault/call_log.hpp"
+#include "lockstep/device/cuda/step_graph.cuh"
+#include "lockstep/comm/backends/nccl/check.cuh"
+#include "lockstep/comm/backends/nccl/link.cuh"
+#include "lockstep/comm/backends/nccl/memory.cuh"
+#include "lockstep/comm/backends/nccl/under_way.cuh"
+#include "lockstep/comm/fault/notice_board.hpp"
+#include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/launch/deadline.hpp"
+#include "lockstep/launch/store.hpp"
+
+namespace lockstep::nccl {
+
+/// A call that was made, and how to find its events.
+struct Ticket {
+  std::uint64_t number = 0;
+  bool captured = false;
+};
+
+/// Who a rank is in a communicator, and what it has for it. Groups share all but the first three.
+struct Seat {
+  Rank rank;
+  WorldSize world;
+  std::string name;  // the communicator's, the same on all its ranks
+  std::shared_ptr<Gpu> gpu;
+  std::shared_ptr<Store> store;
+  Milliseconds timeout;
+};
+
+class Engine {
+ public:
+  explicit Engine(Seat seat)
+      : seat_(std::move(seat)), timeout_(seat_.timeout), link_(board_of(seat_)) {}
+  Engine(const Engine&) = delete;
+  Engine& operator=(const Engine&) = delete;
+
+  const Seat& seat() const { return seat_; }
+  Rank rank() const { return seat_.rank; }
+  std::size_t world() const { return seat_.world.value(); }
+  Gpu& gpu() const { return *seat_.gpu; }
+  Link& link() { return link_; }
+  /// Where the communication runs.
+  cudaStream_t stream() const { return stream_.get(); }
+  Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+
+  /// Gets NCCL's communicator from `start(place)`. **Ranks** all. **Host** blocks until all have
+  /// come.
+  template <class Start>
+  void connect(const Start& start) {
+    const std::string operation = "joining NCCL's communicator '" + seat_.name + "'";
+    ncclResult_t state = start(link_.place());
+    if (state == ncclSuccess || state == ncclInProgress)
+      state = link_.settle(Deadline::after(timeout()));
+    if (state == ncclSuccess) return;
+    const Error error =
+        state == ncclInProgress
+            ? Error(operation, "the other ranks did not come within " + seconds_text(timeout()),
+                    "see whether all were started and can reach each other (NCCL_SOCKET_IFNAME "
+                    "chooses the network, NCCL_DEBUG=INFO shows more)",
+                    rank())
+            : nccl_error(state, operation);
+    link_.abort();
+    throw Error(error);
+  }
+
+  // Calls
+
+  /// Makes a call: `body()` puts its work on `stream()`, behind what the compute stream holds.
+  template <class Body>
+  Ticket post(const Call& call, const Body& body) {
+    raise_fault();
+    const bool captured = is_capturing();
+    if (!captured) make_room();
+    const CallEvents& events = begin(call, captured);
+    try {
+      events.before.record(gpu().stream());
+      events.before.block(stream_);
+      body();
+      events.after.record(stream_);
+    } catch (const Error& error) {
+      forget_issued();
+      // A capture that failed has done nothing: the communicator is as good as before.
+      if (captured && !link_.is_broken()) throw;
+      link_.fail(error);
+    }
+    raise_fault();
+    return finish(call, captured);
+  }
+
+  /// **Host** does not block. **Stream** the compute stream waits for the call from here on.
+  void order(Ticket ticket) {
+    raise_fault();
+    if (ticket.captured) {
+      captured_.after(ticket.number).block(gpu().stream());
+      return;
+    }
+    const std::lock_guard lock(link_.mutex());
+    if (!under_way_.is_over(ticket.number)) under_way_.after(ticket.number).block(gpu().stream());
+  }
+
+  /// Is the call over? One that was captured never is.
+  bool test(Ticket ticket) {
+    bool over = false;
+    if (!ticket.captured) {
+      const std::lock_guard lock(link_.mutex());
+      under_way_.retire();
+      over = under_way_.is_over(ticket.number);
+    }
+    raise_fault();  // an abort ends calls too
+    return over;
+  }
+
+  /// **Host** blocks until the call is over.
+  void wait(Ticket ticket) {
+    const Patience patience;
+    while (!test(ticket)) patience.pause();
+  }
+
+  /// **Host** blocks until the compute stream is empty.
+  void synchronize() {
+    const Patience patience;
+    while (true) {
+      const cudaError_t state = cudaStreamQuery(gpu().stream());
+      raise_fault();
+      if (state == cudaSuccess) return;
+      if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
+      patience.pause();
+    }
+  }
+
+  /// Throws the fault if there is one.
+  void raise_fault() {
+    if (link_.is_broken()) [[unlikely]]
+      link_.raise_fault(capture_status() != cudaStreamCaptureStatusNone);
+  }
+
+  // Memory
+
+  std::byte* allocate(std::size_t bytes) {
+    Arena& arena = arenas_.emplace_back(bytes);
+    const std::lock_guard lock(link_.mutex());
+    if (*link_.place() != nullptr) arena.add_to(*link_.place());
+    return arena.data();
+  }
+  Staging& staging() { return staging_; }
+
+  /// For reductions of gathered pieces. It stays where it is: captured steps refer to it.
+  static constexpr std::size_t scratch_bytes = 16_MiB;
+  std::byte* scratch(const Call& call) {
+    if (!scratch_) {
+      require_no_capture(call, "run the step once before it is captured");
+      scratch_.emplace(scratch_bytes);
+    }
+    return scratch_->data();
+  }
+
+  // Captured steps
+
+  void require_no_capture(const Call& call, const char* advice) const {
+    if (!is_capturing()) return;
+    throw Error(call.text(), "this needs the host, and the step is being captured", advice, rank());
+  }
+
+  /// After a capture: its calls count where all ranks have the graph, and never happened elsewhere.
+  void adopt(const StepGraph& graph) {
+    if (graph) {
+      link_.add(graph);
+      const std::lock_guard lock(link_.mutex());
+      for (const Call& call : captured_calls_) log_.add(call);
+    }
+    captured_calls_.clear();
+  }
+
+  void replay(const StepGraph& graph) {
+    Call call;
+    call.kind = CollectiveKind::replay;
+    raise_fault();
+    require_no_capture(call, "replay it outside of the step");
+    if (!graph) graph.launch(gpu().stream());  // throws, and says why there is none
+    make_room();
+    const CallEvents& events = begin(call, false);
+    try {
+      const std::lock_guard lock(link_.mutex());
+      if (const CudaEvent* last = under_way_.last()) last->block(gpu().stream());
+      events.before.record(gpu().stream());
+      link_.launch(graph, gpu().stream());
+      events.after.record(gpu().stream());
+    } catch (const Error& error) {
+      forget_issued();
+      link_.fail(error);
+    }
+    raise_fault();
+    finish(call, false);
+  }
+
+  // For the thread that watches
+
+  CallLog log() const {
+    const std::lock_guard lock(link_.mutex());
+    return log_;
+  }
+  LogHead head() const {
+    const std::lock_guard lock(link_.mutex());
+    return log_.head();
+  }
+  std::optional<bool> differs(const LogHead& head) const {
+    const std::lock_guard lock(link_.mutex());
+    return log_.differs(head);
+  }
+
+  /// The call that has waited longest: on the GPU, or for NCCL to put it there.
+  std::optional<UnderWay::Begun> waiting() {
+    const std::lock_guard lock(link_.mutex());
+    under_way_.retire();
+    return under_way_.is_empty() ? issued_ : under_way_.oldest(Clock::now());
+  }
+  Position position() {
+    const auto call = waiting();
+    return {head().calls, call ? call->call.text() : ""};
+  }
+
+  // The end
+
+  /// Waits until everything is off the GPU, within the time limit. Host: blocks.
+  void drain() {
+    const Deadline deadline = Deadline::after(timeout());
+    const Patience patience;
+    while (!link_.is_broken() && !is_idle()) {
+      if (deadline.passed()) {
+        link_.fail(Error("closing the communicator", "its calls do not end",
+                         "see what keeps the compute stream from getting to them", rank()));
+      }
+      patience.pause();
+    }
+  }
+  void finalize() {
+    link_.finalize(timeout(), [&](ncclComm_t comm) {
+      for (Arena& arena : arenas_) arena.remove_from(comm);
+    });
+  }
+
+  // Groups
+
+  /// Where a split leaves its result. It is here because NCCL writes it whenever it gets to it.
+  ncclComm_t& split_result() { return split_result_; }
+  std::string next_group_name() { return seat_.name + "/" + std::to_string(groups_++); }
+
+ private:
+  static std::optional<NoticeBoard> board_of(const Seat& seat) {
+    if (seat.world == WorldSize{1}) return std::nullopt;
+    return NoticeBoard(seat.store, seat.name, seat.rank);
+  }
+
+  cudaStreamCaptureStatus capture_status() const {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(gpu().stream(), &status), "cudaStreamIsCapturing");
+    return status;
+  }
+  bool is_capturing() const {
+    const cudaStreamCaptureStatus status = capture_status();
+    if (status == cudaStreamCaptureStatusInvalidated) {
+      // NCCL would try, fail, and be of no use afterwards.
+      throw Error("capture", "the step has called something that a graph cannot hold",
+                  "leave out what waits for the stream, allocates, or uses the default stream",
+                  rank());
+    }
+    return status == cudaStreamCaptureStatusActive;
+  }
+
+  bool is_idle() {
+    const std::lock_guard lock(link_.mutex());
+    under_way_.retire();
+    return under_way_.is_empty();
+  }
+  /// The host is at most so many calls ahead of the GPU.
+  void make_room() {
+    const Patience patience;
+    while (true) {
+      {
+        const std::lock_guard lock(link_.mutex());
+        if (under_way_.is_full()) under_way_.retire();
+        if (!under_way_.is_full()) return;
+      }
+      raise_fault();
+      patience.pause();
+    }
+  }
+
+  const CallEvents& begin(const Call& call, bool captured) {
+    const std::lock_guard lock(link_.mutex());
+    issued_ = UnderWay::Begun{call, Clock::now()};
+    if (call.kind != CollectiveKind::send) {  // which is between two ranks only
+      if (captured) {
+        captured_calls_.push_back(call);
+      } else {
+        log_.add(call);
+      }
+    }
+    return captured ? captured_.next() : under_way_.next_events();
+  }
+  Ticket finish(const Call& call, bool captured) {
+    const std::lock_guard lock(link_.mutex());
+    issued_.reset();
+    return {captured ? captured_.push() : under_way_.push(call), captured};
+  }
+  void forget_issued() {
+    const std::lock_guard lock(link_.mutex());
+    issued_.reset();
+  }
+
+  Seat seat_;
+  std::atomic<Milliseconds> timeout_;
+  CudaStream stream_ = CudaStream::urgent();
+  std::deque<Arena> arenas_;
+  Staging staging_;
+  std::optional<DeviceArena> scratch_;
+  CapturedEvents captured_;
+  std::vector<Call> captured_calls_;
+  ncclComm_t split_result_ = nullptr;
+  std::size_t groups_ = 0;
+
+  Link link_;           // ends before the memory that NCCL uses
+  UnderWay under_way_;  // this and what follows, with the link's mutex
+  CallLog log_;
+  std::optional<UnderWay::Begun> issued_;  // and not yet on the stream
+};
+
+}  // namespace lockstep::nccl

@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file NCCL's communicator in the hands of two threads: the one that communicates and the one
+/// that watches it.
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/device/cuda/step_graph.cuh"
+#include "lockstep/comm/backends/nccl/check.cuh"
+#include "lockstep/comm/backends/nccl/under_way.cuh"
+#include "lockstep/comm/fault/notice_board.hpp"
+#include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/launch/deadline.hpp"
+
+namespace lockstep::nccl {
+
+/// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
+/// waits, because the communicator is non-blocking, and nobody waits with the mutex in hand.
+///
+/// The first fault is final. Whoever finds it notes it; the watching thread then aborts NCCL's
+/// communicator, which ends its kernels, and from then on every call throws the fault.
+class Link {
+ public:
+  explicit Link(std::optional<NoticeBoard> board) : board_(std::move(board)) {}
+  Link(const Link&) = delete;
+  Link& operator=(const Link&) = delete;
+  ~Link() {
+    if (comm_ != nullptr) abort();
+  }
+
+  std::mutex& mutex() const { return mutex_; }
+  /// What the other ranks say. A world of one has none.
+  const std::optional<NoticeBoard>& board() const { return board_; }
+
+  /// Where NCCL puts the communicator.
+  ncclComm_t* place() { return &comm_; }
+
+  /// Calls NCCL, `call(comm)`, and waits until that is done: on the stream, where it is for one.
+  template <class F>
+  void nccl(const char* name, const F& call) {
+    ncclResult_t result = ncclSuccess;
+    {
+      const std::lock_guard lock(mutex_);
+      if (fault_) throw Error(*fault_);
+      result = call(comm_);
+    }
+    if (result == ncclSuccess || result == ncclInProgress) {
+      // Another rank's fault, or a disagreement, would explain a failure better.
+      result = settle(Deadline::never(), board_ ? words_limit : Milliseconds(0));
+      if (result == ncclSuccess) return;
+    }
+    const Error error = nccl_error(result, name);
+    fail(error);
+    throw Error(error);
+  }
+
+  /// Waits until NCCL has done in the background what it was called for: its state then, or
+  /// `ncclInProgress` when the time is over. After a failure it waits for a fault, which is thrown.
+  ncclResult_t settle(Deadline deadline, Milliseconds for_words = Milliseconds(0)) {
+    const Patience patience;
+    std::optional<Deadline> words;
+    while (true) {
+      const ncclResult_t state = ask();
+      if (state == ncclSuccess) return state;
+      if (state == ncclInProgress) {
+        if (deadline.passed()) return state;
+      } else {
+        if (!words) words = Deadline::after(for_words);
+        if (words->passed()) return state;
+      }
+      patience.pause();
+    }
+  }
+
+  /// What NCCL has found out by itself: that other ranks are gone, that the network is broken.
+  ncclResult_t state() const {
+    const std::lock_guard lock(mutex_);
+    ncclResult_t state = ncclSuccess;
+    if (comm_ != nullptr && !fault_) static_cast<void>(ncclCommGetAsyncError(comm_, &state));
+    return state;
+  }
+
+  // Faults
+
+  bool is_broken() const { return broken_.load(std::memory_order_acquire); }
+
+  /// Notes the fault, if it is the first, and tells the others `words`.
+  void fail(const Error& error) { fail(error, error.text()); }
+  void fail(const Error& error, std::string_view words) {
+    if (!fail_quietly(error) || !board_) return;
+    try {
+      board_->fail(words);
+    } catch (const Error&) {
+      // Without a store, the others notice by themselves.
+    }
+  }
+  /// The same where the others know already. Whether it was the first.
+  bool fail_quietly(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (fault_) return false;
+    fault_.emplace(error);
+    broken_.store(true, std::memory_order_release);
+    changed_.notify_all();
+    return true;
+  }
+
+  /// Throws the fault if there is one: as soon as the kernels have ended, so that the memory which
+  /// they use can be freed. Not so during a capture: the abort waits for all graphs to end, also
+  /// for the one that is in the making here.
+  void raise_fault(bool capturing) {
+    if (!is_broken()) [[likely]]
+      return;
+    std::unique_lock lock(mutex_);
+    if (!capturing) changed_.wait_for(lock, abort_limit, [&] { return aborted_; });
+    throw Error(*fault_);
+  }
+
+  // Graphs that hold NCCL's kernels
+
+  void add(const StepGraph& graph) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(graphs_, [](const auto& known) { return known.expired(); });
+    graphs_.push_back(graph.executable());
+  }
+  /// With the mutex held, so that it does not end meanwhile.
+  void launch(const StepGraph& graph, cudaStream_t stream) const {
+    if (fault_) throw Error(*fault_);
+    graph.launch(stream);
+  }
+
+  // The end
+
+  /// Ends whatever is on the GPU, and NCCL's communicator. NCCL waits until no graph refers to it.
+  void abort() {
+    end_graphs();
+    ncclComm_t comm = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      std::swap(comm, comm_);
+    }
+    if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
+    const std::lock_guard lock(mutex_);
+    aborted_ = true;
+    changed_.notify_all();
+  }
+
+  /// Gives NCCL's communicator back in good order, after `prepare(comm)`. Nothing is under way, and
+  /// nobody watches.
+  template <class F>
+  void finalize(Milliseconds limit, const F& prepare) {
+    if (comm_ == nullptr) return;
+    end_graphs();
+    prepare(comm_);
+    const ncclResult_t started = ncclCommFinalize(comm_);
+    if ((started == ncclSuccess || started == ncclInProgress) &&
+        settle(Deadline::after(limit)) == ncclSuccess) {
+      static_cast<void>(ncclCommDestroy(std::exchange(comm_, nullptr)));
+    } else {
+      abort();
+    }
+  }
+
+  // The watching thread
+
+  /// Waits for a tick, or less when there is a fault or the end: then the watch is over.
+  bool watch_goes_on(Milliseconds tick) {
+    std::unique_lock lock(mutex_);
+    changed_.wait_for(lock, tick, [&] { return stopping_ || fault_; });
+    return !stopping_ && !fault_;
+  }
+  void watch_has_ended() {
+    const std::lock_guard lock(mutex_);
+    watch_ended_ = true;
+    changed_.notify_all();
+  }
+  /// Tells the watching thread to end. Whether it has, within a limit.
+  bool stop_watch() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+    return changed_.wait_for(lock, abort_limit, [&] { return watch_ended_; });
+  }
+
+ private:
+  /// How long an abort may take before it is left alone.
+  static constexpr Milliseconds abort_limit{10'000};
+  /// Within this the watching thread has found words for what NCCL reports.
+  static constexpr Milliseconds words_limit{2'000};
+
+  ncclResult_t ask() const {
+    const std::lock_guard lock(mutex_);
+    if (fault_) throw Error(*fault_);
+    ncclResult_t state = ncclSuccess;
+    const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
+    return asked == ncclSuccess ? state : asked;
+  }
+
+  void end_graphs() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& known : graphs_) {
+      if (const auto graph = known.lock()) graph->end();
+    }
+    graphs_.clear();
+  }
+
+  std::optional<NoticeBoard> board_;
+  std::atomic<bool> broken_ = false;
+
+  mutable std::mutex mutex_;  // for what follows
+  std::condition_variable changed_;
+  ncclComm_t comm_ = nullptr;
+  std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;
+  std::optional<Error> fault_;
+  bool aborted_ = false;
+  bool stopping_ = false;
+  bool watch_ended_ = false;
+};
+
+}  // namespace lockstep::nccl

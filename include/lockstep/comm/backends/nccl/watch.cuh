@@ -1,0 +1,217 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The thread that looks after a communicator: whether its calls end in time, whether NCCL or
+/// another rank has failed, and whether all ranks make the same calls.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/backends/nccl/engine.cuh"
+#include "lockstep/launch/names.hpp"
+
+namespace lockstep::nccl {
+
+/// What the watching thread does and remembers.
+class Watch {
+ public:
+  explicit Watch(Engine& engine) : engine_(engine) {}
+
+  /// Until the communicator is closed or has failed; a failed one is aborted here.
+  void run() {
+    try {
+      rank_of_thread() = engine_.rank();
+      check_cuda(cudaSetDevice(static_cast<int>(engine_.gpu().index())), "cudaSetDevice");
+      while (engine_.link().watch_goes_on(tick)) look();
+    } catch (const Error& error) {
+      engine_.link().fail(error);
+    }
+    if (engine_.link().is_broken()) engine_.link().abort();
+    engine_.link().watch_has_ended();
+  }
+
+ private:
+  static constexpr Milliseconds tick{100};
+  /// After this, a rank that waits asks the others where they are.
+  static constexpr Milliseconds long_wait{1'000};
+  /// What NCCL reports is mostly the consequence of something that another rank can name.
+  static constexpr Milliseconds words_wait{800};
+  static constexpr Milliseconds verdict_wait{3'000};
+
+  void look() {
+    if (const auto& board = engine_.link().board(); board && hears_) {
+      try {
+        look_at_others(*board);
+      } catch (const Error&) {
+        // Whoever hosted the store has ended, and NCCL will notice if that was a rank.
+        hears_ = false;
+      }
+    }
+    if (engine_.link().is_broken()) return;
+    look_at_nccl();
+    look_at_the_time();
+  }
+
+  void look_at_others(const NoticeBoard& board) {
+    Notice notice = board.notice();
+    if (!notice.is_fault()) compare(board, notice);
+    if (notice.kind == Notice::Kind::failed) {
+      engine_.link().fail_quietly(
+          Error(what_it_is_in(),
+                "rank " + std::to_string(notice.rank.value()) + " failed: " + notice.words,
+                "look at that rank first", engine_.rank())
+              .as_consequence());
+    } else if (notice.kind == Notice::Kind::differs) {
+      engine_.link().fail_quietly(verdict(board, notice.rank));
+    } else if (notice.kind == Notice::Kind::question) {
+      const Position position = engine_.position();
+      if (position != told_) board.set_position(position);
+      told_ = position;
+    }
+  }
+
+  /// Rank 0 shows how far it is, and the others compare once they are there too.
+  void compare(const NoticeBoard& board, Notice& notice) {
+    const LogHead own = engine_.head();
+    if (engine_.rank() == Rank{0}) {
+      if (own != head_) board.set_head(own);
+      head_ = own;
+      return;
+    }
+    // A head is kept until this rank is there, or rank 0 might always be a little ahead.
+    if (head_.calls <= compared_ && own.calls > compared_) head_ = board.head();
+    if (head_.calls <= compared_ || head_.calls > own.calls) return;
+    compared_ = head_.calls;
+    if (engine_.differs(head_).value_or(false)) notice = board.differ(engine_.log());
+  }
+
+  Error verdict(const NoticeBoard& board, Rank differing) const {
+    try {
+      return board.verdict(engine_.log(), differing, verdict_wait);
+    } catch (const Error&) {
+      return {what_it_is_in(),
+              "ranks disagree: rank " + std::to_string(differing.value()) +
+                  " has made other calls than rank 0, which does not answer",
+              "let every rank make the same calls in the same order", engine_.rank()};
+    }
+  }
+
+  void look_at_nccl() {
+    const ncclResult_t state = engine_.link().state();
+    if (state == ncclSuccess || state == ncclInProgress) return;
+    if (!reported_) reported_ = Clock::now();
+    if (Clock::now() - *reported_ < words_wait && hears_ && engine_.link().board()) return;
+    engine_.link().fail(nccl_error(state, what_it_is_in()));
+  }
+
+  void look_at_the_time() {
+    const auto call = engine_.waiting();
+    if (!call) return;
+    const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - call->since);
+    const Milliseconds limit = engine_.timeout();
+    if (!asked_ && waited >= std::min(long_wait, limit / 2)) ask();
+    if (waited < limit) return;
+    const std::string others = where_others_are();
+    engine_.link().fail(Error(
+        call->call.text(),
+        "waited " + std::to_string(waited.count()) + " ms" + (others.empty() ? "" : "; " + others),
+        "see whether a rank hangs, or raise the time limit", engine_.rank()));
+  }
+
+  void ask() {
+    asked_ = true;
+    with_board([](const NoticeBoard& board) { board.ask(); });
+  }
+
+  /// Those that have made fewer calls than this rank; if there are none, all others.
+  std::string where_others_are() {
+    std::vector<std::string> all;
+    std::vector<std::string> behind;
+    with_board([&](const NoticeBoard& board) {
+      const std::uint64_t calls = engine_.head().calls;
+      for (std::size_t w = 0; w < engine_.world(); ++w) {
+        if (Rank{w} == engine_.rank()) continue;
+        const auto position = board.position(Rank{w});
+        all.push_back(position_text(Rank{w}, position, calls));
+        if (!position || position->calls < calls) behind.push_back(all.back());
+      }
+    });
+    return listed(behind.empty() ? all : behind);
+  }
+
+  template <class F>
+  void with_board(const F& f) {
+    if (!engine_.link().board() || !hears_) return;
+    try {
+      f(*engine_.link().board());
+    } catch (const Error&) {
+      hears_ = false;
+    }
+  }
+
+  std::string what_it_is_in() const {
+    const auto call = engine_.waiting();
+    return call ? call->call.text() : "NCCL's communicator '" + engine_.seat().name + "'";
+  }
+
+  Engine& engine_;
+  bool hears_ = true;  // there is a store
+  bool asked_ = false;
+  Position told_{static_cast<std::uint64_t>(-1), ""};
+  LogHead head_;  // on rank 0 what it has shown, elsewhere what it has read
+  std::uint64_t compared_ = 0;
+  std::optional<Clock::time_point> reported_;
+};
+
+/// An engine and the thread that watches it. The end of this is the end of the communicator: in
+/// good order, or by an abort after a fault or when an exception drives this rank out. It never
+/// hangs: a thread that does not come back from NCCL is left alone with what it uses.
+class WatchedEngine {
+ public:
+  explicit WatchedEngine(std::shared_ptr<Engine> engine)
+      : engine_(std::move(engine)), thread_([watched = engine_] { Watch(*watched).run(); }) {}
+
+  WatchedEngine(WatchedEngine&&) noexcept = default;
+  WatchedEngine& operator=(WatchedEngine&&) = delete;
+
+  ~WatchedEngine() {
+    if (engine_ == nullptr) return;
+    try {
+      close();
+    } catch (const Error& error) {
+      engine_->link().fail(error);  // the GPU is in no state to be waited for
+    }
+    if (thread_.joinable()) thread_.detach();
+  }
+
+  Engine& operator*() const { return *engine_; }
+  Engine* operator->() const { return engine_.get(); }
+
+ private:
+  void close() {
+    if (std::uncaught_exceptions() > exceptions_) {
+      engine_->link().fail(Error("closing the communicator", "an exception ended this rank's part",
+                                 "look at that exception", engine_->rank()),
+                           "it ended with an exception");
+    }
+    engine_->drain();
+    if (!engine_->link().stop_watch()) return;
+    thread_.join();
+    engine_->finalize();
+  }
+
+  std::shared_ptr<Engine> engine_;
+  std::thread thread_;
+  int exceptions_ = std::uncaught_exceptions();
+};
+
+}  // namespace lockstep::nccl

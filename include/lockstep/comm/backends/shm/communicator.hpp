@@ -1,0 +1,314 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `Backend<Shm>`'s communicator: collectives of ranks that share a host's memory.
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/backends/shm/engine.hpp"
+#include "lockstep/comm/backends/shm/helper.hpp"
+#include "lockstep/comm/backends/shm/message.hpp"
+#include "lockstep/comm/backends/shm/peers.hpp"
+#include "lockstep/comm/backends/shm/pending.hpp"
+#include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/progress.hpp"
+#include "lockstep/comm/shared_memory.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/flat.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/topology/world.hpp"
+
+namespace lockstep {
+
+/// Collectives through shared memory, for processes of one host or threads of one process. `Ranks`
+/// is the world's size where the compiler knows it: reductions are unrolled over it.
+///
+/// Results are the same bits on all ranks and in every run: values are combined in rank order, each
+/// element by one rank. Every call is compared over ranks before anything is written.
+///
+/// Memory from `allocate` is worked on where it lies. Other memory is staged, piece by piece; such
+/// data cannot be worked on in the background, so that an asynchronous call reduces it at once.
+///
+/// **Host** every collective blocks until the result is here and the arguments may be used again; a
+/// message of up to 64 KiB may be buffered. **Stream** none: host memory only.
+template <std::size_t Ranks = dynamic, class Who = Callers>
+class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// With more calls under way than this, a new one waits for the oldest.
+  static constexpr std::size_t most_under_way = detail::shm::ring;
+
+  /// Joins a world through a file that one rank made (`Engine::make_file`) and all opened.
+  ShmCommunicator(Rank rank, WorldSize world, detail::shm::MemoryFile file, Milliseconds timeout)
+      : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
+    require_world<Ranks>(world, rank);
+    this->barrier();
+    if constexpr (has_helper) helper_ = std::make_unique<detail::shm::Helper>(*engine_);
+  }
+
+  ShmCommunicator(ShmCommunicator&&) noexcept = default;
+  ShmCommunicator& operator=(ShmCommunicator&&) = delete;
+
+  /// Joins through anything that can tell one rank's words to all: `tell(text)` on rank 0, `hear()`
+  /// on the others.
+  template <class Tell, class Hear>
+  static ShmCommunicator join(Rank rank, WorldSize world, Milliseconds timeout, const Tell& tell,
+                              const Hear& hear) {
+    require_world<Ranks>(world, rank);  // before there is a file that the others could miss
+    detail::shm::MemoryFile file;
+    if (rank == Rank{0}) {
+      file = Engine::make_file(world);
+      tell(Engine::address(file));
+    } else {
+      file = Engine::open(hear());
+    }
+    return ShmCommunicator(rank, world, std::move(file), timeout);
+  }
+
+  Rank rank() const { return engine_->rank(); }
+  WorldSize world_size() const { return WorldSize{peers().world()}; }
+  Milliseconds timeout() const { return engine_->timeout(); }
+  void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
+
+  /// `count` elements that every rank can see, zeroed. The memory lives as long as the communicator.
+  /// **Ranks** all, with the same count.
+  template <Element T>
+  std::span<T> allocate(std::size_t count) {
+    const Lock lock(*engine_);
+    return {reinterpret_cast<T*>(engine_->allocate(count * sizeof(T))), count};
+  }
+
+  /// `count` elements that all ranks have in common, zeroed. **Ranks** all, with the same count.
+  template <Element T>
+  std::span<T> allocate_shared(std::size_t count) {
+    const Lock lock(*engine_);
+    return {reinterpret_cast<T*>(engine_->allocate_shared(count * sizeof(T))), count};
+  }
+
+  /// Gives up: every other rank's call fails with this reason.
+  void abandon(std::string_view reason) {
+    const Lock lock(*engine_);
+    engine_->abandon(reason);
+  }
+
+  /// The elements [begin, end) of `count` that are this rank's to combine in `reduce_slice`.
+  template <Element T>
+  std::pair<std::size_t, std::size_t> slice(std::size_t count) const {
+    return detail::slice_of<T>(count, peers().me(), peers().world());
+  }
+
+  /// Combines this rank's slice of `data`, which is in an arena, over ranks, and hands the results
+  /// to `consume(begin, results)`, block by block, while they are in the cache. No data is changed.
+  /// Returns when all ranks have consumed theirs. **Ranks** all.
+  template <class Data, class Op, class Consume>
+  void reduce_slice(Data&& data, Op op, const Consume& consume) {
+    const auto values = flat(data);
+    using T = FlatElement<Data>;
+    static_assert(ReduceOp<Op, T>,
+                  "lockstep: this reduce operation is not defined for these elements");
+    detail::Call call =
+        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), Rank{0}, op}.call();
+    const auto offset = engine_->arenas().locate(values.data(), values.size_bytes());
+    if (!offset) {
+      throw Error(call.text(), "the data is not in memory from allocate",
+                  "reduce slices of arenas only", rank());
+    }
+    post<T>(call, {}, *offset, true, [&](std::uint64_t ticket) {
+      const auto [begin, end] = slice<T>(values.size());
+      const auto all = peers().template all<T>(peers().template in_arenas<T>(ticket));
+      detail::consume_blocks<Ranks, T>(all, begin, end, op, consume);
+    }).wait();
+  }
+
+  // For the front.
+
+  template <class C>
+  void perform(const C& call) {
+    if constexpr (C::kind == detail::CollectiveKind::send) {
+      const Lock lock(*engine_);
+      detail::shm::send(*engine_, call.call(), std::as_bytes(call.in), call.root);
+    } else if constexpr (C::kind == detail::CollectiveKind::receive) {
+      const Lock lock(*engine_);
+      detail::shm::receive(*engine_, call.call(), std::as_writable_bytes(call.out), call.root);
+    } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
+      agree(call.call());
+    } else if constexpr (C::kind == detail::CollectiveKind::all_reduce) {
+      if (const auto offset = location(call)) {
+        start_all_reduce(call, *offset).wait();
+      } else {
+        all_reduce_staged(call);
+      }
+    } else {
+      exchange(call);
+    }
+  }
+
+  /// Other memory than an arena's is reduced at once, and the call that is handed out is of nothing.
+  template <class T, class Op>
+  auto start(const detail::calls::AllReduce<T, Op>& call) {
+    const auto offset = location(call);
+    if (!offset) all_reduce_staged(call);
+    return start_all_reduce(offset ? call : call.on({}, {}, 0), offset.value_or(0));
+  }
+
+  /// Compares a call over ranks that is made by other means.
+  void agree(const detail::Call& call) {
+    post<std::uint8_t>(call, {}, 0, false, [](std::uint64_t) {}).wait();
+  }
+
+  /// The communicator of this rank's group, if it is in one.
+  template <std::size_t GroupRanks>
+  std::optional<ShmCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
+    agree(detail::division_call(place));
+    detail::shm::MemoryFile file;
+    std::string address;
+    if (place.is_member() && place.rank == Rank{0}) {
+      file = Engine::make_file(place.world());
+      address = Engine::address(file);
+    }
+    const std::vector<std::string> addresses = all_gather_objects(*this, address);
+    std::optional<ShmCommunicator<GroupRanks>> group;
+    if (place.is_member()) {
+      if (place.rank != Rank{0}) file = Engine::open(addresses[place.leader().value()]);
+      group.emplace(place.rank, place.world(), std::move(file), timeout());
+    }
+    this->barrier();  // the leader's file stays open until everybody has opened it
+    return group;
+  }
+
+ private:
+  using Engine = detail::shm::Engine;
+  static constexpr bool has_helper = std::same_as<Who, HelperThread>;
+  using Lock = detail::shm::EngineLock<has_helper>;
+
+  detail::shm::Peers<Ranks> peers() const { return detail::shm::Peers<Ranks>(*engine_); }
+
+  template <class T>
+  static constexpr bool is_small(std::size_t count) {
+    return count * sizeof(T) <= detail::shm::small_bytes;
+  }
+
+  /// Where other ranks find the data: anywhere if it is small (it travels in the slot), else in an
+  /// arena. All ranks must have theirs in the same kind of memory, also those that give nothing.
+  template <class C>
+  std::optional<std::uint64_t> location(const C& call) const {
+    std::span<const typename C::element> data = call.in;
+    if constexpr (C::is_in_place) data = call.data();
+    if (is_small<typename C::element>(data.size())) return 0;
+    return engine_->arenas().locate(data.data(), data.size_bytes());
+  }
+
+  /// Posts a call: `small` travels in the slot, `offset` says where other data lies, and
+  /// `execute(ticket)` is this rank's share of the work. `others_read` as in `Pending`.
+  template <class T, class Execute>
+  auto post(const detail::Call& call, std::span<const T> small, std::uint64_t offset,
+            bool others_read, const Execute& execute) {
+    return Work<detail::shm::Pending<Execute, has_helper>>(
+        std::in_place, *engine_, call, offset,
+        [&](detail::shm::Slot& slot) {
+          if (!small.empty()) std::memcpy(slot.data.data(), small.data(), small.size_bytes());
+        },
+        others_read, execute);
+  }
+
+  /// Of data that is small or in an arena at `offset`. Each rank loads its slice of everybody's
+  /// data, combines it in registers and stores it to all.
+  template <class T, class Op>
+  auto start_all_reduce(const detail::calls::AllReduce<T, Op>& call, std::uint64_t offset) {
+    const bool small = is_small<T>(call.count);
+    const auto work = [peers = peers(), call, small](std::uint64_t ticket) {
+      if (small) {
+        detail::take_from_all<Ranks>(call, peers.rank(), peers.world(),
+                                     peers.template in_slots<T>(ticket), 0, 0, call.count);
+      } else {
+        peers.push_own_slice(peers.template all<T>(peers.template in_arenas<T>(ticket)),
+                             call.count, call.op);
+      }
+    };
+    return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
+  }
+
+  /// Of private memory: as much at a time as the staging area holds.
+  template <class T, class Op>
+  void all_reduce_staged(const detail::calls::AllReduce<T, Op>& call) {
+    detail::Call described = call.call();
+    described.staged = true;
+    constexpr std::size_t most = detail::shm::staging_bytes / sizeof(T);
+    const auto all = peers().template all<T>(peers().template in_staging<T>());
+    T* const staging = all[peers().me()];
+    for (std::size_t begin = 0; begin < call.count; begin += most) {
+      const std::size_t n = std::min(most, call.count - begin);
+      detail::copy_elements(call.in.data() + begin, staging, n);
+      post<T>(described, {}, 0, true, [&](std::uint64_t) {
+        peers().push_own_slice(all, n, call.op);
+      }).wait();
+      detail::copy_elements(staging, call.out.data() + begin, n);
+    }
+  }
+
+  /// Every other collective: each rank offers what it gives, then takes what it needs of the others.
+  template <class C>
+  void exchange(const C& call) {
+    using T = typename C::element;
+    const auto peers = this->peers();
+    const std::size_t pieces = C::deals_pieces ? peers.world() : 1;
+    const auto take = [&](const auto& source, std::size_t stride, std::size_t begin,
+                          std::size_t n) {
+      detail::take_from_all<Ranks>(call, peers.rank(), peers.world(), source, stride, begin, n);
+    };
+    detail::Call described = call.call();
+    if (is_small<T>(pieces * call.count)) {
+      post<T>(described, call.in, 0, false, [&](std::uint64_t ticket) {
+        take(peers.template in_slots<T>(ticket), call.count, 0, call.count);
+      }).wait();
+      return;
+    }
+    // A rank that gives nothing cannot know where the root's memory is: scatter is always staged.
+    const auto offset = C::kind == detail::CollectiveKind::scatter ? std::nullopt : location(call);
+    described.staged = !offset;
+    if (offset) {
+      post<T>(described, {}, *offset, true, [&](std::uint64_t ticket) {
+        take(peers.template in_arenas<T>(ticket), call.count, 0, call.count);
+      }).wait();
+      return;
+    }
+    // As much at a time as the staging area holds.
+    const std::size_t most =
+        std::max<std::size_t>(1, detail::shm::staging_bytes / sizeof(T) / pieces);
+    T* const staging = peers.template in_staging<T>()(peers.me());
+    for (std::size_t begin = 0; begin < call.count; begin += most) {
+      const std::size_t n = std::min(most, call.count - begin);
+      for (std::size_t p = 0; p < pieces && !call.in.empty(); ++p)
+        detail::copy_elements(call.in.data() + p * call.count + begin, staging + p * n, n);
+      post<T>(described, {}, 0, true, [&](std::uint64_t) {
+        take(peers.template in_staging<T>(), n, begin, n);
+      }).wait();
+    }
+  }
+
+  std::unique_ptr<Engine> engine_;
+  std::unique_ptr<detail::shm::Helper> helper_;  // ends before the engine does
+};
+
+static_assert(ArenaAllocating<ShmCommunicator<>> && AsyncReducing<ShmCommunicator<2>>);
+static_assert(MemorySharing<ShmCommunicator<>> && Splitting<ShmCommunicator<>>);
+static_assert(AsyncReducing<ShmCommunicator<dynamic, HelperThread>>);
+
+}  // namespace lockstep

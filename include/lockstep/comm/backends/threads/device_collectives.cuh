@@ -1,0 +1,236 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Collectives of device memory among the ranks of one process: whoever comes last enqueues
+/// the work of all, one launch for each GPU.
+///
+/// Every byte is loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU
+/// share a launch, ranks on several share the elements of an all-reduce and push the rest from
+/// where it lies.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/backends/threads/kernels.cuh"
+#include "lockstep/comm/backends/threads/lanes.cuh"
+#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
+
+namespace lockstep::threads::on_device {
+
+/// Cuts `count` elements into packets where all addresses and strides allow it.
+template <class T, class In, class Out>
+Pass cut(std::size_t count, std::span<In* const> in, std::span<Out* const> out,
+         std::size_t strides) {
+  std::uintptr_t bits = strides * sizeof(T);
+  for (const In* pointer : in) bits |= reinterpret_cast<std::uintptr_t>(pointer);
+  for (const Out* pointer : out) bits |= reinterpret_cast<std::uintptr_t>(pointer);
+  return {bits % 16 == 0 ? count / packet_size<T> : 0, count};
+}
+
+/// Enough blocks for every step, but not more than the GPU holds at a time.
+inline dim3 grid(const Lane& lane, std::size_t steps, std::size_t pieces) {
+  const std::size_t wanted = (steps + threads_per_block - 1) / threads_per_block;
+  const std::size_t most = static_cast<std::size_t>(lane.processors) * (2048 / threads_per_block);
+  return dim3(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(pieces));
+}
+
+/// Pieces of every rank's memory that are combined on one lane, each into `targets` of the outs.
+template <class T>
+struct Combination {
+  std::vector<const T*> in;
+  std::vector<T*> out;
+  std::size_t count;  // of one piece, which is also the distance to the next
+  std::size_t pieces = 1;
+  std::size_t targets = 1;
+};
+
+template <std::size_t Ranks, class T, class Op>
+void launch_combine(const Lane& lane, const Combination<T>& what, const Op& op) {
+  if (what.count == 0) return;
+  Reduction<T, Ranks> work{};
+  std::copy(what.in.begin(), what.in.end(), work.in);
+  std::copy(what.out.begin(), what.out.end(), work.out);
+  work.pass = cut<T>(what.count, std::span<const T* const>(what.in), std::span<T* const>(what.out),
+                     what.pieces > 1 ? what.count : 0);
+  work.stride = what.count;
+  work.targets = static_cast<unsigned>(what.targets);
+  work.ranks = static_cast<unsigned>(what.in.size());
+  const dim3 blocks = grid(lane, work.pass.steps(packet_size<T>), what.pieces);
+  combine<T, Op, Ranks><<<blocks, threads_per_block, 0, lane.stream>>>(work, op);
+  check_launch("combine");
+}
+
+/// Unrolled over the ranks where there are as many as usual.
+template <std::size_t Ranks, class T, class Op>
+void enqueue_combine(const Lane& lane, const Combination<T>& what, const Op& op) {
+  if constexpr (Ranks != dynamic && Ranks <= 16) {
+    launch_combine<Ranks>(lane, what, op);
+  } else {
+    switch (what.in.size()) {
+      case 2:
+        return launch_combine<2>(lane, what, op);
+      case 4:
+        return launch_combine<4>(lane, what, op);
+      case 8:
+        return launch_combine<8>(lane, what, op);
+      default:
+        return launch_combine<dynamic>(lane, what, op);
+    }
+  }
+}
+
+template <class T>
+std::vector<const T*> ins(std::span<const Offer> ranks, std::size_t offset) {
+  std::vector<const T*> all;
+  for (const Offer& rank : ranks) all.push_back(static_cast<const T*>(rank.in) + offset);
+  return all;
+}
+template <class T>
+std::vector<T*> outs(std::span<const Offer> ranks, std::size_t offset) {
+  std::vector<T*> all;
+  for (const Offer& rank : ranks) all.push_back(static_cast<T*>(rank.out) + offset);
+  return all;
+}
+
+/// Each lane combines its share of the elements and stores it to all ranks.
+template <std::size_t Ranks, class T, class Op>
+void all_reduce(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                std::size_t count, const Op& op) {
+  const std::size_t packets = (count + packet_size<T> - 1) / packet_size<T>;
+  const std::size_t shares = lanes.all().size();
+  std::size_t share = 0;
+  lanes.run(ranks, ticket, [&](const Lane& lane) {
+    const auto border = [&](std::size_t s) {
+      return std::min(count, packets * s / shares * packet_size<T>);
+    };
+    const std::size_t begin = border(share);
+    const std::size_t end = border(++share);
+    enqueue_combine<Ranks, T>(
+        lane,
+        Combination<T>{ins<T>(ranks, begin), outs<T>(ranks, begin), end - begin, 1, ranks.size()},
+        op);
+  });
+}
+
+template <std::size_t Ranks, class T, class Op>
+void reduce(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+            std::size_t count, Rank root, const Op& op) {
+  lanes.run(ranks, ticket, [&](const Lane& lane) {
+    if (&lane != &lanes.of(root)) return;
+    T* const out = static_cast<T*>(ranks[root.value()].out);
+    enqueue_combine<Ranks, T>(lane, Combination<T>{ins<T>(ranks, 0), {out}, count}, op);
+  });
+}
+
+/// Calls `f(first, ranks)` for the ranks that a launch on this lane is for: all at once where all
+/// are on one GPU, else one at a time.
+template <class F>
+void for_ranks_of(const Lanes& lanes, const Lane& lane, std::size_t world, const F& f) {
+  if (lanes.is_one()) return f(0, world);
+  for (std::size_t w = 0; w < world; ++w) {
+    if (&lane == &lanes.of(Rank{w})) f(w, 1);
+  }
+}
+
+/// `count` is of one piece, here and below.
+template <std::size_t Ranks, class T, class Op>
+void reduce_scatter(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                    std::size_t count, const Op& op) {
+  lanes.run(ranks, ticket, [&](const Lane& lane) {
+    for_ranks_of(lanes, lane, ranks.size(), [&](std::size_t first, std::size_t n) {
+      enqueue_combine<Ranks, T>(lane,
+                                Combination<T>{ins<T>(ranks, first * count),
+                                               outs<T>(ranks.subspan(first, n), 0), count, n},
+                                op);
+    });
+  });
+}
+
+/// Bytes from sources to targets, on one lane. Strides as in `Movement`.
+struct Transport {
+  std::vector<const unsigned char*> from;
+  std::vector<unsigned char*> to;
+  std::size_t bytes;
+  std::size_t in_stride = 0;
+  std::size_t out_stride = 0;
+};
+
+inline void enqueue_move(const Lane& lane, const Transport& what) {
+  if (what.bytes == 0 || what.to.empty()) return;
+  Movement work{};
+  std::copy(what.from.begin(), what.from.end(), work.in);
+  std::copy(what.to.begin(), what.to.end(), work.out);
+  work.pass = cut<unsigned char>(what.bytes, std::span<const unsigned char* const>(what.from),
+                                 std::span<unsigned char* const>(what.to),
+                                 what.in_stride | what.out_stride);
+  work.in_stride = what.in_stride;
+  work.out_stride = what.out_stride;
+  work.targets = static_cast<unsigned>(what.to.size());
+  const dim3 blocks = grid(lane, work.pass.steps(16), what.from.size());
+  if (what.in_stride == 0) {
+    move_bytes<false><<<blocks, threads_per_block, 0, lane.stream>>>(work);
+  } else {
+    move_bytes<true><<<blocks, threads_per_block, 0, lane.stream>>>(work);
+  }
+  check_launch("move_bytes");
+}
+
+/// From one rank to others: to `targets` of the outs, the piece for each `in_stride` behind the
+/// last one's.
+inline void move_from(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                      Rank root, const std::vector<unsigned char*>& targets, std::size_t bytes,
+                      std::size_t in_stride) {
+  const auto* const from = static_cast<const unsigned char*>(ranks[root.value()].in);
+  lanes.run(ranks, ticket, [&](const Lane& lane) {
+    if (&lane == &lanes.of(root)) enqueue_move(lane, {{from}, targets, bytes, in_stride, 0});
+  });
+}
+
+inline void broadcast(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                      std::size_t bytes, Rank root) {
+  std::vector<unsigned char*> others = outs<unsigned char>(ranks, 0);
+  others.erase(others.begin() + static_cast<std::ptrdiff_t>(root.value()));
+  move_from(lanes, ranks, ticket, root, others, bytes, 0);
+}
+
+inline void scatter(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                    std::size_t bytes, Rank root) {
+  move_from(lanes, ranks, ticket, root, outs<unsigned char>(ranks, 0), bytes, bytes);
+}
+
+/// From every rank to `targets`, which have the pieces in rank order.
+inline void move_from_all(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                          const std::vector<unsigned char*>& targets, std::size_t bytes,
+                          std::size_t in_stride) {
+  lanes.run(ranks, ticket, [&](const Lane& lane) {
+    for_ranks_of(lanes, lane, ranks.size(), [&](std::size_t first, std::size_t n) {
+      std::vector<unsigned char*> to = targets;
+      for (unsigned char*& target : to) target += first * bytes;
+      enqueue_move(lane, {ins<unsigned char>(ranks.subspan(first, n), 0), std::move(to), bytes,
+                          in_stride, bytes});
+    });
+  });
+}
+
+inline void all_gather(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                       std::size_t bytes) {
+  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), bytes, 0);
+}
+
+inline void gather(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                   std::size_t bytes, Rank root) {
+  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks.subspan(root.value(), 1), 0), bytes,
+                0);
+}
+
+inline void all_to_all(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
+                       std::size_t bytes) {
+  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), bytes, bytes);
+}
+
+}  // namespace lockstep::threads::on_device

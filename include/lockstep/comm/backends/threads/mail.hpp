@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Messages from one rank of a process to another: the receiver takes them from where they
+/// lie.
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/backends/shm/control.hpp"
+#include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/seat.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::threads {
+
+/// One box for every pair of ranks. A box holds one message: who sends waits until it was taken.
+class Mailboxes {
+ public:
+  explicit Mailboxes(WorldSize world)
+      : world_(world.value()), boxes_(world.value() * world.value()) {}
+
+  /// Offers a message and waits until the receiver has taken it. Returns the event that the
+  /// receiver has left.
+  void* send(Seat& seat, const Call& call, const Offer& offer, Rank to) {
+    Box& box = this->box(seat.rank(), to);
+    const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
+    box.call = call;
+    box.offer = offer;
+    shm::publish(box.sent, message);
+    seat.await(box.taken, message, call, [&](std::size_t w) { return Rank{w} == to; });
+    return box.offer.event;
+  }
+
+  /// Waits for a message and has `take(offer)` copy it, which returns the event to leave.
+  template <class Take>
+  void receive(Seat& seat, const Call& call, bool on_host, Rank from, const Take& take) {
+    Box& box = this->box(from, seat.rank());
+    const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
+    const auto is_sender = [&](std::size_t w) { return Rank{w} == from; };
+    seat.await(box.sent, message, call, is_sender);
+    seat.work_on(call, is_sender, [&] {
+      check(seat, box, call, on_host, from);
+      box.offer.event = take(box.offer);
+    });
+    shm::publish(box.taken, message);
+  }
+
+  /// Forgets all messages. No rank may send or receive meanwhile.
+  void restore() {
+    for (Box& box : boxes_) box.sent.value = box.taken.value = 0;
+  }
+
+ private:
+  struct Box {
+    shm::Counter sent{};
+    shm::Counter taken{};
+    Call call;
+    Offer offer;
+  };
+
+  Box& box(Rank from, Rank to) { return boxes_[from.value() * world_ + to.value()]; }
+
+  static void check(const Seat& seat, const Box& box, const Call& call, bool on_host, Rank from) {
+    const bool same_call = box.call == call;
+    if (same_call && box.offer.on_host == on_host) return;
+    throw Error(call.text(),
+                "rank " + std::to_string(from.value()) + " sends " + box.call.text() +
+                    (!same_call ? ""
+                     : on_host  ? " in device memory"
+                                : " in host memory"),
+                "send and receive the same type and count, in the same order", seat.rank());
+  }
+
+  std::size_t world_;
+  std::vector<Box> boxes_;
+};
+
+}  // namespace lockstep::threads

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Where the ranks of one process meet: what they call, what they bring, and who is there.
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/backends/shm/control.hpp"
+#include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::threads {
+
+/// How many calls may be under way at once.
+inline constexpr std::size_t ring = 32;
+
+/// What a rank brings to a call. Ranks are threads of one process: a pointer says it all.
+struct Offer {
+  const void* in = nullptr;
+  void* out = nullptr;
+  void* event = nullptr;  // the point in the rank's stream after which its memory may be used
+  bool on_host = false;   // its memory is the host's
+};
+
+/// The state that all ranks share. Every rank announces its calls in the same order; whoever is the
+/// last to announce one does its work, for all ranks. That takes one wait per call, and none by
+/// whoever has something better to do meanwhile.
+///
+/// Used through `Seat`, one for each rank.
+class Meeting {
+ public:
+  explicit Meeting(WorldSize world) : ranks_(world.value()) {
+    for (Slot& slot : slots_) {
+      slot.calls.resize(world.value());
+      slot.offers.resize(world.value());
+    }
+  }
+
+  std::size_t world() const { return ranks_.size(); }
+
+  /// Forgets all calls and all faults. No rank may be in a call meanwhile.
+  void restore() {
+    for (RankState& rank : ranks_) {
+      rank.announced = 0;
+      rank.is_broken = rank.has_words = false;
+      rank.words.clear();
+    }
+    for (Slot& slot : slots_) slot.arrived = 0;
+    done_.value = 0;
+    disagrees_ = false;
+  }
+
+ private:
+  friend class Seat;
+
+  /// What one rank says of itself.
+  struct alignas(shm::line) RankState {
+    std::atomic<std::uint64_t> announced{0};
+    std::atomic<bool> is_seated{false};
+    std::atomic<bool> has_left{false};
+    std::atomic<bool> is_broken{false};  // makes no more calls, for its own or another's fault
+    std::atomic<bool> has_words{false};  // why; whoever broke for another's fault has none
+    std::string words;
+  };
+
+  /// A call under way.
+  struct alignas(shm::line) Slot {
+    std::atomic<std::size_t> arrived{0};
+    std::vector<Call> calls;
+    std::vector<Offer> offers;
+  };
+
+  std::vector<RankState> ranks_;
+  std::array<Slot, ring> slots_;
+  shm::Counter done_{};  // calls whose work was done
+  /// Held while work is done for all, and by a rank that gives up: what it has brought, others then
+  /// use no more.
+  std::mutex working_;
+  std::atomic<bool> disagrees_{false};
+  std::optional<Error> disagreement_;
+};
+
+}  // namespace lockstep::threads

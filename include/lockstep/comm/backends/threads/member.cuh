@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file One rank's end of a world of threads: its seat, its GPU and the events that order its
+/// compute stream with everybody's communication.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <deque>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/backends/threads/seat.hpp"
+#include "lockstep/comm/backends/threads/world.cuh"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/launch/failure.hpp"
+
+namespace lockstep::threads {
+
+class Member {
+ public:
+  /// **Ranks** all. **Host** blocks until all have come; the last has `joined()` called.
+  template <class Joined>
+  Member(std::shared_ptr<SharedWorld> world, Rank rank, std::shared_ptr<Gpu> gpu,
+         Milliseconds timeout, const Joined& joined)
+      : world_(std::move(world)), gpu_(std::move(gpu)), ready_(ring) {
+    gate_.emplace(world_->gate, rank, timeout);
+    seat_.emplace(world_->calls, rank, timeout);
+    seat_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
+                [&](std::span<const Offer> ranks) {
+                  joined();
+                  world_->open(ranks);
+                });
+  }
+
+  Member(const Member&) = delete;
+  Member& operator=(const Member&) = delete;
+
+  /// The memory goes last: when nobody will start, and nobody is at, any work on it.
+  ~Member() {
+    try {
+      if (std::uncaught_exceptions() == exceptions_ && !seat_->is_broken()) settle();
+    } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
+    }
+    gate_.reset();
+    seat_.reset();
+    static_cast<void>(cudaStreamSynchronize(stream()));
+    for (const Lane& lane : world_->lanes->all()) {
+      static_cast<void>(cudaStreamSynchronize(lane.stream));
+    }
+  }
+
+  Rank rank() const { return seat_->rank(); }
+  std::size_t world() const { return seat_->world(); }
+  Seat& seat() { return *seat_; }
+  const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
+  cudaStream_t stream() const { return gpu_->stream(); }
+  void set_timeout(Milliseconds timeout) {
+    seat_->set_timeout(timeout);
+    gate_->set_timeout(timeout);
+  }
+
+  std::byte* allocate(std::size_t bytes) { return arenas_.emplace_back(bytes).data(); }
+
+  // Calls
+
+  /// Announces a call on device memory. Whoever is last runs `enqueue(lanes, offers, ticket)`.
+  /// **Host** does not block, unless too many calls are under way.
+  template <class Enqueue>
+  std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
+    last_ = call;
+    return seat_->announce(
+        call,
+        [&](std::uint64_t ticket) {
+          const CudaEvent& ready = ready_[ticket % ring];
+          ready.record(stream());
+          return Offer{in, out, ready.get(), false};
+        },
+        [&](std::span<const Offer> ranks, std::uint64_t ticket) {
+          enqueue(*world_->lanes, ranks, ticket);
+        });
+  }
+
+  /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits
+  /// for its end.
+  void wait(std::uint64_t ticket, const Call& call) {
+    seat_->wait(ticket, call);
+    world_->lanes->block(stream(), ticket);
+  }
+  bool test(std::uint64_t ticket) const {
+    return seat_->is_done(ticket) && world_->lanes->test(ticket);
+  }
+
+  /// A call on host memory: whoever is last runs `work(offers)`. **Host** blocks until it was done.
+  template <class Work>
+  void run_on_host(const Call& call, const void* in, void* out, const Work& work) {
+    forbid_in_capture(call.text(), "works on host memory, which no graph can do");
+    seat_->meet(call, Offer{in, out, nullptr, true}, work);
+  }
+
+  /// **Host** blocks until all that this rank has announced was announced by all.
+  void settle() {
+    if (seat_->announced() > 0) seat_->wait(seat_->announced() - 1, last_);
+  }
+
+  void synchronize() {
+    forbid_in_capture("synchronize", "waits for the stream on the host, which no graph can do");
+    seat_->require_whole("synchronize");
+    settle();
+    check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  }
+
+  // Messages
+
+  void send(const Call& call, const void* data, bool on_host, Rank to) {
+    if (on_host) {
+      forbid_in_capture(call.text(), "works on host memory, which no graph can do");
+      world_->mail.send(*seat_, call, Offer{data, nullptr, nullptr, true}, to);
+      return;
+    }
+    sent_.record(stream());
+    void* const taken =
+        world_->mail.send(*seat_, call, Offer{data, nullptr, sent_.get(), false}, to);
+    check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(taken), 0),
+               "cudaStreamWaitEvent");
+  }
+
+  void receive(const Call& call, void* data, std::size_t bytes, bool on_host, Rank from) {
+    if (on_host) forbid_in_capture(call.text(), "works on host memory, which no graph can do");
+    world_->mail.receive(*seat_, call, on_host, from, [&](const Offer& sent) -> void* {
+      if (on_host) {
+        if (bytes != 0) std::memcpy(data, sent.in, bytes);
+        return nullptr;
+      }
+      check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(sent.event), 0),
+                 "cudaStreamWaitEvent");
+      check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
+                 "cudaMemcpyAsync");
+      received_.record(stream());
+      return received_.get();
+    });
+  }
+
+  // Capture
+
+  /// See `ThreadCommunicator::capture`.
+  template <class F>
+  WorldStepGraph capture(F&& f) {
+    Call call;
+    call.kind = CollectiveKind::capture;
+    forbid_in_capture(call.text(), "captures a step itself");
+    seat_->require_whole(call.text());
+    settle();
+    gate_->meet(call, Offer{nullptr, nullptr, mark_.get(), false},
+                [&](std::span<const Offer> ranks) {
+                  world_->capture.begin(world_->streams, *world_->lanes, ranks);
+                });
+    if (world_->capture.is_open()) {
+      const std::optional<Failure> failure = attempt(std::forward<F>(f));
+      gate_->meet(call, Offer{&failure, nullptr, mark_.get(), false},
+                  [&](std::span<const Offer> ranks) { end_capture(ranks); });
+    }
+    return WorldStepGraph(world_->capture.graph());
+  }
+
+ private:
+  /// Adds this rank's step to the capture. If that fails, every rank's attempt does.
+  template <class F>
+  std::optional<Failure> attempt(F&& f) {
+    const std::lock_guard turn(world_->turns);
+    seat_->take_turns(&world_->turns);
+    is_capturing_ = true;
+    std::optional<Failure> failure;
+    try {
+      std::forward<F>(f)();
+      settle();
+    } catch (...) {
+      failure = Failure::of(std::current_exception());
+      static_cast<void>(cudaGetLastError());  // of launches into a capture that was over
+      seat_->abandon(failure->text(rank()));
+    }
+    is_capturing_ = false;
+    seat_->take_turns(nullptr);
+    return failure;
+  }
+
+  /// All ranks have made their attempt. What some have announced and others have not is forgotten
+  /// where one has failed.
+  void end_capture(std::span<const Offer> ranks) {
+    std::string reason;
+    bool only_consequences = true;
+    for (std::size_t r = 0; r < ranks.size(); ++r) {
+      const auto& failure = *static_cast<const std::optional<Failure>*>(ranks[r].in);
+      if (!failure || !only_consequences || (failure->consequence && !reason.empty())) continue;
+      reason = failure->text(Rank{r});
+      only_consequences = failure->consequence;
+    }
+    if (!reason.empty()) {
+      world_->calls->restore();
+      world_->mail.restore();
+    }
+    world_->capture.end(world_->streams, *world_->lanes, ranks, reason);
+  }
+
+  void forbid_in_capture(const std::string& operation, const char* problem) const {
+    if (!is_capturing_) return;
+    throw Error(operation, std::string("a step that is being captured ") + problem,
+                "do it outside the step", rank());
+  }
+
+  int exceptions_ = std::uncaught_exceptions();
+  std::shared_ptr<SharedWorld> world_;
+  std::shared_ptr<Gpu> gpu_;
+  std::deque<DeviceArena> arenas_;
+  std::vector<CudaEvent> ready_;  // when a call's memory may be used
+  CudaEvent sent_;
+  CudaEvent received_;
+  CudaEvent mark_;
+  Call last_;  // that was announced and not waited for at once
+  bool is_capturing_ = false;
+  std::optional<Seat> gate_;
+  std::optional<Seat> seat_;
+};
+
+}  // namespace lockstep::threads

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the ranks of one process share, and how they find it.
+
+#include <cuda_runtime_api.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/backends/threads/kernels.cuh"
+#include "lockstep/comm/backends/threads/lanes.cuh"
+#include "lockstep/comm/backends/threads/mail.hpp"
+#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/world_capture.cuh"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/gpu.cuh"
+
+namespace lockstep::threads {
+
+struct SharedWorld {
+  explicit SharedWorld(WorldSize size)
+      : calls(std::make_shared<Meeting>(size)), gate(std::make_shared<Meeting>(size)), mail(size) {
+    if (size.value() <= most_ranks) return;
+    throw Error("Backend<Shm>", std::to_string(size.value()) + " ranks are threads of one process",
+                "start at most " + std::to_string(most_ranks) + ", or use Backend<Nccl>");
+  }
+
+  /// All ranks have come, each with its GPU.
+  void open(std::span<const Offer> ranks) {
+    std::vector<std::size_t> gpus;
+    for (const Offer& rank : ranks) {
+      const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
+      gpus.push_back(gpu.index());
+      streams.push_back(gpu.stream());
+    }
+    lanes.emplace(gpus);
+  }
+
+  std::shared_ptr<Meeting> calls;
+  std::shared_ptr<Meeting> gate;  // where ranks meet whatever became of their calls
+  Mailboxes mail;
+  std::optional<Lanes> lanes;
+  std::vector<cudaStream_t> streams;  // every rank's compute stream
+  std::mutex turns;                   // to add to the capture
+  WorldCapture capture;
+};
+
+/// The worlds of this process that not all ranks have joined yet.
+class OpenWorlds {
+ public:
+  /// The one of this name, made by whoever asks first.
+  static std::shared_ptr<SharedWorld> find(const std::string& name, WorldSize size) {
+    const std::lock_guard lock(mutex());
+    std::weak_ptr<SharedWorld>& known = worlds()[name];
+    std::shared_ptr<SharedWorld> world = known.lock();
+    if (!world) {
+      world = std::make_shared<SharedWorld>(size);
+      known = world;
+    }
+    return world;
+  }
+  /// All have joined: the next of this name is another one.
+  static void close(const std::string& name) {
+    const std::lock_guard lock(mutex());
+    worlds().erase(name);
+  }
+
+ private:
+  static std::mutex& mutex() {
+    static std::mutex mutex;
+    return mutex;
+  }
+  static std::map<std::string, std::weak_ptr<SharedWorld>>& worlds() {
+    static std::map<std::string, std::weak_ptr<SharedWorld>> worlds;
+    return worlds;
+  }
+};
+
+}  // namespace lockstep::threads

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The step of a whole world as one CUDA graph: the streams of all ranks join one capture.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/device/cuda/step_graph.cuh"
+#include "lockstep/comm/backends/threads/lanes.cuh"
+#include "lockstep/comm/backends/threads/meeting.hpp"
+
+namespace lockstep::threads {
+
+/// Begun and ended by one thread for all, while the others wait. Relaxed: CUDA then lets every
+/// thread add to the capture, and any thread end it. It does not say that several may add at once,
+/// so ranks take turns in between.
+class WorldCapture {
+ public:
+  /// `streams[r]` is rank r's compute stream, and `ranks[r].event` an event of its GPU.
+  void begin(std::span<const cudaStream_t> streams, const Lanes& lanes,
+             std::span<const Offer> ranks) {
+    graph_.reset();
+    check_cuda(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeRelaxed),
+               "cudaStreamBeginCapture");
+    std::string reason;
+    note(cudaEventRecord(event_of(ranks[0]), streams[0]), "cudaEventRecord", reason);
+    for (cudaStream_t stream : streams.subspan(1)) {
+      note(cudaStreamWaitEvent(stream, event_of(ranks[0]), 0), "cudaStreamWaitEvent", reason);
+    }
+    if (!reason.empty()) end(streams, lanes, ranks, reason);
+  }
+
+  /// Between `begin` and `end`, unless `begin` has failed.
+  bool is_open() const { return graph_ == nullptr; }
+
+  /// All streams join the first, and the graph is made: unless there is a reason why not. Either
+  /// way the streams may be used as before.
+  void end(std::span<const cudaStream_t> streams, const Lanes& lanes, std::span<const Offer> ranks,
+           std::string reason) {
+    const auto join = [&](cudaStream_t stream, cudaEvent_t event) {
+      cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+      note(cudaStreamIsCapturing(stream, &status), "cudaStreamIsCapturing", reason);
+      if (status != cudaStreamCaptureStatusActive) return;
+      note(cudaEventRecord(event, stream), "cudaEventRecord", reason);
+      note(cudaStreamWaitEvent(streams[0], event, 0), "cudaStreamWaitEvent", reason);
+    };
+    for (std::size_t r = 1; r < streams.size(); ++r) join(streams[r], event_of(ranks[r]));
+    for (const Lane& lane : lanes.all()) join(lane.stream, lane.done[0].get());
+    cudaGraph_t captured = nullptr;
+    note(cudaStreamEndCapture(streams[0], &captured), "cudaStreamEndCapture", reason);
+    const detail::OwnedGraph graph(captured);
+    graph_ = std::make_shared<const StepGraph>(
+        reason.empty() ? detail::instantiate(graph, lanes.all().front().stream)
+                       : StepGraph(std::move(reason)));
+  }
+
+  const std::shared_ptr<const StepGraph>& graph() const { return graph_; }
+
+ private:
+  static cudaEvent_t event_of(const Offer& rank) { return static_cast<cudaEvent_t>(rank.event); }
+
+  /// The first fault is the reason.
+  static void note(cudaError_t error, const char* call, std::string& reason) {
+    if (error == cudaSuccess) return;
+    const std::string fault = detail::capture_fault(error, call);
+    if (reason.empty()) reason = fault;
+  }
+
+  std::shared_ptr<const StepGraph> graph_;
+};
+
+}  // namespace lockstep::threads
+
+namespace lockstep {
+
+/// A step of all ranks of a process, captured as one graph, or the reason why there is none. All
+/// ranks have the same.
+class WorldStepGraph {
+ public:
+  explicit WorldStepGraph(std::shared_ptr<const StepGraph> graph) : graph_(std::move(graph)) {}
+
+  WorldStepGraph(WorldStepGraph&&) noexcept = default;
+  WorldStepGraph& operator=(WorldStepGraph&&) noexcept = default;
+
+  explicit operator bool() const { return graph_ && *graph_; }
+  const std::string& reason() const { return graph_->reason(); }
+  const StepGraph& graph() const { return *graph_; }
+
+ private:
+  std::shared_ptr<const StepGraph> graph_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,114 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A collective call of one rank as a value: what the rank gives, what it gets, and how the
+/// two are related. The front makes these values, backends execute them, adapters pass them on.
+
+#include <cstddef>
+#include <span>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::detail {
+
+/// The operation of a collective that reduces nothing.
+struct NoOperation {};
+
+/// `in` and `out` consist of pieces of `count` elements each: one piece, or one for every rank, in
+/// rank order. `in` is empty on a rank that gives nothing (every rank but the root of a scatter),
+/// `out` on a rank that gets nothing. A call in place has the same memory as both.
+template <CollectiveKind Kind, class T, class Operation = NoOperation>
+struct Collective {
+  static constexpr CollectiveKind kind = Kind;
+  using element = T;
+  using operation = Operation;
+
+  std::span<const T> in;
+  std::span<T> out;
+  std::size_t count = 0;  // elements of one piece, the same on all ranks
+  Rank root{0};           // of a rooted collective; of a message the other rank
+  [[no_unique_address]] Operation op{};
+
+  /// Does `in` hold a piece for every rank, where it holds anything?
+  static constexpr bool deals_pieces = kind == CollectiveKind::scatter ||
+                                       kind == CollectiveKind::reduce_scatter ||
+                                       kind == CollectiveKind::all_to_all;
+  /// Does `out` hold a piece of every rank, where it holds anything?
+  static constexpr bool collects_pieces = kind == CollectiveKind::all_gather ||
+                                          kind == CollectiveKind::gather ||
+                                          kind == CollectiveKind::all_to_all;
+  /// Does the result take the place of what was given?
+  static constexpr bool is_in_place = kind == CollectiveKind::all_reduce ||
+                                      kind == CollectiveKind::reduce ||
+                                      kind == CollectiveKind::broadcast;
+  static constexpr bool is_message =
+      kind == CollectiveKind::send || kind == CollectiveKind::receive;
+
+  /// The same call on other memory, with pieces of another length.
+  constexpr Collective on(std::span<const T> other_in, std::span<T> other_out,
+                          std::size_t other_count) const {
+    return {other_in, other_out, other_count, root, op};
+  }
+
+  /// The data of a call in place.
+  constexpr std::span<T> data() const
+    requires is_in_place
+  {
+    return {out.empty() ? const_cast<T*>(in.data()) : out.data(), count};
+  }
+
+  /// How other ranks see it.
+  constexpr Call call() const {
+    Call described;
+    described.kind = kind;
+    described.element = element_kind<T>();
+    described.root = static_cast<std::uint16_t>(root.value());
+    // What every rank has in its hands: the whole of what it gives, or else of what it gets.
+    described.count = deals_pieces && kind != CollectiveKind::scatter ? in.size() : count;
+    if constexpr (requires { Operation::name; }) described.with(Operation::name);
+    return described;
+  }
+};
+
+/// The calls by their names.
+namespace calls {
+
+using Barrier = Collective<CollectiveKind::barrier, std::uint8_t>;
+template <class T, class Op>
+using AllReduce = Collective<CollectiveKind::all_reduce, T, Op>;
+template <class T, class Op>
+using Reduce = Collective<CollectiveKind::reduce, T, Op>;
+template <class T>
+using Broadcast = Collective<CollectiveKind::broadcast, T>;
+template <class T>
+using AllGather = Collective<CollectiveKind::all_gather, T>;
+template <class T>
+using Gather = Collective<CollectiveKind::gather, T>;
+template <class T>
+using Scatter = Collective<CollectiveKind::scatter, T>;
+template <class T, class Op>
+using ReduceScatter = Collective<CollectiveKind::reduce_scatter, T, Op>;
+template <class T>
+using AllToAll = Collective<CollectiveKind::all_to_all, T>;
+template <class T>
+using Send = Collective<CollectiveKind::send, T>;
+template <class T>
+using Receive = Collective<CollectiveKind::receive, T>;
+
+/// Every rank's `in`, one behind the other.
+template <class T>
+constexpr AllGather<T> all_gather(std::span<const T> in, std::span<T> out) {
+  return {in, out, in.size()};
+}
+template <class T>
+constexpr Send<T> send(std::span<const T> data, Rank to) {
+  return {data, {}, data.size(), to};
+}
+template <class T>
+constexpr Receive<T> receive(std::span<T> data, Rank from) {
+  return {{}, data, data.size(), from};
+}
+
+}  // namespace calls
+}  // namespace lockstep::detail

@@ -1,0 +1,252 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The front of every communicator: all collectives, checked and described once.
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/generic.hpp"
+#include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/work.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/flat.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+template <class Parent, std::size_t Ranks>
+class Subgroup;
+
+/// Gives a communicator its members. Each turns its arguments into a value (see `Collective`),
+/// refuses what cannot be right, and hands the value to `perform`. Arguments are spans, vectors,
+/// arrays or views without gaps, of one element type.
+///
+/// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
+/// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for two calls: `calls::Send` and
+/// `calls::Receive`. That is all: the other collectives, and groups, have a generic form made of
+/// these (generic.hpp, subgroup.hpp). It has `execute(call)` for more calls where it knows a faster
+/// way. A backend that compares calls by itself, orders them on a stream or counts their time has
+/// `perform(call)` of its own, and leaves the moving of elements to `execute_any(*this, call)`. An
+/// adapter passes `perform` on.
+///
+/// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
+/// and **Stream** as the communicator says.
+template <class Self>
+class Collectives {
+ public:
+  /// **Host** blocks until all ranks have come, and what they were given before is done.
+  void barrier() { self().perform(detail::calls::Barrier{}); }
+
+  /// A barrier with a time limit of its own, whose error lists every rank that is missing.
+  void monitored_barrier(std::chrono::milliseconds limit) {
+    const auto usual = self().timeout();
+    self().set_timeout(limit);
+    barrier();
+    self().set_timeout(usual);
+  }
+
+  /// data = op over ranks, on all ranks.
+  template <class Data, class Op = Sum>
+  void all_reduce(Data&& data, Op op = {}) {
+    self().perform(make_all_reduce(flat(data), op));
+  }
+
+  /// The same, asynchronously: the result is `Work`. **Host** returns at once where the backend can
+  /// go on by itself. The data belongs to the call until it is over.
+  template <class Data, class Op = Sum>
+  auto all_reduce_async(Data&& data, Op op = {}) {
+    return self().start(make_all_reduce(flat(data), op));
+  }
+
+  /// On `root`, data = op over ranks; elsewhere it keeps what it was.
+  template <class Data, class Op = Sum>
+  void reduce(Data&& data, Rank root, Op op = {}) {
+    const auto values = flat(data);
+    using T = Writable<decltype(values)>;
+    require_operation<T, Op>();
+    require_root(detail::CollectiveKind::reduce, root);
+    self().perform(detail::calls::Reduce<T, Op>{
+        values, is_root(root) ? values : std::span<T>(), values.size(), root, op});
+  }
+
+  /// data = root's data.
+  template <class Data>
+  void broadcast(Data&& data, Rank root) {
+    const auto values = flat(data);
+    using T = Writable<decltype(values)>;
+    require_root(detail::CollectiveKind::broadcast, root);
+    self().perform(detail::calls::Broadcast<T>{is_root(root) ? values : std::span<T>(),
+                                               is_root(root) ? std::span<T>() : values,
+                                               values.size(), root});
+  }
+
+  /// out = every rank's in, one behind the other.
+  template <class In, class Out>
+  void all_gather(const In& in, Out&& out) {
+    const detail::calls::AllGather<Common<In, Out>> call{flat(in), flat(out), flat(in).size()};
+    require_size(call, call.out.size(), call.count * world());
+    self().perform(call);
+  }
+
+  /// On `root`, out = every rank's in; elsewhere out is not used.
+  template <class In, class Out>
+  void gather(const In& in, Out&& out, Rank root) {
+    require_root(detail::CollectiveKind::gather, root);
+    detail::calls::Gather<Common<In, Out>> call{flat(in), flat(out), flat(in).size(), root};
+    if (!is_root(root)) call.out = {};
+    if (is_root(root)) require_size(call, call.out.size(), call.count * world());
+    self().perform(call);
+  }
+
+  /// out = this rank's piece of root's in. Elsewhere in is not used.
+  template <class In, class Out>
+  void scatter(const In& in, Out&& out, Rank root) {
+    require_root(detail::CollectiveKind::scatter, root);
+    detail::calls::Scatter<Common<In, Out>> call{flat(in), flat(out), flat(out).size(), root};
+    if (!is_root(root)) call.in = {};
+    if (is_root(root)) require_size(call, call.in.size(), call.count * world());
+    self().perform(call);
+  }
+
+  /// out = op over ranks of this rank's piece of in.
+  template <class In, class Out, class Op = Sum>
+  void reduce_scatter(const In& in, Out&& out, Op op = {}) {
+    using T = Common<In, Out>;
+    require_operation<T, Op>();
+    const detail::calls::ReduceScatter<T, Op> call{flat(in), flat(out), flat(out).size(), Rank{0},
+                                                   op};
+    require_size(call, call.in.size(), call.count * world());
+    self().perform(call);
+  }
+
+  /// Piece w of out = piece `rank` of rank w's in. The two must not overlap.
+  template <class In, class Out>
+  void all_to_all(const In& in, Out&& out) {
+    const detail::calls::AllToAll<Common<In, Out>> call{flat(in), flat(out),
+                                                        flat(in).size() / world()};
+    if (call.count * world() != call.in.size()) {
+      throw Error(call.call().text(),
+                  std::to_string(call.in.size()) + " elements do not divide among " +
+                      std::to_string(world()) + " ranks",
+                  "give a piece of the same size for every rank", self().rank());
+    }
+    require_size(call, call.out.size(), call.in.size());
+    self().perform(call);
+  }
+
+  /// Sends elements to one rank. **Ranks** this one, and `to` calls `receive` with the same type
+  /// and count. **Host** may block until it has: two ranks that both send first may wait for each
+  /// other.
+  template <class Data>
+  void send(const Data& data, Rank to) {
+    const auto values = flat(data);
+    using T = std::remove_const_t<typename decltype(values)::element_type>;
+    require_peer("send", to);
+    self().perform(detail::calls::send<T>(values, to));
+  }
+
+  /// Receives elements from one rank, which calls `send`. **Ranks** this one. **Host** as `send`.
+  template <class Data>
+  void receive(Data&& data, Rank from) {
+    const auto values = flat(data);
+    require_peer("receive", from);
+    self().perform(detail::calls::receive<Writable<decltype(values)>>(values, from));
+  }
+
+  // What a backend may have of its own.
+
+  /// Compares the call over ranks and executes it.
+  template <class Call>
+  void perform(const Call& call) {
+    detail::compare_and_execute(self(), call);
+  }
+
+  /// Compares a call over ranks that is made by other means.
+  void agree(const detail::Call& call) { detail::compare_gathered(self(), call); }
+
+  /// Makes a call in the background; here it is made at once.
+  template <class Call>
+  Work<detail::NothingPending> start(const Call& call) {
+    self().perform(call);
+    return Work<detail::NothingPending>(std::in_place);
+  }
+
+  /// The communicator of this rank's group, if it is in one; it is made of this one's messages.
+  template <std::size_t GroupRanks>
+  std::optional<Subgroup<Self, GroupRanks>> split(const detail::GroupPlace& place) {
+    self().agree(detail::division_call(place));
+    if (!place.is_member()) return std::nullopt;
+    return std::optional<Subgroup<Self, GroupRanks>>(std::in_place, self(), place);
+  }
+
+ protected:
+  Collectives() = default;
+
+ private:
+  template <class Span>
+  using Writable = typename std::remove_cvref_t<Span>::element_type;
+
+  /// The element type that both arguments have.
+  template <class In, class Out>
+  struct CommonElement {
+    using type = FlatElement<Out>;
+    static_assert(std::same_as<std::remove_const_t<FlatElement<const In>>, type>,
+                  "lockstep: a collective's arguments have one element type");
+  };
+  template <class In, class Out>
+  using Common = typename CommonElement<In, Out>::type;
+
+  Self& self() { return static_cast<Self&>(*this); }
+  std::size_t world() { return self().world_size().value(); }
+  bool is_root(Rank root) { return self().rank() == root; }
+
+  template <class T, class Op>
+  detail::calls::AllReduce<T, Op> make_all_reduce(std::span<T> values, const Op& op) {
+    require_operation<T, Op>();
+    return {values, values, values.size(), Rank{0}, op};
+  }
+
+  template <class T, class Op>
+  static constexpr void require_operation() {
+    static_assert(ReduceOp<Op, T>,
+                  "lockstep: this reduce operation is not defined for these elements");
+  }
+
+  void require_root(detail::CollectiveKind kind, Rank root) {
+    if (root.value() < world()) [[likely]]
+      return;
+    throw Error(std::string(detail::collective_name(kind)),
+                "root " + std::to_string(root.value()) + " is not in the world",
+                "give a rank below " + std::to_string(world()), self().rank());
+  }
+
+  template <class Call>
+  void require_size(const Call& call, std::size_t have, std::size_t want) {
+    if (have == want) [[likely]]
+      return;
+    throw Error(call.call().text(),
+                "sizes do not fit: " + std::to_string(have) + " elements where " +
+                    std::to_string(want) + " are needed",
+                "one argument holds a piece for every rank, the other one piece", self().rank());
+  }
+
+  void require_peer(const char* operation, Rank peer) {
+    if (peer.value() < world() && !is_root(peer)) [[likely]]
+      return;
+    throw Error(operation,
+                "rank " + std::to_string(peer.value()) + " is not another rank of this world",
+                "give one below " + std::to_string(world()), self().rank());
+  }
+};
+
+}  // namespace lockstep

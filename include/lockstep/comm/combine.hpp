@@ -1,0 +1,151 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Combining the values of all ranks on the host, always in rank order: results are the same
+/// bits whoever computes them.
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
+
+namespace lockstep::detail {
+
+/// Elements [begin, end) of `count` that one of `ranks` ranks works on: whole pairs of cache lines,
+/// so that no two ranks write the same.
+template <class T>
+constexpr std::pair<std::size_t, std::size_t> slice_of(std::size_t count, std::size_t rank,
+                                                       std::size_t ranks) {
+  constexpr std::size_t unit = 128 / sizeof(T);
+  const std::size_t units = (count + unit - 1) / unit;
+  return {std::min(count, units * rank / ranks * unit),
+          std::min(count, units * (rank + 1) / ranks * unit)};
+}
+
+/// Combines in rank order, `source(w)` being rank w's data, and hands each block of results to
+/// `store(begin, results)`. Every source is read before anything is stored, so results may go where
+/// sources are. A block fits into registers or the first-level cache: every byte of the sources is
+/// loaded from memory once.
+template <std::size_t Ranks, class T, class Op, class Source, class Store>
+void combine_blocks(std::size_t ranks, std::size_t begin, std::size_t end, const Op& op,
+                    const Source& source, const Store& store) {
+  constexpr std::size_t block = 512 / sizeof(T);
+  using A = decltype(op.prepare(T{}));
+  const std::size_t world = Ranks == dynamic ? ranks : Ranks;
+  std::array<T, block> results;
+  std::array<A, block> sum;
+  for (std::size_t i = begin; i < end; i += block) {
+    const std::size_t n = std::min(block, end - i);
+    const auto pass = [&](std::size_t length) {
+      const T* const first = source(0) + i;
+      for (std::size_t j = 0; j < length; ++j) sum[j] = op.prepare(first[j]);
+      for (std::size_t w = 1; w < world; ++w) {
+        const T* const next = source(w) + i;
+        for (std::size_t j = 0; j < length; ++j) sum[j] = op.combine(sum[j], op.prepare(next[j]));
+      }
+      for (std::size_t j = 0; j < length; ++j) results[j] = op.template finish<T>(sum[j], world);
+    };
+    if (n == block) {
+      pass(block);  // a constant length: unrolled and vectorised
+    } else {
+      pass(n);
+    }
+    store(i, std::span<const T>(results.data(), n));
+  }
+}
+
+/// Calls `f(std::integral_constant<std::size_t, N>{})` for a world of N where unrolling over its
+/// ranks pays, and says whether it did.
+template <std::size_t Ranks, class F>
+bool with_unrolled_world(std::size_t ranks, const F& f) {
+  const auto is = [&]<std::size_t N>(std::integral_constant<std::size_t, N> n) {
+    if (ranks == N) f(n);
+    return ranks == N;
+  };
+  if constexpr (Ranks != dynamic) {
+    if constexpr (Ranks <= 8) f(std::integral_constant<std::size_t, Ranks>{});
+    return Ranks <= 8;
+  } else {
+    return is(std::integral_constant<std::size_t, 2>{}) ||
+           is(std::integral_constant<std::size_t, 3>{}) ||
+           is(std::integral_constant<std::size_t, 4>{}) ||
+           is(std::integral_constant<std::size_t, 8>{});
+  }
+}
+
+/// `combine_blocks` where the results are consumed by more than a copy: longer blocks, so that
+/// what the consumer does once a block does not matter, and one pass over all sources. Not longer
+/// than 2 KiB: a consumer's streams often start at the same place of a cache's ways, and blocks of
+/// 8 KiB push each other out of the first level.
+template <std::size_t Ranks, class T, class Op, class Consume>
+void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t end, const Op& op,
+                    const Consume& consume) {
+  constexpr std::size_t block = 2048 / sizeof(T);
+  alignas(64) std::array<T, block> results;
+  const bool unrolled = with_unrolled_world<Ranks>(
+      sources.size(), [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
+        const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, const auto*... source) {
+          for (std::size_t i = begin; i < end; i += block) {
+            const std::size_t n = std::min(block, end - i);
+            T* const out = results.data();
+#pragma GCC ivdep
+            for (std::size_t j = 0; j < n; ++j) {
+              const T loaded[] = {source[i + j]...};
+              auto sum = op.prepare(loaded[0]);
+              ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
+              out[j] = op.template finish<T>(sum, N);
+            }
+            consume(i, std::span<const T>(results.data(), n));
+          }
+        };
+        [&]<std::size_t... S>(std::index_sequence<S...>) {
+          pass(std::make_index_sequence<N - 1>{}, static_cast<const T*>(sources[S])...);
+        }(std::make_index_sequence<N>{});
+      });
+  if (unrolled) return;
+  combine_blocks<Ranks, T>(
+      sources.size(), begin, end, op, [&](std::size_t w) { return sources[w]; }, consume);
+}
+
+/// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
+/// order, stores to all. Two passes over memory in all, whatever the number of ranks.
+template <std::size_t Ranks, class T, class Op>
+void push_unrolled(const std::array<T*, Ranks>& targets, std::size_t begin, std::size_t end,
+                   const Op& op) {
+  const auto pass = [&]<std::size_t... W>(std::index_sequence<W...>, auto... target) {
+#pragma GCC ivdep
+    for (std::size_t i = begin; i < end; ++i) {
+      const T loaded[] = {target[i]...};
+      auto sum = op.prepare(loaded[0]);
+      ((sum = op.combine(sum, op.prepare(loaded[W + 1]))), ...);
+      const T result = op.template finish<T>(sum, Ranks);
+      ((target[i] = result), ...);
+    }
+  };
+  std::apply([&](auto... target) { pass(std::make_index_sequence<Ranks - 1>{}, target...); },
+             targets);
+}
+
+/// The same for any number of ranks: unrolled for the common ones, in blocks for the rest.
+template <std::size_t Ranks, class T, class Op>
+void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
+  const auto unrolled = [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {
+    std::array<T*, N> fixed;
+    std::copy_n(targets.begin(), N, fixed.begin());
+    push_unrolled<N>(fixed, begin, end, op);
+  };
+  if (with_unrolled_world<Ranks>(targets.size(), unrolled)) return;
+  combine_blocks<Ranks, T>(
+      targets.size(), begin, end, op, [&](std::size_t w) { return targets[w]; },
+      [&](std::size_t i, std::span<const T> results) {
+        for (T* const target : targets) std::copy(results.begin(), results.end(), target + i);
+      });
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The fault of one rank's communicator. The first fault is final: every call throws it from
+/// then on.
+
+#include <atomic>
+#include <mutex>
+#include <optional>
+
+#include "lockstep/core/error.hpp"
+
+namespace lockstep::detail {
+
+/// Any thread may note a fault and ask for it.
+class FirstFault {
+ public:
+  bool is_set() const { return is_set_.load(std::memory_order_acquire); }
+
+  /// Keeps the fault if it is the first, and says whether it was.
+  bool note(const Error& error) {
+    const std::lock_guard lock(mutex_);
+    if (error_) return false;
+    error_.emplace(error);
+    is_set_.store(true, std::memory_order_release);
+    return true;
+  }
+
+  /// Throws the fault if there is one.
+  void raise() const {
+    if (is_set()) [[unlikely]]
+      raise_now();
+  }
+
+ private:
+  [[noreturn, gnu::noinline]] void raise_now() const {
+    const std::lock_guard lock(mutex_);
+    throw Error(*error_);
+  }
+
+  std::atomic<bool> is_set_ = false;
+  mutable std::mutex mutex_;
+  std::optional<Error> error_;
+};
+
+}  // namespace lockstep::detail

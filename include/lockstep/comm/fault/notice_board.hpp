@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the ranks of a communicator tell each other through the job's store, beside the
+/// communication itself: how far they are, that one of them failed, and why.
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/comm/fault/call_log.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/store.hpp"
+#include "lockstep/launch/store_protocol.hpp"
+
+namespace lockstep::detail {
+
+/// The one thing that every rank looks at all the time.
+struct Notice {
+  enum class Kind : std::uint8_t {
+    none,
+    question,  // somebody has waited for long: say where you are
+    failed,    // `rank` has failed, with these words
+    differs,   // `rank` has made other calls than rank 0
+  };
+
+  Kind kind = Kind::none;
+  Rank rank;
+  std::string words;
+
+  bool is_fault() const { return kind == Kind::failed || kind == Kind::differs; }
+
+  std::string bytes() const {
+    return store_protocol::Writer{}
+        .byte(static_cast<std::uint8_t>(kind))
+        .u32(static_cast<std::uint32_t>(rank.value()))
+        .text(words)
+        .bytes();
+  }
+  static Notice from_bytes(std::string_view bytes) {
+    store_protocol::Reader in(bytes);
+    const auto kind = static_cast<Kind>(in.byte());
+    const Rank rank{in.u32()};
+    const std::string words(in.text());
+    return in.ok() ? Notice{kind, rank, words} : Notice{};
+  }
+};
+
+/// One communicator's part of the store. Any thread may use it. Every request throws where the
+/// store is gone.
+class NoticeBoard {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// `name` is the communicator's, the same on all its ranks and no other's.
+  NoticeBoard(std::shared_ptr<Store> store, const std::string& name, Rank rank)
+      : store_(std::move(store)), prefix_("lockstep/notices/" + name + "/"), rank_(rank) {}
+
+  Notice notice() const {
+    const auto bytes = store_->try_get(prefix_ + "notice");
+    return bytes ? Notice::from_bytes(*bytes) : Notice{};
+  }
+
+  /// Asks all ranks where they are, unless there is a fault already.
+  void ask() const { post({Notice::Kind::question, rank_, ""}); }
+
+  /// Says that this rank failed. The first fault is the one that counts: it is returned.
+  Notice fail(std::string_view words) const {
+    return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
+  }
+
+  /// The same on behalf of a rank that can no longer say so.
+  Notice report(Rank failed, std::string_view words) const {
+    return post({Notice::Kind::failed, failed, std::string(words.substr(0, most_words))});
+  }
+
+  /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
+  Notice differ(const CallLog& log) const {
+    store_->set(prefix_ + "log", log.bytes());
+    return post({Notice::Kind::differs, rank_, ""});
+  }
+
+  // How far rank 0 is, for the others to compare with.
+  void set_head(const LogHead& head) const {
+    store_->set(prefix_ + "head", store_protocol::Writer{}.u64(head.calls).u64(head.hash).bytes());
+  }
+  LogHead head() const {
+    const auto bytes = store_->try_get(prefix_ + "head");
+    store_protocol::Reader in(bytes ? std::string_view(*bytes) : std::string_view());
+    const std::uint64_t calls = in.u64();
+    const std::uint64_t hash = in.u64();
+    return in.ok() ? LogHead{calls, hash} : LogHead{};
+  }
+
+  // Where each rank is, once somebody has asked.
+  void set_position(const Position& position) const {
+    store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
+                store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
+  }
+  std::optional<Position> position(Rank rank) const {
+    const auto bytes = store_->try_get(prefix_ + "position/" + std::to_string(rank.value()));
+    if (!bytes) return std::nullopt;
+    store_protocol::Reader in(*bytes);
+    const std::uint64_t calls = in.u64();
+    return Position{calls, std::string(in.text())};
+  }
+
+  /// What the ranks disagree about, in the words of rank 0, which alone compares the logs, so that
+  /// all name the same pair of calls.
+  Error verdict(const CallLog& log, Rank differing, Milliseconds timeout) const {
+    if (rank_ == Rank{0}) {
+      const auto sent = SentLog::from_bytes(store_->get(prefix_ + "log", timeout));
+      auto found = sent ? find_disagreement(log, *sent, differing, rank_) : std::nullopt;
+      if (!found) {
+        found.emplace("an earlier call",
+                      "ranks disagree: rank 0 and " + rank_text(differing) +
+                          " made different calls, more than " + std::to_string(CallLog::kept) +
+                          " calls ago",
+                      advice, rank_);
+      }
+      store_->set(prefix_ + "verdict",
+                  store_protocol::Writer{}.text(found->operation()).text(found->problem()).bytes());
+      return *found;
+    }
+    const std::string bytes = store_->get(prefix_ + "verdict", timeout);
+    store_protocol::Reader in(bytes);
+    const std::string operation(in.text());
+    const std::string problem(in.text());
+    return {operation, problem, advice, rank_};
+  }
+
+ private:
+  static constexpr const char* advice = "let every rank make the same calls in the same order";
+  static constexpr std::size_t most_words = 64 << 10;
+
+  /// A question gives way to a fault, a fault to nothing.
+  Notice post(const Notice& notice) const {
+    const std::string key = prefix_ + "notice";
+    const std::string bytes = notice.bytes();
+    std::string there;
+    while (true) {
+      const std::string now = store_->compare_set(key, there, bytes);
+      if (now == bytes) return notice;
+      const Notice other = Notice::from_bytes(now);
+      if (!notice.is_fault() || other.is_fault()) return other;
+      there = now;
+    }
+  }
+
+  std::shared_ptr<Store> store_;
+  std::string prefix_;
+  Rank rank_;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The generic form of every collective that a backend does not have itself, made of those
+/// that it has: messages at least.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/passes.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::detail {
+
+/// Moves or reduces the elements of this call by itself.
+template <class B, class C>
+concept Executes = requires(B& backend, const C& call) { backend.execute(call); };
+
+/// Executes a call: the backend's way, or the generic one. All ranks are known to make it.
+template <class B, class C>
+void execute_any(B& backend, const C& call) {
+  if constexpr (Executes<B, C>) {
+    backend.execute(call);
+  } else {
+    execute_generically(backend, call);
+  }
+}
+
+// Comparing.
+
+/// Throws on all ranks unless all have described the same call. **Host** blocks until all have come.
+template <class B>
+void compare_gathered(B& backend, const Call& call) {
+  const std::size_t world = backend.world_size().value();
+  std::vector<Call> all(world);
+  const std::span<std::uint8_t> bytes(reinterpret_cast<std::uint8_t*>(all.data()),
+                                      world * sizeof(Call));
+  const std::span<const std::uint8_t> own(reinterpret_cast<const std::uint8_t*>(&call),
+                                          sizeof(Call));
+  execute_any(backend, calls::all_gather<std::uint8_t>(own, bytes));
+  const auto error = find_disagreement(
+      0, world, [&](std::size_t w) -> const Call& { return all[w]; }, backend.rank());
+  if (error) throw Error(call.text(), error->problem(), error->advice(), backend.rank());
+}
+
+/// Says to the receiver what is coming, so that it can compare.
+template <class B, class C>
+void announce_message(B& backend, const C& message) {
+  Call said = message.call();
+  const std::span<std::uint8_t> head(reinterpret_cast<std::uint8_t*>(&said), sizeof said);
+  if constexpr (C::kind == CollectiveKind::send) {
+    backend.execute(calls::send<std::uint8_t>(head, message.root));
+  } else {
+    backend.execute(calls::receive<std::uint8_t>(head, message.root));
+    if (!said.carries_the_same_as(message.call()))
+      throw messages_differ(message.call(), message.root, said.text(), backend.rank());
+  }
+}
+
+/// What a backend does that compares nothing by itself. If the call fails, it has failed on all
+/// ranks.
+template <class B, class C>
+void compare_and_execute(B& backend, const C& call) {
+  try {
+    if constexpr (C::is_message) {
+      announce_message(backend, call);
+    } else {
+      compare_gathered(backend, call.call());
+    }
+    if constexpr (C::kind != CollectiveKind::barrier) execute_any(backend, call);
+  } catch (const Error& error) {
+    backend.abandon(error.text());
+    throw;
+  }
+}
+
+// Moving.
+
+/// Every rank sends `count` elements of `in` to every rank: those at `send_at(w)` to rank w, which
+/// puts them where `receive_at(v)` says, v being the sender. Messages may block until they are
+/// received: in round s every rank meets the one partner with which its number adds up to s, and the
+/// lower of the two sends first.
+template <class B, class T, class SendAt, class ReceiveAt>
+void exchange(B& backend, std::span<const T> in, std::span<T> out, std::size_t count,
+              const SendAt& send_at, const ReceiveAt& receive_at) {
+  const std::size_t world = backend.world_size().value();
+  const std::size_t me = backend.rank().value();
+  for (std::size_t round = 0; round < world; ++round) {
+    const std::size_t partner = (round + world - me) % world;
+    const std::span<const T> outgoing = in.subspan(send_at(partner), count);
+    const std::span<T> incoming = out.subspan(receive_at(partner), count);
+    if (partner == me) {
+      passes_of(backend).copy(outgoing, incoming);
+      continue;
+    }
+    if (me < partner) backend.execute(calls::send<T>(outgoing, Rank{partner}));
+    backend.execute(calls::receive<T>(incoming, Rank{partner}));
+    if (me > partner) backend.execute(calls::send<T>(outgoing, Rank{partner}));
+  }
+}
+
+template <class B, class T>
+void execute_generically(B& backend, const calls::AllGather<T>& call) {
+  exchange(
+      backend, call.in, call.out, call.count, [](std::size_t) { return 0; },
+      [&](std::size_t w) { return w * call.count; });
+}
+
+template <class B, class T>
+void execute_generically(B& backend, const calls::Broadcast<T>& call) {
+  if (backend.rank() != call.root) {
+    backend.execute(calls::receive<T>(call.out, call.root));
+    return;
+  }
+  for (std::size_t w = 0; w < backend.world_size().value(); ++w)
+    if (Rank{w} != call.root) backend.execute(calls::send<T>(call.in, Rank{w}));
+}
+
+template <class B, class T>
+void execute_generically(B& backend, const calls::Gather<T>& call) {
+  if (backend.rank() != call.root) {
+    backend.execute(calls::send<T>(call.in, call.root));
+    return;
+  }
+  for (std::size_t w = 0; w < backend.world_size().value(); ++w) {
+    const std::span<T> piece = call.out.subspan(w * call.count, call.count);
+    if (Rank{w} == call.root) {
+      passes_of(backend).copy(call.in, piece);
+    } else {
+      backend.execute(calls::receive<T>(piece, Rank{w}));
+    }
+  }
+}
+
+template <class B, class T>
+void execute_generically(B& backend, const calls::Scatter<T>& call) {
+  if (backend.rank() != call.root) {
+    backend.execute(calls::receive<T>(call.out, call.root));
+    return;
+  }
+  for (std::size_t w = 0; w < backend.world_size().value(); ++w) {
+    const std::span<const T> piece = call.in.subspan(w * call.count, call.count);
+    if (Rank{w} == call.root) {
+      passes_of(backend).copy(piece, call.out);
+    } else {
+      backend.execute(calls::send<T>(piece, Rank{w}));
+    }
+  }
+}
+
+template <class B, class T>
+void execute_generically(B& backend, const calls::AllToAll<T>& call) {
+  const auto piece = [&](std::size_t w) { return w * call.count; };
+  exchange(backend, call.in, call.out, call.count, piece, piece);
+}
+
+// Reducing: of gathered pieces, in rank order, as much at a time as the scratch memory holds.
+
+/// Calls `part(scratch, begin, n)` for elements [begin, begin + n) of `count`, with scratch memory
+/// for as many elements of every rank.
+template <class B, class T, class Part>
+void in_parts(B& backend, const T* like, std::size_t count, const Part& part) {
+  if (count == 0) return;
+  const std::size_t world = backend.world_size().value();
+  auto memory = passes_of(backend).template scratch<T>(like, count * world, world);
+  const std::span<T> scratch(memory);
+  for (std::size_t begin = 0; begin < count;) {
+    const std::size_t n = std::min(scratch.size() / world, count - begin);
+    part(scratch.first(n * world), begin, n);
+    begin += n;
+  }
+}
+
+template <class B, class T, class Op>
+void execute_generically(B& backend, const calls::AllReduce<T, Op>& call) {
+  in_parts(backend, call.out.data(), call.count,
+           [&](std::span<T> all, std::size_t begin, std::size_t n) {
+             execute_any(backend, calls::all_gather<T>(call.in.subspan(begin, n), all));
+             passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
+           });
+}
+
+template <class B, class T, class Op>
+void execute_generically(B& backend, const calls::Reduce<T, Op>& call) {
+  const bool takes = backend.rank() == call.root;
+  in_parts(backend, call.in.data(), call.count,
+           [&](std::span<T> all, std::size_t begin, std::size_t n) {
+             execute_any(backend, calls::Gather<T>{call.in.subspan(begin, n),
+                                                   takes ? all : std::span<T>(), n, call.root});
+             if (takes) passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
+           });
+}
+
+template <class B, class T, class Op>
+void execute_generically(B& backend, const calls::ReduceScatter<T, Op>& call) {
+  if (call.count == 0) return;
+  if constexpr (Executes<B, calls::AllToAll<T>>) {
+    const std::size_t all = call.in.size();
+    auto memory = passes_of(backend).template scratch<T>(call.out.data(), all, all);
+    const std::span<T> pieces = std::span<T>(memory).first(all);
+    backend.execute(calls::AllToAll<T>{call.in, pieces, call.count});
+    passes_of(backend).combine(std::span<const T>(pieces), call.out, call.op);
+  } else {
+    in_parts(backend, call.out.data(), call.count,
+             [&](std::span<T> all, std::size_t begin, std::size_t n) {
+               exchange(
+                   backend, call.in, all, n,
+                   [&](std::size_t w) { return w * call.count + begin; },
+                   [&](std::size_t w) { return w * n; });
+               passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
+             });
+  }
+}
+
+}  // namespace lockstep::detail
