@@ -23,6 +23,7 @@
 namespace ranks {
 
 using namespace lockstep;
+using namespace lockstep::detail;
 using namespace std::chrono_literals;
 using Shared = ShmCommunicator<dynamic>;
 

@@ -31,6 +31,11 @@ struct HostPasses {
     return std::vector<T>(std::max(least, std::min(wanted, most_bytes / sizeof(T))));
   }
 
+  /// Is it memory that only a GPU can reach?
+  static constexpr bool is_device(const void*) { return false; }
+  /// Can the passes below work on it?
+  static constexpr bool takes(const void*) { return true; }
+
   template <class T>
   static void copy(std::span<const T> from, std::span<T> to) {
     copy_elements(from.data(), to.data(), from.size());

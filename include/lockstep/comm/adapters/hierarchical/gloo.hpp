@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
@@ -20,13 +21,10 @@
 namespace lockstep {
 
 static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              ReduceScattering<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              Scattering<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              Messaging<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
+              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
 
-/// The communicator of a job's ranks on several hosts, equally many on each. Which rank is where,
-/// they find out by themselves. `name` tells several of one job apart. **Ranks** all. **Host**
+/// The communicator of a job's ranks on several hosts, equally many on each. The ranks find out by
+/// themselves which of them is where. `name` tells several of one job apart. **Ranks** all. **Host**
 /// blocks until all have come.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
@@ -34,7 +32,7 @@ inline auto make_hierarchical_communicator(const Membership& member, Store& stor
   const std::string count =
       "lockstep/hierarchy/" + name + "/joined/" + std::to_string(member.rank.value());
   const std::string known = "hierarchy/" + name + "." + std::to_string(store.add(count, 1));
-  Hosts hosts = discover_hosts(member, store, "lockstep/" + known + "/");
+  detail::Hosts hosts = detail::discover_hosts(member, store, "lockstep/" + known + "/");
   hosts.check_even(member.rank);
   GlooCommunicator<> flat = make_gloo_communicator(member, store, known);
   GlooCommunicator<> between =
@@ -46,11 +44,11 @@ inline auto make_hierarchical_communicator(const Membership& member, Store& stor
   local.world = WorldSize{hosts.ranks(host).size()};
   local.local_rank = local.rank.value();
   local.local_world = local.world.value();
-  local.timeout += inside_patience;
+  local.timeout += detail::inside_margin;
   ShmCommunicator<> inside =
       make_shm_communicator(local, store, known + "/" + std::to_string(host));
 
-  using Both = Stages<ShmCommunicator<>, GlooCommunicator<>>;
+  using Both = detail::Stages<ShmCommunicator<>, GlooCommunicator<>>;
   return HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>(std::make_unique<Both>(
       std::move(hosts), std::move(inside), std::move(between), std::move(flat)));
 }

@@ -16,11 +16,11 @@
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// How much longer ranks of one host wait for each other than hosts do: one whose slice is done
 /// must not blame a neighbour that is still waiting for a host that is lost.
-inline constexpr std::chrono::milliseconds inside_patience{500};
+inline constexpr std::chrono::milliseconds inside_margin{500};
 
 /// The hosts in the order of their first ranks, with the ranks of each in order.
 class Hosts {
@@ -98,4 +98,4 @@ inline Hosts discover_hosts(const Membership& member, Store& store, const std::s
   return Hosts(host_of_rank);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -2,33 +2,31 @@
 #pragma once
 /// @file The communicators of a hierarchy, and the all-reduce in three stages.
 
-#include <atomic>
-#include <bit>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
-#include <cstring>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
-#include "lockstep/comm/call.hpp"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/adapters/hierarchical/combining.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/scratch.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combining.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/fault/first_fault.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/passes.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
-#include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Inside a host, between the ranks that have the same place on every host, and flat: all of them.
-/// One thread at a time. **Stream** where the three are ordered by a stream, so is every call here.
+/// `Inside` joins the ranks of a host, `Between` the ranks that have the same place on every host,
+/// `Flat` all of them. One thread at a time. **Stream** where the three are ordered by a stream, so
+/// is every call here.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class Stages {
  public:
@@ -37,7 +35,6 @@ class Stages {
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(std::move(flat)) {}
-
   /// All ranks are reached through the other two.
   Stages(Hosts hosts, Inside inside, Between between)
     requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
@@ -45,7 +42,6 @@ class Stages {
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(hosts_, inside_, between_) {}
-
   Stages(const Stages&) = delete;
   Stages& operator=(const Stages&) = delete;
   ~Stages() { queue_.drain(); }
@@ -55,154 +51,123 @@ class Stages {
   Flat& flat() { return flat_; }
   Queue& queue() { return queue_; }
 
-  bool is_broken() const { return broken_.load(std::memory_order_acquire); }
+  bool is_broken() const { return fault_.is_set(); }
+  void raise_fault() const { fault_.raise(); }
 
   /// Gives up: every other rank's call fails with this reason. **Ranks** this one, with nothing
   /// under way.
   void abandon(std::string_view reason) {
-    broken_.store(true, std::memory_order_release);
+    fault_.note(gave_up("the hierarchy", std::string(reason), flat_.rank()));
     flat_.abandon(reason);
     between_.abandon(reason);
     inside_.abandon(reason);
   }
   /// The same while another thread may be in a call: the network ends it, here or on another rank.
   void give_up() {
-    broken_.store(true, std::memory_order_release);
-    between_.abandon("it ended with an exception");
-    flat_.abandon("it ended with an exception");
+    fault_.note(gave_up("the hierarchy", ended_by_exception, flat_.rank()));
+    between_.abandon(ended_by_exception);
+    flat_.abandon(ended_by_exception);
   }
 
-  /// Throws on all ranks unless all make this call: at once, or as soon as it is known.
-  void compare(const Call& call) {
-    if constexpr (requires { flat_.agree(call); }) {
-      stage(Part::flat, call, [&] { flat_.agree(call); });
-    } else if constexpr (requires {
-                           inside_.agree(call);
-                           between_.agree(call);
-                         }) {
-      stage(Part::inside, call, [&] { inside_.agree(call); });
-      stage(Part::between, call, [&] { between_.agree(call); });
-    } else {
-      stage(Part::flat, call, [&] { compare_gathered(call); });
+  /// Makes a call of all ranks. A failure there names ranks as they are.
+  template <class F>
+  void through_flat(const F& make) {
+    fault_.raise();
+    try {
+      make(flat_);
+    } catch (const Error& error) {
+      fail(error);
     }
-  }
-
-  /// Can the stages work on this memory? What they cannot goes flat.
-  template <class T>
-  static bool takes(std::span<T> data) {
-    return data.empty() || Passes<Inside>::takes(data.data());
   }
 
   /// Reduces inside the host, so that each rank has a piece; each piece between the hosts, so that
   /// every rank carries its share of the network; and gathers inside.
   template <class T, class Op>
-  void all_reduce(const Call& call, std::span<T> data, const Op& op) {
+  void all_reduce(const calls::AllReduce<T, Op>& call) {
     using Value = Prepared<T, Op>;
+    fault_.raise();
     const std::size_t ranks = inside_.world_size().value();
-    const std::size_t length = (data.size() + ranks - 1) / ranks;
-    const bool divides = length * ranks == data.size();
-    compare(call);  // calls that differ can have pieces that do not
-    const std::span<Value> piece = arena<Value>(call, pieces_, length);
-    reduce_inside(call, data, piece, op, divides);
-    stage(Part::between, call, [&] { between_.all_reduce(piece, Combining<Op>(op)); });
-    const std::span<T> finished = finish<T>(call, piece, op);
+    const std::size_t length = (call.count + ranks - 1) / ranks;
+    const bool divides = length * ranks == call.count;
+    const Call described = call.call();
+    // Calls that differ can have pieces that do not: the whole is compared first.
+    stage(Part::flat, described, [&] { flat_.agree(described); });
+    const std::span<Value> piece = allocate<Value>(described, pieces_, length);
+    reduce_inside(described, call, piece, divides);
+    stage(Part::between, described, [&] { between_.all_reduce(piece, Combining<Op>(call.op)); });
+    const std::span<T> finished = allocate<T>(described, finished_, length);
+    passes_of(inside_).finish(std::span<const Value>(piece), finished, call.op,
+                              flat_.world_size().value());
     if (divides) {
-      stage(Part::inside, call, [&] { inside_.all_gather(finished, data); });
+      stage(Part::inside, described, [&] { inside_.all_gather(finished, call.out); });
     } else {
-      const std::span<T> all = arena<T>(call, gathered_, length * ranks);
-      stage(Part::inside, call, [&] { inside_.all_gather(finished, all); });
-      Passes<Inside>::copy(inside_, all.first(data.size()), data);
+      const std::span<T> all = allocate<T>(described, gathered_, length * ranks);
+      stage(Part::inside, described, [&] { inside_.all_gather(finished, all); });
+      passes_of(inside_).copy(std::span<const T>(all).first(call.count), call.out);
     }
   }
 
  private:
   enum class Part { inside, between, flat };
 
-  /// Runs one stage of a call. If it fails, so do all others, on all ranks.
+  /// Runs one stage of a call. If it fails, so do all others, on all ranks. Errors inside and
+  /// between hosts count ranks from 0: they are told with who these are.
   template <class F>
   void stage(Part part, const Call& call, const F& f) {
     try {
       f();
     } catch (const Error& error) {
-      const Error named(call.text(), where(part) + error.operation() + ": " + error.problem(),
+      const std::string where = part == Part::inside    ? hosts_.words_inside(flat_.rank())
+                                : part == Part::between ? hosts_.words_between(flat_.rank())
+                                                        : "";
+      const Error named(call.text(), where + error.operation() + ": " + error.problem(),
                         error.advice(), flat_.rank());
-      abandon(named.text());
-      throw error.is_consequence() ? named.as_consequence() : named;
+      fail(error.is_consequence() ? named.as_consequence() : named);
     }
   }
 
-  std::string where(Part part) const {
-    if (part == Part::inside) return hosts_.words_inside(flat_.rank());
-    if (part == Part::between) return hosts_.words_between(flat_.rank());
-    return "";
+  [[noreturn]] void fail(const Error& error) {
+    fault_.note(error);
+    abandon(error.text());
+    throw Error(error);
   }
-
-  /// Memory of the inside that grows as it must.
-  struct Arena {
-    std::span<std::uint8_t> bytes;
-  };
 
   template <class T>
-  std::span<T> arena(const Call& call, Arena& arena, std::size_t count) {
-    if (arena.bytes.size() < count * sizeof(T)) {
-      stage(Part::inside, call, [&] {
-        arena.bytes = inside_.template allocate<std::uint8_t>(std::bit_ceil(count * sizeof(T)));
-      });
-    }
-    return {reinterpret_cast<T*>(arena.bytes.data()), count};
+  std::span<T> allocate(const Call& call, Scratch& scratch, std::size_t count) {
+    std::span<T> memory;
+    stage(Part::inside, call, [&] { memory = scratch.from<T>(inside_, count); });
+    return memory;
   }
 
   /// piece = this rank's piece of the host's data, combined. Data that needs no preparation and
   /// divides is read where it lies.
   template <class T, class Value, class Op>
-  void reduce_inside(const Call& call, std::span<T> data, std::span<Value> piece, const Op& op,
-                     bool divides) {
-    const Combining<Op> combining(op);
-    if constexpr (std::same_as<T, Value> && !requires { op.factor; }) {
+  void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& call,
+                     std::span<Value> piece, bool divides) {
+    const Combining<Op> combining(call.op);
+    if constexpr (std::same_as<T, Value> && !requires { call.op.factor; }) {
       if (divides) {
-        stage(Part::inside, call, [&] { inside_.reduce_scatter(data, piece, combining); });
+        stage(Part::inside, described,
+              [&] { inside_.reduce_scatter(call.in, piece, combining); });
         return;
       }
     }
     const std::size_t count = piece.size() * inside_.world_size().value();
-    const std::span<Value> prepared = arena<Value>(call, prepared_, count);
-    Passes<Inside>::prepare(inside_, data, prepared, op);
-    stage(Part::inside, call, [&] { inside_.reduce_scatter(prepared, piece, combining); });
-  }
-
-  template <class T, class Value, class Op>
-  std::span<T> finish(const Call& call, std::span<Value> piece, const Op& op) {
-    const std::span<T> finished = arena<T>(call, finished_, piece.size());
-    Passes<Inside>::finish(inside_, piece, finished, op, flat_.world_size().value());
-    return finished;
-  }
-
-  void compare_gathered(const Call& call) {
-    std::vector<std::uint8_t> all(sizeof call * flat_.world_size().value());
-    flat_.all_gather(std::span(reinterpret_cast<const std::uint8_t*>(&call), sizeof call), all);
-    for (std::size_t w = 1; w < flat_.world_size().value(); ++w) {
-      Call first;
-      Call other;
-      std::memcpy(&first, all.data(), sizeof first);
-      std::memcpy(&other, all.data() + w * sizeof other, sizeof other);
-      if (first == other) continue;
-      throw Error(call.text(),
-                  "ranks disagree: rank 0 called " + first.text() + " and rank " +
-                      std::to_string(w) + " called " + other.text(),
-                  "let every rank make the same calls in the same order", flat_.rank());
-    }
+    const std::span<Value> prepared = allocate<Value>(described, prepared_, count);
+    passes_of(inside_).prepare(call.in, prepared, call.op);
+    stage(Part::inside, described, [&] { inside_.reduce_scatter(prepared, piece, combining); });
   }
 
   Hosts hosts_;
   Inside inside_;
   Between between_;
   Flat flat_;
-  Arena pieces_;
-  Arena prepared_;
-  Arena finished_;
-  Arena gathered_;
-  std::atomic<bool> broken_ = false;
+  Scratch pieces_;
+  Scratch prepared_;
+  Scratch finished_;
+  Scratch gathered_;
+  FirstFault fault_;
   Queue queue_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -18,7 +18,7 @@
 
 #include "lockstep/comm/backends/gloo/library.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 /// Thrown out of Gloo's algorithms when their waits are ended.
 struct Aborted : std::runtime_error {
@@ -139,4 +139,4 @@ class AbortableTransport : public ::gloo::transport::Context {
   std::shared_ptr<Waits> waits_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

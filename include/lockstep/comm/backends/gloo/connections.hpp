@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cerrno>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <ctime>
 #include <exception>
 #include <memory>
 #include <string>
@@ -19,15 +21,15 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 /// Messages of the library itself, beside those of Gloo's algorithms, whose slots begin with small
 /// numbers.
 enum class OwnSlot : std::uint64_t {
   greeting = 0xf1ull << 56,
   tripwire = 0xf2ull << 56,
-  message_head = 0xf3ull << 56,
-  message = 0xf4ull << 56,
+  message = 0xf3ull << 56,
+  piece = 0xf4ull << 56,  // of a collective that is made of messages
 };
 
 /// Does `f()` throw? That is how Gloo says that a connection is gone.
@@ -41,19 +43,37 @@ bool throws(const F& f) {
   }
 }
 
-/// Gloo writes to sockets in a way that raises SIGPIPE when the other end is gone, and would end
-/// the program.
-inline void ignore_broken_pipes() {
-  struct sigaction now{};
-  if (::sigaction(SIGPIPE, nullptr, &now) == 0 && now.sa_handler == SIG_DFL) {
-    ::signal(SIGPIPE, SIG_IGN);
+/// Gloo writes to sockets in a way that raises SIGPIPE when the other end is gone, which would end
+/// the program. While this lives the signal is blocked on this thread, and one that Gloo has raised
+/// is taken back in the end: the program's own handling of signals stays as it is.
+class BrokenPipesBlocked {
+ public:
+  BrokenPipesBlocked() {
+    sigset_t pending;
+    ::sigpending(&pending);
+    was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
+    ::sigemptyset(&pipe_);
+    ::sigaddset(&pipe_, SIGPIPE);
+    ::pthread_sigmask(SIG_BLOCK, &pipe_, &before_);
   }
-}
+  BrokenPipesBlocked(const BrokenPipesBlocked&) = delete;
+  BrokenPipesBlocked& operator=(const BrokenPipesBlocked&) = delete;
+  ~BrokenPipesBlocked() {
+    const timespec at_once{};
+    while (!was_pending_ && ::sigtimedwait(&pipe_, nullptr, &at_once) == -1 && errno == EINTR) {
+    }
+    ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+  }
+
+ private:
+  sigset_t pipe_;
+  sigset_t before_;
+  bool was_pending_;
+};
 
 /// A thread that serves sockets which listen on `address`.
 inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address,
                                                               Rank rank) {
-  ignore_broken_pipes();
   try {
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
@@ -82,6 +102,7 @@ class Connections : public ::gloo::rendezvous::Context {
   template <class Meeting>
   void connect(const std::shared_ptr<Meeting>& meeting,
                std::shared_ptr<::gloo::transport::Device> device, Milliseconds timeout) {
+    const BrokenPipesBlocked blocked;
     setTimeout(
         std::max(Milliseconds(1), KeepsLimits<::gloo::transport::Pair> ? timeout : timeout / 5));
     if constexpr (requires { this->connectFullMesh(*meeting, device); }) {
@@ -96,6 +117,7 @@ class Connections : public ::gloo::rendezvous::Context {
 
   /// Ends all waits and connections. Any thread may do this.
   void abort() {
+    const BrokenPipesBlocked blocked;
     waits_->abort();
     // A wait whose time is over ends all connections; there is no other way to ask for it.
     std::uint8_t nothing = 0;
@@ -128,4 +150,4 @@ class Connections : public ::gloo::rendezvous::Context {
   std::vector<std::unique_ptr<::gloo::transport::UnboundBuffer>> tripwires_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

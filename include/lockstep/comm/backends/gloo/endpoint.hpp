@@ -9,15 +9,22 @@
 #include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/backends/gloo/watch.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/launch/failure.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 class Endpoint {
  public:
-  explicit Endpoint(Seat seat)
-      : engine_(std::move(seat)),
-        watch_(without_signals([this] { return std::thread([this] { Watch(engine_).run(); }); })) {}
+  explicit Endpoint(JoinOptions joined)
+      : engine_(std::move(joined)),
+        watch_(
+            "lockstep gloo", [this] { Watch(engine_).run(); },
+            [this](const std::exception_ptr& thrown) {
+              engine_.fail(Error("Backend<Gloo>", Failure::of(thrown).problem,
+                                 "start the job again", engine_.rank()));
+            }) {}
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 
@@ -26,15 +33,15 @@ class Endpoint {
     queue_.drain();
     if (!is_broken()) engine_.roll().say_farewell(Greeting::State::leaves, farewell_limit);
     engine_.ledger().stop_watch();
-    watch_.join();
+    watch_.join();  // the engine must not end before
   }
 
   /// An exception has ended this rank's part: ends what is under way, and tells the others.
   void give_up() {
     if (is_broken()) return;
-    engine_.fail(Error("closing the communicator", "an exception ended this rank's part",
-                       "look at that exception", engine_.rank()),
-                 "it ended with an exception");
+    engine_.fail(gave_up("Gloo's communicator '" + engine_.joined().name + "'",
+                         ended_by_exception, engine_.rank()),
+                 ended_by_exception);
   }
 
   Engine& engine() { return engine_; }
@@ -50,7 +57,7 @@ class Endpoint {
   int exceptions_ = std::uncaught_exceptions();
   Engine engine_;
   Queue queue_;
-  std::thread watch_;
+  Thread watch_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

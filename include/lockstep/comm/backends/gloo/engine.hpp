@@ -22,15 +22,16 @@
 #include "lockstep/comm/backends/gloo/meeting_store.hpp"
 #include "lockstep/comm/backends/gloo/roll_call.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/within.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
-/// A rank's place in a communicator. `name` is no other communicator's of the job.
-struct Seat {
+/// What a rank joins a communicator with. `name` is no other communicator's of the job.
+struct JoinOptions {
   Rank rank;
   WorldSize world;
   std::string name;
@@ -42,49 +43,43 @@ struct Seat {
 class Engine {
  public:
   /// **Ranks** all. **Host** blocks until all are connected.
-  explicit Engine(Seat seat)
-      : seat_(std::move(seat)),
-        timeout_(seat_.timeout),
-        board_(seat_.store, "gloo/" + seat_.name, seat_.rank),
-        connections_(std::make_shared<Connections>(seat_.rank, seat_.world)) {
-    const std::string prefix = "lockstep/gloo/" + seat_.name + "/";
+  explicit Engine(JoinOptions joined)
+      : joined_(std::move(joined)),
+        timeout_(joined_.timeout),
+        board_(joined_.store, "gloo/" + joined_.name, joined_.rank),
+        connections_(std::make_shared<Connections>(joined_.rank, joined_.world)) {
+    const std::string prefix = "lockstep/gloo/" + joined_.name + "/";
     try {
-      seat_.store->barrier(prefix + "all", seat_.rank, seat_.world, seat_.timeout);
-      connections_->connect(std::make_shared<MeetingStore>(*seat_.store, prefix, seat_.timeout),
-                            seat_.device, seat_.timeout);
+      joined_.store->barrier(prefix + "all", joined_.rank, joined_.world, joined_.timeout);
+      connections_->connect(std::make_shared<MeetingStore>(*joined_.store, prefix, joined_.timeout),
+                            joined_.device, joined_.timeout);
       // A rank that fails now would look like a network on which the others cannot connect.
-      seat_.store->barrier(prefix + "connected", seat_.rank, seat_.world, seat_.timeout);
+      joined_.store->barrier(prefix + "connected", joined_.rank, joined_.world, joined_.timeout);
     } catch (const Error& error) {
-      throw error.on(seat_.rank);
+      throw error.on(joined_.rank);
     } catch (const std::exception& error) {
       throw Error("Backend<Gloo>", std::string("the ranks cannot connect: ") + error.what(),
                   "let the hosts reach each other's ports, or set LOCKSTEP_INTERFACE to an "
                   "interface on which they do",
-                  seat_.rank);
+                  joined_.rank);
     }
     roll_ = std::make_unique<RollCall>(*connections_);
   }
 
-  const Seat& seat() const { return seat_; }
-  Rank rank() const { return seat_.rank; }
-  std::size_t world() const { return seat_.world.value(); }
+  const JoinOptions& joined() const { return joined_; }
+  Rank rank() const { return joined_.rank; }
+  std::size_t world() const { return joined_.world.value(); }
   Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Milliseconds timeout) { timeout_.store(timeout, std::memory_order_relaxed); }
-  std::string next_group_name() { return seat_.name + "/" + std::to_string(groups_++); }
+  std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
 
   const std::shared_ptr<Connections>& connections() const { return connections_; }
   RollCall& roll() { return *roll_; }
   Ledger& ledger() { return ledger_; }
   const NoticeBoard& board() const { return board_; }
 
-  Error error(const Call& call, const std::string& problem, const std::string& advice) const {
-    return {call.text(), problem, advice, rank()};
-  }
-
-  Error left(const Call& call, Rank who) const {
-    return error(
-        call, "rank " + std::to_string(who.value()) + " closed its communicator without this call",
-        "let every rank make the same calls");
+  Error unexplained(const Call& call, const std::string& words) const {
+    return {call.text(), "Gloo failed: " + words, "look at the other ranks' output", rank()};
   }
 
   // Calls
@@ -139,6 +134,7 @@ class Engine {
   template <class Work>
   void make(const Call& call, std::optional<Rank> peer, const Work& work) {
     ledger_.raise_fault();
+    const BrokenPipesBlocked blocked;
     struct Entered {
       Ledger& ledger;
       Ledger::Entry entry;
@@ -151,8 +147,7 @@ class Engine {
       fail(error);
     } catch (const std::exception& failure) {
       ledger_.raise_explained(failure.what(), explanation_limit,
-                              error(call, std::string("Gloo failed: ") + failure.what(),
-                                    "look at the other ranks' output"));
+                              unexplained(call, failure.what()));
     }
     ledger_.raise_fault();
   }
@@ -160,20 +155,18 @@ class Engine {
   /// All ranks compare the same greetings and name the same pair.
   void verify(const Call& call, const std::vector<Greeting>& greetings) const {
     for (std::size_t w = 0; w < greetings.size(); ++w) {
-      if (greetings[w].state == Greeting::State::leaves) throw left(call, Rank{w});
+      if (greetings[w].state == Greeting::State::leaves)
+        throw rank_left(call.text(), Rank{w}, rank());
       if (greetings[w].state == Greeting::State::gave_up)
         throw std::runtime_error("rank " + std::to_string(w) + " gave up");
     }
-    for (std::size_t w = 1; w < greetings.size(); ++w) {
-      if (greetings[w].call == greetings[0].call) continue;
-      throw Error("call " + std::to_string(greetings[0].number - 1),
-                  "ranks disagree: rank 0 called " + greetings[0].call.text() + " and rank " +
-                      std::to_string(w) + " called " + greetings[w].call.text(),
-                  "let every rank make the same calls in the same order", rank());
-    }
+    const auto error = find_disagreement(
+        greetings[0].number - 1, greetings.size(),
+        [&](std::size_t w) -> const Call& { return greetings[w].call; }, rank());
+    if (error) throw Error(*error);
   }
 
-  Seat seat_;
+  JoinOptions joined_;
   std::atomic<Milliseconds> timeout_;
   NoticeBoard board_;
   std::shared_ptr<Connections> connections_;
@@ -182,4 +175,4 @@ class Engine {
   std::size_t groups_ = 0;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

@@ -17,7 +17,7 @@
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 /// `192.168.0.7`, `fe80::1`; nothing of an address that is neither IPv4 nor IPv6.
 inline std::string numeric_address(const sockaddr* address) {
@@ -92,4 +92,4 @@ inline std::string listening_address(const Membership& member, Store& store,
   return own;
 }
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

@@ -3,19 +3,20 @@
 /// @file What the threads of a communicator know together: which calls are under way, and what has
 /// gone wrong.
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <exception>
 #include <list>
 #include <mutex>
 #include <optional>
 #include <string>
 
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
@@ -51,23 +52,15 @@ class Ledger {
     return ongoing_.empty() ? std::nullopt : std::optional(ongoing_.front());
   }
 
-  // Faults: the first is final.
+  // Faults
 
-  bool is_broken() const { return broken_.load(std::memory_order_acquire); }
-
+  bool is_broken() const { return fault_.is_set(); }
   void note(const Error& error) {
+    fault_.note(error);
     const std::lock_guard lock(mutex_);
-    if (fault_) return;
-    fault_.emplace(error);
-    broken_.store(true, std::memory_order_release);
     changed_.notify_all();
   }
-  void raise_fault() const {
-    if (!is_broken()) [[likely]]
-      return;
-    const std::lock_guard lock(mutex_);
-    if (fault_) throw Error(*fault_);
-  }
+  void raise_fault() const { fault_.raise(); }
 
   /// Gloo has failed with these words; the thread that watches finds out what that means, within
   /// the limit.
@@ -76,12 +69,10 @@ class Ledger {
     std::unique_lock lock(mutex_);
     suspicion_ = words;
     changed_.notify_all();
-    changed_.wait_for(lock, limit, [&] { return fault_.has_value(); });
-    if (!fault_) {
-      fault_.emplace(unexplained);
-      broken_.store(true, std::memory_order_release);
-    }
-    throw Error(*fault_);
+    changed_.wait_for(lock, limit, [&] { return is_broken(); });
+    fault_.note(unexplained);
+    fault_.raise();
+    std::terminate();  // there is a fault
   }
   std::optional<std::string> suspicion() const {
     const std::lock_guard lock(mutex_);
@@ -93,7 +84,7 @@ class Ledger {
   /// Waits for a tick, or less when there is something to look into. False at the end.
   bool watch_goes_on(Milliseconds tick) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, tick, [&] { return stopping_ || (suspicion_ && !fault_); });
+    changed_.wait_for(lock, tick, [&] { return stopping_ || (suspicion_ && !is_broken()); });
     return !stopping_;
   }
   void stop_watch() {
@@ -103,13 +94,12 @@ class Ledger {
   }
 
  private:
-  std::atomic<bool> broken_ = false;
+  FirstFault fault_;
   mutable std::mutex mutex_;  // for what follows
   std::condition_variable changed_;
   std::list<Ongoing> ongoing_;
   std::optional<std::string> suspicion_;
-  std::optional<Error> fault_;
   bool stopping_ = false;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

@@ -11,7 +11,7 @@
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 /// The part of the job's store in which the ranks of one communicator leave their addresses.
 class MeetingStore : public ::gloo::rendezvous::Store {
@@ -43,4 +43,4 @@ class MeetingStore : public ::gloo::rendezvous::Store {
   Milliseconds timeout_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

@@ -21,7 +21,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/deadline.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 struct Greeting {
   enum class State : std::uint64_t { calls, leaves, gave_up };
@@ -123,4 +123,4 @@ class RollCall {
   std::unique_ptr<::gloo::transport::UnboundBuffer> farewell_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

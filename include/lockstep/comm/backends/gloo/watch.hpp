@@ -11,9 +11,10 @@
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/engine.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/launch/names.hpp"
 
-namespace lockstep::over_gloo {
+namespace lockstep::detail::over_gloo {
 
 class Watch {
  public:
@@ -35,7 +36,7 @@ class Watch {
     const auto now = engine_.ledger().oldest();
     if (!now) return;
     if (const auto gone = left_without(*now)) {
-      engine_.fail(engine_.left(now->call, *gone));
+      engine_.fail(rank_left(now->call.text(), *gone, engine_.rank()));
       return;
     }
     const auto suspicion = engine_.ledger().suspicion();
@@ -80,20 +81,14 @@ class Watch {
       });
     }
     if (notice && notice->is_fault() && notice->rank != engine_.rank()) {
-      return engine_
-          .error(now.call,
-                 "rank " + std::to_string(notice->rank.value()) + " failed: " + notice->words,
-                 "look at that rank first")
-          .as_consequence();
+      return rank_failed(now.call.text(), notice->rank, notice->words, engine_.rank());
     }
     if (!lost.empty()) {
-      return engine_
-          .error(now.call,
-                 "the connection to rank " + std::to_string(lost.front().value()) + " ended",
-                 "look for the reason in its output")
-          .as_consequence();
+      return rank_vanished(now.call.text(),
+                           "the connection to " + rank_text(lost.front()) + " ended",
+                           engine_.rank());
     }
-    return engine_.error(now.call, "Gloo failed: " + words, "look at the other ranks' output");
+    return engine_.unexplained(now.call, words);
   }
 
   Error time_over(const Ongoing& now) {
@@ -108,13 +103,13 @@ class Watch {
     std::vector<std::string> names;
     names.reserve(missing.size());
     for (Rank rank : missing) names.push_back(std::to_string(rank.value()));
-    const std::string waited =
-        "waited " + std::to_string(engine_.timeout().count()) + " ms for " +
-        (missing.empty() ? std::string("the network; all ranks are there") : listed_ranks(names));
-    return engine_.error(now.call, waited, "see whether it hangs, or raise the time limit");
+    return time_is_over(
+        now.call.text(), engine_.timeout(),
+        missing.empty() ? std::string("the network; all ranks are there") : listed_ranks(names),
+        engine_.rank());
   }
 
   Engine& engine_;
 };
 
-}  // namespace lockstep::over_gloo
+}  // namespace lockstep::detail::over_gloo

@@ -7,7 +7,7 @@
 #include <concepts>
 #include <type_traits>
 
-#include "lockstep/comm/adapters/hierarchical/combining.hpp"
+#include "lockstep/comm/combining.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 

@@ -8,12 +8,12 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Op without its first and last step, over values that have been prepared. What is prepared once
-/// and finished once can be combined in as many stages as there are.
+/// Op without its first and last step, over values that have been prepared. Values that are prepared
+/// once and finished once may be combined in any number of stages.
 template <class Op>
-struct Combining : detail::Narrowing {
+struct Combining : Narrowing {
   static constexpr std::string_view name = Op::name;
   Op op;
 
@@ -31,4 +31,4 @@ struct Combining : detail::Narrowing {
 
 static_assert(ReduceOp<Combining<Average>, float> && ReduceOp<Combining<Max>, Half>);
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

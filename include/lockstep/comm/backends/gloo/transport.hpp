@@ -1,0 +1,175 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Gloo's algorithms as executions of collectives. They run inside a call that all ranks have
+/// agreed on.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/comm/backends/gloo/connections.hpp"
+#include "lockstep/comm/backends/gloo/engine.hpp"
+#include "lockstep/comm/backends/gloo/library.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/passes.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::detail::over_gloo {
+
+/// Can partial results travel in the place of elements? Not those of 16-bit floats: they are summed
+/// in float, and a ring would round them at every step.
+template <class T, class Op>
+inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
+
+/// What Gloo does by itself: all-reduces, broadcasts, all-gathers, all-to-alls and messages. The
+/// rest has its generic form.
+class Transport {
+ public:
+  /// `slot` tells messages of several purposes apart.
+  explicit Transport(Engine& engine, OwnSlot slot = OwnSlot::piece)
+      : engine_(engine), slot_(static_cast<std::uint64_t>(slot)) {}
+
+  Rank rank() const { return engine_.rank(); }
+  WorldSize world_size() const { return WorldSize{world()}; }
+
+  /// By Gloo's ring where values travel as they are added up, else by every rank combining a slice.
+  template <class T, class Op>
+  void execute(const calls::AllReduce<T, Op>& call) const {
+    if (call.count == 0) return;
+    if constexpr (travels_in_place<T, Op>) {
+      prepare(call.out, call.op);
+      ::gloo::AllreduceOptions options(engine_.connections());
+      options.setOutput(call.out.data(), call.count);
+      options.setReduceFunction(combiner<T>(call.op));
+      options.setAlgorithm(call.out.size_bytes() <= few_bytes
+                               ? ::gloo::AllreduceOptions::Algorithm::BCUBE
+                               : ::gloo::AllreduceOptions::Algorithm::RING);
+      options.setTag(engine_.tag());
+      ::gloo::allreduce(options);
+      finish(call.out, call.op);
+    } else {
+      all_reduce_slices(call);
+    }
+  }
+
+  template <class T>
+  void execute(const calls::Broadcast<T>& call) const {
+    if (call.count == 0) return;
+    ::gloo::BroadcastOptions options(engine_.connections());
+    options.setOutput(call.data().data(), call.count);
+    options.setRoot(static_cast<int>(call.root.value()));
+    options.setTag(engine_.tag());
+    ::gloo::broadcast(options);
+  }
+
+  template <class T>
+  void execute(const calls::AllGather<T>& call) const {
+    if (call.count == 0) return;
+    ::gloo::AllgatherOptions options(engine_.connections());
+    options.setInput(unguarded(call.in), call.in.size());
+    options.setOutput(call.out.data(), call.out.size());
+    options.setTag(engine_.tag());
+    ::gloo::allgather(options);
+  }
+
+  template <class T>
+  void execute(const calls::AllToAll<T>& call) const {
+    if (call.count == 0) return;
+    ::gloo::AlltoallOptions options(engine_.connections());
+    options.setInput(unguarded(call.in), call.in.size());
+    options.setOutput(call.out.data(), call.out.size());
+    options.setTag(engine_.tag());
+    ::gloo::alltoall(options);
+  }
+
+  template <class T>
+  void execute(const calls::Send<T>& message) const {
+    if (message.in.empty()) return;
+    const auto buffer = engine_.connections()->createUnboundBuffer(unguarded(message.in),
+                                                                   message.in.size_bytes());
+    buffer->send(static_cast<int>(message.root.value()), slot_);
+    buffer->waitSend();
+  }
+
+  template <class T>
+  void execute(const calls::Receive<T>& message) const {
+    if (message.out.empty()) return;
+    const auto buffer = engine_.connections()->createUnboundBuffer(message.out.data(),
+                                                                   message.out.size_bytes());
+    buffer->recv(static_cast<int>(message.root.value()), slot_);
+    buffer->waitRecv();
+  }
+
+ private:
+  /// Up to this many bytes, fewer messages matter more than shorter ones.
+  static constexpr std::size_t few_bytes = 16 << 10;
+
+  std::size_t world() const { return engine_.world(); }
+
+  /// Gloo takes pointers to what it only reads without their const.
+  template <class T>
+  static T* unguarded(std::span<const T> values) {
+    return const_cast<T*>(values.data());
+  }
+
+  template <class T, class Op>
+  static void prepare(std::span<T> data, const Op& op) {
+    if constexpr (requires { op.factor; }) {
+      for (T& value : data) value = static_cast<T>(op.prepare(value));
+    }
+  }
+
+  /// Operations that only narrow have nothing to finish where nothing was widened.
+  template <class T, class Op>
+  void finish(std::span<T> data, const Op& op) const {
+    if constexpr (!std::derived_from<Op, Narrowing>) {
+      for (T& value : data)
+        value = op.template finish<T>(static_cast<Prepared<T, Op>>(value), world());
+    }
+  }
+
+  /// Combines partial results, as Gloo's algorithms call it.
+  template <class T, class Op>
+  static auto combiner(const Op& op) {
+    return [op](void* out, const void* left, const void* right, std::size_t count) {
+      using Value = Prepared<T, Op>;
+      auto* const result = static_cast<Value*>(out);
+      const auto* const a = static_cast<const Value*>(left);
+      const auto* const b = static_cast<const Value*>(right);
+      for (std::size_t i = 0; i < count; ++i) result[i] = op.combine(a[i], b[i]);
+    };
+  }
+
+  /// Everybody's part of a slice goes to the rank that combines it, which rounds once, and the
+  /// results go to all.
+  template <class T, class Op>
+  void all_reduce_slices(const calls::AllReduce<T, Op>& call) const {
+    std::vector<std::int64_t> counts(world());
+    for (std::size_t w = 0; w < world(); ++w)
+      counts[w] = static_cast<std::int64_t>(call.count * (w + 1) / world() -
+                                            call.count * w / world());
+    const std::int64_t own = counts[rank().value()];
+    std::vector<T> slice(static_cast<std::size_t>(own));
+    std::vector<T> parts(slice.size() * world());
+    ::gloo::AlltoallvOptions deal(engine_.connections());
+    deal.setInput(unguarded(call.in), counts);
+    deal.setOutput(parts.data(), std::vector<std::int64_t>(world(), own));
+    deal.setTag(engine_.tag());
+    ::gloo::alltoallv(deal);
+    HostPasses::combine(std::span<const T>(parts), std::span<T>(slice), call.op);
+    ::gloo::AllgathervOptions collect(engine_.connections());
+    collect.setInput(slice.data(), slice.size());
+    collect.setOutput(call.out.data(), std::vector<std::size_t>(counts.begin(), counts.end()));
+    collect.setTag(engine_.tag());
+    ::gloo::allgatherv(collect);
+  }
+
+  Engine& engine_;
+  std::uint64_t slot_;
+};
+
+}  // namespace lockstep::detail::over_gloo
