@@ -25,7 +25,7 @@
 namespace {
 
 using namespace bench;
-using lockstep::shm::Engine;
+using lockstep::detail::shm::Engine;
 
 constexpr std::chrono::seconds time_limit{180};
 constexpr std::size_t most_bytes = sizes.back();

@@ -24,7 +24,7 @@ class Safety {
  public:
   Safety(const std::string& address, std::size_t rank, std::size_t bytes)
       : engine_(lockstep::Rank{rank}, lockstep::WorldSize{Ranks},
-                lockstep::shm::Engine::open(address), std::chrono::minutes(1)),
+                lockstep::detail::shm::Engine::open(address), std::chrono::minutes(1)),
         data_{reinterpret_cast<float*>(engine_.allocate(bytes)), bytes / sizeof(float)} {
     const auto ticket = post(data_.size());
     unchecked_targets_ = targets(ticket);
@@ -43,11 +43,11 @@ class Safety {
 
   Contestant unchecked() {
     return {"unchecked", data_, [this](std::size_t count, std::size_t iterations) {
-              const lockstep::Call none;
+              const lockstep::detail::Call none;
               for (std::size_t i = 0; i < iterations; ++i) {
-                const auto ticket = engine_.post(none, 0);
+                const auto ticket = engine_.post(none, 0, [](auto&) {});
                 for (std::size_t w = 0; w < Ranks; ++w) {
-                  if (w != engine_.rank()) {
+                  if (lockstep::Rank{w} != engine_.rank()) {
                     engine_.wait(w, engine_.block(w).arrived, ticket + 1, none);
                   }
                 }
@@ -58,9 +58,9 @@ class Safety {
 
  private:
   std::uint64_t post(std::size_t count) {
-    const auto call = lockstep::make_call<float>(lockstep::CollectiveKind::all_reduce, count, false,
-                                                 0, lockstep::Sum::name);
-    const auto ticket = engine_.post(call, *engine_.locate(data_.data(), count * sizeof(float)));
+    const lockstep::detail::calls::AllReduce<float, lockstep::Sum> call{{}, {}, count};
+    const auto offset = engine_.arenas().locate(data_.data(), count * sizeof(float));
+    const auto ticket = engine_.post(call.call(), *offset, [](auto&) {});
     engine_.wait_arrived(ticket);
     return ticket;
   }
@@ -68,19 +68,19 @@ class Safety {
   std::vector<float*> targets(std::uint64_t ticket) const {
     std::vector<float*> all(Ranks);
     for (std::size_t w = 0; w < Ranks; ++w) {
-      all[w] = reinterpret_cast<float*>(engine_.at(engine_.slot(w, ticket).offset));
+      all[w] = reinterpret_cast<float*>(engine_.arenas().at(engine_.slot(w, ticket).offset));
     }
     return all;
   }
 
   void work(std::uint64_t ticket, const std::vector<float*>& everybody, std::size_t count) {
-    const auto [begin, end] = lockstep::shm::slice<float>(count, engine_.rank(), Ranks);
-    lockstep::shm::push<Ranks, float>(everybody, begin, end, lockstep::Sum{});
+    const auto [begin, end] = lockstep::detail::slice_of<float>(count, engine_.rank().value(), Ranks);
+    lockstep::detail::push<Ranks, float>(everybody, begin, end, lockstep::Sum{});
     engine_.finish(ticket);
     engine_.wait_finished(ticket);
   }
 
-  lockstep::shm::Engine engine_;
+  lockstep::detail::shm::Engine engine_;
   std::span<float> data_;
   std::vector<float*> unchecked_targets_;
 };

@@ -98,7 +98,7 @@ struct OneRank {
   ShmCommunicator<> comm;
   DistributedDataParallel<Network> ddp{comm};
   OneRank(std::size_t rank, std::size_t ranks, const std::string& address)
-      : comm(Rank{rank}, WorldSize{ranks}, shm::Engine::open(address), std::chrono::minutes(1)) {}
+      : comm(Rank{rank}, WorldSize{ranks}, detail::shm::Engine::open(address), std::chrono::minutes(1)) {}
   void step(const Batch& batch) { ddp.step(batch); }
 };
 
@@ -148,8 +148,8 @@ class Table {
 };
 
 void compare(Table& table, std::size_t n, const Cost& bare, Clock::time_point deadline) {
-  const auto file = shm::Engine::make_file(WorldSize{n});
-  const std::string address = shm::Engine::address(file);
+  const auto file = detail::shm::Engine::make_file(WorldSize{n});
+  const std::string address = detail::shm::Engine::address(file);
   const Cost ddp = measure(
       n, deadline, [&](std::size_t rank) { return std::make_unique<OneRank>(rank, n, address); });
   const Cost on_output = measure(1, deadline, [&](std::size_t) {

@@ -26,7 +26,7 @@ using namespace bench;
 using namespace lockstep::literals;
 using lockstep::Callers;
 using lockstep::HelperThread;
-using lockstep::shm::Engine;
+using lockstep::detail::shm::Engine;
 
 constexpr std::size_t ranks = 2;
 constexpr std::array<std::size_t, 2> bucket_sizes = {1_MiB, 16_MiB};
@@ -147,7 +147,7 @@ int main() try {
               cores());
   const OthersLoad others;
   for (std::size_t s = 0; s < bucket_sizes.size(); ++s) {
-    std::vector<lockstep::shm::MemoryFile> files;  // open until all ranks have joined
+    std::vector<lockstep::detail::shm::MemoryFile> files;  // open until all ranks have joined
     std::array<std::string, rounds + 1> addresses;
     for (std::string& address : addresses) {
       files.push_back(Engine::make_file(lockstep::WorldSize{ranks}));

@@ -83,10 +83,10 @@ std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) 
     common.times[bare] = summary(times[0]);
     common.times[one] = summary(times[1]);
   });
-  const auto file = shm::Engine::make_file(WorldSize{2});
-  const std::string address = shm::Engine::address(file);
+  const auto file = detail::shm::Engine::make_file(WorldSize{2});
+  const std::string address = detail::shm::Engine::address(file);
   run_ranks(2, deadline, [&](std::size_t rank) {
-    ShmCommunicator<2> comm(Rank{rank}, WorldSize{2}, shm::Engine::open(address),
+    ShmCommunicator<2> comm(Rank{rank}, WorldSize{2}, detail::shm::Engine::open(address),
                             std::chrono::minutes(1));
     const auto together = make_ddp<Model, World<2>>(comm);
     const auto apart = make_ddp<Model, World<2>, Sharding<Replicated>>(comm);
@@ -107,10 +107,10 @@ std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) 
 std::pair<Times, Times> measure_update(std::size_t ranks, Clock::time_point deadline) {
   const SharedMemory memory(sizeof(Common));
   Common& common = *memory.as<Common>();
-  const auto file = shm::Engine::make_file(WorldSize{ranks});
-  const std::string address = shm::Engine::address(file);
+  const auto file = detail::shm::Engine::make_file(WorldSize{ranks});
+  const std::string address = detail::shm::Engine::address(file);
   run_ranks(ranks, deadline, [&](std::size_t rank) {
-    ShmCommunicator<> comm(Rank{rank}, WorldSize{ranks}, shm::Engine::open(address),
+    ShmCommunicator<> comm(Rank{rank}, WorldSize{ranks}, detail::shm::Engine::open(address),
                            std::chrono::minutes(1));
     const auto fused = make_ddp<Block, Optimizer<Adam>>(comm);
     const auto apart = make_ddp<Block, Optimizer<Adam>, Sharding<Replicated>>(comm);

@@ -13,9 +13,9 @@
 #include "exercise.hpp"
 #include "lockstep/comm/backends/threads/mail.hpp"
 #include "repeat.hpp"
-#include "seats.hpp"
+#include "participants.hpp"
 
-using namespace seats;
+using namespace participants;
 using ranks::expect_all_fine;
 using ranks::expect_words;
 using ranks::nobody;
@@ -27,7 +27,7 @@ namespace {
 constexpr std::size_t worlds[] = {1, 2, 4, 8};
 
 Call sum_of(std::size_t count) {
-  return make_call<int>(CollectiveKind::all_reduce, count, false, 0, "sum");
+  return calls::AllReduce<int, Sum>{{}, {}, count}.call();
 }
 
 /// Every rank's out = the sum of all ints.
@@ -37,8 +37,8 @@ void add_up(std::span<const Offer> offers) {
   for (const Offer& offer : offers) *static_cast<int*>(offer.out) = sum;
 }
 
-void meet_empty(Seat& seat) {
-  seat.meet(Call{}, Offer{}, [](auto) {});
+void meet_empty(Participant& participant) {
+  participant.meet(Call{}, Offer{}, [](auto) {});
 }
 
 }  // namespace
@@ -48,13 +48,13 @@ BOOST_AUTO_TEST_SUITE(meeting)
 BOOST_AUTO_TEST_CASE(every_rank_sees_what_all_have_brought_round_after_round) {
   for (std::size_t world : worlds) {
     const int rounds = repetitions(static_cast<int>(4000 / world), 1'000'000);
-    expect_all_fine(run(world, [&](Seat& seat) {
-      const int me = static_cast<int>(seat.rank().value());
-      const int n = static_cast<int>(seat.world());
+    expect_all_fine(run(world, [&](Participant& participant) {
+      const int me = static_cast<int>(participant.rank().value());
+      const int n = static_cast<int>(participant.world());
       for (int round = 0; round < rounds; ++round) {
         const int in = me + round;
         int out = -1;
-        seat.meet(sum_of(1), Offer{&in, &out, nullptr, true}, add_up);
+        participant.meet(sum_of(1), Offer{&in, &out, nullptr, true}, add_up);
         require(out == n * (n - 1) / 2 + n * round, "round " + std::to_string(round));
       }
     }));
@@ -63,20 +63,20 @@ BOOST_AUTO_TEST_CASE(every_rank_sees_what_all_have_brought_round_after_round) {
 
 BOOST_AUTO_TEST_CASE(calls_are_announced_ahead_and_waited_for_in_any_order) {
   for (std::size_t world : worlds) {
-    expect_all_fine(run(world, [&](Seat& seat) {
+    expect_all_fine(run(world, [&](Participant& participant) {
       constexpr std::size_t ahead = 3 * threads::ring;
       std::vector<int> in(ahead);
       std::vector<int> out(ahead, -1);
       std::vector<std::uint64_t> tickets;
       for (std::size_t i = 0; i < ahead; ++i) {
         in[i] = static_cast<int>(i);
-        tickets.push_back(seat.announce(
+        tickets.push_back(participant.announce(
             sum_of(1), [&](std::uint64_t) { return Offer{&in[i], &out[i], nullptr, true}; },
             [](std::span<const Offer> offers, std::uint64_t) { add_up(offers); }));
       }
       for (std::size_t i = ahead; i-- > 0;) {
-        seat.wait(tickets[i], sum_of(1));
-        require(seat.is_done(tickets[i]), "waited for and not done");
+        participant.wait(tickets[i], sum_of(1));
+        require(participant.is_done(tickets[i]), "waited for and not done");
         require(out[i] == static_cast<int>(i * world), "call " + std::to_string(i));
       }
     }));
@@ -86,9 +86,9 @@ BOOST_AUTO_TEST_CASE(calls_are_announced_ahead_and_waited_for_in_any_order) {
 BOOST_AUTO_TEST_CASE(calls_that_differ_are_an_error_on_all_ranks_before_any_work) {
   for (int i = 0; i < repetitions(20, 500); ++i) {
     std::atomic<int> worked = 0;
-    const Ends ends = run(4, [&](Seat& seat) {
-      meet_empty(seat);
-      seat.meet(sum_of(seat.rank() == Rank{2} ? 7 : 8), Offer{}, [&](auto) { ++worked; });
+    const Ends ends = run(4, [&](Participant& participant) {
+      meet_empty(participant);
+      participant.meet(sum_of(participant.rank() == Rank{2} ? 7 : 8), Offer{}, [&](auto) { ++worked; });
     });
     expect_words(ends, nobody,
                  {"call 1: ranks disagree: rank 0 called all_reduce(sum of 8 int32)",
@@ -96,10 +96,10 @@ BOOST_AUTO_TEST_CASE(calls_that_differ_are_an_error_on_all_ranks_before_any_work
     BOOST_TEST(worked == 0);
   }
   expect_words(run(2,
-                   [](Seat& seat) {
+                   [](Participant& participant) {
                      Offer offer;
-                     offer.on_host = seat.rank() == Rank{1};
-                     seat.meet(sum_of(8), offer, [](auto) {});
+                     offer.on_host = participant.rank() == Rank{1};
+                     participant.meet(sum_of(8), offer, [](auto) {});
                    }),
                nobody,
                {"rank 0 called all_reduce(sum of 8 int32) in device memory and rank 1 called "
@@ -111,11 +111,11 @@ BOOST_AUTO_TEST_CASE(missing_ranks_are_named_within_the_limit) {
   const auto begin = std::chrono::steady_clock::now();
   const Ends ends = run(
       4,
-      [&](Seat& seat) {
-        meet_empty(seat);
-        if (seat.rank().value() % 2 == 0) {
+      [&](Participant& participant) {
+        meet_empty(participant);
+        if (participant.rank().value() % 2 == 0) {
           try {
-            meet_empty(seat);
+            meet_empty(participant);
           } catch (...) {
             --waiting;
             throw;
@@ -137,38 +137,38 @@ BOOST_AUTO_TEST_CASE(missing_ranks_are_named_within_the_limit) {
 BOOST_AUTO_TEST_CASE(a_rank_that_never_comes_is_named) {
   const auto meeting = std::make_shared<Meeting>(WorldSize{2});
   const Ends ends = run_threads(1, [&](Rank rank) {
-    Seat seat(meeting, rank, 100ms);
-    meet_empty(seat);
+    Participant participant(meeting, rank, 100ms);
+    meet_empty(participant);
   });
   expect_words(ends, nobody, {"rank 0, barrier(): waited 100 ms for rank 1 (never joined)"});
 }
 
 BOOST_AUTO_TEST_CASE(a_reason_to_give_up_reaches_all) {
   for (std::size_t world : {2, 4, 8}) {
-    const Ends ends = run(world, [&](Seat& seat) {
-      meet_empty(seat);
-      if (seat.rank() == Rank{1}) {
-        seat.abandon("the disk is full");
-        meet_empty(seat);
+    const Ends ends = run(world, [&](Participant& participant) {
+      meet_empty(participant);
+      if (participant.rank() == Rank{1}) {
+        participant.abandon("the disk is full");
+        meet_empty(participant);
       } else {
-        meet_empty(seat);
+        meet_empty(participant);
       }
     });
     expect_words(ends, 1, {"barrier(): rank 1 failed: the disk is full; look at that rank first"});
-    BOOST_TEST(ends[1].find("this communicator failed before") != std::string::npos);
+    BOOST_TEST(ends[1].find("this rank gave it up: the disk is full") != std::string::npos);
   }
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_goes_is_noticed_at_once_and_named_by_all) {
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < repetitions(10, 200); ++i) {
-    const Ends ends = run(4, [](Seat& seat) {
-      if (seat.rank() != Rank{2}) meet_empty(seat);
+    const Ends ends = run(4, [](Participant& participant) {
+      if (participant.rank() != Rank{2}) meet_empty(participant);
     });
     expect_words(ends, 2, {"barrier(): rank 2 closed its communicator without this call"});
-    const Ends thrown = run(4, [](Seat& seat) {
-      if (seat.rank() == Rank{0}) throw std::runtime_error("out of luck");
-      meet_empty(seat);
+    const Ends thrown = run(4, [](Participant& participant) {
+      if (participant.rank() == Rank{0}) throw std::runtime_error("out of luck");
+      meet_empty(participant);
     });
     BOOST_TEST(thrown[0] == "out of luck");
     expect_words(thrown, 0, {"barrier(): rank 0 failed: it ended with an exception"});
@@ -181,8 +181,8 @@ BOOST_AUTO_TEST_CASE(whoever_has_done_its_calls_may_go) {
 }
 
 BOOST_AUTO_TEST_CASE(work_that_fails_fails_on_all_ranks) {
-  const Ends ends = run(4, [](Seat& seat) {
-    seat.meet(Call{}, Offer{}, [](auto) { throw std::runtime_error("the launch failed"); });
+  const Ends ends = run(4, [](Participant& participant) {
+    participant.meet(Call{}, Offer{}, [](auto) { throw std::runtime_error("the launch failed"); });
   });
   int own = 0;
   for (const std::string& end : ends) own += end == "the launch failed" ? 1 : 0;
@@ -197,12 +197,12 @@ BOOST_AUTO_TEST_CASE(the_memory_of_a_rank_that_has_given_up_is_not_touched) {
   std::atomic<bool> worked = false;
   const auto meeting = std::make_shared<Meeting>(WorldSize{2});
   const Ends ends = run_threads(2, [&](Rank rank) {
-    Seat seat(meeting, rank, rank == Rank{0} ? 50ms : 20000ms);
+    Participant participant(meeting, rank, rank == Rank{0} ? 50ms : 20000ms);
     if (rank == Rank{1}) {
       while (!gave_up) std::this_thread::yield();
     }
     try {
-      seat.meet(sum_of(1), Offer{}, [&](auto) { worked = true; });
+      participant.meet(sum_of(1), Offer{}, [&](auto) { worked = true; });
     } catch (...) {
       gave_up = true;
       throw;
@@ -216,20 +216,20 @@ BOOST_AUTO_TEST_CASE(a_failed_meeting_is_as_new_once_it_is_restored) {
   const auto calls = std::make_shared<Meeting>(WorldSize{4});
   const auto gate = std::make_shared<Meeting>(WorldSize{4});
   expect_all_fine(run_threads(4, [&](Rank rank) {
-    Seat at_gate(gate, rank, 20s);
-    Seat seat(calls, rank, 20s);
+    Participant at_gate(gate, rank, 20s);
+    Participant participant(calls, rank, 20s);
     for (int round = 0; round < 50; ++round) {
       std::string fault;
       try {
-        meet_empty(seat);
-        if (rank == Rank{3}) seat.abandon("no luck in round " + std::to_string(round));
-        meet_empty(seat);
+        meet_empty(participant);
+        if (rank == Rank{3}) participant.abandon("no luck in round " + std::to_string(round));
+        meet_empty(participant);
       } catch (const Error& error) {
         fault = error.what();
       }
       require(!fault.empty(), "the second call went through");
       at_gate.meet(Call{}, Offer{}, [&](auto) { calls->restore(); });
-      meet_empty(seat);
+      meet_empty(participant);
     }
   }));
 }
@@ -237,22 +237,22 @@ BOOST_AUTO_TEST_CASE(a_failed_meeting_is_as_new_once_it_is_restored) {
 BOOST_AUTO_TEST_CASE(ranks_take_turns_and_pass_them_on_while_they_wait) {
   std::mutex turns;
   int counted = 0;  // by whoever has the turn
-  expect_all_fine(run(4, [&](Seat& seat) {
+  expect_all_fine(run(4, [&](Participant& participant) {
     const std::lock_guard turn(turns);
-    seat.take_turns(&turns);
+    participant.take_turns(&turns);
     for (int round = 0; round < 200; ++round) {
       ++counted;
-      meet_empty(seat);
+      meet_empty(participant);
     }
-    seat.take_turns(nullptr);
+    participant.take_turns(nullptr);
   }));
   BOOST_TEST(counted == 800);
 }
 
 BOOST_AUTO_TEST_CASE(a_seat_is_taken_once) {
   const auto meeting = std::make_shared<Meeting>(WorldSize{2});
-  const Seat first(meeting, Rank{1}, 1s);
-  BOOST_CHECK_EXCEPTION(Seat(meeting, Rank{1}, 1s), Error, [](const Error& error) {
+  const Participant first(meeting, Rank{1}, 1s);
+  BOOST_CHECK_EXCEPTION(Participant(meeting, Rank{1}, 1s), Error, [](const Error& error) {
     return std::string(error.what()).find("another thread has joined as rank 1") !=
            std::string::npos;
   });
@@ -265,16 +265,16 @@ BOOST_AUTO_TEST_SUITE(mail)
 namespace {
 
 Call message_to(Rank to, std::size_t count) {
-  return make_call<int>(CollectiveKind::send, count, false, to.value());
+  return calls::Send<int>{{}, {}, count, to}.call();
 }
 
-void send(threads::Mailboxes& mail, Seat& seat, int value, Rank to, std::size_t count = 1) {
-  mail.send(seat, message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
+void send(threads::Mailboxes& mail, Participant& participant, int value, Rank to, std::size_t count = 1) {
+  mail.send(participant, message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
 }
 
-int receive(threads::Mailboxes& mail, Seat& seat, Rank from, bool on_host = true) {
+int receive(threads::Mailboxes& mail, Participant& participant, Rank from, bool on_host = true) {
   int value = -1;
-  mail.receive(seat, message_to(seat.rank(), 1), on_host, from, [&](const Offer& offer) {
+  mail.receive(participant, message_to(participant.rank(), 1), on_host, from, [&](const Offer& offer) {
     value = *static_cast<const int*>(offer.in);
     return nullptr;
   });
@@ -286,14 +286,14 @@ int receive(threads::Mailboxes& mail, Seat& seat, Rank from, bool on_host = true
 BOOST_AUTO_TEST_CASE(messages_arrive_in_the_order_of_sending) {
   for (std::size_t world : {2, 4, 8}) {
     threads::Mailboxes mail(WorldSize{world});
-    expect_all_fine(run(world, [&](Seat& seat) {
-      const std::size_t me = seat.rank().value();
+    expect_all_fine(run(world, [&](Participant& participant) {
+      const std::size_t me = participant.rank().value();
       const Rank right{(me + 1) % world};
       const Rank left{(me + world - 1) % world};
       for (int i = 0; i < 200; ++i) {
-        if (me % 2 == 0) send(mail, seat, 1000 * static_cast<int>(me) + i, right);
-        require(receive(mail, seat, left) == 1000 * static_cast<int>(left.value()) + i, "a value");
-        if (me % 2 != 0) send(mail, seat, 1000 * static_cast<int>(me) + i, right);
+        if (me % 2 == 0) send(mail, participant, 1000 * static_cast<int>(me) + i, right);
+        require(receive(mail, participant, left) == 1000 * static_cast<int>(left.value()) + i, "a value");
+        if (me % 2 != 0) send(mail, participant, 1000 * static_cast<int>(me) + i, right);
       }
     }));
   }
@@ -302,16 +302,16 @@ BOOST_AUTO_TEST_CASE(messages_arrive_in_the_order_of_sending) {
 BOOST_AUTO_TEST_CASE(messages_that_do_not_fit_are_an_error_on_both_sides) {
   threads::Mailboxes counts(WorldSize{2});
   expect_words(run(2,
-                   [&](Seat& seat) {
-                     if (seat.rank() == Rank{0}) send(counts, seat, 1, Rank{1}, 2);
-                     if (seat.rank() == Rank{1}) receive(counts, seat, Rank{0});
+                   [&](Participant& participant) {
+                     if (participant.rank() == Rank{0}) send(counts, participant, 1, Rank{1}, 2);
+                     if (participant.rank() == Rank{1}) receive(counts, participant, Rank{0});
                    }),
                nobody, {"send(1 int32, to rank 1): rank 0 sends send(2 int32, to rank 1)"});
   threads::Mailboxes memory(WorldSize{2});
   expect_words(run(2,
-                   [&](Seat& seat) {
-                     if (seat.rank() == Rank{0}) send(memory, seat, 1, Rank{1});
-                     if (seat.rank() == Rank{1}) receive(memory, seat, Rank{0}, false);
+                   [&](Participant& participant) {
+                     if (participant.rank() == Rank{0}) send(memory, participant, 1, Rank{1});
+                     if (participant.rank() == Rank{1}) receive(memory, participant, Rank{0}, false);
                    }),
                nobody, {"rank 0 sends send(1 int32, to rank 1) in host memory"});
 }
@@ -319,9 +319,9 @@ BOOST_AUTO_TEST_CASE(messages_that_do_not_fit_are_an_error_on_both_sides) {
 BOOST_AUTO_TEST_CASE(a_sender_or_receiver_that_has_gone_is_named) {
   threads::Mailboxes mail(WorldSize{3});
   expect_words(run(3,
-                   [&](Seat& seat) {
-                     if (seat.rank() == Rank{0}) send(mail, seat, 1, Rank{2});
-                     if (seat.rank() == Rank{1}) receive(mail, seat, Rank{2});
+                   [&](Participant& participant) {
+                     if (participant.rank() == Rank{0}) send(mail, participant, 1, Rank{2});
+                     if (participant.rank() == Rank{1}) receive(mail, participant, Rank{2});
                    }),
                2, {"rank 2 closed its communicator without this call"});
 }

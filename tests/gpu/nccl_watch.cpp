@@ -19,6 +19,8 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/watch.cuh"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/launch/store.hpp"
 #include "played_device.hpp"
 
@@ -111,6 +113,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
 namespace {
 
 using namespace lockstep;
+using namespace lockstep::detail;
 using namespace std::chrono_literals;
 using Clock = std::chrono::steady_clock;
 
@@ -143,7 +146,7 @@ class Player {
   static std::shared_ptr<nccl::Engine> make(const StoreServer& server, Rank rank, WorldSize world,
                                             std::chrono::milliseconds limit) {
     auto engine = std::make_shared<nccl::Engine>(
-        nccl::Seat{rank, world, "world", std::make_shared<Gpu>(rank, 0),
+        nccl::JoinOptions{rank, world, "world", std::make_shared<Gpu>(rank, 0),
                    std::make_shared<Store>("127.0.0.1", server.port(), "sesame", 5s), limit});
     engine->connect([](ncclComm_t* comm) { return *comm = new ncclComm, ncclSuccess; });
     return engine;
@@ -155,8 +158,8 @@ class Player {
 Happened never() { return std::make_shared<std::atomic<bool>>(false); }
 Happened at_once() { return std::make_shared<std::atomic<bool>>(true); }
 
-const Call sum = make_call<float>(CollectiveKind::all_reduce, 100, false, 0, "sum");
-const Call cast = make_call<float>(CollectiveKind::broadcast, 100, false, 0);
+const Call sum = calls::AllReduce<float, Sum>{{}, {}, 100}.call();
+const Call cast = calls::Broadcast<float>{{}, {}, 100}.call();
 
 struct End {
   std::string words;

@@ -17,49 +17,49 @@
 
 namespace {
 
-/// A communicator of one level, in a stream's order.
-struct Level : lockstep::StagedCommunicator<lockstep::GlooCommunicator<>> {
-  using StagedCommunicator::StagedCommunicator;
-  void raise_fault() {}
-};
+using namespace ranks;
 
 /// What kernels would do, when the stream gets to it.
-void enqueue(Level& comm, std::function<void()> work) {
-  played::Gpu::get().enqueue(comm.gpu().stream(), {std::move(work), nullptr, nullptr, 0});
-}
+class PlayedPasses {
+ public:
+  explicit PlayedPasses(cudaStream_t stream) : stream_(stream) {}
 
-}  // namespace
-
-template <>
-struct lockstep::Passes<Level> {
   static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
   static bool takes(const void* data) { return is_device(data); }
 
   template <class T, class Value, class Op>
-  static void prepare(Level& comm, std::span<T> from, std::span<Value> to, const Op& op) {
-    enqueue(comm, [=] { on_host::prepare(from, to, op); });
+  void prepare(std::span<const T> from, std::span<Value> to, const Op& op) const {
+    enqueue([=] { HostPasses::prepare(from, to, op); });
   }
   template <class Value, class T, class Op>
-  static void finish(Level& comm, std::span<Value> from, std::span<T> to, const Op& op,
-                     std::size_t ranks) {
-    enqueue(comm, [=] { on_host::finish(from, to, op, ranks); });
+  void finish(std::span<const Value> from, std::span<T> to, const Op& op, std::size_t ranks) const {
+    enqueue([=] { HostPasses::finish(from, to, op, ranks); });
   }
   template <class T, class Op>
-  static void combine(Level& comm, std::span<T> gathered, std::span<T> out, const Op& op) {
-    if (!is_device(out.data())) return on_host::combine(gathered, out, op);
-    enqueue(comm, [=] { on_host::combine(gathered, out, op); });
+  void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
+    if (!is_device(out.data())) return HostPasses::combine(gathered, out, op);
+    enqueue([=] { HostPasses::combine(gathered, out, op); });
   }
   template <class T>
-  static void copy(Level& comm, std::span<T> from, std::span<std::remove_const_t<T>> to) {
-    const auto copy = [=] { std::copy(from.begin(), from.end(), to.begin()); };
-    if (!is_device(to.data())) return copy();
-    enqueue(comm, copy);
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (!is_device(to.data())) return HostPasses::copy(from, to);
+    enqueue([=] { HostPasses::copy(from, to); });
   }
+
+ private:
+  void enqueue(std::function<void()> work) const {
+    played::Gpu::get().enqueue(stream_, {std::move(work), nullptr, nullptr, 0});
+  }
+
+  cudaStream_t stream_;
 };
 
-namespace {
-
-using namespace ranks;
+/// A communicator of one level, in a stream's order.
+struct Level : StagedCommunicator<GlooCommunicator<>> {
+  using StagedCommunicator::StagedCommunicator;
+  void raise_fault() {}
+  PlayedPasses passes() const { return PlayedPasses(gpu().stream()); }
+};
 
 using Levels = TwoLevels<Level, Level>;
 using Hierarchy = HierarchicalCommunicator<Level, Level, Levels>;
@@ -84,7 +84,7 @@ class Columns : public Sockets {
     std::vector<std::string> hosts;
     for (std::size_t r = 0; r < world.value(); ++r) hosts.push_back(std::to_string(r / 2));
     return {Hierarchy(std::make_unique<Stages<Level, Level, Levels>>(
-                lockstep::Hosts(hosts), std::move(inside), std::move(between))),
+                Hosts(hosts), std::move(inside), std::move(between))),
             std::move(gpu), std::move(lane)};
   }
 };

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/backends/threads/join.cuh"
+#include "lockstep/comm/backends/threads/communicator.cuh"
 #include "lockstep/launch/threads.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "thread_ranks.cuh"

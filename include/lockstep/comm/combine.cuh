@@ -1,51 +1,162 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Reduces what was gathered from all ranks, in rank order: for operations that a backend
-/// does not have itself.
+/// @file Combining the values of all ranks on a GPU, always in rank order: results are the same bits
+/// on every GPU that computes them.
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 
-#include "lockstep/core/element.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/vector.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-namespace detail {
+/// A pass in packets of 16 bytes, and one element at a time behind the last whole one, or all the
+/// way where something is not aligned.
+struct PacketPass {
+  static constexpr unsigned threads = 512;  // of a block
 
-template <class T, class Op>
-LOCKSTEP_KERNEL combine_gathered(const T* gathered, std::size_t ranks, T* out, std::size_t count,
-                                 Op op) {
-  const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
-  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
-       i += step) {
-    auto sum = op.prepare(gathered[i]);
-    for (std::size_t w = 1; w < ranks; ++w)
-      sum = op.combine(sum, op.prepare(gathered[w * count + i]));
-    out[i] = op.template finish<T>(sum, ranks);
+  std::size_t packets;
+  std::size_t count;
+
+  LOCKSTEP_HOST_DEVICE std::size_t steps(std::size_t per_packet) const {
+    return packets + (count - packets * per_packet);
+  }
+
+  /// Cuts `count` elements into packets where all addresses and strides allow it: `bits` are all of
+  /// them, in bytes, combined by "or".
+  template <class T>
+  static PacketPass cut(std::size_t count, std::uintptr_t bits) {
+    return {bits % 16 == 0 ? count / packet_size<T> : 0, count};
+  }
+
+  /// Enough blocks for every step, but not more than `most`.
+  template <class T>
+  dim3 grid(std::size_t most, std::size_t pieces = 1) const {
+    const std::size_t wanted = (steps(packet_size<T>) + threads - 1) / threads;
+    return dim3(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(pieces));
+  }
+
+  /// Calls `f.at<N>(i)` with N elements at i, as the pass is cut.
+  template <std::size_t PerPacket, class F>
+  __device__ void sweep(const F& f) const {
+    const std::size_t stride = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+    for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+         i < steps(PerPacket); i += stride) {
+      if (i < packets) {
+        f.template at<PerPacket>(i * PerPacket);
+      } else {
+        f.template at<1>(packets * PerPacket + (i - packets));
+      }
+    }
+  }
+};
+
+template <std::size_t N, class T>
+__device__ Packet<T, N> load_some(const T* from) {
+  if constexpr (N == 1) {
+    return {*from};
+  } else {
+    return load_packet<Caching::keep, N>(from);
+  }
+}
+template <std::size_t N, class T>
+__device__ void store_some(T* to, const Packet<T, N>& packet) {
+  if constexpr (N == 1) {
+    *to = packet.at[0];
+  } else {
+    store_packet<Caching::keep, N>(to, packet);
   }
 }
 
-}  // namespace detail
+/// Every rank's values, one rank's behind the other's.
+template <class T>
+struct GatheredValues {
+  static constexpr std::size_t static_ranks = dynamic;
+  const T* begin;
+  std::size_t stride;
+  __device__ const T* operator()(unsigned w) const { return begin + w * stride; }
+};
 
-/// out = op over ranks of `gathered`, which holds `count` elements of every rank, one rank's behind
-/// the other's. Every rank that does this has the same bits. **Stream** `stream`.
-template <class T, class Op>
-void reduce_gathered(const T* gathered, std::size_t ranks, T* out, std::size_t count, const Op& op,
-                     cudaStream_t stream) {
-  static_assert(ReduceOp<Op, T>,
-                "lockstep: this reduce operation is not defined for these elements");
-  if (count == 0) return;
-  constexpr std::size_t threads = 256;
-  constexpr std::size_t most_blocks = 1024;  // it is bound by memory: more gain nothing
-  const std::size_t blocks = std::min(most_blocks, (count + threads - 1) / threads);
-  detail::combine_gathered<T, Op>
-      <<<static_cast<unsigned>(blocks), threads, 0, stream>>>(gathered, ranks, out, count, op);
-  check_launch("combine_gathered");
+/// What is combined: piece p of every rank's values, which lies p * stride behind their begin, goes
+/// to `targets` of the outs, from out[p] on.
+template <class T, class Values, std::size_t MostOuts>
+struct Combination {
+  Values values;
+  T* out[MostOuts];
+  PacketPass pass;
+  std::size_t stride;
+  unsigned targets;
+  unsigned ranks;
+};
+
+template <class T, class Op, class Values, std::size_t MostOuts>
+struct Combine {
+  const Combination<T, Values, MostOuts>& work;
+  const Op& op;
+  unsigned piece;
+
+  /// Every rank's value is loaded, in rank order, before any result is stored: outs may be ins.
+  template <std::size_t N>
+  __device__ void at(std::size_t i) const {
+    using Accumulated = decltype(op.prepare(T{}));
+    constexpr std::size_t known = Values::static_ranks;
+    constexpr std::size_t together = known == dynamic ? 4 : known;
+    const unsigned ranks = known == dynamic ? work.ranks : static_cast<unsigned>(known);
+    const std::size_t from = piece * work.stride + i;
+    Accumulated sum[N];
+    const Packet<T, N> first = load_some<N>(work.values(0) + from);
+#pragma unroll
+    for (std::size_t j = 0; j < N; ++j) sum[j] = op.prepare(first.at[j]);
+#pragma unroll together
+    for (unsigned w = 1; w < ranks; ++w) {
+      const Packet<T, N> next = load_some<N>(work.values(w) + from);
+#pragma unroll
+      for (std::size_t j = 0; j < N; ++j) sum[j] = op.combine(sum[j], op.prepare(next.at[j]));
+    }
+    Packet<T, N> result;
+#pragma unroll
+    for (std::size_t j = 0; j < N; ++j) result.at[j] = op.template finish<T>(sum[j], ranks);
+#pragma unroll together
+    for (unsigned t = 0; t < work.targets; ++t) store_some<N>(work.out[piece + t] + i, result);
+  }
+};
+
+template <class T, class Op, class Values, std::size_t MostOuts>
+LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
+    combine(const __grid_constant__ Combination<T, Values, MostOuts> work, const Op op) {
+  work.pass.template sweep<packet_size<T>>(
+      Combine<T, Op, Values, MostOuts>{work, op, blockIdx.y});
 }
 
-}  // namespace lockstep
+/// out = op over ranks of `gathered`, which holds as many elements of every rank, one rank's behind
+/// the other's. **Stream** `stream`.
+template <class T, class Op>
+void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& op,
+                      cudaStream_t stream) {
+  static_assert(ReduceOp<Op, T>,
+                "lockstep: this reduce operation is not defined for these elements");
+  if (out.empty()) return;
+  constexpr std::size_t most_blocks = 1024;  // it is bound by memory: more gain nothing
+  const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(gathered.data()) |
+                              reinterpret_cast<std::uintptr_t>(out.data()) | out.size_bytes();
+  const Combination<T, GatheredValues<T>, 1> work{{gathered.data(), out.size()},
+                                                  {out.data()},
+                                                  PacketPass::cut<T>(out.size(), bits),
+                                                  0,
+                                                  1,
+                                                  static_cast<unsigned>(gathered.size() /
+                                                                        out.size())};
+  combine<T, Op, GatheredValues<T>, 1>
+      <<<work.pass.template grid<T>(most_blocks), PacketPass::threads, 0, stream>>>(work, op);
+  check_launch("combine");
+}
+
+}  // namespace lockstep::detail

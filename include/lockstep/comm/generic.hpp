@@ -82,6 +82,17 @@ void compare_and_execute(B& backend, const C& call) {
 
 // Moving.
 
+/// Messages that a backend may let travel at the same time: `f()` makes them, in an order in which
+/// none waits for ever if each blocks.
+template <class B, class F>
+void together(B& backend, const F& f) {
+  if constexpr (requires { backend.grouped(f); }) {
+    backend.grouped(f);
+  } else {
+    f();
+  }
+}
+
 /// Every rank sends `count` elements of `in` to every rank: those at `send_at(w)` to rank w, which
 /// puts them where `receive_at(v)` says, v being the sender. Messages may block until they are
 /// received: in round s every rank meets the one partner with which its number adds up to s, and the
@@ -91,18 +102,20 @@ void exchange(B& backend, std::span<const T> in, std::span<T> out, std::size_t c
               const SendAt& send_at, const ReceiveAt& receive_at) {
   const std::size_t world = backend.world_size().value();
   const std::size_t me = backend.rank().value();
-  for (std::size_t round = 0; round < world; ++round) {
-    const std::size_t partner = (round + world - me) % world;
-    const std::span<const T> outgoing = in.subspan(send_at(partner), count);
-    const std::span<T> incoming = out.subspan(receive_at(partner), count);
-    if (partner == me) {
-      passes_of(backend).copy(outgoing, incoming);
-      continue;
+  together(backend, [&] {
+    for (std::size_t round = 0; round < world; ++round) {
+      const std::size_t partner = (round + world - me) % world;
+      const std::span<const T> outgoing = in.subspan(send_at(partner), count);
+      const std::span<T> incoming = out.subspan(receive_at(partner), count);
+      if (partner == me) {
+        passes_of(backend).copy(outgoing, incoming);
+        continue;
+      }
+      if (me < partner) backend.execute(calls::send<T>(outgoing, Rank{partner}));
+      backend.execute(calls::receive<T>(incoming, Rank{partner}));
+      if (me > partner) backend.execute(calls::send<T>(outgoing, Rank{partner}));
     }
-    if (me < partner) backend.execute(calls::send<T>(outgoing, Rank{partner}));
-    backend.execute(calls::receive<T>(incoming, Rank{partner}));
-    if (me > partner) backend.execute(calls::send<T>(outgoing, Rank{partner}));
-  }
+  });
 }
 
 template <class B, class T>
@@ -112,46 +125,40 @@ void execute_generically(B& backend, const calls::AllGather<T>& call) {
       [&](std::size_t w) { return w * call.count; });
 }
 
+/// On the root, calls `f(w, begin)` for every rank w, whose piece begins at element `begin`.
+template <class B, class F>
+void for_each_piece(B& backend, std::size_t count, const F& f) {
+  together(backend, [&] {
+    for (std::size_t w = 0; w < backend.world_size().value(); ++w) f(Rank{w}, w * count);
+  });
+}
+
 template <class B, class T>
 void execute_generically(B& backend, const calls::Broadcast<T>& call) {
-  if (backend.rank() != call.root) {
-    backend.execute(calls::receive<T>(call.out, call.root));
-    return;
-  }
-  for (std::size_t w = 0; w < backend.world_size().value(); ++w)
-    if (Rank{w} != call.root) backend.execute(calls::send<T>(call.in, Rank{w}));
+  if (backend.rank() != call.root) return backend.execute(calls::receive<T>(call.out, call.root));
+  for_each_piece(backend, 0, [&](Rank to, std::size_t) {
+    if (to != call.root) backend.execute(calls::send<T>(call.in, to));
+  });
 }
 
 template <class B, class T>
 void execute_generically(B& backend, const calls::Gather<T>& call) {
-  if (backend.rank() != call.root) {
-    backend.execute(calls::send<T>(call.in, call.root));
-    return;
-  }
-  for (std::size_t w = 0; w < backend.world_size().value(); ++w) {
-    const std::span<T> piece = call.out.subspan(w * call.count, call.count);
-    if (Rank{w} == call.root) {
-      passes_of(backend).copy(call.in, piece);
-    } else {
-      backend.execute(calls::receive<T>(piece, Rank{w}));
-    }
-  }
+  if (backend.rank() != call.root) return backend.execute(calls::send<T>(call.in, call.root));
+  for_each_piece(backend, call.count, [&](Rank from, std::size_t begin) {
+    const std::span<T> piece = call.out.subspan(begin, call.count);
+    if (from == call.root) return passes_of(backend).copy(call.in, piece);
+    backend.execute(calls::receive<T>(piece, from));
+  });
 }
 
 template <class B, class T>
 void execute_generically(B& backend, const calls::Scatter<T>& call) {
-  if (backend.rank() != call.root) {
-    backend.execute(calls::receive<T>(call.out, call.root));
-    return;
-  }
-  for (std::size_t w = 0; w < backend.world_size().value(); ++w) {
-    const std::span<const T> piece = call.in.subspan(w * call.count, call.count);
-    if (Rank{w} == call.root) {
-      passes_of(backend).copy(piece, call.out);
-    } else {
-      backend.execute(calls::send<T>(piece, Rank{w}));
-    }
-  }
+  if (backend.rank() != call.root) return backend.execute(calls::receive<T>(call.out, call.root));
+  for_each_piece(backend, call.count, [&](Rank to, std::size_t begin) {
+    const std::span<const T> piece = call.in.subspan(begin, call.count);
+    if (to == call.root) return passes_of(backend).copy(piece, call.out);
+    backend.execute(calls::send<T>(piece, to));
+  });
 }
 
 template <class B, class T>

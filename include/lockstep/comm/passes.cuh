@@ -1,24 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What stages do to elements by themselves, in a GPU's memory.
+/// @file What collectives do to elements in a GPU's memory beside moving them between ranks.
 
-#include <cuda_runtime_api.h>
+#include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
 #include <span>
-#include <type_traits>
 
-#include "lockstep/comm/passes.hpp"
 #include "lockstep/comm/combine.cuh"
+#include "lockstep/comm/passes.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 template <class T, class Value, class Op>
 LOCKSTEP_KERNEL prepare_elements(const T* from, std::size_t count, Value* to, std::size_t padded,
@@ -40,64 +36,56 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
   }
 }
 
-struct ElementGrid {
-  static constexpr unsigned threads = 256;
-  unsigned blocks;
+/// Passes on a stream; the host takes care of memory that is its own. **Host** does not block for
+/// device memory. **Stream** in its order.
+class StreamPasses {
+ public:
+  explicit StreamPasses(cudaStream_t stream) : stream_(stream) {}
 
-  /// A pass is bound by memory: more blocks than these gain nothing.
-  explicit ElementGrid(std::size_t count)
-      : blocks(
-            static_cast<unsigned>(std::min<std::size_t>(1024, (count + threads - 1) / threads))) {}
-};
-
-}  // namespace detail
-
-/// On the stream of the communicator's GPU. Of the host's memory, the host takes care.
-template <class Comm>
-  requires requires(Comm& comm) { comm.gpu().stream(); }
-struct Passes<Comm> {
   static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
   static bool takes(const void* data) { return is_device(data); }
 
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (from.empty() || from.data() == to.data()) return;
+    if (!is_device(to.data())) return HostPasses::copy(from, to);
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_),
+               "cudaMemcpyAsync");
+  }
+
+  template <class T, class Op>
+  void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
+    if (out.empty()) return;
+    if (!is_device(out.data())) return HostPasses::combine(gathered, out, op);
+    combine_gathered(gathered, out, op, stream_);
+  }
+
   template <class T, class Value, class Op>
-  static void prepare(Comm& comm, std::span<T> from, std::span<Value> to, const Op& op) {
+  void prepare(std::span<const T> from, std::span<Value> to, const Op& op) const {
     if (to.empty()) return;
-    const detail::ElementGrid grid(to.size());
-    detail::prepare_elements<std::remove_const_t<T>, Value, Op>
-        <<<grid.blocks, grid.threads, 0, comm.gpu().stream()>>>(from.data(), from.size(), to.data(),
-                                                                to.size(), op);
+    prepare_elements<T, Value, Op><<<blocks(to.size()), threads, 0, stream_>>>(
+        from.data(), from.size(), to.data(), to.size(), op);
     check_launch("prepare_elements");
   }
 
   template <class Value, class T, class Op>
-  static void finish(Comm& comm, std::span<Value> from, std::span<T> to, const Op& op,
-                     std::size_t ranks) {
+  void finish(std::span<const Value> from, std::span<T> to, const Op& op, std::size_t ranks) const {
     if (from.empty()) return;
-    const detail::ElementGrid grid(from.size());
-    detail::finish_elements<Value, T, Op><<<grid.blocks, grid.threads, 0, comm.gpu().stream()>>>(
+    finish_elements<Value, T, Op><<<blocks(from.size()), threads, 0, stream_>>>(
         from.data(), to.data(), from.size(), ranks, op);
     check_launch("finish_elements");
   }
 
-  template <class T, class Op>
-  static void combine(Comm& comm, std::span<T> gathered, std::span<T> out, const Op& op) {
-    if (out.empty()) return;
-    if (!is_device(out.data())) return on_host::combine(gathered, out, op);
-    reduce_gathered<T>(gathered.data(), gathered.size() / out.size(), out.data(), out.size(), op,
-                       comm.gpu().stream());
+ private:
+  static constexpr unsigned threads = 256;
+
+  /// A pass is bound by memory: more blocks than these gain nothing.
+  static unsigned blocks(std::size_t count) {
+    return static_cast<unsigned>(std::min<std::size_t>(1024, (count + threads - 1) / threads));
   }
 
-  template <class T>
-  static void copy(Comm& comm, std::span<T> from, std::span<std::remove_const_t<T>> to) {
-    if (from.empty()) return;
-    if (!is_device(to.data())) {
-      std::copy(from.begin(), from.end(), to.begin());
-      return;
-    }
-    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
-                               comm.gpu().stream()),
-               "cudaMemcpyAsync");
-  }
+  cudaStream_t stream_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

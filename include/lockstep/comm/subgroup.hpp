@@ -36,6 +36,8 @@ class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::Hos
   std::chrono::milliseconds timeout() const { return parent_->timeout(); }
   void set_timeout(std::chrono::milliseconds timeout) { parent_->set_timeout(timeout); }
   void abandon(std::string_view reason) { parent_->abandon(reason); }
+  void give_up() { parent_->give_up(); }
+  bool is_broken() const { return parent_->is_broken(); }
 
   // For the front.
 

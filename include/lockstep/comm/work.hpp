@@ -19,7 +19,7 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
  public:
   template <class... Arguments>
   explicit Work(std::in_place_t, Arguments&&... arguments)
-      : pending_(std::forward<Arguments>(arguments)...) {}
+      : pending_{std::forward<Arguments>(arguments)...} {}
   Work(const Work&) = delete;
   Work& operator=(const Work&) = delete;
 
@@ -45,6 +45,9 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
     waited_ = true;
     pending_.wait();
   }
+
+  /// Lets go of a call that was part of a capture which failed: it has never happened.
+  void forget() { waited_ = true; }
 
  private:
   int exceptions_ = std::uncaught_exceptions();

@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/comm/backends/threads/join.cuh"
+#include "lockstep/comm/backends/threads/communicator.cuh"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/replica_meeting.hpp"
@@ -57,7 +57,7 @@ class ReplicaMeeting<Cuda, Policies> {
 
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
       : timeout_(timeout),
-        world_(std::make_shared<threads::SharedWorld>(WorldSize{replicas})),
+        world_(std::make_shared<detail::threads::SharedWorld>(WorldSize{replicas})),
         gpus_(replicas) {}
 
   std::size_t size() const { return gpus_.size(); }
@@ -77,7 +77,7 @@ class ReplicaMeeting<Cuda, Policies> {
 
  private:
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<threads::SharedWorld> world_;
+  std::shared_ptr<detail::threads::SharedWorld> world_;
   std::vector<std::shared_ptr<Gpu>> gpus_;
 };
 

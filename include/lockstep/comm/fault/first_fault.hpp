@@ -25,6 +25,13 @@ class FirstFault {
     return true;
   }
 
+  /// There was no fault: for a communicator that is made whole again.
+  void forget() {
+    const std::lock_guard lock(mutex_);
+    error_.reset();
+    is_set_.store(false, std::memory_order_release);
+  }
+
   /// Throws the fault if there is one.
   void raise() const {
     if (is_set()) [[unlikely]]

@@ -28,14 +28,15 @@
 
 namespace lockstep {
 
-using ThreadedNcclStages = Stages<ThreadCommunicator<>, NcclCommunicator<>,
-                                  TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>>;
-using ThreadedNccl = StreamedCommunicator<HierarchicalCommunicator<
-    ThreadCommunicator<>, NcclCommunicator<>, TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>>>;
+namespace detail {
+using ThreadedNcclLevels = TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>;
+using ThreadedNcclStages = Stages<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
+using ThreadedNcclHierarchy =
+    HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
+}  // namespace detail
 
-static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
-              ReduceScattering<ThreadedNccl> && Scattering<ThreadedNccl> &&
-              Messaging<ThreadedNccl>);
+using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
+static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl>);
 
 namespace detail {
 
@@ -61,7 +62,7 @@ inline Hosts hosts_of_threads(const Membership& member) {
 /// blocks until all have come.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
                                                     const std::string& name = "world") {
-  Hosts hosts = detail::hosts_of_threads(member);
+  detail::Hosts hosts = detail::hosts_of_threads(member);
   const std::size_t host = hosts.host(member.rank);
   const std::size_t place = hosts.local_rank(member.rank);
   std::shared_ptr<Gpu> gpu = gpu_of(member);
@@ -70,7 +71,7 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   Membership local = member;
   local.rank = Rank{place};
   local.world = WorldSize{member.process_ranks};
-  local.timeout += inside_patience;
+  local.timeout += detail::inside_margin;
   auto inside =
       ThreadCommunicator<>::join(local, store, lane, name + " of process " + std::to_string(host));
 
@@ -78,16 +79,9 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   column.rank = Rank{host};
   column.world = WorldSize{hosts.count()};
   const std::string between_name = name + ", place " + std::to_string(place);
-  // NCCL's variables are the process's: they are set by one thread, before any of them is read.
-  if (place == 0 && hosts.count() > 1 &&
-      nccl::gpus_are_shared(column, store, *gpu, between_name + ", before"))
-    nccl::pretend_to_be_hosts(column);
-  inside.barrier();
   NcclCommunicator<> between(column, store, between_name, lane);
-  return {HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>,
-                                   TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>>(
-              std::make_unique<ThreadedNcclStages>(std::move(hosts), std::move(inside),
-                                                   std::move(between))),
+  return {detail::ThreadedNcclHierarchy(std::make_unique<detail::ThreadedNcclStages>(
+              std::move(hosts), std::move(inside), std::move(between))),
           std::move(gpu), std::move(lane)};
 }
 

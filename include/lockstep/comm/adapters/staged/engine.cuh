@@ -15,6 +15,8 @@
 #include <utility>
 
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/comm/adapters/staged/pipeline.cuh"
 #include "lockstep/core/bytes.hpp"
@@ -26,7 +28,7 @@
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/device/host_arena.hpp"
 
-namespace lockstep::staged {
+namespace lockstep::detail::staged {
 
 /// When a call's memory may be used, and when its result is there.
 struct CallEvents {
@@ -45,10 +47,11 @@ class Engine {
         pinned_(staging_),
         pipeline_(staging_) {
     // The thread of asynchronous calls is of this GPU, and this rank.
-    queue_.wait(*queue_.post([rank = gpu_->rank(), index = static_cast<int>(gpu_->index())] {
-      rank_of_thread() = rank;
-      check_cuda(cudaSetDevice(index), "cudaSetDevice");
-    }));
+    const auto select_gpu = [this] {
+      rank_of_thread() = gpu_->rank();
+      check_cuda(cudaSetDevice(static_cast<int>(gpu_->index())), "cudaSetDevice");
+    };
+    PendingInQueue<Engine, decltype(select_gpu)>(*this, select_gpu).wait();
   }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
@@ -72,45 +75,70 @@ class Engine {
 
   /// Makes a call here and now, behind all that are under way. **Host** blocks until it is made.
   /// **Stream** it comes after what the compute stream holds, and before what that is given next.
-  template <class T, class Body>
-  void make(const Call& call, const Transfer<T>& what, const Body& body) {
-    begin(call, events_);
+  template <class C>
+  void make(const C& call) {
+    begin(call.call(), events_);
     queue_.drain();
-    guarded([&] { stage(call, what, events_, body); });
+    guarded([&] { stage(call, events_); });
     events_.done.block(stream());
   }
 
-  /// The same on the other thread. **Host** does not block. **Stream** only `done` tells of the
-  /// result.
-  template <class T, class Body>
-  std::shared_ptr<QueuedCall> post(const Call& call, const Transfer<T>& what,
-                                   const std::shared_ptr<const CallEvents>& events,
-                                   const Body& body) {
-    begin(call, *events);
-    return queue_.post(
-        [this, call, what, events, body] { guarded([&] { stage(call, what, *events, body); }); });
+  /// Notes when the memory of a call may be used.
+  void begin(const Call& call, const CallEvents& events) const {
+    require_no_capture(call);
+    events.ready.record(stream());
   }
 
-  /// A call with the host's memory.
-  template <class Body>
-  std::shared_ptr<QueuedCall> post(const Body& body) {
-    return queue_.post([this, body] { guarded(body); });
+  /// Makes a call piece by piece. **Stream** `events.done` tells of the result. A call of several
+  /// pieces is compared as a whole first: its pieces may agree where it does not.
+  template <class C>
+  void stage(const C& call, const CallEvents& events) {
+    using T = typename C::element;
+    const std::size_t world = inner_.world_size().value();
+    const Transfer<T> what{call.count, C::deals_pieces ? world : 1,
+                           C::is_in_place ? 0 : (C::collects_pieces ? world : 1), call.in.data(),
+                           call.out.data()};
+    const bool is_cut = what.pieces() > 1;
+    pipeline_.run(what, events.ready, events.done, [&](const Piece<T>& piece) {
+      if (is_cut && piece.first) {
+        Call whole = call.call();
+        whole.staged = true;  // a rank that makes it in one piece makes another call
+        inner_.agree(whole);
+      }
+      inner_.perform(call.on(call.in.empty() ? std::span<T>() : piece.in,
+                             call.out.empty() ? std::span<T>() : piece.out, piece.length));
+    });
   }
 
-  /// Brings a whole message down, or up after `receive(bytes)`. Messages are compared as a whole,
-  /// so they are staged as a whole. **Host** blocks until all is copied.
-  std::span<std::byte> fetch(const Call& call, const void* data, std::size_t bytes) {
-    require_no_capture(call);
-    const std::span<std::byte> message = reserve(bytes);
-    copy(message.data(), data, bytes, cudaMemcpyDeviceToHost);
-    return message;
+  /// **Host** blocks until the message is in the other rank's hands, or in this one's GPU.
+  template <class C>
+  void pass_message(const C& call) {
+    using T = typename C::element;
+    require_no_capture(call.call());
+    const std::size_t bytes = call.count * sizeof(T);
+    if (!message_ || message_->bytes() < bytes) message_.emplace(bytes);
+    const std::span<T> message(reinterpret_cast<T*>(message_->data()), call.count);
+    if constexpr (C::kind == CollectiveKind::send) {
+      copy(message.data(), call.in.data(), bytes, cudaMemcpyDeviceToHost);
+      inner_.perform(call.on(message, {}, call.count));
+    } else {
+      inner_.perform(call.on({}, message, call.count));
+      copy(call.out.data(), message.data(), bytes, cudaMemcpyHostToDevice);
+    }
   }
-  template <class Receive>
-  void deliver(const Call& call, void* data, std::size_t bytes, const Receive& receive) {
-    require_no_capture(call);
-    const std::span<std::byte> message = reserve(bytes);
-    receive(message);
-    copy(data, message.data(), bytes, cudaMemcpyHostToDevice);
+
+  /// The first failure is that of every call that follows, on all ranks.
+  template <class F>
+  void guarded(const F& f) {
+    fault_.raise();
+    try {
+      f();
+    } catch (const Error& error) {
+      fault_.note(error);
+      if (!inner_.is_broken()) inner_.abandon(error.text());
+      pipeline_.settle();
+      throw;
+    }
   }
 
  private:
@@ -132,42 +160,6 @@ class Engine {
                 "make this call outside of the capture", gpu_->rank());
   }
 
-  void begin(const Call& call, const CallEvents& events) const {
-    require_no_capture(call);
-    events.ready.record(stream());
-  }
-
-  /// A call of several pieces is compared as a whole first: its pieces may agree where it does not.
-  template <class T, class Body>
-  void stage(const Call& call, const Transfer<T>& what, const CallEvents& events,
-             const Body& body) {
-    Call whole = call;
-    whole.staged = true;  // whoever makes it in one piece makes another call
-    const bool is_cut = what.pieces() > 1;
-    pipeline_.run(what, events.ready, events.done, [&](const Piece<T>& piece) {
-      if (is_cut && piece.first) inner_.agree(whole);
-      body(inner_, piece);
-    });
-  }
-
-  /// The first failure is that of every call that follows, on all ranks.
-  template <class F>
-  void guarded(const F& f) {
-    if (fault_) throw Error(*fault_);
-    try {
-      f();
-    } catch (const Error& error) {
-      fault_.emplace(error);
-      if (!inner_.is_broken()) inner_.abandon(error.text());
-      pipeline_.settle();
-      throw;
-    }
-  }
-
-  std::span<std::byte> reserve(std::size_t bytes) {
-    if (!message_ || message_->bytes() < bytes) message_.emplace(bytes);
-    return {message_->data(), bytes};
-  }
   void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
     check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream()), "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
@@ -181,8 +173,8 @@ class Engine {
   Pipeline pipeline_;
   CallEvents events_;  // of calls that are made here and now
   std::optional<HostArena> message_;
-  std::optional<Error> fault_;  // known to whoever makes calls: one thread at a time
-  Queue queue_;                 // ends before what its calls use
+  FirstFault fault_;
+  Queue queue_;  // ends before what its calls use
 };
 
-}  // namespace lockstep::staged
+}  // namespace lockstep::detail::staged

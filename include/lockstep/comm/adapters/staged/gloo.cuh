@@ -26,11 +26,8 @@ using StagedHierarchy =
     StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
 
 static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
-              ReduceScattering<StagedGloo<>> && Scattering<StagedGloo<>> &&
-              Messaging<StagedGloo<>>);
-static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
-              ReduceScattering<StagedHierarchy> && Scattering<StagedHierarchy> &&
-              Messaging<StagedHierarchy>);
+              Splitting<StagedGloo<>>);
+static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy>);
 
 /// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
 /// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.

@@ -16,7 +16,7 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
-namespace lockstep::staged {
+namespace lockstep::detail::staged {
 
 /// Host memory of a piece. A network of 10 Gbit/s takes 3 ms for as much, against the 0.1 ms that
 /// every further call costs, and a bucket of 25 MiB has seven pieces: what nothing else hides, the
@@ -47,6 +47,7 @@ template <class T>
 struct Piece {
   std::span<T> in;
   std::span<T> out;  // the same as `in` where the result takes its place
+  std::size_t length;  // of a row
   bool first;
 };
 
@@ -74,8 +75,8 @@ class Pipeline {
     fetch(what, 0);
     for (std::size_t k = 0; k < pieces; ++k) {
       if (k + 1 < pieces) fetch(what, k + 1);
-      const Patience patience;
-      while (!slot(k).fetched.test()) patience.pause();
+      const Backoff backoff;
+      while (!slot(k).fetched.test()) backoff.pause();
       work(piece(what, k));
       deliver(what, k);
     }
@@ -110,10 +111,10 @@ class Pipeline {
     const std::size_t n = extent(what, k).second;
     T* const in = reinterpret_cast<T*>(slot(k).memory.data());
     const std::span<T> given(in, what.in_rows * n);
-    if (what.out_rows == 0) return {given, given, k == 0};
+    if (what.out_rows == 0) return {given, given, n, k == 0};
     T* const out =
         reinterpret_cast<T*>(slot(k).memory.data() + align_up(what.in_rows * n * sizeof(T)));
-    return {given, {out, what.out_rows * n}, k == 0};
+    return {given, {out, what.out_rows * n}, n, k == 0};
   }
 
   template <class T>
@@ -153,4 +154,4 @@ class Pipeline {
   CudaStream up_ = CudaStream::urgent();
 };
 
-}  // namespace lockstep::staged
+}  // namespace lockstep::detail::staged

@@ -10,9 +10,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 inline const char* nccl_advice(ncclResult_t result) {
   switch (result) {
@@ -39,11 +37,9 @@ inline std::string nccl_words(ncclResult_t result) {
   return last.empty() ? words : words + ", " + last;
 }
 
-}  // namespace detail
-
 /// The error of a call that failed. Where another rank has gone, that rank knows the reason.
 inline Error nccl_error(ncclResult_t result, const std::string& operation) {
-  Error error(operation, detail::nccl_words(result), detail::nccl_advice(result), rank_of_thread());
+  Error error(operation, nccl_words(result), nccl_advice(result), rank_of_thread());
   return result == ncclRemoteError ? error.as_consequence() : error;
 }
 
@@ -54,4 +50,4 @@ inline void check_nccl(ncclResult_t result, const char* call) {
     throw nccl_error(result, call);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

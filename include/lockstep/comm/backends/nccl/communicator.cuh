@@ -2,57 +2,66 @@
 #pragma once
 /// @file `Backend<Nccl>`'s communicator: collectives of ranks that have a GPU each.
 
+#include <cuda_runtime.h>
 #include <nccl.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/backends/nccl/move.cuh"
-#include "lockstep/comm/backends/nccl/reduce.cuh"
 #include "lockstep/comm/backends/nccl/sharing.cuh"
+#include "lockstep/comm/backends/nccl/transport.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
-#include "lockstep/comm/backends/nccl/work.cuh"
+#include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/passes.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
+#include "lockstep/comm/work.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/flat.hpp"
-#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
-/// Collectives through NCCL. Reductions are its own, averages and pre-multiplied sums included;
-/// what it lacks (16-bit integers, bit operations, minima that keep a NaN) is gathered and combined
-/// in rank order. Sums of 16-bit floats are rounded at every step, as NCCL does it.
+/// Collectives through NCCL. Reductions are its own, averages and pre-multiplied sums included; those
+/// that it lacks (16-bit integers, bit operations, minima that keep a NaN) are made of gathered
+/// elements, in rank order. Sums of 16-bit floats are rounded at every step, as NCCL does it.
 ///
 /// A thread watches every communicator. A call that is not over at the time limit, a rank that
 /// fails, and ranks that make different calls are noticed, and end the communicator on all ranks
 /// with one error, which every call throws from then on. Nothing hangs.
 ///
-/// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
-/// does not block for device memory; host memory is staged, and the host blocks until the result
-/// is here: it is meant for small control data. **Stream** it comes after what the compute stream
-/// `gpu().stream()` holds, and what that is given afterwards sees the result.
+/// **Host** no collective blocks for device memory, except `barrier`; host memory is staged, and the
+/// host blocks until the result is here: it is meant for small control data. **Stream** a call comes
+/// after what the compute stream `gpu().stream()` holds, and what that is given afterwards sees the
+/// result; after an asynchronous call, what it is given after `wait` of the handle.
 template <std::size_t Ranks = dynamic>
-class NcclCommunicator {
+class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
+  using Engine = detail::nccl::Engine;
+  using Ticket = detail::nccl::Ticket;
+
  public:
+  using Milliseconds = std::chrono::milliseconds;
+
   /// With more calls under way than this, a new one waits for the oldest on the host.
-  static constexpr std::size_t most_under_way = nccl::UnderWay::most;
+  static constexpr std::size_t most_under_way = detail::nccl::UnderWay::most;
 
   /// Joins the job's communicator of this name, on the GPU that is this rank's. **Ranks** all.
   /// **Host** blocks until all have come.
@@ -62,9 +71,8 @@ class NcclCommunicator {
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
                    std::shared_ptr<Gpu> gpu)
       : engine_(join(member, store, name, std::move(gpu))) {}
-
   /// A group's end of a split.
-  explicit NcclCommunicator(std::shared_ptr<nccl::Engine> engine) : engine_(std::move(engine)) {}
+  explicit NcclCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
   NcclCommunicator(NcclCommunicator&&) noexcept = default;
   NcclCommunicator& operator=(NcclCommunicator&&) = delete;
@@ -72,8 +80,8 @@ class NcclCommunicator {
   Rank rank() const { return engine_->rank(); }
   WorldSize world_size() const { return WorldSize{engine_->world()}; }
   Gpu& gpu() const { return engine_->gpu(); }
-  nccl::Milliseconds timeout() const { return engine_->timeout(); }
-  void set_timeout(nccl::Milliseconds timeout) { engine_->set_timeout(timeout); }
+  Milliseconds timeout() const { return engine_->timeout(); }
+  void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
   /// `count` elements of device memory that NCCL knows, zeroed. It lives as long as the
   /// communicator. **Ranks** any. **Host** blocks.
@@ -84,21 +92,9 @@ class NcclCommunicator {
 
   /// Gives up: every other rank's call fails with this reason, and the communicator ends.
   void abandon(std::string_view reason) {
-    engine_->link().fail(
-        Error("NCCL's communicator '" + engine_->seat().name + "'",
-              "this rank gave it up: " + std::string(reason), "start the job again", rank()),
-        reason);
-  }
-
-  /// **Host** blocks until the compute streams of all ranks have got here.
-  void barrier() {
-    std::uint8_t token[] = {0};
-    nccl::transfer<std::uint8_t>(
-        *engine_, barrier_call(), token, token, [&](const std::uint8_t* in, std::uint8_t* out) {
-          engine_->link().nccl("ncclAllReduce", [&](ncclComm_t comm) {
-            return ncclAllReduce(in, out, 1, ncclUint8, ncclSum, comm, engine_->stream());
-          });
-        });
+    engine_->link().fail(detail::gave_up("NCCL's communicator '" + engine_->joined().name + "'",
+                                         std::string(reason), rank()),
+                         reason);
   }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
@@ -107,84 +103,6 @@ class NcclCommunicator {
 
   /// **Ranks** this one. Throws what went wrong, if anything has.
   void raise_fault() { engine_->raise_fault(); }
-
-  /// Compares a call over ranks that is made by other means. **Ranks** all. **Host** does not
-  /// block: like every difference, this one is found in the background.
-  void agree(const Call& call) {
-    engine_->post(call, [] {});
-  }
-
-  /// data = op over ranks, on all ranks.
-  template <class Data, class Op = Sum>
-  void all_reduce(Data&& data, Op op = {}) {
-    engine_->order(nccl::all_reduce(*engine_, flat(data), op));
-  }
-
-  /// The same, asynchronously. **Host** does not block. **Stream** it comes after what the compute
-  /// stream holds; what that is given after `wait` of the handle sees the result. The data belongs
-  /// to the call until then.
-  template <class Data, class Op = Sum>
-  nccl::Work all_reduce_async(Data&& data, Op op = {}) {
-    return {*engine_, nccl::all_reduce(*engine_, flat(data), op)};
-  }
-
-  /// On `root`, data = op over ranks; elsewhere it keeps what it was.
-  template <class Data, class Op = Sum>
-  void reduce(Data&& data, Rank root, Op op = {}) {
-    engine_->order(nccl::reduce(*engine_, flat(data), root, op));
-  }
-
-  /// data = root's data.
-  template <class Data>
-  void broadcast(Data&& data, Rank root) {
-    engine_->order(nccl::broadcast(*engine_, flat(data), root));
-  }
-
-  /// out = every rank's in, one behind the other.
-  template <class In, class Out>
-  void all_gather(const In& in, Out&& out) {
-    engine_->order(nccl::all_gather(*engine_, flat(in), flat(out)));
-  }
-
-  /// On `root`, out = every rank's in; elsewhere out is not used.
-  template <class In, class Out>
-  void gather(const In& in, Out&& out, Rank root) {
-    engine_->order(nccl::gather(*engine_, flat(in), flat(out), root));
-  }
-
-  /// out = this rank's piece of root's in. Elsewhere in is not used.
-  template <class In, class Out>
-  void scatter(const In& in, Out&& out, Rank root) {
-    engine_->order(nccl::scatter(*engine_, flat(in), flat(out), root));
-  }
-
-  /// out = op over ranks of this rank's piece of in.
-  template <class In, class Out, class Op = Sum>
-  void reduce_scatter(const In& in, Out&& out, Op op = {}) {
-    engine_->order(nccl::reduce_scatter(*engine_, flat(in), flat(out), op));
-  }
-
-  /// Piece w of out = piece `rank` of rank w's in.
-  template <class In, class Out>
-  void all_to_all(const In& in, Out&& out) {
-    engine_->order(nccl::all_to_all(*engine_, flat(in), flat(out)));
-  }
-
-  /// Sends elements to one rank. **Ranks** this one, and `to` calls `receive`. Two ranks that both
-  /// send first wait for each other.
-  template <class Data>
-  void send(const Data& data, Rank to) {
-    nccl::arguments(*engine_).check_peer("send", to);
-    engine_->order(nccl::send(*engine_, flat(data), to));
-  }
-
-  /// Receives elements from one rank. **Ranks** this one, and `from` calls `send` with the same
-  /// type and count.
-  template <class Data>
-  void receive(Data&& data, Rank from) {
-    nccl::arguments(*engine_).check_peer("receive", from);
-    engine_->order(nccl::receive(*engine_, flat(data), from));
-  }
 
   /// Captures the step that `f()` puts on the compute stream, collectives included, without running
   /// it. If that fails on any rank, no rank gets a graph, and each is told why. Run the step once
@@ -202,20 +120,122 @@ class NcclCommunicator {
   /// given next.
   void replay(const StepGraph& graph) { engine_->replay(graph); }
 
-  nccl::Engine& engine() const { return *engine_; }
+  // For the front and for adapters.
+
+  template <class C>
+  void perform(const C& call) {
+    if constexpr (C::kind == detail::CollectiveKind::barrier) {
+      // Every rank's stream has got here when all have added to a number.
+      std::uint8_t token[] = {0};
+      const detail::calls::AllReduce<std::uint8_t, Sum> meeting{token, token, 1};
+      post(call.call(), meeting);
+    } else {
+      engine_->order(post(call.call(), call));
+    }
+  }
+
+  /// **Host** does not block: like every difference, this one is found in the background.
+  void agree(const detail::Call& call) {
+    engine_->post(call, [] {});
+  }
+
+  template <class C>
+  auto start(const C& call) {
+    return Work<Pending>(std::in_place, *engine_, post(call.call(), call));
+  }
+
+  /// The communicator of this rank's group, if it is in one. Groups share their parent's GPU and
+  /// compute stream. **Host** blocks until NCCL is done.
+  template <std::size_t GroupRanks>
+  std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
+    const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
+    const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
+    engine_->post(detail::division_call(place), [&] {
+      engine_->split_result() = nullptr;
+      engine_->link().nccl("ncclCommSplit", [&](ncclComm_t comm) {
+        return ncclCommSplit(comm, colour, static_cast<int>(place.rank.value()),
+                             &engine_->split_result(), nullptr);
+      });
+    });
+    if (!place.is_member()) return std::nullopt;
+    auto group = std::make_shared<Engine>(detail::nccl::JoinOptions{
+        place.rank, place.world(), name, engine_->joined().gpu, engine_->joined().store,
+        engine_->timeout()});
+    group->connect([&](ncclComm_t* comm) {
+      *comm = std::exchange(engine_->split_result(), nullptr);
+      return ncclSuccess;
+    });
+    return std::optional<NcclCommunicator<GroupRanks>>(std::in_place, std::move(group));
+  }
+
+  detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }
 
  private:
-  static std::shared_ptr<nccl::Engine> join(const Membership& member, Store& store,
-                                            const std::string& name, std::shared_ptr<Gpu> gpu) {
+  struct Pending {
+    Engine& engine;
+    Ticket ticket;
+
+    bool test() { return engine.test(ticket); }
+    void wait() { engine.order(ticket); }
+    /// What is on the stream runs to its end; the memory is the communicator's.
+    static constexpr void leave() {}
+  };
+
+  /// Puts a call on the stream, with what it is given there, under the name `described`.
+  template <class C>
+  Ticket post(const detail::Call& described, const C& call) {
+    if (call.count == 0) return engine_->post(described, [] {});
+    if (is_host(call.in) || is_host(call.out)) return post_staged(described, call);
+    return engine_->post(described, [&] { execute(described, call); });
+  }
+
+  template <class C>
+  void execute(const detail::Call& described, const C& call) {
+    detail::nccl::Transport transport(*engine_, described);
+    detail::execute_any(transport, call);
+  }
+
+  template <class T>
+  static bool is_host(std::span<T> values) {
+    return !values.empty() && is_host_memory(values.data());
+  }
+
+  /// A call with host memory goes through device memory, and is waited for.
+  template <class C>
+  Ticket post_staged(const detail::Call& described, const C& call) {
+    using T = typename C::element;
+    engine_->require_no_capture(described, "give it device memory, or do it outside of the step");
+    const bool in_staged = is_host(call.in);
+    const bool out_staged = is_host(call.out);
+    const std::size_t out_begin = in_staged ? align_up(call.in.size_bytes()) : 0;
+    engine_->staging().reserve(out_begin + call.out.size_bytes());
+    std::byte* const host = engine_->staging().host();
+    std::byte* const device = engine_->staging().device();
+    const T* const in = in_staged ? reinterpret_cast<const T*>(device) : call.in.data();
+    T* const out = out_staged ? reinterpret_cast<T*>(device + out_begin) : call.out.data();
+    if (in_staged) std::memcpy(host, call.in.data(), call.in.size_bytes());
+    const Ticket ticket = engine_->post(described, [&] {
+      if (in_staged) engine_->copy(device, host, call.in.size_bytes(), cudaMemcpyHostToDevice);
+      execute(described, call.on({in, call.in.size()}, {out, call.out.size()}, call.count));
+      if (out_staged)
+        engine_->copy(host + out_begin, out, call.out.size_bytes(), cudaMemcpyDeviceToHost);
+    });
+    engine_->wait(ticket);
+    if (out_staged) std::memcpy(call.out.data(), host + out_begin, call.out.size_bytes());
+    return ticket;
+  }
+
+  static std::shared_ptr<Engine> join(const Membership& member, Store& store,
+                                      const std::string& name, std::shared_ptr<Gpu> gpu) {
     require_world<Ranks>(member.world, member.rank);
     const bool alone = member.world == WorldSize{1};
-    if (!alone && nccl::gpus_are_shared(member, store, *gpu, name))
-      nccl::pretend_to_be_hosts(member);
+    if (!alone && detail::nccl::gpus_are_shared(member, store, *gpu, name))
+      detail::nccl::require_own_hosts(member.rank);
     const ncclUniqueId id = meet(member, store, name);
-    auto engine = std::make_shared<nccl::Engine>(
-        nccl::Seat{member.rank, member.world, name, std::move(gpu),
-                   std::make_shared<Store>(member.host, member.port, member.secret, member.timeout),
-                   member.timeout});
+    auto engine = std::make_shared<Engine>(detail::nccl::JoinOptions{
+        member.rank, member.world, name, std::move(gpu),
+        std::make_shared<Store>(member.host, member.port, member.secret, member.timeout),
+        member.timeout});
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     engine->connect([&](ncclComm_t* comm) {
@@ -230,7 +250,7 @@ class NcclCommunicator {
     const std::string key = "lockstep/nccl/" + name + "/id";
     ncclUniqueId id{};
     if (member.rank == Rank{0}) {
-      check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
+      detail::check_nccl(ncclGetUniqueId(&id), "ncclGetUniqueId");
       store.set(key, std::string_view(id.internal, sizeof id.internal));
     } else {
       const std::string told = store.get(key, member.timeout);
@@ -239,16 +259,10 @@ class NcclCommunicator {
     return id;
   }
 
-  static Call barrier_call() {
-    Call call;
-    call.count = 1;
-    return call;
-  }
-
   StepGraph agreed(StepGraph graph) {
     const std::uint8_t own[] = {static_cast<std::uint8_t>(graph ? 1 : 0)};
     std::vector<std::uint8_t> all(world_size().value());
-    all_gather(own, all);
+    this->all_gather(own, all);
     const auto failed = std::find(all.begin(), all.end(), std::uint8_t{0});
     if (failed == all.end()) return graph;
     const Rank first{static_cast<std::size_t>(failed - all.begin())};
@@ -257,12 +271,11 @@ class NcclCommunicator {
     return StepGraph("on rank " + std::to_string(first.value()) + ": " + reason);
   }
 
-  nccl::WatchedEngine engine_;
+  detail::nccl::WatchedEngine engine_;
 };
 
-static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>>);
-static_assert(ReduceScattering<NcclCommunicator<>> && Scattering<NcclCommunicator<>> &&
-              Messaging<NcclCommunicator<>>);
+static_assert(ArenaAllocating<NcclCommunicator<>> && AsyncReducing<NcclCommunicator<2>> &&
+              Splitting<NcclCommunicator<>>);
 
 /// The NCCL communicator of a job's ranks. `name` tells several of one job apart. **Ranks** all.
 /// **Host** blocks until all have come.

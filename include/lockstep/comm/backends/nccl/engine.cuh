@@ -34,7 +34,7 @@
 #include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 /// A call that was made, and how to find its events.
 struct Ticket {
@@ -42,8 +42,8 @@ struct Ticket {
   bool captured = false;
 };
 
-/// Who a rank is in a communicator, and what it has for it. Groups share all but the first three.
-struct Seat {
+/// What a rank joins a communicator with. Groups share all but the first three.
+struct JoinOptions {
   Rank rank;
   WorldSize world;
   std::string name;  // the communicator's, the same on all its ranks
@@ -54,15 +54,15 @@ struct Seat {
 
 class Engine {
  public:
-  explicit Engine(Seat seat)
-      : seat_(std::move(seat)), timeout_(seat_.timeout), link_(board_of(seat_)) {}
+  explicit Engine(JoinOptions joined)
+      : joined_(std::move(joined)), timeout_(joined_.timeout), link_(board_of(joined_)) {}
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
-  const Seat& seat() const { return seat_; }
-  Rank rank() const { return seat_.rank; }
-  std::size_t world() const { return seat_.world.value(); }
-  Gpu& gpu() const { return *seat_.gpu; }
+  const JoinOptions& joined() const { return joined_; }
+  Rank rank() const { return joined_.rank; }
+  std::size_t world() const { return joined_.world.value(); }
+  Gpu& gpu() const { return *joined_.gpu; }
   Link& link() { return link_; }
   /// Where the communication runs.
   cudaStream_t stream() const { return stream_.get(); }
@@ -73,7 +73,7 @@ class Engine {
   /// come.
   template <class Start>
   void connect(const Start& start) {
-    const std::string operation = "joining NCCL's communicator '" + seat_.name + "'";
+    const std::string operation = "joining NCCL's communicator '" + joined_.name + "'";
     ncclResult_t state = start(link_.place());
     if (state == ncclSuccess || state == ncclInProgress)
       state = link_.settle(Deadline::after(timeout()));
@@ -138,19 +138,19 @@ class Engine {
 
   /// **Host** blocks until the call is over.
   void wait(Ticket ticket) {
-    const Patience patience;
-    while (!test(ticket)) patience.pause();
+    const Backoff backoff;
+    while (!test(ticket)) backoff.pause();
   }
 
   /// **Host** blocks until the compute stream is empty.
   void synchronize() {
-    const Patience patience;
+    const Backoff backoff;
     while (true) {
       const cudaError_t state = cudaStreamQuery(gpu().stream());
       raise_fault();
       if (state == cudaSuccess) return;
       if (state != cudaErrorNotReady) check_cuda(state, "the compute stream");
-      patience.pause();
+      backoff.pause();
     }
   }
 
@@ -169,6 +169,10 @@ class Engine {
     return arena.data();
   }
   Staging& staging() { return staging_; }
+  /// On the stream where the communication runs.
+  void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
+    check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync");
+  }
 
   /// For reductions of gathered pieces. It stays where it is: captured steps refer to it.
   static constexpr std::size_t scratch_bytes = 16_MiB;
@@ -250,13 +254,13 @@ class Engine {
   /// Waits until everything is off the GPU, within the time limit. Host: blocks.
   void drain() {
     const Deadline deadline = Deadline::after(timeout());
-    const Patience patience;
+    const Backoff backoff;
     while (!link_.is_broken() && !is_idle()) {
       if (deadline.passed()) {
         link_.fail(Error("closing the communicator", "its calls do not end",
                          "see what keeps the compute stream from getting to them", rank()));
       }
-      patience.pause();
+      backoff.pause();
     }
   }
   void finalize() {
@@ -269,12 +273,12 @@ class Engine {
 
   /// Where a split leaves its result. It is here because NCCL writes it whenever it gets to it.
   ncclComm_t& split_result() { return split_result_; }
-  std::string next_group_name() { return seat_.name + "/" + std::to_string(groups_++); }
+  std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
 
  private:
-  static std::optional<NoticeBoard> board_of(const Seat& seat) {
-    if (seat.world == WorldSize{1}) return std::nullopt;
-    return NoticeBoard(seat.store, seat.name, seat.rank);
+  static std::optional<NoticeBoard> board_of(const JoinOptions& joined) {
+    if (joined.world == WorldSize{1}) return std::nullopt;
+    return NoticeBoard(joined.store, joined.name, joined.rank);
   }
 
   cudaStreamCaptureStatus capture_status() const {
@@ -300,7 +304,7 @@ class Engine {
   }
   /// The host is at most so many calls ahead of the GPU.
   void make_room() {
-    const Patience patience;
+    const Backoff backoff;
     while (true) {
       {
         const std::lock_guard lock(link_.mutex());
@@ -308,14 +312,15 @@ class Engine {
         if (!under_way_.is_full()) return;
       }
       raise_fault();
-      patience.pause();
+      backoff.pause();
     }
   }
 
   const CallEvents& begin(const Call& call, bool captured) {
     const std::lock_guard lock(link_.mutex());
     issued_ = UnderWay::Begun{call, Clock::now()};
-    if (call.kind != CollectiveKind::send) {  // which is between two ranks only
+    // Messages are between two ranks only: the others cannot compare them.
+    if (call.kind != CollectiveKind::send && call.kind != CollectiveKind::receive) {
       if (captured) {
         captured_calls_.push_back(call);
       } else {
@@ -334,7 +339,7 @@ class Engine {
     issued_.reset();
   }
 
-  Seat seat_;
+  JoinOptions joined_;
   std::atomic<Milliseconds> timeout_;
   CudaStream stream_ = CudaStream::urgent();
   std::deque<Arena> arenas_;
@@ -351,4 +356,4 @@ class Engine {
   std::optional<UnderWay::Begun> issued_;  // and not yet on the stream
 };
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

@@ -19,12 +19,13 @@
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/comm/backends/nccl/check.cuh"
 #include "lockstep/comm/backends/nccl/under_way.cuh"
+#include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/deadline.hpp"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 /// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
 /// waits, because the communicator is non-blocking, and nobody waits with the mutex in hand.
@@ -53,7 +54,7 @@ class Link {
     ncclResult_t result = ncclSuccess;
     {
       const std::lock_guard lock(mutex_);
-      if (fault_) throw Error(*fault_);
+      fault_.raise();
       result = call(comm_);
     }
     if (result == ncclSuccess || result == ncclInProgress) {
@@ -69,7 +70,7 @@ class Link {
   /// Waits until NCCL has done in the background what it was called for: its state then, or
   /// `ncclInProgress` when the time is over. After a failure it waits for a fault, which is thrown.
   ncclResult_t settle(Deadline deadline, Milliseconds for_words = Milliseconds(0)) {
-    const Patience patience;
+    const Backoff backoff;
     std::optional<Deadline> words;
     while (true) {
       const ncclResult_t state = ask();
@@ -80,7 +81,7 @@ class Link {
         if (!words) words = Deadline::after(for_words);
         if (words->passed()) return state;
       }
-      patience.pause();
+      backoff.pause();
     }
   }
 
@@ -88,13 +89,13 @@ class Link {
   ncclResult_t state() const {
     const std::lock_guard lock(mutex_);
     ncclResult_t state = ncclSuccess;
-    if (comm_ != nullptr && !fault_) static_cast<void>(ncclCommGetAsyncError(comm_, &state));
+    if (comm_ != nullptr && !is_broken()) static_cast<void>(ncclCommGetAsyncError(comm_, &state));
     return state;
   }
 
   // Faults
 
-  bool is_broken() const { return broken_.load(std::memory_order_acquire); }
+  bool is_broken() const { return fault_.is_set(); }
 
   /// Notes the fault, if it is the first, and tells the others `words`.
   void fail(const Error& error) { fail(error, error.text()); }
@@ -108,12 +109,10 @@ class Link {
   }
   /// The same where the others know already. Whether it was the first.
   bool fail_quietly(const Error& error) {
+    const bool is_first = fault_.note(error);
     const std::lock_guard lock(mutex_);
-    if (fault_) return false;
-    fault_.emplace(error);
-    broken_.store(true, std::memory_order_release);
     changed_.notify_all();
-    return true;
+    return is_first;
   }
 
   /// Throws the fault if there is one: as soon as the kernels have ended, so that the memory which
@@ -124,7 +123,7 @@ class Link {
       return;
     std::unique_lock lock(mutex_);
     if (!capturing) changed_.wait_for(lock, abort_limit, [&] { return aborted_; });
-    throw Error(*fault_);
+    fault_.raise();
   }
 
   // Graphs that hold NCCL's kernels
@@ -136,7 +135,7 @@ class Link {
   }
   /// With the mutex held, so that it does not end meanwhile.
   void launch(const StepGraph& graph, cudaStream_t stream) const {
-    if (fault_) throw Error(*fault_);
+    fault_.raise();
     graph.launch(stream);
   }
 
@@ -177,8 +176,8 @@ class Link {
   /// Waits for a tick, or less when there is a fault or the end: then the watch is over.
   bool watch_goes_on(Milliseconds tick) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, tick, [&] { return stopping_ || fault_; });
-    return !stopping_ && !fault_;
+    changed_.wait_for(lock, tick, [&] { return stopping_ || is_broken(); });
+    return !stopping_ && !is_broken();
   }
   void watch_has_ended() {
     const std::lock_guard lock(mutex_);
@@ -201,7 +200,7 @@ class Link {
 
   ncclResult_t ask() const {
     const std::lock_guard lock(mutex_);
-    if (fault_) throw Error(*fault_);
+    fault_.raise();
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
     return asked == ncclSuccess ? state : asked;
@@ -216,16 +215,15 @@ class Link {
   }
 
   std::optional<NoticeBoard> board_;
-  std::atomic<bool> broken_ = false;
+  FirstFault fault_;
 
   mutable std::mutex mutex_;  // for what follows
   std::condition_variable changed_;
   ncclComm_t comm_ = nullptr;
   std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;
-  std::optional<Error> fault_;
   bool aborted_ = false;
   bool stopping_ = false;
   bool watch_ended_ = false;
 };
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

@@ -15,7 +15,7 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 /// Zeroed memory of the current GPU, from NCCL's allocator where that works on this system, else
 /// plain device memory.
@@ -82,4 +82,4 @@ class Staging {
   std::optional<DeviceArena> device_;
 };
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

@@ -14,7 +14,7 @@
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 /// Do ranks of the job share a GPU? A launcher that shows each rank only its own looks the same
 /// from inside one process, so that the ranks have to compare. **Ranks** all. **Host** blocks.
@@ -35,14 +35,15 @@ inline bool gpus_are_shared(const Membership& member, Store& store, const Gpu& g
   return shared;
 }
 
-/// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each gets a
-/// host of its own, and they talk through sockets: slow, and good enough for trying out. What the
-/// user has set stays.
-inline void pretend_to_be_hosts(const Membership& member) {
-  const std::string host = member.job + "." + std::to_string(member.rank.value());
-  ::setenv("NCCL_HOSTID", host.c_str(), 0);
-  // NCCL avoids the loopback interface, and a host without a network has no other.
-  if (member.local_world == member.world.value()) ::setenv("NCCL_SOCKET_IFNAME", "lo", 0);
+/// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each is told to
+/// be on a host of its own, and they talk through sockets: slow, and good enough for trying out. The
+/// launcher says so in their environment, before there are threads (launch/shared_gpus.hpp).
+inline void require_own_hosts(Rank rank) {
+  if (std::getenv("NCCL_HOSTID") != nullptr) return;
+  throw Error("Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
+              "start them with lockstep's launcher and LOCKSTEP_SHARE_GPUS=1, or set NCCL_HOSTID to "
+              "another word for every rank before it starts",
+              rank);
 }
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

@@ -11,7 +11,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 /// NCCL's name for T; `ncclNumTypes` for 16-bit integers, which it does not have.
 template <Element T>
@@ -102,4 +102,4 @@ ncclResult_t with_operation(const Op& op, ncclComm_t comm, const F& call) {
   }
 }
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

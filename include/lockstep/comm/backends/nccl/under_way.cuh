@@ -11,7 +11,7 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/device/cuda/stream.cuh"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
@@ -91,4 +91,4 @@ class CapturedEvents {
   std::uint64_t next_ = 0;
 };
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

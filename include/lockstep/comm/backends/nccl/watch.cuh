@@ -17,9 +17,12 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
+#include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/names.hpp"
 
-namespace lockstep::nccl {
+namespace lockstep::detail::nccl {
 
 /// What the watching thread does and remembers.
 class Watch {
@@ -66,10 +69,7 @@ class Watch {
     if (!notice.is_fault()) compare(board, notice);
     if (notice.kind == Notice::Kind::failed) {
       engine_.link().fail_quietly(
-          Error(what_it_is_in(),
-                "rank " + std::to_string(notice.rank.value()) + " failed: " + notice.words,
-                "look at that rank first", engine_.rank())
-              .as_consequence());
+          rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
       engine_.link().fail_quietly(verdict(board, notice.rank));
     } else if (notice.kind == Notice::Kind::question) {
@@ -160,7 +160,7 @@ class Watch {
 
   std::string what_it_is_in() const {
     const auto call = engine_.waiting();
-    return call ? call->call.text() : "NCCL's communicator '" + engine_.seat().name + "'";
+    return call ? call->call.text() : "NCCL's communicator '" + engine_.joined().name + "'";
   }
 
   Engine& engine_;
@@ -178,7 +178,13 @@ class Watch {
 class WatchedEngine {
  public:
   explicit WatchedEngine(std::shared_ptr<Engine> engine)
-      : engine_(std::move(engine)), thread_([watched = engine_] { Watch(*watched).run(); }) {}
+      : engine_(std::move(engine)),
+        thread_(
+            "lockstep nccl", [watched = engine_] { Watch(*watched).run(); },
+            [watched = engine_](const std::exception_ptr& thrown) {
+              watched->link().fail(Error("Backend<Nccl>", Failure::of(thrown).problem,
+                                         "start the job again", watched->rank()));
+            }) {}
 
   WatchedEngine(WatchedEngine&&) noexcept = default;
   WatchedEngine& operator=(WatchedEngine&&) = delete;
@@ -190,7 +196,7 @@ class WatchedEngine {
     } catch (const Error& error) {
       engine_->link().fail(error);  // the GPU is in no state to be waited for
     }
-    if (thread_.joinable()) thread_.detach();
+    thread_.detach();
   }
 
   Engine& operator*() const { return *engine_; }
@@ -199,9 +205,9 @@ class WatchedEngine {
  private:
   void close() {
     if (std::uncaught_exceptions() > exceptions_) {
-      engine_->link().fail(Error("closing the communicator", "an exception ended this rank's part",
-                                 "look at that exception", engine_->rank()),
-                           "it ended with an exception");
+      engine_->link().fail(gave_up("NCCL's communicator '" + engine_->joined().name + "'",
+                                   ended_by_exception, engine_->rank()),
+                           ended_by_exception);
     }
     engine_->drain();
     if (!engine_->link().stop_watch()) return;
@@ -210,8 +216,8 @@ class WatchedEngine {
   }
 
   std::shared_ptr<Engine> engine_;
-  std::thread thread_;
+  Thread thread_;
   int exceptions_ = std::uncaught_exceptions();
 };
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::detail::nccl

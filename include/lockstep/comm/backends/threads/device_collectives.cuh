@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Collectives of device memory among the ranks of one process: whoever comes last enqueues
-/// the work of all, one launch for each GPU.
+/// @file Collectives of device memory among the ranks of one process: the rank that comes last
+/// enqueues the work of all, one launch for each GPU.
 ///
 /// Every byte is loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU
 /// share a launch, ranks on several share the elements of an all-reduce and push the rest from
@@ -16,32 +16,30 @@
 #include "lockstep/comm/backends/threads/kernels.cuh"
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep::threads::on_device {
+namespace lockstep::detail::threads {
 
-/// Cuts `count` elements into packets where all addresses and strides allow it.
-template <class T, class In, class Out>
-Pass cut(std::size_t count, std::span<In* const> in, std::span<Out* const> out,
-         std::size_t strides) {
-  std::uintptr_t bits = strides * sizeof(T);
-  for (const In* pointer : in) bits |= reinterpret_cast<std::uintptr_t>(pointer);
-  for (const Out* pointer : out) bits |= reinterpret_cast<std::uintptr_t>(pointer);
-  return {bits % 16 == 0 ? count / packet_size<T> : 0, count};
+/// The addresses of arrays, combined by "or": what decides whether packets fit.
+template <class T>
+std::uintptr_t bits_of(const std::vector<T*>& pointers) {
+  std::uintptr_t bits = 0;
+  for (const T* pointer : pointers) bits |= reinterpret_cast<std::uintptr_t>(pointer);
+  return bits;
 }
 
-/// Enough blocks for every step, but not more than the GPU holds at a time.
-inline dim3 grid(const Lane& lane, std::size_t steps, std::size_t pieces) {
-  const std::size_t wanted = (steps + threads_per_block - 1) / threads_per_block;
-  const std::size_t most = static_cast<std::size_t>(lane.processors) * (2048 / threads_per_block);
-  return dim3(static_cast<unsigned>(std::min(wanted, most)), static_cast<unsigned>(pieces));
+/// As many blocks as the GPU holds at a time.
+inline std::size_t most_blocks(const Lane& lane) {
+  return static_cast<std::size_t>(lane.processors) * (2048 / PacketPass::threads);
 }
 
 /// Pieces of every rank's memory that are combined on one lane, each into `targets` of the outs.
 template <class T>
-struct Combination {
+struct LaneCombination {
   std::vector<const T*> in;
   std::vector<T*> out;
   std::size_t count;  // of one piece, which is also the distance to the next
@@ -50,24 +48,26 @@ struct Combination {
 };
 
 template <std::size_t Ranks, class T, class Op>
-void launch_combine(const Lane& lane, const Combination<T>& what, const Op& op) {
+void launch_combine(const Lane& lane, const LaneCombination<T>& what, const Op& op) {
+  using Values = RankPointers<T, Ranks>;
   if (what.count == 0) return;
-  Reduction<T, Ranks> work{};
-  std::copy(what.in.begin(), what.in.end(), work.in);
+  Combination<T, Values, Values::capacity> work{};
+  std::copy(what.in.begin(), what.in.end(), work.values.at);
   std::copy(what.out.begin(), what.out.end(), work.out);
-  work.pass = cut<T>(what.count, std::span<const T* const>(what.in), std::span<T* const>(what.out),
-                     what.pieces > 1 ? what.count : 0);
+  work.pass = PacketPass::cut<T>(what.count, bits_of(what.in) | bits_of(what.out) |
+                                                 (what.pieces > 1 ? what.count * sizeof(T) : 0));
   work.stride = what.count;
   work.targets = static_cast<unsigned>(what.targets);
   work.ranks = static_cast<unsigned>(what.in.size());
-  const dim3 blocks = grid(lane, work.pass.steps(packet_size<T>), what.pieces);
-  combine<T, Op, Ranks><<<blocks, threads_per_block, 0, lane.stream>>>(work, op);
+  combine<T, Op, Values, Values::capacity>
+      <<<work.pass.template grid<T>(most_blocks(lane), what.pieces), PacketPass::threads, 0,
+         lane.stream>>>(work, op);
   check_launch("combine");
 }
 
 /// Unrolled over the ranks where there are as many as usual.
 template <std::size_t Ranks, class T, class Op>
-void enqueue_combine(const Lane& lane, const Combination<T>& what, const Op& op) {
+void enqueue_combine(const Lane& lane, const LaneCombination<T>& what, const Op& op) {
   if constexpr (Ranks != dynamic && Ranks <= 16) {
     launch_combine<Ranks>(lane, what, op);
   } else {
@@ -97,10 +97,13 @@ std::vector<T*> outs(std::span<const Offer> ranks, std::size_t offset) {
   return all;
 }
 
+// Overloads for every call: `Ranks` is the world's size where the compiler knows it.
+
 /// Each lane combines its share of the elements and stores it to all ranks.
 template <std::size_t Ranks, class T, class Op>
-void all_reduce(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                std::size_t count, const Op& op) {
+void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
+             std::span<const Offer> ranks, std::uint64_t ticket) {
+  const std::size_t count = call.count;
   const std::size_t packets = (count + packet_size<T> - 1) / packet_size<T>;
   const std::size_t shares = lanes.all().size();
   std::size_t share = 0;
@@ -112,18 +115,20 @@ void all_reduce(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t 
     const std::size_t end = border(++share);
     enqueue_combine<Ranks, T>(
         lane,
-        Combination<T>{ins<T>(ranks, begin), outs<T>(ranks, begin), end - begin, 1, ranks.size()},
-        op);
+        LaneCombination<T>{ins<T>(ranks, begin), outs<T>(ranks, begin), end - begin, 1,
+                           ranks.size()},
+        call.op);
   });
 }
 
 template <std::size_t Ranks, class T, class Op>
-void reduce(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-            std::size_t count, Rank root, const Op& op) {
+void enqueue(const calls::Reduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
   lanes.run(ranks, ticket, [&](const Lane& lane) {
-    if (&lane != &lanes.of(root)) return;
-    T* const out = static_cast<T*>(ranks[root.value()].out);
-    enqueue_combine<Ranks, T>(lane, Combination<T>{ins<T>(ranks, 0), {out}, count}, op);
+    if (&lane != &lanes.of(call.root)) return;
+    T* const out = static_cast<T*>(ranks[call.root.value()].out);
+    enqueue_combine<Ranks, T>(lane, LaneCombination<T>{ins<T>(ranks, 0), {out}, call.count},
+                              call.op);
   });
 }
 
@@ -137,16 +142,16 @@ void for_ranks_of(const Lanes& lanes, const Lane& lane, std::size_t world, const
   }
 }
 
-/// `count` is of one piece, here and below.
 template <std::size_t Ranks, class T, class Op>
-void reduce_scatter(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                    std::size_t count, const Op& op) {
+void enqueue(const calls::ReduceScatter<T, Op>& call, const Lanes& lanes,
+             std::span<const Offer> ranks, std::uint64_t ticket) {
   lanes.run(ranks, ticket, [&](const Lane& lane) {
     for_ranks_of(lanes, lane, ranks.size(), [&](std::size_t first, std::size_t n) {
-      enqueue_combine<Ranks, T>(lane,
-                                Combination<T>{ins<T>(ranks, first * count),
-                                               outs<T>(ranks.subspan(first, n), 0), count, n},
-                                op);
+      enqueue_combine<Ranks, T>(
+          lane,
+          LaneCombination<T>{ins<T>(ranks, first * call.count),
+                             outs<T>(ranks.subspan(first, n), 0), call.count, n},
+          call.op);
     });
   });
 }
@@ -165,17 +170,16 @@ inline void enqueue_move(const Lane& lane, const Transport& what) {
   Movement work{};
   std::copy(what.from.begin(), what.from.end(), work.in);
   std::copy(what.to.begin(), what.to.end(), work.out);
-  work.pass = cut<unsigned char>(what.bytes, std::span<const unsigned char* const>(what.from),
-                                 std::span<unsigned char* const>(what.to),
-                                 what.in_stride | what.out_stride);
+  work.pass = PacketPass::cut<unsigned char>(
+      what.bytes, bits_of(what.from) | bits_of(what.to) | what.in_stride | what.out_stride);
   work.in_stride = what.in_stride;
   work.out_stride = what.out_stride;
   work.targets = static_cast<unsigned>(what.to.size());
-  const dim3 blocks = grid(lane, work.pass.steps(16), what.from.size());
+  const dim3 blocks = work.pass.grid<unsigned char>(most_blocks(lane), what.from.size());
   if (what.in_stride == 0) {
-    move_bytes<false><<<blocks, threads_per_block, 0, lane.stream>>>(work);
+    move_bytes<false><<<blocks, PacketPass::threads, 0, lane.stream>>>(work);
   } else {
-    move_bytes<true><<<blocks, threads_per_block, 0, lane.stream>>>(work);
+    move_bytes<true><<<blocks, PacketPass::threads, 0, lane.stream>>>(work);
   }
   check_launch("move_bytes");
 }
@@ -191,16 +195,19 @@ inline void move_from(const Lanes& lanes, std::span<const Offer> ranks, std::uin
   });
 }
 
-inline void broadcast(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                      std::size_t bytes, Rank root) {
+template <std::size_t, class T>
+void enqueue(const calls::Broadcast<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
   std::vector<unsigned char*> others = outs<unsigned char>(ranks, 0);
-  others.erase(others.begin() + static_cast<std::ptrdiff_t>(root.value()));
-  move_from(lanes, ranks, ticket, root, others, bytes, 0);
+  others.erase(others.begin() + static_cast<std::ptrdiff_t>(call.root.value()));
+  move_from(lanes, ranks, ticket, call.root, others, call.count * sizeof(T), 0);
 }
 
-inline void scatter(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                    std::size_t bytes, Rank root) {
-  move_from(lanes, ranks, ticket, root, outs<unsigned char>(ranks, 0), bytes, bytes);
+template <std::size_t, class T>
+void enqueue(const calls::Scatter<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
+  const std::size_t bytes = call.count * sizeof(T);
+  move_from(lanes, ranks, ticket, call.root, outs<unsigned char>(ranks, 0), bytes, bytes);
 }
 
 /// From every rank to `targets`, which have the pieces in rank order.
@@ -217,20 +224,25 @@ inline void move_from_all(const Lanes& lanes, std::span<const Offer> ranks, std:
   });
 }
 
-inline void all_gather(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                       std::size_t bytes) {
-  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), bytes, 0);
+template <std::size_t, class T>
+void enqueue(const calls::AllGather<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
+  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), call.count * sizeof(T), 0);
 }
 
-inline void gather(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                   std::size_t bytes, Rank root) {
-  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks.subspan(root.value(), 1), 0), bytes,
-                0);
+template <std::size_t, class T>
+void enqueue(const calls::Gather<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
+  move_from_all(lanes, ranks, ticket,
+                outs<unsigned char>(ranks.subspan(call.root.value(), 1), 0),
+                call.count * sizeof(T), 0);
 }
 
-inline void all_to_all(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                       std::size_t bytes) {
+template <std::size_t, class T>
+void enqueue(const calls::AllToAll<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
+  const std::size_t bytes = call.count * sizeof(T);
   move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), bytes, bytes);
 }
 
-}  // namespace lockstep::threads::on_device
+}  // namespace lockstep::detail::threads

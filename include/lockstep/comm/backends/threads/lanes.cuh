@@ -18,7 +18,7 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
 /// The calling thread uses another GPU for a while.
 class OnGpu {
@@ -129,4 +129,4 @@ class Lanes {
   std::vector<std::size_t> lane_of_rank_;
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads

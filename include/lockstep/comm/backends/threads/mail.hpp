@@ -9,16 +9,15 @@
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/backends/shm/control.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/comm/backends/threads/seat.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/comm/backends/threads/participant.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
-/// One box for every pair of ranks. A box holds one message: who sends waits until it was taken.
+/// One box for every pair of ranks. A box holds one message: the sender waits until it was taken.
 class Mailboxes {
  public:
   explicit Mailboxes(WorldSize world)
@@ -26,28 +25,28 @@ class Mailboxes {
 
   /// Offers a message and waits until the receiver has taken it. Returns the event that the
   /// receiver has left.
-  void* send(Seat& seat, const Call& call, const Offer& offer, Rank to) {
-    Box& box = this->box(seat.rank(), to);
+  void* send(Participant& rank, const Call& call, const Offer& offer, Rank to) {
+    Box& box = this->box(rank.rank(), to);
     const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
     box.call = call;
     box.offer = offer;
-    shm::publish(box.sent, message);
-    seat.await(box.taken, message, call, [&](std::size_t w) { return Rank{w} == to; });
+    publish(box.sent, message);
+    rank.await(box.taken, message, call, [&](std::size_t w) { return Rank{w} == to; });
     return box.offer.event;
   }
 
   /// Waits for a message and has `take(offer)` copy it, which returns the event to leave.
   template <class Take>
-  void receive(Seat& seat, const Call& call, bool on_host, Rank from, const Take& take) {
-    Box& box = this->box(from, seat.rank());
+  void receive(Participant& rank, const Call& call, bool on_host, Rank from, const Take& take) {
+    Box& box = this->box(from, rank.rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
     const auto is_sender = [&](std::size_t w) { return Rank{w} == from; };
-    seat.await(box.sent, message, call, is_sender);
-    seat.work_on(call, is_sender, [&] {
-      check(seat, box, call, on_host, from);
+    rank.await(box.sent, message, call, is_sender);
+    rank.work_on(call, is_sender, [&] {
+      check(rank, box, call, on_host, from);
       box.offer.event = take(box.offer);
     });
-    shm::publish(box.taken, message);
+    publish(box.taken, message);
   }
 
   /// Forgets all messages. No rank may send or receive meanwhile.
@@ -57,27 +56,24 @@ class Mailboxes {
 
  private:
   struct Box {
-    shm::Counter sent{};
-    shm::Counter taken{};
+    Counter sent{};
+    Counter taken{};
     Call call;
     Offer offer;
   };
 
   Box& box(Rank from, Rank to) { return boxes_[from.value() * world_ + to.value()]; }
 
-  static void check(const Seat& seat, const Box& box, const Call& call, bool on_host, Rank from) {
-    const bool same_call = box.call == call;
-    if (same_call && box.offer.on_host == on_host) return;
-    throw Error(call.text(),
-                "rank " + std::to_string(from.value()) + " sends " + box.call.text() +
-                    (!same_call ? ""
-                     : on_host  ? " in device memory"
-                                : " in host memory"),
-                "send and receive the same type and count, in the same order", seat.rank());
+  static void check(const Participant& rank, const Box& box, const Call& call, bool on_host,
+                    Rank from) {
+    const bool same = box.call.carries_the_same_as(call);
+    if (same && box.offer.on_host == on_host) return;
+    const char* const where = on_host ? " in device memory" : " in host memory";
+    throw messages_differ(call, from, box.call.text() + (same ? where : ""), rank.rank());
   }
 
   std::size_t world_;
   std::vector<Box> boxes_;
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads

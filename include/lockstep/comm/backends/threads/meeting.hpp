@@ -12,17 +12,17 @@
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/backends/shm/control.hpp"
+#include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
 /// How many calls may be under way at once.
 inline constexpr std::size_t ring = 32;
 
-/// What a rank brings to a call. Ranks are threads of one process: a pointer says it all.
+/// What a rank brings to a call. Ranks are threads of one process: pointers are enough.
 struct Offer {
   const void* in = nullptr;
   void* out = nullptr;
@@ -30,11 +30,11 @@ struct Offer {
   bool on_host = false;   // its memory is the host's
 };
 
-/// The state that all ranks share. Every rank announces its calls in the same order; whoever is the
-/// last to announce one does its work, for all ranks. That takes one wait per call, and none by
-/// whoever has something better to do meanwhile.
+/// The state that all ranks share. Every rank announces its calls in the same order; the last to
+/// announce one does its work, for all ranks. A call costs one wait, and none for a rank that has
+/// something better to do meanwhile.
 ///
-/// Used through `Seat`, one for each rank.
+/// Used through `Participant`, one for each rank.
 class Meeting {
  public:
   explicit Meeting(WorldSize world) : ranks_(world.value()) {
@@ -50,7 +50,8 @@ class Meeting {
   void restore() {
     for (RankState& rank : ranks_) {
       rank.announced = 0;
-      rank.is_broken = rank.has_words = false;
+      rank.fault.forget();
+      rank.has_words = false;
       rank.words.clear();
     }
     for (Slot& slot : slots_) slot.arrived = 0;
@@ -59,20 +60,20 @@ class Meeting {
   }
 
  private:
-  friend class Seat;
+  friend class Participant;
 
   /// What one rank says of itself.
-  struct alignas(shm::line) RankState {
+  struct alignas(line_pair) RankState {
     std::atomic<std::uint64_t> announced{0};
-    std::atomic<bool> is_seated{false};
+    std::atomic<bool> has_joined{false};
     std::atomic<bool> has_left{false};
-    std::atomic<bool> is_broken{false};  // makes no more calls, for its own or another's fault
-    std::atomic<bool> has_words{false};  // why; whoever broke for another's fault has none
+    FirstFault fault;                    // its own or another's: it makes no more calls
+    std::atomic<bool> has_words{false};  // it is the one that knows why
     std::string words;
   };
 
   /// A call under way.
-  struct alignas(shm::line) Slot {
+  struct alignas(line_pair) Slot {
     std::atomic<std::size_t> arrived{0};
     std::vector<Call> calls;
     std::vector<Offer> offers;
@@ -80,12 +81,12 @@ class Meeting {
 
   std::vector<RankState> ranks_;
   std::array<Slot, ring> slots_;
-  shm::Counter done_{};  // calls whose work was done
-  /// Held while work is done for all, and by a rank that gives up: what it has brought, others then
-  /// use no more.
+  Counter done_{};  // calls whose work was done
+  /// Held while work is done for all, and by a rank that gives up: once it has given up, nobody uses
+  /// what it has brought.
   std::mutex working_;
   std::atomic<bool> disagrees_{false};
   std::optional<Error> disagreement_;
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads

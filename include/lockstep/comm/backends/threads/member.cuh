@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's end of a world of threads: its seat, its GPU and the events that order its
-/// compute stream with everybody's communication.
+/// @file One rank's end of a world of threads: its part in their calls, its GPU, and the events that
+/// order its compute stream with everybody's communication.
 
 #include <cuda_runtime_api.h>
 
@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/backends/threads/seat.hpp"
+#include "lockstep/comm/backends/threads/participant.hpp"
 #include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
@@ -29,7 +29,7 @@
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/launch/failure.hpp"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
 class Member {
  public:
@@ -39,8 +39,8 @@ class Member {
          Milliseconds timeout, const Joined& joined)
       : world_(std::move(world)), gpu_(std::move(gpu)), ready_(ring) {
     gate_.emplace(world_->gate, rank, timeout);
-    seat_.emplace(world_->calls, rank, timeout);
-    seat_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
+    calls_.emplace(world_->calls, rank, timeout);
+    calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
                 [&](std::span<const Offer> ranks) {
                   joined();
                   world_->open(ranks);
@@ -53,37 +53,43 @@ class Member {
   /// The memory goes last: when nobody will start, and nobody is at, any work on it.
   ~Member() {
     try {
-      if (std::uncaught_exceptions() == exceptions_ && !seat_->is_broken()) settle();
+      if (std::uncaught_exceptions() == exceptions_ && !calls_->is_broken()) settle();
     } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
     }
     gate_.reset();
-    seat_.reset();
+    calls_.reset();
     static_cast<void>(cudaStreamSynchronize(stream()));
     for (const Lane& lane : world_->lanes->all()) {
       static_cast<void>(cudaStreamSynchronize(lane.stream));
     }
   }
 
-  Rank rank() const { return seat_->rank(); }
-  std::size_t world() const { return seat_->world(); }
-  Seat& seat() { return *seat_; }
+  Rank rank() const { return calls_->rank(); }
+  std::size_t world() const { return calls_->world(); }
+  Participant& calls() { return *calls_; }
   const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
   cudaStream_t stream() const { return gpu_->stream(); }
   void set_timeout(Milliseconds timeout) {
-    seat_->set_timeout(timeout);
+    calls_->set_timeout(timeout);
     gate_->set_timeout(timeout);
   }
 
   std::byte* allocate(std::size_t bytes) { return arenas_.emplace_back(bytes).data(); }
 
+  /// **Host** blocks until all ranks have made the call, and the last has done `work(offers)`.
+  template <class Work>
+  void meet(const Call& call, const Offer& offer, const Work& work) {
+    calls_->meet(call, offer, work);
+  }
+
   // Calls
 
-  /// Announces a call on device memory. Whoever is last runs `enqueue(lanes, offers, ticket)`.
+  /// Announces a call on device memory. The last rank runs `enqueue(lanes, offers, ticket)`.
   /// **Host** does not block, unless too many calls are under way.
   template <class Enqueue>
   std::uint64_t start(const Call& call, const void* in, void* out, const Enqueue& enqueue) {
     last_ = call;
-    return seat_->announce(
+    return calls_->announce(
         call,
         [&](std::uint64_t ticket) {
           const CudaEvent& ready = ready_[ticket % ring];
@@ -98,28 +104,28 @@ class Member {
   /// **Host** blocks until all ranks have announced the call. **Stream** the compute stream waits
   /// for its end.
   void wait(std::uint64_t ticket, const Call& call) {
-    seat_->wait(ticket, call);
+    calls_->wait(ticket, call);
     world_->lanes->block(stream(), ticket);
   }
   bool test(std::uint64_t ticket) const {
-    return seat_->is_done(ticket) && world_->lanes->test(ticket);
+    return calls_->is_done(ticket) && world_->lanes->test(ticket);
   }
 
-  /// A call on host memory: whoever is last runs `work(offers)`. **Host** blocks until it was done.
+  /// A call on host memory: the last rank runs `work(offers)`. **Host** blocks until it was done.
   template <class Work>
   void run_on_host(const Call& call, const void* in, void* out, const Work& work) {
     forbid_in_capture(call.text(), "works on host memory, which no graph can do");
-    seat_->meet(call, Offer{in, out, nullptr, true}, work);
+    calls_->meet(call, Offer{in, out, nullptr, true}, work);
   }
 
   /// **Host** blocks until all that this rank has announced was announced by all.
   void settle() {
-    if (seat_->announced() > 0) seat_->wait(seat_->announced() - 1, last_);
+    if (calls_->announced() > 0) calls_->wait(calls_->announced() - 1, last_);
   }
 
   void synchronize() {
     forbid_in_capture("synchronize", "waits for the stream on the host, which no graph can do");
-    seat_->require_whole("synchronize");
+    calls_->raise_fault();
     settle();
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }
@@ -129,19 +135,19 @@ class Member {
   void send(const Call& call, const void* data, bool on_host, Rank to) {
     if (on_host) {
       forbid_in_capture(call.text(), "works on host memory, which no graph can do");
-      world_->mail.send(*seat_, call, Offer{data, nullptr, nullptr, true}, to);
+      world_->mail.send(*calls_, call, Offer{data, nullptr, nullptr, true}, to);
       return;
     }
     sent_.record(stream());
     void* const taken =
-        world_->mail.send(*seat_, call, Offer{data, nullptr, sent_.get(), false}, to);
+        world_->mail.send(*calls_, call, Offer{data, nullptr, sent_.get(), false}, to);
     check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(taken), 0),
                "cudaStreamWaitEvent");
   }
 
   void receive(const Call& call, void* data, std::size_t bytes, bool on_host, Rank from) {
     if (on_host) forbid_in_capture(call.text(), "works on host memory, which no graph can do");
-    world_->mail.receive(*seat_, call, on_host, from, [&](const Offer& sent) -> void* {
+    world_->mail.receive(*calls_, call, on_host, from, [&](const Offer& sent) -> void* {
       if (on_host) {
         if (bytes != 0) std::memcpy(data, sent.in, bytes);
         return nullptr;
@@ -163,7 +169,7 @@ class Member {
     Call call;
     call.kind = CollectiveKind::capture;
     forbid_in_capture(call.text(), "captures a step itself");
-    seat_->require_whole(call.text());
+    calls_->raise_fault();
     settle();
     gate_->meet(call, Offer{nullptr, nullptr, mark_.get(), false},
                 [&](std::span<const Offer> ranks) {
@@ -182,7 +188,7 @@ class Member {
   template <class F>
   std::optional<Failure> attempt(F&& f) {
     const std::lock_guard turn(world_->turns);
-    seat_->take_turns(&world_->turns);
+    calls_->take_turns(&world_->turns);
     is_capturing_ = true;
     std::optional<Failure> failure;
     try {
@@ -191,10 +197,10 @@ class Member {
     } catch (...) {
       failure = Failure::of(std::current_exception());
       static_cast<void>(cudaGetLastError());  // of launches into a capture that was over
-      seat_->abandon(failure->text(rank()));
+      calls_->abandon(failure->text(rank()));
     }
     is_capturing_ = false;
-    seat_->take_turns(nullptr);
+    calls_->take_turns(nullptr);
     return failure;
   }
 
@@ -232,8 +238,8 @@ class Member {
   CudaEvent mark_;
   Call last_;  // that was announced and not waited for at once
   bool is_capturing_ = false;
-  std::optional<Seat> gate_;
-  std::optional<Seat> seat_;
+  std::optional<Participant> gate_;  // where ranks meet whatever became of their calls
+  std::optional<Participant> calls_;
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads

@@ -21,7 +21,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
 struct SharedWorld {
   explicit SharedWorld(WorldSize size)
@@ -54,7 +54,7 @@ struct SharedWorld {
 /// The worlds of this process that not all ranks have joined yet.
 class OpenWorlds {
  public:
-  /// The one of this name, made by whoever asks first.
+  /// The one of this name, made for the rank that asks first.
   static std::shared_ptr<SharedWorld> find(const std::string& name, WorldSize size) {
     const std::lock_guard lock(mutex());
     std::weak_ptr<SharedWorld>& known = worlds()[name];
@@ -82,4 +82,4 @@ class OpenWorlds {
   }
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads

@@ -15,7 +15,7 @@
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
 /// Begun and ended by one thread for all, while the others wait. Relaxed: CUDA then lets every
 /// thread add to the capture, and any thread end it. It does not say that several may add at once,
@@ -75,7 +75,7 @@ class WorldCapture {
   std::shared_ptr<const StepGraph> graph_;
 };
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads
 
 namespace lockstep {
 

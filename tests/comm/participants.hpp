@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Runs a function on the ranks of one process, each a thread with a seat at a meeting.
+/// @file Runs a function on the ranks of one process, each a thread with a part in a meeting.
 
 #include <chrono>
 #include <exception>
@@ -9,27 +9,28 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/backends/threads/seat.hpp"
+#include "lockstep/comm/backends/threads/participant.hpp"
 
-namespace seats {
+namespace participants {
 
 using namespace lockstep;
+using namespace lockstep::detail;
 using namespace std::chrono_literals;
 using threads::Meeting;
 using threads::Offer;
-using threads::Seat;
+using threads::Participant;
 
 /// What each rank ended with: nothing, or the words of its exception.
 using Ends = std::vector<std::string>;
 
-/// `seated(rank)` on as many threads. Nothing it throws gets out.
-inline Ends run_threads(std::size_t world, auto seated) {
+/// `with_rank(rank)` on as many threads. Nothing it throws gets out.
+inline Ends run_threads(std::size_t world, auto with_rank) {
   Ends ends(world);
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < world; ++r) {
     threads.emplace_back([&, r] {
       try {
-        seated(Rank{r});
+        with_rank(Rank{r});
       } catch (const std::exception& error) {
         ends[r] = error.what();
       }
@@ -39,13 +40,13 @@ inline Ends run_threads(std::size_t world, auto seated) {
   return ends;
 }
 
-/// `f(seat)` on every rank of one meeting.
+/// `f(participant)` on every rank of one meeting.
 inline Ends run(std::size_t world, auto f, threads::Milliseconds timeout = 20s) {
   const auto meeting = std::make_shared<Meeting>(WorldSize{world});
   return run_threads(world, [&](Rank rank) {
-    Seat seat(meeting, rank, timeout);
-    f(seat);
+    Participant participant(meeting, rank, timeout);
+    f(participant);
   });
 }
 
-}  // namespace seats
+}  // namespace participants

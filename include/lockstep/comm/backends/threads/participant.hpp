@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's seat at the meeting of a process's ranks: announcing calls, waiting for the
-/// others, noticing who is missing or disagrees.
+/// @file One rank at the meeting of a process's ranks: it announces calls, waits for the others, and
+/// notices who is missing or disagrees.
 
 #include <chrono>
 #include <cstddef>
@@ -14,41 +14,42 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/comm/call.hpp"
-#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/fault/look_after.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep::threads {
+namespace lockstep::detail::threads {
 
 using Milliseconds = std::chrono::milliseconds;
 
 /// Used by the rank's own thread only.
-class Seat {
+class Participant {
  public:
-  Seat(std::shared_ptr<Meeting> meeting, Rank rank, Milliseconds timeout)
+  Participant(std::shared_ptr<Meeting> meeting, Rank rank, Milliseconds timeout)
       : meeting_(std::move(meeting)),
         rank_(rank.value()),
         timeout_(timeout),
-        patience_(shm::Patience::for_ranks(world())) {
-    if (own().is_seated.exchange(true)) {
+        budget_(SpinBudget::for_ranks(world())) {
+    if (own().has_joined.exchange(true)) {
       throw Error("join", "another thread has joined as rank " + std::to_string(rank_),
                   "give every thread its own rank", rank);
     }
   }
-
-  Seat(const Seat&) = delete;
-  Seat& operator=(const Seat&) = delete;
+  Participant(const Participant&) = delete;
+  Participant& operator=(const Participant&) = delete;
 
   /// Tells the others that this rank is gone, and whether an exception drove it out.
-  ~Seat() {
-    if (std::uncaught_exceptions() > exceptions_) abandon("it ended with an exception");
+  ~Participant() {
+    if (std::uncaught_exceptions() > exceptions_) abandon(ended_by_exception);
     {
       const std::lock_guard working(meeting_->working_);
       own().has_left = true;
     }
-    shm::wake(meeting_->done_);
+    wake(meeting_->done_);
   }
 
   Rank rank() const { return Rank{rank_}; }
@@ -56,23 +57,18 @@ class Seat {
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
-  /// While this rank waits for others, they may have its turn, which it holds at every call. No
-  /// turns are taken where there is no mutex.
-  void take_turns(std::mutex* turns) { turns_ = turns; }
+  /// Where ranks take turns, each holds `mutex` except while it waits for others.
+  void take_turns(std::mutex* mutex) { turns_ = mutex; }
 
-  bool is_broken() const { return own().is_broken; }
+  bool is_broken() const { return own().fault.is_set(); }
+  /// Throws what went wrong, if anything has.
+  void raise_fault() const { own().fault.raise(); }
 
-  /// Throws where an earlier call has failed.
-  void require_whole(const std::string& operation) const {
-    if (!is_broken()) return;
-    throw Error(operation, "this communicator failed before", "start the job again", rank());
-  }
-
-  /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. Whoever
-  /// comes last compares the calls and runs `work(offers, ticket)`. Returns the call's number.
+  /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. The rank
+  /// that comes last compares the calls and runs `work(offers, ticket)`. Returns the call's number.
   template <class Bring, class Work>
   std::uint64_t announce(const Call& call, const Bring& bring, const Work& work) {
-    if (is_broken()) require_whole(call.text());
+    raise_fault();
     const std::uint64_t ticket = announced();
     if (ticket >= ring) wait(ticket - ring, call);
     Meeting::Slot& slot = meeting_->slots_[ticket % ring];
@@ -84,7 +80,7 @@ class Seat {
       compare(slot, ticket);
       work_on(
           call, [](std::size_t) { return true; }, [&] { work(std::span(slot.offers), ticket); });
-      shm::publish(meeting_->done_, ticket + 1);
+      publish(meeting_->done_, ticket + 1);
     }
     return ticket;
   }
@@ -99,46 +95,47 @@ class Seat {
   }
 
   std::uint64_t announced() const { return own().announced.load(std::memory_order_relaxed); }
-  bool is_done(std::uint64_t ticket) const { return shm::reached(meeting_->done_, ticket + 1); }
+  bool is_done(std::uint64_t ticket) const { return reached(meeting_->done_, ticket + 1); }
 
   /// **Host** blocks until the work of a call was done.
   void wait(std::uint64_t ticket, const Call& call) {
-    await(meeting_->done_, ticket + 1, call, [&](std::size_t w) {
-      return state(w).announced.load(std::memory_order_acquire) <= ticket;
-    });
+    await(meeting_->done_, ticket + 1, call,
+          [&](std::size_t w) { return calls_made(w) <= ticket; });
   }
 
   /// Waits for a counter, looking after all ranks and the time when it takes long. `lacks(w)`: rank
   /// w has yet to do its part.
   template <class Lacks>
-  void await(shm::Counter& counter, std::uint64_t value, const Call& call, const Lacks& lacks) {
-    if (shm::reached(counter, value)) return;
-    const Pass pass(turns_);
-    const auto begin = Clock::now();
-    shm::wait_for(counter, value, patience_, [&] {
+  void await(Counter& counter, std::uint64_t value, const Call& call, const Lacks& lacks) {
+    if (reached(counter, value)) return;
+    const TurnGivenUp given(turns_);
+    const auto begin = std::chrono::steady_clock::now();
+    wait_for(counter, value, budget_, [&] {
       look(call, lacks);
-      if (Clock::now() - begin < timeout_) return;
-      fail(Error(call.text(),
-                 "waited " + std::to_string(timeout_.count()) + " ms for " + missing(lacks),
-                 "see whether it hangs, or raise the time limit", rank()));
+      if (std::chrono::steady_clock::now() - begin >= timeout_)
+        fail(find_missing(*this, call, timeout_, lacks));
     });
   }
 
-  /// Works on what the ranks have brought of which `takes_part(w)`, unless one of them has gone,
-  /// and its memory with it. If the work fails, so do all ranks.
+  /// Works on the memory of the ranks of which `takes_part(w)`, unless one of them has gone, and its
+  /// memory with it. If the work fails, so do all ranks.
   template <class TakesPart, class Work>
   void work_on(const Call& call, const TakesPart& takes_part, const Work& work) {
     std::unique_lock working(meeting_->working_);
     for (std::size_t w = 0; w < world(); ++w) {
-      if (!takes_part(w) || !(state(w).is_broken || state(w).has_left)) continue;
+      if (!takes_part(w) || !(state(w).fault.is_set() || state(w).has_left)) continue;
       working.unlock();
       look(call, [&](std::size_t other) { return other == w; });
-      fail(Error(call.text(), "rank " + std::to_string(w) + " has given up",
-                 "look at that rank first", rank())
+      fail(Error(call.text(), rank_text(Rank{w}) + " has given up", "look at that rank first",
+                 rank())
                .as_consequence());
     }
     try {
       work();
+    } catch (const Error& error) {
+      working.unlock();
+      give_up(error, error.text());
+      throw;
     } catch (const std::exception& error) {
       working.unlock();
       abandon(error.what());
@@ -148,36 +145,41 @@ class Seat {
 
   /// Gives up. The others learn why from their next call, or the one that they are in.
   void abandon(std::string_view reason) {
-    if (own().is_broken) return;
-    own().words = reason;
-    own().has_words.store(true, std::memory_order_release);
-    give_up();
+    give_up(gave_up("Backend<Shm>", std::string(reason), rank()), reason);
   }
-
   [[noreturn]] void fail(const Error& error) {
-    abandon(error.text());
+    give_up(error, error.text());
     throw error;
   }
 
- private:
-  using Clock = std::chrono::steady_clock;
-  using RankState = Meeting::RankState;
+  // What a waiting rank asks about the others. Threads end with their process: none dies alone.
 
-  /// Lets others have the turn for a while.
-  struct Pass {
-    explicit Pass(std::mutex* turns) : turns(turns) {
+  bool has_joined(std::size_t w) const { return state(w).has_joined; }
+  bool has_left(std::size_t w) const { return state(w).has_left && !state(w).fault.is_set(); }
+  static constexpr bool has_died(std::size_t) { return false; }
+  std::string words(std::size_t w) const {
+    return state(w).has_words.load(std::memory_order_acquire) ? state(w).words : std::string();
+  }
+  std::uint64_t calls_made(std::size_t w) const {
+    return state(w).announced.load(std::memory_order_acquire);
+  }
+
+ private:
+  /// Lets other ranks have the turn for a while.
+  struct TurnGivenUp {
+    explicit TurnGivenUp(std::mutex* turns) : turns(turns) {
       if (turns != nullptr) turns->unlock();
     }
-    Pass(const Pass&) = delete;
-    Pass& operator=(const Pass&) = delete;
-    ~Pass() {
+    TurnGivenUp(const TurnGivenUp&) = delete;
+    TurnGivenUp& operator=(const TurnGivenUp&) = delete;
+    ~TurnGivenUp() {
       if (turns != nullptr) turns->lock();
     }
     std::mutex* turns;
   };
 
-  RankState& state(std::size_t w) const { return meeting_->ranks_[w]; }
-  RankState& own() const { return state(rank_); }
+  Meeting::RankState& state(std::size_t w) const { return meeting_->ranks_[w]; }
+  Meeting::RankState& own() const { return state(rank_); }
 
   /// Compares everybody's call. Nobody's memory has been touched yet.
   void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
@@ -190,14 +192,12 @@ class Seat {
     const bool same_call = slot.calls[other] == slot.calls[0];
     const auto text = [&](std::size_t w) {
       const char* const where = slot.offers[w].on_host ? " in host memory" : " in device memory";
-      return "rank " + std::to_string(w) + " called " + slot.calls[w].text() +
-             (same_call ? where : "");
+      return slot.calls[w].text() + (same_call ? where : "");
     };
-    const Error& error = meeting_->disagreement_.emplace(
-        "call " + std::to_string(ticket), "ranks disagree: " + text(0) + " and " + text(other),
-        "let every rank make the same calls in the same order");
+    meeting_->disagreement_.emplace(
+        ranks_disagree(ticket, text(0), Rank{other}, text(other), rank()));
     meeting_->disagrees_.store(true, std::memory_order_release);
-    give_up_for(error);
+    give_up_for(*meeting_->disagreement_);
   }
 
   /// Throws if there is nothing to wait for any more. Everybody names the same culprit: the rank
@@ -207,54 +207,36 @@ class Seat {
     if (meeting_->disagrees_.load(std::memory_order_acquire)) {
       if (const auto& disagreement = meeting_->disagreement_) give_up_for(*disagreement);
     }
-    for (std::size_t w = 0; w < world(); ++w) {
-      if (w == rank_ || !state(w).has_words.load(std::memory_order_acquire)) continue;
-      give_up_for(Error(call.text(), "rank " + std::to_string(w) + " failed: " + state(w).words,
-                        "look at that rank first")
-                      .as_consequence());
-    }
-    for (std::size_t w = 0; w < world(); ++w) {
-      if (w == rank_ || !state(w).has_left || state(w).is_broken || !lacks(w)) continue;
-      give_up_for(Error(call.text(),
-                        "rank " + std::to_string(w) + " closed its communicator without this call",
-                        "let every rank make the same calls"));
-    }
+    if (const auto fault = find_fault(*this, call, lacks)) give_up_for(*fault);
   }
 
-  /// Every rank that has yet to do its part, and how far it is.
-  template <class Lacks>
-  std::string missing(const Lacks& lacks) const {
-    std::string names;
-    for (std::size_t w = 0; w < world(); ++w) {
-      if (w == rank_ || !lacks(w)) continue;
-      names += (names.empty() ? "rank " : ", rank ") + std::to_string(w);
-      names += state(w).is_seated ? " (made " + std::to_string(state(w).announced) + " of " +
-                                        std::to_string(announced()) + " calls)"
-                                  : " (never joined)";
-    }
-    return names.empty() ? "the rank that came last" : names;
-  }
-
+  /// For a fault that the others learn from the rank that has it.
   [[noreturn]] void give_up_for(const Error& error) {
-    give_up();
+    give_up(error.on(rank()), "");
     throw error.on(rank());
   }
 
   /// Returns once nobody works on what this rank has brought, and nobody will.
-  void give_up() {
+  void give_up(const Error& error, std::string_view words) {
+    if (is_broken()) return;
+    if (!words.empty()) {
+      own().words = words;
+      own().has_words.store(true, std::memory_order_release);
+    }
     {
       const std::lock_guard working(meeting_->working_);
-      own().is_broken = true;
+      own().fault.note(error);
     }
-    shm::wake(meeting_->done_);
+    wake(meeting_->done_);
   }
 
   std::shared_ptr<Meeting> meeting_;
   std::size_t rank_;
   Milliseconds timeout_;
-  shm::Patience patience_;
+  SpinBudget budget_;
   std::mutex* turns_ = nullptr;
   int exceptions_ = std::uncaught_exceptions();
 };
+static_assert(ObservablePeers<Participant>);
 
-}  // namespace lockstep::threads
+}  // namespace lockstep::detail::threads

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Whose memory a call is given: the host's or a GPU's.
+
+#include <span>
+
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/memory.cuh"
+
+namespace lockstep::detail {
+
+/// Is the call's memory the host's? An empty call needs no GPU either. Arguments in two kinds of
+/// memory are an error.
+template <class C>
+bool is_host_call(const C& call, Rank rank) {
+  const auto is_host = [](auto values) { return is_host_memory(values.data()); };
+  if (call.in.empty() || C::is_in_place) {
+    const auto values = call.out.empty() ? std::span<const typename C::element>(call.in) : call.out;
+    return values.empty() || is_host(values);
+  }
+  const bool host = is_host(call.in);
+  if (call.out.empty() || host == is_host(call.out)) return host;
+  throw Error(call.call().text(),
+              host ? "in is host memory and out is device memory"
+                   : "in is device memory and out is host memory",
+              "give both arguments in the same memory", rank);
+}
+
+}  // namespace lockstep::detail
