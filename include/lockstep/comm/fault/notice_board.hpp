@@ -25,6 +25,7 @@ struct Notice {
     none,
     question,  // somebody has waited for long: say where you are
     failed,    // `rank` has failed, with these words
+    lost,      // `rank` has gone without a word
     differs,   // `rank` has made other calls than rank 0
   };
 
@@ -32,7 +33,7 @@ struct Notice {
   Rank rank;
   std::string words;
 
-  bool is_fault() const { return kind == Kind::failed || kind == Kind::differs; }
+  bool is_fault() const { return kind != Kind::none && kind != Kind::question; }
 
   std::string bytes() const {
     return store_protocol::Writer{}
@@ -73,10 +74,15 @@ class NoticeBoard {
     return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
   }
 
-  /// The same on behalf of a rank that can no longer say so.
-  Notice report(Rank failed, std::string_view words) const {
-    return post({Notice::Kind::failed, failed, std::string(words.substr(0, most_words))});
+  /// The same on behalf of a rank that has gone without a word.
+  Notice report_lost(Rank gone) const { return post({Notice::Kind::lost, gone, ""}); }
+
+  // Why a rank gives up, first fault or not: a rank that has said why is not the one that is gone.
+
+  void give_reason(std::string_view words) const {
+    store_->set(reason_key(rank_), words.substr(0, most_words));
   }
+  std::optional<std::string> reason(Rank rank) const { return store_->try_get(reason_key(rank)); }
 
   /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
   Notice differ(const CallLog& log) const {
@@ -136,6 +142,10 @@ class NoticeBoard {
  private:
   static constexpr const char* advice = "let every rank make the same calls in the same order";
   static constexpr std::size_t most_words = 64 << 10;
+
+  std::string reason_key(Rank rank) const {
+    return prefix_ + "reason/" + std::to_string(rank.value());
+  }
 
   /// A question gives way to a fault, a fault to nothing.
   Notice post(const Notice& notice) const {

@@ -109,14 +109,21 @@ class Engine {
   /// Notes the fault, if it is the first, tells the others `words`, and ends all connections. In
   /// this order: who notices the end finds the words.
   void fail(const Error& error, std::string_view words) {
-    tell([words = std::string(words)](const NoticeBoard& board) { return board.fail(words); });
-    fail_quietly(error);
+    tell([words = std::string(words)](const NoticeBoard& board) {
+      board.give_reason(words);
+      return board.fail(words);
+    });
+    end(error);
   }
   void fail(const Error& error) { fail(error, error.text()); }
-  /// The same where the others know already.
-  void fail_quietly(const Error& error) {
-    ledger_.note(error);
-    connections_->abort();
+  /// The same where the others know already what has happened. They must not take this rank, whose
+  /// connections end now, for the one that is gone.
+  void fail_as_consequence(const Error& error) {
+    tell([words = std::string(error.text())](const NoticeBoard& board) {
+      board.give_reason(words);
+      return Notice{};
+    });
+    end(error);
   }
 
   /// `f(board)`, if the store answers soon.
@@ -127,6 +134,11 @@ class Engine {
   }
 
  private:
+  void end(const Error& error) {
+    ledger_.note(error);
+    connections_->abort();
+  }
+
   /// An error comes within a second of the time limit: two answers of the store fit.
   static constexpr Milliseconds answer_limit{400};
   static constexpr Milliseconds explanation_limit{3'000};

@@ -3,6 +3,7 @@
 /// @file The thread that looks after a communicator: whether its calls end in time and whether all
 /// ranks are still there.
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <optional>
@@ -46,7 +47,7 @@ class Watch {
       lost = lost_ranks(*now);
     }
     if (suspicion || !lost.empty()) {
-      engine_.fail_quietly(explain(*now, lost, suspicion.value_or("")));
+      engine_.fail_as_consequence(explain(*now, lost, suspicion.value_or("")));
       return;
     }
     if (Clock::now() - now->since >= engine_.timeout()) engine_.fail(time_over(*now));
@@ -71,24 +72,38 @@ class Watch {
     return std::nullopt;
   }
 
-  /// What is known about a failure: another rank's words if there are any. A rank that is lost and
-  /// has left none gets some, so that all ranks name the same one.
+  /// What is known about a failure. A rank that has failed by itself has said so on the board. Else
+  /// one is gone without a word, and is reported there, so that all ranks name the same one.
   Error explain(const Ongoing& now, const std::vector<Rank>& lost, const std::string& words) const {
-    auto notice = engine_.tell([](const NoticeBoard& board) { return board.notice(); });
-    if (notice && !notice->is_fault() && !lost.empty()) {
-      notice = engine_.tell([who = lost.front()](const NoticeBoard& board) {
-        return board.report(who, "its connection ended without a word");
-      });
-    }
-    if (notice && notice->is_fault() && notice->rank != engine_.rank()) {
+    const auto notice =
+        engine_.tell([lost](const NoticeBoard& board) { return find_culprit(board, lost); });
+    if (notice && notice->kind == Notice::Kind::failed && notice->rank != engine_.rank())
       return rank_failed(now.call.text(), notice->rank, notice->words, engine_.rank());
-    }
+    if (notice && notice->kind == Notice::Kind::lost)
+      return rank_failed(now.call.text(), notice->rank, "its connection ended without a word",
+                         engine_.rank());
     if (!lost.empty()) {
       return rank_vanished(now.call.text(),
                            "the connection to " + rank_text(lost.front()) + " ended",
                            engine_.rank());
     }
     return engine_.unexplained(now.call, words);
+  }
+
+  /// Two sides of a broken network can report each other. So a report counts only where this rank
+  /// has lost the reported one too, and that one has not said why it gave up: ranks say so before
+  /// they end their connections.
+  static Notice find_culprit(const NoticeBoard& board, const std::vector<Rank>& lost) {
+    const auto is_gone = [&](Rank rank) {
+      return std::find(lost.begin(), lost.end(), rank) != lost.end() && !board.reason(rank);
+    };
+    Notice notice = board.notice();
+    const auto gone = std::find_if(lost.begin(), lost.end(), is_gone);
+    if (!notice.is_fault() && gone != lost.end()) notice = board.report_lost(*gone);
+    if (notice.kind != Notice::Kind::lost || is_gone(notice.rank)) return notice;
+    if (gone != lost.end()) return {Notice::Kind::lost, *gone, ""};
+    if (lost.empty()) return {};
+    return {Notice::Kind::failed, lost.front(), board.reason(lost.front()).value_or("")};
   }
 
   Error time_over(const Ongoing& now) {
