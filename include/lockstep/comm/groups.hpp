@@ -3,10 +3,8 @@
 /// @file Communicators of some of the ranks, from lists or from topologies.
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -69,19 +67,6 @@ GroupPlace place_in(const T& topology, const Parent& parent) {
                    hash.value(), parent.world_size().value()};
   for (const Rank member : topology.members(group)) place.members.push_back(member);
   return place;
-}
-
-/// The size that all groups of a topology have, if the compiler knows it.
-template <class T>
-consteval std::size_t static_group_size() {
-  if constexpr (std::is_empty_v<T> && std::default_initializable<T>) {
-    constexpr T topology{};
-    for (std::size_t g = 1; g < topology.group_world_size(); ++g)
-      if (topology.group_size(GroupRank{g}) != topology.group_size(GroupRank{0})) return dynamic;
-    return topology.group_size(GroupRank{0});
-  } else {
-    return dynamic;
-  }
 }
 
 }  // namespace detail

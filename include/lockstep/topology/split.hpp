@@ -11,20 +11,6 @@
 
 namespace lockstep {
 
-namespace detail {
-
-/// The group size the compiler knows of T, else `dynamic`.
-template <class T>
-consteval std::size_t static_group_size() {
-  if constexpr (EvenTopology<T> && std::is_empty_v<T>) {
-    return T{}.group_size();
-  } else {
-    return dynamic;
-  }
-}
-
-}  // namespace detail
-
 /// `Split<Grid<8, 4>, 2>` is `[0 1] [2 3] [4 5] [6 7]`; `Split<Transposed<Grid<8, 2>>, 2>` is
 /// `[0 2] [4 6] [1 3] [5 7]`: members of a parent group stay together, in the parent's order.
 template <class Parent, std::size_t Part>

@@ -5,7 +5,9 @@
 #include <concepts>
 #include <cstddef>
 #include <iterator>
+#include <type_traits>
 
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {
@@ -29,6 +31,21 @@ template <class T>
 concept EvenTopology = Topology<T> && requires(const T t) {
   { t.group_size() } -> std::same_as<std::size_t>;
 };
+
+namespace detail {
+/// The size that all groups of a topology have, if the compiler knows it.
+template <class T>
+consteval std::size_t static_group_size() {
+  if constexpr (std::is_empty_v<T> && std::default_initializable<T>) {
+    constexpr T topology{};
+    for (std::size_t g = 1; g < topology.group_world_size(); ++g)
+      if (topology.group_size(GroupRank{g}) != topology.group_size(GroupRank{0})) return dynamic;
+    return topology.group_size(GroupRank{0});
+  } else {
+    return dynamic;
+  }
+}
+}  // namespace detail
 
 /// The ranks of one group, in the group's order: a range that computes its elements.
 template <class T>
