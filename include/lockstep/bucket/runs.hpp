@@ -2,9 +2,7 @@
 #pragma once
 /// @file Runs: the longest pieces of an arena with elements of one type. Usually the whole arena.
 
-#include <array>
 #include <cstddef>
-#include <span>
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
@@ -23,7 +21,7 @@ struct Run {
 
 template <std::size_t Count>
 struct RunTable {
-  std::array<Run, Count> runs{};
+  detail::Table<Run, Count> runs{};
   std::size_t size = 0;
 
   constexpr const Run* begin() const { return runs.data(); }
@@ -33,6 +31,7 @@ struct RunTable {
 template <std::size_t Count>
 constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
   RunTable<Count> table;
+  table.runs = detail::make_table<Run, Count>(plan.bucket_count);
   for (const Bucket& bucket : plan.buckets()) {
     if (table.size == 0 || table.runs[table.size - 1].element != bucket.element) {
       table.runs[table.size].element = bucket.element;
@@ -43,5 +42,22 @@ constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
   }
   return table;
 }
+
+namespace detail {
+
+/// The runs of a layout: a constant and an empty type where the compiler knows its plan.
+template <class Layout>
+struct LayoutRuns {
+  static constexpr auto table = make_runs(Layout::plan());
+  constexpr explicit LayoutRuns(const Layout&) {}
+};
+template <class Layout>
+  requires(!Layout::is_static)
+struct LayoutRuns<Layout> {
+  RunTable<Layout::count> table;
+  explicit LayoutRuns(const Layout& layout) : table(make_runs(layout.plan())) {}
+};
+
+}  // namespace detail
 
 }  // namespace lockstep

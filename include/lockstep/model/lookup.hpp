@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file From `"fc1.weight"_p` to what the compiler knows of the tensor.
+/// @file From `"fc1.weight"_p`, or a number, to what is known of the tensor.
 
+#include <concepts>
 #include <cstddef>
 
+#include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep {
@@ -29,5 +32,54 @@ struct NamedTensor {
   static constexpr std::size_t index = found == not_found ? 0 : found;
   static constexpr TensorInfo info = tensor_table<Model, Role>.infos[index];
 };
+
+/// The key of a listed tensor whose model lists several element types: `Listed<double>{3}`. Where a
+/// model lists one, a tensor's number alone is its key.
+template <Element T>
+struct Listed {
+  std::size_t index;
+};
+
+namespace detail {
+
+/// A tensor whose number is known at run time only.
+struct ListedTensor {
+  std::size_t index;
+};
+
+/// The tensor behind a key. Its `index` is a constant where the key is a name.
+template <class Model, TensorRole Role, class Key>
+constexpr auto find_tensor(Key key) {
+  if constexpr (!TensorListing<Model>) {
+    static_cast<void>(key);
+    return NamedTensor<Model, Role, Key>{};
+  } else if constexpr (std::integral<Key>) {
+    return ListedTensor{static_cast<std::size_t>(key)};
+  } else {
+    constexpr bool has_number = requires { key.index; };
+    static_assert(has_number,
+                  "lockstep: the model lists its tensors at run time, so that their keys are "
+                  "numbers: step.param(0)");
+    return ListedTensor{key.index};
+  }
+}
+
+template <class Key>
+inline constexpr ElementKind listed_kind = ElementKind::unsupported;
+template <class T>
+inline constexpr ElementKind listed_kind<Listed<T>> = element_kind<T>();
+
+/// The element type that a key gives a listed tensor.
+template <TensorListing Model, class Key>
+consteval ElementKind kind_of_listed() {
+  constexpr bool has_one = Model::Elements::kinds.size() == 1;
+  constexpr bool has_kind = listed_kind<Key> != ElementKind::unsupported;
+  static_assert(has_kind || has_one,
+                "lockstep: the model lists several element types, and a view needs to know which "
+                "one its tensor has: step.param(Listed<float>{0})");
+  return has_kind ? listed_kind<Key> : Model::Elements::kinds[0];
+}
+
+}  // namespace detail
 
 }  // namespace lockstep

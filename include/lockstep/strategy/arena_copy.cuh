@@ -13,7 +13,7 @@
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/model/tensor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. `masters` are
 /// those of the used tensors in float, element for element, where there are any: what is there
@@ -108,4 +108,4 @@ class ArenaCopy {
   HostArena declared_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -16,9 +16,8 @@
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/shares.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-namespace detail {
 /// Named by numbers alone, for nvcc, as `make_view` does it.
 template <class Memory, bool Const, class T, std::size_t... E>
 auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
@@ -28,7 +27,6 @@ auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
   return make_view<Memory, Const, element_kind<T>(), dynamic, E...>(
       data, Extents<dynamic, E...>(extents));
 }
-}  // namespace detail
 
 /// One replica's view of them. The tensors are the first replica's, and replicas on its device, as
 /// all are on a CPU, read and write their rows in place: gathering is nothing. Others have memory
@@ -91,7 +89,7 @@ class GatheredOutputs {
   }
   template <bool Const>
   auto view(const Arena& arena, RowRange rows) const {
-    return detail::output_view<Memory, Const>(Output{}, at(arena, rows.first), rows.count, sizes_);
+    return output_view<Memory, Const>(Output{}, at(arena, rows.first), rows.count, sizes_);
   }
 
   GatheredOutputs* root_ = this;
@@ -105,4 +103,4 @@ class GatheredOutputs {
 /// Where a model's loss is its output, there is nothing to gather.
 struct NothingGathered {};
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -5,25 +5,29 @@
 #include <cuda_runtime_api.h>
 
 #include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Forward and backward enqueue everything on `stream()`, or on streams that are forked from it and
 /// joined to it again; nothing waits for the GPU. Forward writes the batch's mean loss to `loss()`.
 template <class Traits, class Comm>
 class GpuStep : public Traits::bare_step {
  public:
-  template <class Model>
-  GpuStep(const Model& model, Arenas arenas, Comm& comm, double* loss, const float* loss_scale)
-      : Traits::bare_step(model, arenas), comm_(&comm), loss_(loss), loss_scale_(loss_scale) {}
+  GpuStep(const TensorLayouts<Traits>& layouts, Arenas arenas, Comm& comm, double* loss,
+          const float* loss_scale)
+      : Traits::bare_step(layouts.parameters, layouts.buffers, arenas),
+        comm_(&comm),
+        loss_(loss),
+        loss_scale_(loss_scale) {}
 
   cudaStream_t stream() const { return comm_->gpu().stream(); }
 
   /// Device memory, of one number.
   double* loss() const { return loss_; }
 
-  /// What the gradient of the loss is multiplied with, so that small gradients survive in 16 bits;
-  /// the optimizer divides by it. Device memory, of one number.
+  /// The factor by which the model multiplies the gradient of its loss, so that small gradients
+  /// survive in 16 bits; the optimizer divides by it. Device memory, of one number.
   const float* loss_scale() const
     requires(Traits::scales_loss)
   {
@@ -39,4 +43,4 @@ class GpuStep : public Traits::bare_step {
   const float* loss_scale_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -11,7 +11,7 @@
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/shares.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A replica's part of a batch: which of the samples that take part, and of how many.
 struct BatchPart {
@@ -115,4 +115,4 @@ class PlacedShare {
   TypedStorage storage_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -21,7 +21,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/failure.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Replica 0 is the thread that calls `run`, always the same one; the others wait in between. What
 /// is to be done comes to them through a pointer, as to every thread: once a step.
@@ -167,4 +167,4 @@ class ReplicaCrew {
   std::vector<std::jthread> workers_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

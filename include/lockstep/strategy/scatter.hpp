@@ -22,7 +22,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/strategy/shares.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Writes its rows [first, first + count) to another batch, whose memory it reuses.
 template <class B>
@@ -162,7 +162,6 @@ struct Cutting<std::array<T, N>> {
   }
 };
 
-namespace detail {
 template <class Map, class Shares>
 struct MapCutting {
   using T = typename Map::mapped_type;
@@ -176,18 +175,17 @@ struct MapCutting {
     return shares;
   }
 };
-}  // namespace detail
 
 template <class K, class T, class Less, class Allocator>
   requires is_cut<T>
 struct Cutting<std::map<K, T, Less, Allocator>>
-    : detail::MapCutting<std::map<K, T, Less, Allocator>, std::map<K, ShareOf<T>, Less>> {};
+    : MapCutting<std::map<K, T, Less, Allocator>, std::map<K, ShareOf<T>, Less>> {};
 
 template <class K, class T, class Hasher, class Equal, class Allocator>
   requires is_cut<T>
 struct Cutting<std::unordered_map<K, T, Hasher, Equal, Allocator>>
-    : detail::MapCutting<std::unordered_map<K, T, Hasher, Equal, Allocator>,
-                         std::unordered_map<K, ShareOf<T>, Hasher, Equal>> {};
+    : MapCutting<std::unordered_map<K, T, Hasher, Equal, Allocator>,
+                 std::unordered_map<K, ShareOf<T>, Hasher, Equal>> {};
 
 /// Puts replica `i`'s share of a batch into `share`, in the memory of the one before it where the
 /// batch can do that.
@@ -227,4 +225,4 @@ consteval bool require_scattering() {
   return is_cut<Batch>;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

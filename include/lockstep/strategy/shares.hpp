@@ -9,7 +9,7 @@
 #include <span>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// RowRange [first, first + count) of a batch.
 struct RowRange {
@@ -66,4 +66,4 @@ struct BatchCut {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -74,21 +74,20 @@ CommunicatorOf<Policies> make_communicator(Session& session) {
   return ConnectionOf<Policies>::template make<Policies>(session);
 }
 
-template <class TheBackend>
+template <class Choice>
 inline constexpr bool uses_nccl =
-    std::is_same_v<TheBackend, Nccl> || std::is_same_v<TheBackend, Hierarchical<Shm, Nccl>>;
-template <class TheBackend>
+    std::is_same_v<Choice, Nccl> || std::is_same_v<Choice, Hierarchical<Shm, Nccl>>;
+template <class Choice>
 inline constexpr bool uses_gloo =
-    std::is_same_v<TheBackend, Gloo> || std::is_same_v<TheBackend, Hierarchical<Shm, Gloo>>;
+    std::is_same_v<Choice, Gloo> || std::is_same_v<Choice, Hierarchical<Shm, Gloo>>;
 
 /// What this version can run; the rest composes, and has a layout and a fingerprint.
 template <class Policies>
 consteval bool trains() {
-  using TheDevice = typename Pick<axes::Device, Policies>::choice;
-  using TheBackend = typename Pick<axes::Backend, Policies>::choice;
+  using Transport = typename Pick<axes::Backend, Policies>::choice;
   return is_dp<Policies> || Pick<axes::World, Policies>::static_size == 1 ||
-         std::is_same_v<TheBackend, Shm> || uses_gloo<TheBackend> ||
-         (std::is_same_v<TheDevice, Cuda> && uses_nccl<TheBackend>);
+         std::is_same_v<Transport, Shm> || uses_gloo<Transport> ||
+         (std::is_same_v<Pick<axes::Device, Policies>, Device<Cuda>> && uses_nccl<Transport>);
 }
 
 /// Says which header a job needs that has not been included.
