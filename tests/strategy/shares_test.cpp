@@ -13,6 +13,8 @@ using namespace lockstep;
 
 BOOST_AUTO_TEST_SUITE(shares)
 
+using namespace lockstep::detail;
+
 namespace {
 
 using Sizes = std::vector<std::size_t>;
