@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/strategy/step_runner.hpp"
 #include "strategy/recording_communicator.hpp"
 
 using namespace lockstep;

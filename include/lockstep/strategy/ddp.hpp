@@ -3,15 +3,13 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
 
 #include <cstddef>
-#include <cstdint>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
-#include "lockstep/strategy/replica_access.hpp"
-#include "lockstep/strategy/step_runner.hpp"
+#include "lockstep/strategy/step_graphs.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 
 namespace lockstep {
@@ -19,49 +17,59 @@ namespace lockstep {
 /// The replica of this rank. What goes wrong on a rank is said to all others before it is thrown,
 /// so that every rank ends with the words of the first failure.
 template <class Model, class Policies, class Comm>
-class BasicDdp : public detail::ReplicaAccess<BasicDdp<Model, Policies, Comm>>,
+class BasicDdp : private Replica<Model, Policies, Comm>,
                  public detail::OutOfOrder<BasicDdp<Model, Policies, Comm>> {
-  using ThisReplica = Replica<Model, Policies, Comm>;
-  using traits = typename ThisReplica::traits;
+  using Base = Replica<Model, Policies, Comm>;
+  using Phases = detail::OutOfOrder<BasicDdp>;
+  using typename Base::traits;
 
  public:
   using model_type = Model;
-  using bare_step = typename ThisReplica::bare_step;
-  using step_type = typename ThisReplica::step_type;
-  using Loss = typename ThisReplica::Loss;
+  using typename Base::bare_step;
+  using typename Base::Loss;
+  using typename Base::step_type;
+
+  using Base::buffer;
+  using Base::grad;
+  using Base::learning_rate;
+  using Base::loss_meter;
+  using Base::model;
+  using Base::optimizer;
+  using Base::param;
+  using Base::schedule;
+  using Base::set_epoch;
+  using Base::synchronize_buffers;
+  using Base::updates;
+  using Phases::backward;
+  using Phases::reduce;
+  using Phases::reduce_and_update;
+  using Phases::update;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
   explicit BasicDdp(Comm& comm, Model model = {}, Seed seed = {})
-      : replica_(comm,
-                 detail::tell_others_of<traits::alone>(
-                     comm, [&] { return typename ThisReplica::layouts_type(model); }),
-                 std::move(model)) {
-    tell([&] { replica_.initialize_from_model(seed); });
+      : Base(comm,
+             detail::tell_others_of<traits::alone>(
+                 comm, [&] { return typename Base::layouts_type(model); }),
+             std::move(model)) {
+    tell([&] { this->initialize_from_model(seed); });
   }
-
-  ThisReplica& replica() { return replica_; }
-  const ThisReplica& replica() const { return replica_; }
-
-  void set_epoch(std::uint64_t epoch) { replica_.set_epoch(epoch); }
 
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
   /// **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
-    tell([&] { replica_.initialize(f, seed); });
+    tell([&] { Base::initialize(f, seed); });
   }
-
-  /// Rank 0's buffers, on all ranks. **Ranks** all. **Host** blocks.
-  void synchronize_buffers() { replica_.synchronize_buffers(); }
 
   /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
   /// Batches of `no_sync` count among the N. Returns the loss of this rank's batch. **Ranks** all.
   /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
   template <class Batch>
   Loss step(const Batch& batch) {
-    const auto& placed = replica_.place(batch);
-    return tell([&] { return detail::run_step(replica_, runner_, placed); });
+    const auto& placed = this->place(batch);
+    return detail::tell_others(replica(),
+                               [&] { return detail::run_step(replica(), runner_, placed); });
   }
 
   /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
@@ -69,7 +77,7 @@ class BasicDdp : public detail::ReplicaAccess<BasicDdp<Model, Policies, Comm>>,
   /// **Host** blocks.
   template <class Batch>
   auto forward(const Batch& batch) {
-    return detail::forward_phase<detail::Sync::yes>(replica_, batch);
+    return detail::forward_phase<detail::Sync::yes>(replica(), batch);
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
@@ -80,18 +88,18 @@ class BasicDdp : public detail::ReplicaAccess<BasicDdp<Model, Policies, Comm>>,
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
                   "add up gradients; add Accumulate<N>, or use World<dynamic>");
-    return detail::LocalScope<ThisReplica>(replica_);
+    return detail::LocalScope<Base>(*this);
   }
 
   /// The loss of a batch, with nothing kept for backward and no communication.
   template <class Batch>
   Loss evaluate(const Batch& batch) {
-    return replica_.evaluate(replica_.place(batch));
+    return Base::evaluate(this->place(batch));
   }
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
-    replica_.evaluate(replica_.place(batch), tally, [&] { return batch.size(); });
+    Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
@@ -99,17 +107,18 @@ class BasicDdp : public detail::ReplicaAccess<BasicDdp<Model, Policies, Comm>>,
   std::size_t captured_graphs()
     requires(traits::captures)
   {
-    using Placed = std::remove_cvref_t<decltype(replica_.place(std::declval<const Batch&>()))>;
-    return runner_.template graphs<ThisReplica, Placed>();
+    using Placed = std::remove_cvref_t<decltype(this->place(std::declval<const Batch&>()))>;
+    return runner_.template graphs<Base, Placed>();
   }
 
  private:
+  Base& replica() { return *this; }
+
   template <class F>
-  auto tell(const F& f) -> decltype(f()) {
-    return detail::tell_others(replica_, f);
+  void tell(const F& f) {
+    detail::tell_others(replica(), f);
   }
 
-  ThisReplica replica_;
   [[no_unique_address]] detail::StepRunner<traits> runner_;
 };
 

@@ -19,9 +19,8 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/strategy/device_communicator.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
-#include "lockstep/strategy/replica_access.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
@@ -65,7 +64,7 @@ Model replicate(const Model& model) {
 ///
 /// All members are called by the thread that has made the object, which is replica 0.
 template <class Model, class Policies, class Meeting>
-class BasicDp : public detail::ReplicaAccess<BasicDp<Model, Policies, Meeting>> {
+class BasicDp {
   using traits = detail::ReplicaTraits<Model, Policies>;
   using LedReplica = detail::DpReplica<Model, Policies, typename Meeting::communicator>;
   using Sync = detail::Sync;
@@ -105,10 +104,20 @@ class BasicDp : public detail::ReplicaAccess<BasicDp<Model, Policies, Meeting>> 
 
   std::size_t replicas() const { return replicas_.size(); }
 
-  /// The first replica. Its model is the wrapped one; all replicas follow the numbers of its
-  /// optimizer; and of what the others write to their buffers, nothing is kept.
-  auto& replica() { return replicas_[0]->replica(); }
-  const auto& replica() const { return std::as_const(*replicas_[0]).replica(); }
+  /// The first replica's model is the wrapped one, and all follow the numbers of its optimizer:
+  /// `dp. optimizer().lr = 0.01`. Its gradients are those of its latest share. Of what other
+  /// replicas write to their buffers, nothing is kept.
+  Model& model() { return first().model(); }
+  const Model& model() const { return first().model(); }
+  auto& optimizer() { return first().optimizer(); }
+  auto& schedule() { return first().schedule(); }
+  double learning_rate() const { return first().learning_rate(); }
+  std::uint64_t updates() const { return first().updates(); }
+  auto param(auto key) const { return first().param(key); }
+  auto grad(auto key) const { return first().grad(key); }
+  auto buffer(auto key) const { return first().buffer(key); }
+  /// What adds up the losses of many steps.
+  auto loss_meter() { return first().loss_meter(); }
 
   /// `f(model)` for every replica's.
   template <class F>
@@ -176,7 +185,7 @@ class BasicDp : public detail::ReplicaAccess<BasicDp<Model, Policies, Meeting>> 
   template <class Batch>
   Loss evaluate(const Batch& batch) {
     if constexpr (traits::alone) {
-      return replica().evaluate(replica().place(batch));
+      return first().evaluate(first().place(batch));
     } else {
       run_to_loss(
           batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
@@ -189,7 +198,7 @@ class BasicDp : public detail::ReplicaAccess<BasicDp<Model, Policies, Meeting>> 
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     if constexpr (traits::alone) {
-      replica().evaluate(replica().place(batch), tally, [&] { return batch.size(); });
+      first().evaluate(first().place(batch), tally, [&] { return batch.size(); });
     } else if constexpr (traits::gathers_outputs &&
                          !LedReplica::template has_evaluation<Batch, Tally>) {
       const double loss = evaluate(batch);
@@ -214,6 +223,9 @@ class BasicDp : public detail::ReplicaAccess<BasicDp<Model, Policies, Meeting>> 
   }
 
  private:
+  auto& first() { return replicas_[0]->replica(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
+
   static std::size_t count(std::size_t wanted) {
     if (wanted == 0) throw Error("DP", "no replicas are wanted", "ask for one at least");
     if (wanted == dynamic)
@@ -264,7 +276,7 @@ class BasicDp : public detail::ReplicaAccess<BasicDp<Model, Policies, Meeting>> 
 
   template <class Batch>
   void run_phases(const Batch& batch, const detail::BatchCut& cut) {
-    const Sync sync = replica().completes_step() ? Sync::yes : Sync::no;
+    const Sync sync = first().completes_step() ? Sync::yes : Sync::no;
     bool backward_began = false;
     try {
       run_to_loss(

@@ -15,13 +15,12 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
-#include "lockstep/strategy/device_communicator.hpp"
-#include "lockstep/strategy/execution.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/placed_share.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/shares.hpp"
-#include "lockstep/strategy/step_runner.hpp"
+#include "lockstep/strategy/step_graphs.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 
 namespace lockstep::detail {

@@ -21,7 +21,7 @@
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/updater.hpp"
+#include "lockstep/strategy/concepts.hpp"
 
 namespace lockstep::detail {
 
@@ -83,17 +83,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
       gradients.reduce();
       update_used(gradients);
     } else if constexpr (decides || Traits::alone) {
-      for_each<Pieces::runs>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                             Size<Count> count, std::size_t,
-                                                             std::size_t offset) {
-        update<T>(gradients, offset, count, numbers_.data());
-      });
+      for_each<Pieces::runs>([&](auto piece) { update(gradients, piece, numbers_.data()); });
     } else {
-      for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                                Size<Count> count, std::size_t b,
-                                                                std::size_t offset) {
-        gradients.wait(b);
-        update<T>(gradients, offset, count, numbers_.data());
+      for_each<Pieces::buckets>([&](auto bucket) {
+        gradients.wait(bucket.number);
+        update(gradients, bucket, numbers_.data());
       });
     }
   }
@@ -133,6 +127,13 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   /// What a pass goes over: buckets, which land one by one, or runs of them, fewer and longer.
   enum class Pieces : std::uint8_t { buckets, runs };
 
+  template <class T, std::size_t Count>
+  struct Piece {
+    [[no_unique_address]] Size<Count> count;
+    std::size_t number;  // by its place in the arena
+    std::size_t offset;  // bytes
+  };
+
   template <Pieces What>
   static constexpr auto pieces_of(const auto& plan, const auto& runs) {
     if constexpr (What == Pieces::buckets) {
@@ -142,21 +143,19 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     }
   }
 
-  /// Calls `f(type, count, number, offset)` for each. Counts are constants where shapes are.
+  /// Calls `f(piece)` for each. Counts are constants where shapes are.
   template <Pieces What, class F>
   void for_each(const F& f) const {
     if constexpr (has_constants<What>()) {
       constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
       [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (f(std::type_identity<ElementOf<pieces[I].element>>{}, Size<pieces[I].count()>{}, I,
-           pieces[I].offset),
-         ...);
+        (f(Piece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}), ...);
       }(std::make_index_sequence<pieces.size()>{});
     } else {
       std::size_t number = 0;
       for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
-        Traits::with_element(piece.element, [&]<class T>(std::type_identity<T> type) {
-          f(type, Size<dynamic>{piece.count()}, number++, piece.offset);
+        Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
+          f(Piece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
         });
       }
     }
@@ -174,12 +173,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   /// Norm, clip factor and loss scale, from averages as they land.
   template <class Gradients>
   void decide(Gradients& gradients) {
-    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                              Size<Count> count, std::size_t b,
-                                                              std::size_t offset) {
-      gradients.wait(b);
-      squares_by_kind<travelling<T>, Count>(stream(), averages<T>(gradients, offset, count.value()),
-                                            partials() + partials_before_[b], count.value());
+    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
+      gradients.wait(bucket.number);
+      squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
+                                            partials() + partials_before_[bucket.number],
+                                            bucket.count.value());
     });
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
@@ -191,33 +189,30 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   /// Where each bucket's partial sums begin; how many there are in all.
   std::size_t plan_partials() {
     partials_before_.assign(1, 0);
-    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                              Size<Count> count, std::size_t,
-                                                              std::size_t) {
+    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
       partials_before_.push_back(partials_before_.back() +
-                                 square_partials<ElementOf<travelling<T>>>(count.value()));
+                                 square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
     });
     return partials_before_.back();
   }
 
-  template <class T, class Gradients>
-  static std::byte* averages(Gradients& gradients, std::size_t offset, std::size_t count) {
+  template <class Gradients, class T, std::size_t Count>
+  static std::byte* averages(Gradients& gradients, const Piece<T, Count>& piece) {
     return reinterpret_cast<std::byte*>(
-        gradients.template averages<T>(offset, count * sizeof(T)).data());
+        gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
   }
 
-  template <class T, class Gradients, std::size_t Count>
-  void update(Gradients& gradients, std::size_t offset, Size<Count> count,
-              const std::byte* numbers) {
+  template <class Gradients, class T, std::size_t Count>
+  void update(Gradients& gradients, const Piece<T, Count>& piece, const std::byte* numbers) {
     std::array<std::byte*, Rule::states + 1> states{};  // one more: without states there were none
     for (std::size_t k = 0; k != Rule::states; ++k)
-      states[k] = states_.data() + widened(k * layout_.plan().bytes + offset);
-    std::byte* const parameters = parameters_ + offset;
+      states[k] = states_.data() + widened(k * layout_.plan().bytes + piece.offset);
+    std::byte* const parameters = parameters_ + piece.offset;
     std::byte* const master_weights =
-        Traits::keeps_masters ? masters_.data() + widened(offset) : parameters;
+        Traits::keeps_masters ? masters_.data() + widened(piece.offset) : parameters;
     update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count>(
-        OptimizerPolicy{}, stream(), numbers, master_weights,
-        averages<T>(gradients, offset, count.value()), states.data(), parameters, count.value());
+        OptimizerPolicy{}, stream(), numbers, master_weights, averages(gradients, piece),
+        states.data(), parameters, piece.count.value());
   }
 
   template <class Gradients>
@@ -234,10 +229,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
       const auto& place = layout_.plan().placements[p];
       std::byte* const own = numbers_.data() + size_of_numbers(OptimizerPolicy{});
       renumber_for(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(), updates_[p], own);
-      Traits::with_element(
-          layout_.plan().bucket_table[place.bucket].element, [&]<class T>(std::type_identity<T>) {
-            update<T>(gradients, place.offset, Size<dynamic>{place.bytes / sizeof(T)}, own);
-          });
+      Traits::with_element(layout_.plan().bucket_table[place.bucket].element,
+                           [&]<class T>(std::type_identity<T>) {
+                             const Size<dynamic> count{place.bytes / sizeof(T)};
+                             update(gradients, Piece<T, dynamic>{count, p, place.offset}, own);
+                           });
     }
   }
 

@@ -15,9 +15,9 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/bucket_reductions.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/updater.hpp"
 
 namespace lockstep::detail {
 
@@ -239,6 +239,23 @@ class GradientBuckets {
   std::size_t next_ = 0;  // the bucket whose reduction is to start next
   double weight_ = 1;
   Usage used_;
+};
+
+/// A bare step whose `ready` is heard. The parameter is a constant where its key is a name, and so
+/// is its bucket where shapes are static.
+template <class Model, class Bare, class Gradients>
+class TrackedStep : public Bare {
+ public:
+  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
+
+  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
+  template <class Key>
+  void ready(Key key) const {
+    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
+  }
+
+ private:
+  Gradients* gradients_;
 };
 
 }  // namespace lockstep::detail

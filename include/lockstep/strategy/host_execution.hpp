@@ -10,7 +10,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
-#include "lockstep/strategy/execution.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -14,13 +14,12 @@
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/tracked_step.hpp"
-#include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
 

@@ -13,7 +13,7 @@
 #include "lockstep/comm/cuda_loopback.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/threads/join.cuh"
-#include "lockstep/strategy/device_communicator.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/replica_meeting.hpp"

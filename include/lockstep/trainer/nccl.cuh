@@ -5,7 +5,7 @@
 
 #include "lockstep/comm/hierarchical/nccl.cuh"
 #include "lockstep/comm/nccl/communicator.cuh"
-#include "lockstep/strategy/device_communicator.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 

@@ -27,7 +27,6 @@
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/trainer/composition.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job.hpp"
@@ -292,28 +291,10 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   bool on_rank0_ = false;
 };
 
-/// What stands for a job whose composition was rejected, so that one error stays one error.
-struct RejectedTrainer {};
-
-namespace detail {
-template <class Model, class... Ps>
-consteval auto compose() {
-  if constexpr (!require_composition<Model, Ps...>()) {
-    return std::type_identity<RejectedTrainer>{};
-  } else if constexpr (!trains<CanonicalPolicies<Ps...>>()) {
-    return std::type_identity<ComposedJob<Model, CanonicalPolicies<Ps...>>>{};
-  } else if constexpr (require_connection<CanonicalPolicies<Ps...>>()) {
-    return std::type_identity<BasicTrainer<Model, CanonicalPolicies<Ps...>>>{};
-  } else {
-    return std::type_identity<RejectedTrainer>{};
-  }
-}
-}  // namespace detail
-
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
 /// one type. What does not go together is one sentence from the compiler.
 template <class Model, class... Ps>
-using Trainer = typename decltype(detail::compose<Model, Ps...>())::type;
+using Trainer = detail::Compose<BasicTrainer, Model, Ps...>;
 
 /// What the compiler knows of such a job, for tools and tests: it needs no CUDA, even if the job
 /// does.

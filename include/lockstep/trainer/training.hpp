@@ -9,11 +9,10 @@
 #include "lockstep/comm/loopback.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/dp.hpp"
 #include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/options.hpp"
-#include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
 
@@ -21,7 +20,7 @@ namespace lockstep {
 template <class Model, class Policies>
 struct DdpTraining {
   using communicator = CommunicatorOf<Policies>;
-  using wrapper = BasicDdp<Model, Policies, communicator>;
+  using wrapper = detail::DdpOf<Model, Policies>;
 
   /// **Ranks** all. **Host** blocks until all have come.
   static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
@@ -39,7 +38,7 @@ struct DdpTraining {
 template <class Model, class Policies>
 struct DpTraining {
   using communicator = LoopbackCommunicator;
-  using wrapper = BasicDp<Model, Policies, ReplicaMeetingOf<Policies>>;
+  using wrapper = detail::DpOf<Model, Policies>;
 
   static communicator communicate(Session& session) {
     if (session.world() > WorldSize{1}) {
