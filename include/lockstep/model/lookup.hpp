@@ -47,37 +47,37 @@ struct ListedTensor {
   std::size_t index;
 };
 
-/// The tensor behind a key. Its `index` is a constant where the key is a name.
-template <class Model, TensorRole Role, class Key>
-constexpr auto find_tensor(Key key) {
-  if constexpr (!TensorListing<Model>) {
-    static_cast<void>(key);
-    return NamedTensor<Model, Role, Key>{};
-  } else if constexpr (std::integral<Key>) {
-    return ListedTensor{static_cast<std::size_t>(key)};
-  } else {
-    constexpr bool has_number = requires { key.index; };
-    static_assert(has_number,
-                  "lockstep: the model lists its tensors at run time, so that their keys are "
-                  "numbers: step.param(0)");
-    return ListedTensor{key.index};
-  }
-}
-
 template <class Key>
 inline constexpr ElementKind listed_kind = ElementKind::unsupported;
 template <class T>
 inline constexpr ElementKind listed_kind<Listed<T>> = element_kind<T>();
 
+/// The tensor behind a key. Its `index` is a constant where the key is a name.
+template <class Model, TensorRole Role, class Key>
+constexpr auto find_tensor([[maybe_unused]] Key key) {
+  if constexpr (!TensorListing<Model>) {
+    return NamedTensor<Model, Role, Key>{};
+  } else if constexpr (listed_kind<Key> != ElementKind::unsupported) {
+    return ListedTensor{key.index};
+  } else if constexpr (std::integral<Key>) {
+    return ListedTensor{static_cast<std::size_t>(key)};
+  } else {
+    static_assert(sizeof(Key) == 0,
+                  "lockstep: the model lists its tensors at run time, so that their keys are "
+                  "numbers: step.param(0)");
+    return ListedTensor{};
+  }
+}
+
 /// The element type that a key gives a listed tensor.
 template <TensorListing Model, class Key>
 consteval ElementKind kind_of_listed() {
-  constexpr bool has_one = Model::Elements::kinds.size() == 1;
-  constexpr bool has_kind = listed_kind<Key> != ElementKind::unsupported;
-  static_assert(has_kind || has_one,
-                "lockstep: the model lists several element types, and a view needs to know which "
-                "one its tensor has: step.param(Listed<float>{0})");
-  return has_kind ? listed_kind<Key> : Model::Elements::kinds[0];
+  constexpr ElementKind kind = listed_kind<Key>;
+  static_assert(
+      !std::integral<Key> || Model::Elements::kinds.size() == 1,
+      "lockstep: the model lists several element types, and a view needs to know which one its "
+      "tensor has: step.param(Listed<float>{0})");
+  return kind == ElementKind::unsupported ? Model::Elements::kinds[0] : kind;
 }
 
 }  // namespace detail
