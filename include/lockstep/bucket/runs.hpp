@@ -15,6 +15,8 @@ struct Run {
   ElementKind element = ElementKind::unsupported;
   std::size_t offset = 0;  // bytes from the arena's start
   std::size_t bytes = 0;
+  std::size_t first_bucket = 0;
+  std::size_t buckets = 0;
 
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
@@ -32,13 +34,13 @@ template <std::size_t Count>
 constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
   RunTable<Count> table;
   table.runs = detail::make_table<Run, Count>(plan.bucket_count);
-  for (const Bucket& bucket : plan.buckets()) {
-    if (table.size == 0 || table.runs[table.size - 1].element != bucket.element) {
-      table.runs[table.size].element = bucket.element;
-      table.runs[table.size].offset = bucket.offset;
-      ++table.size;
-    }
-    table.runs[table.size - 1].bytes += bucket.bytes;
+  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    const Bucket& bucket = plan.bucket_table[b];
+    if (table.size == 0 || table.runs[table.size - 1].element != bucket.element)
+      table.runs[table.size++] = {bucket.element, bucket.offset, 0, b, 0};
+    Run& run = table.runs[table.size - 1];
+    run.bytes += bucket.bytes;
+    ++run.buckets;
   }
   return table;
 }

@@ -72,7 +72,7 @@ class DeviceLossMeter {
     check_launch("add_loss");
   }
 
-  /// The last one that the GPU has come to. **Host** does not block.
+  /// The latest loss that the GPU has added. **Host** does not block.
   double latest() const { return *reinterpret_cast<const volatile double*>(shown_.data()); }
 
   /// **Host** blocks.

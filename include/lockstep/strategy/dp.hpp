@@ -105,7 +105,7 @@ class BasicDp {
   std::size_t replicas() const { return replicas_.size(); }
 
   /// The first replica's model is the wrapped one, and all follow the numbers of its optimizer:
-  /// `dp. optimizer().lr = 0.01`. Its gradients are those of its latest share. Of what other
+  /// `dp.optimizer().lr = 0.01`. Its gradients are those of its latest share. Of what other
   /// replicas write to their buffers, nothing is kept.
   Model& model() { return first().model(); }
   const Model& model() const { return first().model(); }
@@ -234,7 +234,7 @@ class BasicDp {
     return wanted;
   }
 
-  /// Counts everybody's samples, and makes room for their outputs.
+  /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>
   detail::BatchCut scatter(const Batch& batch) {
     static_assert(detail::require_scattering<Batch>());
@@ -296,7 +296,7 @@ class BasicDp {
     }
   }
 
-  /// All of it as one graph, which depends on everybody's share.
+  /// The whole micro-batch as one graph, which depends on the shares of all replicas.
   template <class Batch>
   void run_captured(const Batch& batch, const detail::BatchCut& cut) {
     std::vector<std::uint64_t> digests(replicas());
@@ -313,7 +313,8 @@ class BasicDp {
         });
   }
 
-  /// Up to the loss, and whatever follows. `forward` is for a model that has its loss as output.
+  /// Runs a batch up to its loss, and then the phases that follow. `forward` is that of a model
+  /// whose output is its loss.
   template <class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const detail::BatchCut& cut, const Forward& forward,
                    const Then&... then) {

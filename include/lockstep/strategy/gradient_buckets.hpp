@@ -3,6 +3,7 @@
 /// @file A replica's gradients: born in their buckets, added up over micro-batches, averaged over
 /// ranks.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -154,8 +155,7 @@ class GradientBuckets {
 
   /// No parameter has been used since the last update.
   void forget_usage() {
-    if constexpr (Traits::skips_unused)
-      used_ = make_table<std::uint8_t, layout::count>(used_.size());
+    if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
   }
 
   /// Drops the handles of all reductions: they belong to a capture that has failed, and nothing of

@@ -44,9 +44,8 @@ struct OwnsAll {
   template <class T, class Gradients, class Consume>
   static void reduce(Gradients& gradients, const auto& plan, const Run& run,
                      const Consume& consume) {
-    for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    for (std::size_t b = run.first_bucket; b != run.first_bucket + run.buckets; ++b) {
       const Bucket& bucket = plan.bucket_table[b];
-      if (bucket.offset < run.offset || bucket.offset >= run.offset + run.bytes) continue;
       gradients.wait(b);
       consume((bucket.offset - run.offset) / sizeof(T),
               std::span<const T>(gradients.template averages<T>(bucket.offset, bucket.bytes)));

@@ -71,10 +71,7 @@ class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Aver
   using PhaseOf<Replica, Averaged>::PhaseOf;
   using OutOfOrder<Averaged>::update;
 
-  template <class Key>
-  auto grad(Key key) const {
-    return this->replica_.grad(key);
-  }
+  auto grad(auto key) const { return this->replica_.grad(key); }
 
   /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks.

@@ -69,7 +69,7 @@ class Readiness {
   }
 
   const Layout& layout_;
-  Table<std::uint8_t, Layout::count> ready_;
+  Table<std::uint8_t, Layout::count> ready_;   // by parameter
   Table<std::size_t, Layout::count> missing_;  // gradients, by bucket
   std::size_t all_missing_ = 0;
 };

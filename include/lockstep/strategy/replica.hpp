@@ -91,19 +91,10 @@ class Replica {
   std::uint64_t updates() const { return updater_.steps(); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
 
-  template <class Key>
-  auto param(Key key) const {
-    return step_.param(key);
-  }
-  template <class Key>
-  auto buffer(Key key) const {
-    return step_.buffer(key);
-  }
+  auto param(auto key) const { return step_.param(key); }
+  auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
-  template <class Key>
-  auto grad(Key key) const {
-    return step_.grad(key);
-  }
+  auto grad(auto key) const { return step_.grad(key); }
 
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
   /// **Ranks** all. **Host** blocks.
@@ -131,10 +122,7 @@ class Replica {
   // A step. Batches are placed first, and stay where they are until the next of their type is.
 
   /// A batch where the model can read it.
-  template <class Batch>
-  const auto& place(const Batch& batch) {
-    return execution_.place(batch);
-  }
+  const auto& place(const auto& batch) { return execution_.place(batch); }
 
   /// How many micro-batches are added up.
   std::size_t micro_batches() const { return micro_batches_; }
@@ -239,10 +227,7 @@ class Replica {
 
   // Evaluation, with nothing kept for backward and no communication.
 
-  template <class Batch>
-  Loss evaluate(const Batch& placed) {
-    return execution_.forward(model_, bare(), placed);
-  }
+  Loss evaluate(const auto& placed) { return execution_.forward(model_, bare(), placed); }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
   void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
@@ -257,13 +242,11 @@ class Replica {
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
+    step_type* step = &step_;
     if constexpr (traits::tracks) {
-      if (micro_batches_ != 0) {
-        if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
-        return f(*adding_step_);
-      }
+      if (micro_batches_ != 0) step = &adding_step();
     }
-    return f(step_);
+    return f(*step);  // the one call, so that the model is inlined
   }
 
   /// What adds up the losses of many steps.
@@ -273,6 +256,11 @@ class Replica {
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
   bare_step& bare() { return step_; }
+
+  step_type& adding_step() {
+    if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
+    return *adding_step_;
+  }
 
   step_type make_step(std::byte* gradients) {
     const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});

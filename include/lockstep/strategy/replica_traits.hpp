@@ -19,13 +19,8 @@
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
-#include "lockstep/strategy/accumulate.hpp"
-#include "lockstep/strategy/buffers.hpp"
-#include "lockstep/strategy/loss_placement.hpp"
-#include "lockstep/strategy/parallel_strategy.hpp"
+#include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
-#include "lockstep/strategy/step_execution.hpp"
-#include "lockstep/strategy/unused_parameters.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {

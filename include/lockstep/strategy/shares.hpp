@@ -10,7 +10,7 @@
 
 namespace lockstep::detail {
 
-/// RowRange [first, first + count) of a batch.
+/// Rows [first, first + count) of a batch.
 struct RowRange {
   std::size_t first = 0;
   std::size_t count = 0;

@@ -155,7 +155,7 @@ class CapturedSteps {
 template <class Traits>
 using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
 
-/// One micro-batch of a replica that nobody else leads. Returns its loss.
+/// One micro-batch of a replica that runs by itself. Returns its loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed) {
   if (replica.completes_step()) replica.begin_update();

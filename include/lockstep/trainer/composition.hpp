@@ -246,7 +246,7 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
-/// What no policy can see alone.
+/// Policies that do not go together, or do not go with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
   constexpr bool on_cpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cpu>>;

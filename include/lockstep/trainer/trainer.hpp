@@ -79,10 +79,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
 
   Model& model() { return wrapped_.model(); }
   /// A parameter, to look at.
-  template <class Key>
-  auto param(Key key) const {
-    return wrapped_.param(key);
-  }
+  auto param(auto key) const { return wrapped_.param(key); }
   wrapper& ddp()
     requires(!is_one_process)
   {
@@ -203,7 +200,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
                 "call it outside, on all ranks", rank());
   }
 
-  // What epochs tell.
+  // What the epochs and batches of this trainer call.
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     require_all_ranks("epochs");
@@ -227,7 +224,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
   }
 
-  /// Losses meet, once an epoch.
+  /// Adds up the losses of all ranks, once an epoch.
   void close_data() {
     if (!opened_ || closed_) return;
     closed_ = display_.summary();
