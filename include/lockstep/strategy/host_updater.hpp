@@ -103,9 +103,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       update_slices(gradients, squares);
     } else {
       for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
-        with_pass<T>(run, slice, 0, [&](const auto& pass) {
-          owned_.template reduce<T>(gradients, layout_.plan(), run, pass);
-        });
+        owned_.template reduce<T>(gradients, layout_.plan(), run, make_pass<T>(run, slice, 0));
       });
     }
   }
@@ -131,9 +129,9 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     constexpr std::size_t count() const { return end - begin; }
   };
 
-  /// Calls `f(run, slice, type)` for every run. Returns how many bytes of states there are.
+  /// Calls `f(run, slice, type)` for every run.
   template <class F>
-  std::size_t for_each_run(const F& f) const {
+  void for_each_run(const F& f) const {
     std::size_t states = 0;
     for (const Run& run : runs_.table) {
       Traits::with_element(run.element, [&]<class T>(std::type_identity<T> type) {
@@ -143,11 +141,14 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
         states += Rule::states * align_up(slice.count() * sizeof(Accumulator<T>));
       });
     }
-    return states;
   }
 
   std::size_t state_bytes() const {
-    return for_each_run([](const Run&, const Slice&, auto) {});
+    std::size_t bytes = 0;
+    for_each_run([&]<class T>(const Run&, const Slice& slice, std::type_identity<T>) {
+      bytes += Rule::states * align_up(slice.count() * sizeof(Accumulator<T>));
+    });
+    return bytes;
   }
 
   /// Where unused parameters are skipped: which are used, and how often each has been updated.
@@ -181,9 +182,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   void update_slices(Gradients& gradients, double squares) {
     for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
       const auto averages = gradients.template averages<T>(run.offset, run.bytes);
-      with_pass<T>(run, slice, squares, [&](const auto& pass) {
-        pass(slice.begin, averages.subspan(slice.begin, slice.count()));
-      });
+      make_pass<T>(run, slice, squares)(slice.begin, averages.subspan(slice.begin, slice.count()));
     });
     owned_.publish();
   }
@@ -195,10 +194,10 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     return clip_factor(norm, Traits::template policy<axes::Clip>::norm);
   }
 
-  /// Calls `run_with(pass)`, where `pass(at, averages)` updates a run's elements from `at` on. What
-  /// is the same for all of them is computed before.
-  template <class T, class RunWith>
-  void with_pass(const Run& run, const Slice& slice, double squares, const RunWith& run_with) {
+  /// A pass over a run: `pass(at, averages)` updates its elements from `at` on. What is the same
+  /// for all of them is computed here.
+  template <class T>
+  auto make_pass(const Run& run, const Slice& slice, double squares) const {
     using A = Accumulator<T>;
     const auto scale = [squares] {
       if constexpr (Traits::clips || Traits::micro_batches > 1) {
@@ -219,19 +218,19 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       pass.states[k] = reinterpret_cast<A*>(states_.data() + slice.states + k * stride);
     }
     if constexpr (Traits::skips_unused) {
-      run_with([&](std::size_t at, std::span<const T> averages) {
+      return [this, &run, pass](std::size_t at, std::span<const T> averages) {
         update_used(run, pass, at, averages);
-      });
+      };
     } else {
-      run_with(pass);
+      return pass;
     }
   }
 
   /// Updates parameters one by one: those that no rank used not at all, and the others with their
   /// own count of updates, as PyTorch keeps it.
   template <class T, class Scale>
-  void update_used(const Run& run, UpdatePass<Rule, T, Scale>& pass, std::size_t at,
-                   std::span<const T> averages) {
+  void update_used(const Run& run, const UpdatePass<Rule, T, Scale>& pass, std::size_t at,
+                   std::span<const T> averages) const {
     for (std::size_t p = 0; p != used_.size(); ++p) {
       const Placement& place = layout_.plan().placements[p];
       if (used_[p] == 0 || place.offset < run.offset || place.offset >= run.offset + run.bytes)
@@ -240,8 +239,8 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       const std::size_t begin = std::max(at, first);
       const std::size_t end = std::min(at + averages.size(), first + place.bytes / sizeof(T));
       if (begin >= end) continue;
-      pass.update = Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]);
-      pass(begin, averages.subspan(begin - at, end - begin));
+      pass.with(Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]), begin,
+                averages.subspan(begin - at, end - begin));
     }
   }
 

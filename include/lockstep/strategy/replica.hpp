@@ -242,11 +242,11 @@ class Replica {
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
-    step_type* step = &step_;
     if constexpr (traits::tracks) {
-      if (micro_batches_ != 0) step = &adding_step();
+      return f(micro_batches_ == 0 ? step_ : adding_step());
+    } else {
+      return f(step_);
     }
-    return f(*step);  // the one call, so that the model is inlined
   }
 
   /// What adds up the losses of many steps.
