@@ -14,4 +14,4 @@ struct Table {
 #endif
 };
 
-bool ok() { return require_scattering<Table>(); }
+bool ok() { return detail::require_scattering<Table>(); }

@@ -66,7 +66,7 @@ struct Dynamic {
 
 template <class M>
 constexpr std::uint64_t fingerprint() {
-  return fingerprint_of<M, PolicyPack<>>(parameter_table<M>.infos, buffer_table<M>.infos);
+  return fingerprint_of<PolicyPack<>>(Layout<M>{}, BufferLayout<M>{});
 }
 
 /// A model around one shapes function, to provoke its errors.

@@ -21,6 +21,8 @@ using namespace lockstep;
 
 BOOST_AUTO_TEST_SUITE(scatter)
 
+using namespace lockstep::detail;
+
 namespace {
 
 using Labelled = LabelledBatch<float, std::int32_t>;

@@ -13,6 +13,8 @@ using namespace lockstep;
 
 BOOST_AUTO_TEST_SUITE(shares)
 
+using namespace lockstep::detail;
+
 namespace {
 
 using Sizes = std::vector<std::size_t>;
@@ -57,7 +59,9 @@ BOOST_AUTO_TEST_CASE(chunks_have_the_sizes_that_torch_chunk_gives) {
                                  {12, 8, {2, 2, 2, 2, 2, 2}},
                                  {100, 8, {13, 13, 13, 13, 13, 13, 13, 9}}};
   for (const Known& k : known) {
-    const Sizes sizes = chunk_sizes(k.size, k.replicas);
+    Sizes sizes;
+    for (std::size_t i = 0; i != k.replicas && chunk(k.size, k.replicas, i).count != 0; ++i)
+      sizes.push_back(chunk(k.size, k.replicas, i).count);
     BOOST_TEST(sizes == k.sizes, k.size << " rows for " << k.replicas << " replicas");
   }
 }

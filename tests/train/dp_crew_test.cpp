@@ -16,6 +16,8 @@ using namespace lockstep;
 
 BOOST_FIXTURE_TEST_SUITE(dp_crew, Watchdog)
 
+using namespace lockstep::detail;
+
 namespace {
 
 std::size_t threads_here() {

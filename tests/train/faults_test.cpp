@@ -1,8 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes wrong on one rank ends all of them, with its words. run_processes is the watchdog.
+#include <unistd.h>
+
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cstddef>
+#include <stdexcept>
 #include <string>
+#include <thread>
 
 #include "train/sheet.hpp"
 
@@ -11,6 +16,7 @@ BOOST_AUTO_TEST_SUITE(training_faults)
 namespace {
 
 using namespace train;
+using namespace std::chrono_literals;
 using Trouble = Entry::Trouble;
 using Net = Sheet<>;
 
@@ -36,6 +42,16 @@ void check(const Ends& ends, std::size_t culprit, const std::string& words) {
 }
 
 using Pieces = Buckets<BucketLimits{0, 0}>;
+
+/// Gradients that are too large to travel with the call: every rank has a part in reducing them.
+struct Wide {
+  using Parameters = ParameterList<Parameter<"a", float, 100000>, Parameter<"b", float, 100000>>;
+  double forward(auto&, int) { return 0; }
+  void backward(auto& step, int) {
+    step.ready("b"_p);
+    step.ready("a"_p);
+  }
+};
 
 }  // namespace
 
@@ -79,6 +95,27 @@ BOOST_AUTO_TEST_CASE(an_exception_while_initializing_reaches_all_ranks) {
     ddp.initialize([](auto&) { throw std::runtime_error("no values today"); });
   });
   check(ends, 0, "no values today");
+}
+
+BOOST_AUTO_TEST_CASE(an_exception_between_phases_is_the_programs_own_although_a_peer_has_gone) {
+  const Ends ends = ranks::run_processes(2, 20s, [](Shared& comm) {
+    std::string caught;
+    {
+      DistributedDataParallel<Wide, Sharding<Replicated>, Pieces> ddp(comm);
+      try {
+        const int batch = 0;
+        const auto backwarded = ddp.forward(batch).backward();
+        if (comm.rank() == Rank{1}) _exit(0);
+        std::this_thread::sleep_for(300ms);  // buckets are under way, and nobody answers any more
+        throw std::runtime_error("words of the program's own");
+      } catch (const std::runtime_error& error) {
+        caught = error.what();
+      }
+    }
+    throw std::runtime_error("caught " + caught);
+  });
+  BOOST_TEST(ends[0] == "caught words of the program's own");
+  BOOST_TEST(ends[1] == "");
 }
 
 BOOST_AUTO_TEST_CASE(a_schedule_without_its_numbers_is_an_error_on_all_ranks) {

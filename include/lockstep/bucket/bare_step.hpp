@@ -22,12 +22,18 @@ struct Arenas {
 /// Hands a model its tensors as views into arenas. `ready` does nothing: with one rank there is
 /// nobody to wait for, and the compiler removes the call. Strategies for more ranks hand out steps
 /// with these same members.
-template <class Model, class TheBuckets = Buckets<>, class Memory = HostMemory,
+template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
           class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {
+  using LayoutOfParameters = Layout<Model, Limits, ParameterTypes>;
+  using LayoutOfBuffers = BufferLayout<Model, BufferTypes>;
+
  public:
   constexpr BareStep(const Model& model, Arenas arenas)
-      : parameters_(model), buffers_(model), arenas_(arenas) {}
+      : BareStep(LayoutOfParameters(model), LayoutOfBuffers(model), arenas) {}
+  constexpr BareStep(const LayoutOfParameters& parameters, const LayoutOfBuffers& buffers,
+                     Arenas arenas)
+      : parameters_(parameters), buffers_(buffers), arenas_(arenas) {}
 
   /// A parameter, to read. Only optimizers write parameters.
   template <class Key>
@@ -49,14 +55,14 @@ class BareStep {
 
   /// Says that a gradient is complete.
   template <class Key>
-  constexpr void ready(Key) const {
+  constexpr void ready(Key key) const {
     // A misspelt name is an error here too.
-    static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
+    static_cast<void>(detail::find_tensor<Model, TensorRole::parameter>(key).index);
   }
 
  private:
-  [[no_unique_address]] Layout<Model, TheBuckets, ParameterTypes> parameters_;
-  [[no_unique_address]] BufferLayout<Model, BufferTypes> buffers_;
+  [[no_unique_address]] LayoutOfParameters parameters_;
+  [[no_unique_address]] LayoutOfBuffers buffers_;
   Arenas arenas_;
 };
 

@@ -11,23 +11,32 @@
 #include "lockstep/bucket/element_types.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep {
 
-/// The element kinds that Model's tensors of one role have in a layout, each once.
+/// The element kinds that Model's tensors of one role can have in a layout, each once.
 template <class Model, TensorRole Role, class Types>
 struct KindsOf {
   std::array<ElementKind, element_kinds> kinds{};
   std::size_t size = 0;
 
   constexpr KindsOf() {
-    for (const TensorInfo& info : tensor_table<Model, Role>.infos) {
-      const ElementKind element = Types::of(info.element);
-      bool known = false;
-      for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == element;
-      if (!known) kinds[size++] = element;
+    if constexpr (TensorListing<Model>) {
+      for (const ElementKind kind : Model::Elements::kinds) {
+        if (Role == TensorRole::buffer || is_floating(kind)) add(Types::of(kind));
+      }
+    } else {
+      for (const TensorInfo& info : tensor_table<Model, Role>.infos) add(Types::of(info.element));
     }
+  }
+
+ private:
+  constexpr void add(ElementKind element) {
+    bool known = false;
+    for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == element;
+    if (!known) kinds[size++] = element;
   }
 };
 

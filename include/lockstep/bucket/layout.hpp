@@ -5,6 +5,9 @@
 #include <array>
 #include <cstddef>
 #include <cuda/std/array>
+#include <memory>
+#include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -12,11 +15,14 @@
 #include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep {
@@ -35,17 +41,17 @@ inline constexpr auto static_infos = detail::in_types<Types>(tensor_table<Model,
 
 /// The plan of static tensors. The limits come as the policy, a type: g++ 12 does not survive
 /// values of class type passed on through alias templates.
-template <class Model, TensorRole Role, class TheBuckets, class Types = DeclaredTypes>
+template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
-    static_infos<Model, Role, Types>, TheBuckets::limits);
+    static_infos<Model, Role, Types>, Limits::limits);
 
 /// The plan's offsets alone: what every view reads.
-template <class Model, TensorRole Role, class TheBuckets, class Types>
+template <class Model, TensorRole Role, class Limits, class Types>
 inline constexpr auto static_offsets = [] {
   constexpr std::size_t count = tensor_table<Model, Role>.size();
   std::array<std::size_t, count> offsets{};
   for (std::size_t i = 0; i != count; ++i) {
-    offsets[i] = static_plan<Model, Role, TheBuckets, Types>.placements[i].offset;
+    offsets[i] = static_plan<Model, Role, Limits, Types>.placements[i].offset;
   }
   return offsets;
 }();
@@ -64,54 +70,95 @@ constexpr auto make_view(std::byte* data, const Extents<E...>& extents = {}) {
 }
 
 /// Everything is a constant: an empty type.
-template <class Model, TensorRole Role, class TheBuckets, class Types>
+template <class Model, TensorRole Role, class Limits, class Types>
 struct StaticLayout {
+  static constexpr bool is_static = true;
+  static constexpr std::size_t count = tensor_count<Model, Role>;
+
   constexpr StaticLayout() = default;
   constexpr explicit StaticLayout(const Model&) {}
 
-  static constexpr const auto& plan() { return static_plan<Model, Role, TheBuckets, Types>; }
+  static constexpr const auto& plan() { return static_plan<Model, Role, Limits, Types>; }
   static constexpr const auto& infos() { return static_infos<Model, Role, Types>; }
+  static constexpr std::string_view name(std::size_t tensor) {
+    return tensor_table<Model, Role>.name(tensor);
+  }
 };
 
-/// The same, computed once from the shapes a model gives.
-template <class Model, TensorRole Role, class TheBuckets, class Types>
-class DynamicLayout {
+/// The same, computed once, from the shapes that a model gives or the tensors that it lists. Copies
+/// share what was computed.
+template <class Model, TensorRole Role, class Limits, class Types>
+class RunTimeLayout {
  public:
-  explicit DynamicLayout(const Model& model) {
-    Shapes<Model> shapes;
-    model.shapes(shapes);
-    infos_ = in_types<Types>(shapes.template infos<Role>());
-    plan_ = make_bucket_plan<count>(infos_, TheBuckets::limits);
-  }
+  static constexpr bool is_static = false;
+  static constexpr std::size_t count = tensor_count<Model, Role>;
 
-  const auto& plan() const { return plan_; }
-  const auto& infos() const { return infos_; }
+  explicit RunTimeLayout(const Model& model) : computed_(std::make_shared<const Computed>(model)) {}
+
+  const auto& plan() const { return computed_->plan; }
+  const auto& infos() const { return computed_->tensors.infos; }
+  std::string_view name(std::size_t tensor) const { return computed_->tensors.name(tensor); }
 
  private:
-  static constexpr std::size_t count = tensor_table<Model, Role>.size();
-  std::array<TensorInfo, count> infos_;
-  BucketPlan<count> plan_;
+  /// A declared model's tensors, in the shapes that it gives them.
+  struct Shaped {
+    std::array<TensorInfo, count == dynamic ? 0 : count> infos;
+    static constexpr std::string_view name(std::size_t tensor) {
+      return tensor_table<Model, Role>.name(tensor);
+    }
+  };
+
+  static auto tensors_of(const Model& model) {
+    if constexpr (TensorListing<Model>) {
+      return listed_tensors(model, Role);
+    } else {
+      Shapes<Model> shapes;
+      model.shapes(shapes);
+      return Shaped{shapes.template infos<Role>()};
+    }
+  }
+
+  struct Computed {
+    explicit Computed(const Model& model) : tensors(tensors_of(model)) {
+      for (TensorInfo& info : tensors.infos) info.element = Types::of(info.element);
+      plan = make_bucket_plan<count>(tensors.infos, Limits::limits);
+    }
+    decltype(tensors_of(std::declval<const Model&>())) tensors;
+    BucketPlan<count> plan;
+  };
+
+  std::shared_ptr<const Computed> computed_;
 };
 
-template <class Model, TensorRole Role, class TheBuckets, class Types>
-using LayoutBase = std::conditional_t<has_dynamic_shapes<Model, Role>,
-                                      DynamicLayout<Model, Role, TheBuckets, Types>,
-                                      StaticLayout<Model, Role, TheBuckets, Types>>;
+template <class Model, TensorRole Role, class Limits, class Types>
+using LayoutBase =
+    std::conditional_t<has_dynamic_shapes<Model, Role>, RunTimeLayout<Model, Role, Limits, Types>,
+                       StaticLayout<Model, Role, Limits, Types>>;
 
 }  // namespace detail
 
 /// Where Model's tensors of one role lie. A layout of static shapes is empty and its answers are
 /// constants; one of dynamic shapes is constructed from the model.
-template <class Model, TensorRole Role, class TheBuckets, class Types>
-class TensorLayout : public detail::LayoutBase<Model, Role, TheBuckets, Types> {
+template <class Model, TensorRole Role, class Limits, class Types>
+class TensorLayout : public detail::LayoutBase<Model, Role, Limits, Types> {
  public:
-  using detail::LayoutBase<Model, Role, TheBuckets, Types>::LayoutBase;
+  using detail::LayoutBase<Model, Role, Limits, Types>::LayoutBase;
 
-  /// The tensor that Key names, as `T` or `const T` elements, in the arena that starts at `arena`.
+  /// The tensor behind a key, as `T` or `const T` elements, in the arena that starts at `arena`.
+  /// One that is listed has a view of its elements in a row: their model knows their shape.
   template <class Memory, bool Const, class Key>
-  constexpr auto view(std::byte* arena, Key) const {
-    using Tensor = NamedTensor<Model, Role, Key>;
-    return view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{});
+  constexpr auto view(std::byte* arena, Key key) const {
+    if constexpr (TensorListing<Model>) {
+      constexpr ElementKind element = Types::of(detail::kind_of_listed<Model, Key>());
+      const std::size_t tensor = detail::find_tensor<Model, Role>(key).index;
+      require_element(tensor, element);
+      return detail::make_view<Memory, Const, element, dynamic>(
+          arena + this->plan().placements[tensor].offset,
+          Extents<dynamic>{this->infos()[tensor].count()});
+    } else {
+      using Tensor = NamedTensor<Model, Role, Key>;
+      return view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{});
+    }
   }
 
  private:
@@ -126,15 +173,27 @@ class TensorLayout : public detail::LayoutBase<Model, Role, TheBuckets, Types> {
           Shape{cuda::std::array<std::size_t, info.rank>{
               this->infos()[Tensor::index].extents[Axis]...}});
     } else {
-      constexpr std::size_t offset = static_offsets<Model, Role, TheBuckets, Types>[Tensor::index];
+      constexpr std::size_t offset = static_offsets<Model, Role, Limits, Types>[Tensor::index];
       return detail::make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset);
     }
+  }
+
+  void require_element(std::size_t tensor, ElementKind element) const {
+    const auto& infos = this->infos();
+    if (tensor < infos.size() && infos[tensor].element == element) [[likely]]
+      return;
+    throw Error("step",
+                tensor < infos.size()
+                    ? std::string(this->name(tensor)) + " has elements of " +
+                          std::string(element_name(infos[tensor].element))
+                    : "tensor " + std::to_string(tensor) + " of " + std::to_string(infos.size()),
+                "ask for a tensor that the model lists, with the element type that it has");
   }
 };
 
 /// Parameters, and gradients likewise, in buckets.
-template <class Model, class TheBuckets = Buckets<>, class Types = DeclaredTypes>
-using Layout = TensorLayout<Model, TensorRole::parameter, TheBuckets, Types>;
+template <class Model, class Limits = Buckets<>, class Types = DeclaredTypes>
+using Layout = TensorLayout<Model, TensorRole::parameter, Limits, Types>;
 
 /// Buffers: everything of one element type together, to travel in one go.
 template <class Model, class Types = DeclaredTypes>

@@ -37,12 +37,28 @@ struct Bucket {
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
 
+namespace detail {
+/// `Count` values, or as many as the table's maker says where `Count` is `dynamic`.
+template <class T, std::size_t Count>
+using Table = std::conditional_t<Count == dynamic, std::vector<T>,
+                                 std::array<T, Count == dynamic ? 0 : Count>>;
+
+/// A table of `size` zeroed values; `size` is `Count` where the compiler knows it.
+template <class T, std::size_t Count>
+constexpr Table<T, Count> make_table(std::size_t size) {
+  if constexpr (Count == dynamic) {
+    return Table<T, Count>(size);
+  } else {
+    return {};
+  }
+}
+}  // namespace detail
+
 /// A plan for `Count` parameters, known to the compiler or (`dynamic`) to the constructor.
 template <std::size_t Count>
 struct BucketPlan {
   template <class T>
-  using Table = std::conditional_t<Count == dynamic, std::vector<T>,
-                                   std::array<T, Count == dynamic ? 0 : Count>>;
+  using Table = detail::Table<T, Count>;
 
   Table<Placement> placements{};  // by parameter, in declaration order
   Table<std::size_t> arrivals{};  // parameters by bucket, then in order of arrival
@@ -71,22 +87,15 @@ struct BucketPlan {
 template <std::size_t Count>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
                                              BucketLimits limits) {
-  using Plan = BucketPlan<Count>;
   const std::size_t count = tensors.size();
-  Plan plan;
-  typename Plan::template Table<std::size_t>
-      opening{};  // by parameter: its bucket's number by opening
-  typename Plan::template Table<std::size_t> completed_by{};  // by that number
-  typename Plan::template Table<std::size_t>
-      completion{};  // by that number: the number by completion
-  if constexpr (Count == dynamic) {
-    plan.placements.resize(count);
-    plan.arrivals.resize(count);
-    plan.bucket_table.resize(count);
-    opening.resize(count);
-    completed_by.resize(count);
-    completion.resize(count);
-  }
+  BucketPlan<Count> plan;
+  plan.placements = detail::make_table<Placement, Count>(count);
+  plan.arrivals = detail::make_table<std::size_t, Count>(count);
+  plan.bucket_table = detail::make_table<Bucket, Count>(count);
+  // A bucket has a number by opening until all are known, and then one by completion.
+  auto opening = detail::make_table<std::size_t, Count>(count);       // by parameter
+  auto completed_by = detail::make_table<std::size_t, Count>(count);  // by number of opening
+  auto completion = detail::make_table<std::size_t, Count>(count);    // by number of opening
 
   struct Open {
     std::size_t number = dynamic;  // `dynamic`: none is open

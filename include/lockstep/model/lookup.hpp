@@ -1,10 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file From `"fc1.weight"_p` to what the compiler knows of the tensor.
+/// @file From `"fc1.weight"_p`, or a number, to what is known of the tensor.
 
+#include <concepts>
 #include <cstddef>
 
+#include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep {
@@ -29,5 +32,54 @@ struct NamedTensor {
   static constexpr std::size_t index = found == not_found ? 0 : found;
   static constexpr TensorInfo info = tensor_table<Model, Role>.infos[index];
 };
+
+/// The key of a listed tensor whose model lists several element types: `Listed<double>{3}`. Where a
+/// model lists one, a tensor's number alone is its key.
+template <Element T>
+struct Listed {
+  std::size_t index;
+};
+
+namespace detail {
+
+/// A tensor whose number is known at run time only.
+struct ListedTensor {
+  std::size_t index;
+};
+
+template <class Key>
+inline constexpr ElementKind listed_kind = ElementKind::unsupported;
+template <class T>
+inline constexpr ElementKind listed_kind<Listed<T>> = element_kind<T>();
+
+/// The tensor behind a key. Its `index` is a constant where the key is a name.
+template <class Model, TensorRole Role, class Key>
+constexpr auto find_tensor([[maybe_unused]] Key key) {
+  if constexpr (!TensorListing<Model>) {
+    return NamedTensor<Model, Role, Key>{};
+  } else if constexpr (listed_kind<Key> != ElementKind::unsupported) {
+    return ListedTensor{key.index};
+  } else if constexpr (std::integral<Key>) {
+    return ListedTensor{static_cast<std::size_t>(key)};
+  } else {
+    static_assert(sizeof(Key) == 0,
+                  "lockstep: the model lists its tensors at run time, so that their keys are "
+                  "numbers: step.param(0)");
+    return ListedTensor{};
+  }
+}
+
+/// The element type that a key gives a listed tensor.
+template <TensorListing Model, class Key>
+consteval ElementKind kind_of_listed() {
+  constexpr ElementKind kind = listed_kind<Key>;
+  static_assert(
+      !std::integral<Key> || Model::Elements::kinds.size() == 1,
+      "lockstep: the model lists several element types, and a view needs to know which one its "
+      "tensor has: step.param(Listed<float>{0})");
+  return kind == ElementKind::unsupported ? Model::Elements::kinds[0] : kind;
+}
+
+}  // namespace detail
 
 }  // namespace lockstep

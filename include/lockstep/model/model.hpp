@@ -34,6 +34,12 @@ template <class M, class Step, class Batch>
 concept BackwardRunning =
     requires(M& model, Step& step, const Batch& batch) { model.backward(step, batch); };
 
+/// `evaluate(step, batch, tally)` can be called; it tallies what is worth knowing of a batch.
+template <class M, class Step, class Batch, class Tally>
+concept EvaluationRunning = requires(M& model, Step& step, const Batch& batch, Tally& tally) {
+  model.evaluate(step, batch, tally);
+};
+
 /// What a strategy can train on batches of this type.
 template <class M, class Step, class Batch>
 concept Trainable =

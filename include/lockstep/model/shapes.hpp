@@ -10,17 +10,20 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep {
 
-/// Does any tensor of this role leave an extent open?
+/// Is any extent of this role's tensors known at run time only?
 template <class Model, TensorRole Role>
 inline constexpr bool has_dynamic_shapes = [] {
-  for (const TensorInfo& info : tensor_table<Model, Role>.infos) {
-    if (info.is_dynamic()) return true;
+  if constexpr (!TensorListing<Model>) {
+    for (const TensorInfo& info : tensor_table<Model, Role>.infos) {
+      if (info.is_dynamic()) return true;
+    }
   }
-  return false;
+  return TensorListing<Model>;
 }();
 
 template <class Model>

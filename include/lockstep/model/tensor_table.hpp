@@ -8,9 +8,11 @@
 #include <cstdint>
 #include <string_view>
 
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_sink.hpp"
 
 namespace lockstep {
@@ -118,6 +120,16 @@ inline constexpr auto tensor_table = make_tensor_table<DeclaredList<Model, Role>
 
 template <class Model, TensorRole Role>
 inline constexpr auto name_index = make_name_index(tensor_table<Model, Role>);
+
+/// How many tensors of a role a model has; `dynamic` where it lists them at run time.
+template <class Model, TensorRole Role>
+inline constexpr std::size_t tensor_count = [] {
+  if constexpr (TensorListing<Model>) {
+    return dynamic;
+  } else {
+    return tensor_table<Model, Role>.size();
+  }
+}();
 
 template <class Model>
 inline constexpr const auto& parameter_table = tensor_table<Model, TensorRole::parameter>;

@@ -27,6 +27,13 @@ struct AdamRule : Choice<axes::Optimizer> {
     double beta2 = 0.999;
     double eps = 1e-8;
     double weight_decay = Decoupled ? 1e-2 : 0;
+    constexpr void for_each(const auto& f) const {
+      f("lr", lr);
+      f("beta1", beta1);
+      f("beta2", beta2);
+      f("eps", eps);
+      f("weight_decay", weight_decay);
+    }
   };
 
   template <class A>

@@ -17,8 +17,15 @@ struct Optimizer {
 };
 }  // namespace axes
 
+/// Options that are numbers. `for_each(f)` calls `f(name, number)` for each of them: ranks compare
+/// them so, and name the one that differs.
+template <class O>
+concept NumberOptions =
+    std::default_initializable<O> &&
+    requires(const O& options, void (*f)(std::string_view, double)) { options.for_each(f); };
+
 /// A choice of this axis is a rule: how many numbers it keeps per element (`states`), its
-/// `Options`, which are values and have a learning rate `lr`, and `at<A>(options, lr, step)`, the
+/// `Options`, which are numbers and have a learning rate `lr`, and `at<A>(options, lr, step)`, the
 /// constants of one step, counted from 1, as a function of one element in arithmetic of type A:
 ///
 ///     update(parameter, gradient, state)   // A&, A, A[states]
@@ -27,7 +34,7 @@ struct Optimizer {
 /// gradient at hand: in a loop, in a kernel, or in the pass that reduces the bucket.
 template <class R>
 concept UpdateRule =
-    std::default_initializable<typename R::Options> &&
+    NumberOptions<typename R::Options> &&
     requires(const typename R::Options& options, float& parameter, float gradient, float* state) {
       { R::states } -> std::convertible_to<std::size_t>;
       { options.lr } -> std::convertible_to<double>;

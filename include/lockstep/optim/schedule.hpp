@@ -11,6 +11,7 @@
 
 #include "lockstep/core/choice.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/optim/optimizer.hpp"
 
 namespace lockstep {
 
@@ -26,17 +27,19 @@ struct SchedulePoint {
   std::uint64_t epoch = 0;
 };
 
-/// A choice of this axis is a curve: `Options`, which are values, and the factor by which the
+/// A choice of this axis is a curve: `Options`, which are numbers, and the factor by which the
 /// optimizer's learning rate is multiplied at a point.
 template <class C>
-concept LearningCurve = std::default_initializable<typename C::Options> &&
+concept LearningCurve = NumberOptions<typename C::Options> &&
                         requires(const typename C::Options& options, SchedulePoint point) {
                           { C::factor(options, point) } -> std::same_as<double>;
                         };
 
 struct Constant : Choice<axes::Schedule> {
   static constexpr std::string_view name = "Constant";
-  struct Options {};
+  struct Options {
+    static constexpr void for_each(const auto&) {}
+  };
   static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
@@ -46,6 +49,10 @@ struct StepDecay : Choice<axes::Schedule> {
   struct Options {
     std::uint64_t epochs = 30;
     double factor = 0.1;
+    constexpr void for_each(const auto& f) const {
+      f("epochs", epochs);
+      f("factor", factor);
+    }
   };
   static double factor(const Options& options, SchedulePoint point) {
     if (options.epochs == 0)
@@ -63,6 +70,11 @@ struct Cosine : Choice<axes::Schedule> {
     std::uint64_t warmup = 0;
     std::uint64_t steps = 0;
     double last = 0;
+    constexpr void for_each(const auto& f) const {
+      f("warmup", warmup);
+      f("steps", steps);
+      f("last", last);
+    }
   };
   static double factor(const Options& options, SchedulePoint point) {
     if (options.steps <= options.warmup) {

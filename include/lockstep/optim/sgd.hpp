@@ -19,6 +19,10 @@ struct SGD : Choice<axes::Optimizer> {
   struct Options {
     double lr = 1e-3;
     double weight_decay = 0;
+    constexpr void for_each(const auto& f) const {
+      f("lr", lr);
+      f("weight_decay", weight_decay);
+    }
   };
 
   template <class A>
@@ -49,6 +53,12 @@ struct MomentumRule : Choice<axes::Optimizer> {
     double momentum = 0.9;
     double dampening = 0;
     double weight_decay = 0;
+    constexpr void for_each(const auto& f) const {
+      f("lr", lr);
+      f("momentum", momentum);
+      f("dampening", dampening);
+      f("weight_decay", weight_decay);
+    }
   };
 
   template <class A>

@@ -61,9 +61,13 @@ struct UpdatePass {
   Scale scale;
 
   void operator()(std::size_t at, std::span<const T> gradients) const {
+    with(update, at, gradients);
+  }
+  /// The same with other constants of the rule.
+  void with(const Update& constants, std::size_t at, std::span<const T> gradients) const {
     StatesOf<Rule, T> here = states;
     for (auto& state : here) state += at - first;
-    update_elements<Rule, T>(update, parameters + at, gradients.data(), here, gradients.size(),
+    update_elements<Rule, T>(constants, parameters + at, gradients.data(), here, gradients.size(),
                              scale);
   }
 };

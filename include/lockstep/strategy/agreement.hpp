@@ -13,13 +13,10 @@
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_table.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/version.hpp"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 /// A compiler's spelling of a type: good enough to show, never to compare.
 template <class T>
@@ -34,13 +31,13 @@ void describe(std::string& text, PolicyPack<Ps...>) {
   ((text.append("policy ").append(spelling<Ps>()) += '\n'), ...);
 }
 
-template <class Table>
-void describe(std::string& text, std::string_view role, const Table& table, const auto& infos) {
-  for (std::size_t i = 0; i != infos.size(); ++i) {
-    text.append(role).append(" ").append(table.name(i)).append(" ");
-    text += element_name(infos[i].element);
-    for (std::size_t j = 0; j != infos[i].rank; ++j)
-      text += (j == 0 ? " " : " x ") + std::to_string(infos[i].extents[j]);
+inline void describe(std::string& text, std::string_view role, const auto& tensors) {
+  std::size_t tensor = 0;
+  for (const TensorInfo& info : tensors.infos()) {
+    text.append(role).append(" ").append(tensors.name(tensor++)).append(" ");
+    text += element_name(info.element);
+    for (std::size_t j = 0; j != info.rank; ++j)
+      text += (j == 0 ? " " : " x ") + std::to_string(info.extents[j]);
     text += '\n';
   }
 }
@@ -51,15 +48,13 @@ inline std::string line_at(std::string_view text, std::size_t number) {
   return text.empty() ? "nothing more" : std::string(text.substr(0, text.find('\n')));
 }
 
-}  // namespace detail
-
 /// A job in words, a line for everything that its fingerprint covers.
-template <class Model, class Policies>
+template <class Policies>
 std::string job_description(const auto& parameters, const auto& buffers) {
   std::string text = "lockstep " + std::string(version) + "\n";
-  detail::describe(text, Policies{});
-  detail::describe(text, "parameter", parameter_table<Model>, parameters);
-  detail::describe(text, "buffer", buffer_table<Model>, buffers);
+  describe(text, Policies{});
+  describe(text, "parameter", parameters);
+  describe(text, "buffer", buffers);
   return text;
 }
 
@@ -75,15 +70,14 @@ void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& descr
   if (other >= world) return;
   const std::vector<std::string> jobs = all_gather_objects(comm, describe());
   std::size_t line = 0;
-  while (detail::line_at(jobs[0], line) == detail::line_at(jobs[other], line) &&
-         detail::line_at(jobs[0], line) != "nothing more") {
+  while (line_at(jobs[0], line) == line_at(jobs[other], line) &&
+         line_at(jobs[0], line) != "nothing more") {
     ++line;
   }
   throw Error("DDP",
-              "ranks have different jobs: rank 0 has \"" + detail::line_at(jobs[0], line) +
-                  "\" and rank " + std::to_string(other) + " has \"" +
-                  detail::line_at(jobs[other], line) + "\"",
+              "ranks have different jobs: rank 0 has \"" + line_at(jobs[0], line) + "\" and rank " +
+                  std::to_string(other) + " has \"" + line_at(jobs[other], line) + "\"",
               "start the same program with the same settings on all ranks", comm.rank());
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -13,16 +13,14 @@
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/model/tensor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. `masters` are
-/// those of the used tensors in float, element for element, where there are any: what is there
-/// counts, and the used ones follow it. **Host** blocks in constructor and `deliver`; the stream
-/// that uses the arenas must be empty.
+/// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. Where an
+/// optimizer keeps master weights, `masters` hold the used tensors in float, element for element:
+/// they are read instead of the used ones, and both are written. **Host** blocks in constructor and
+/// `deliver`; the stream that uses the arenas must be empty.
 template <class Declared, class Used, class Types, class Model, TensorRole Role>
 class ArenaCopy {
-  static constexpr bool same = std::is_same_v<Declared, Used>;
-
  public:
   ArenaCopy(const Model& model, std::byte* used, std::byte* masters = nullptr)
       : declared_layout_(model),
@@ -30,39 +28,31 @@ class ArenaCopy {
         used_(used),
         masters_(masters),
         declared_(declared_layout_.plan().bytes) {
-    if constexpr (same) {
-      copy_now(declared_.data(), used, declared_.bytes());
-    } else {
-      const HostArena now = download();
-      for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
-                                            std::type_identity<U>) {
-        if (masters_ != nullptr) {
-          convert(declared, master_at<U>(now, offset), count);
-        } else {
-          convert(declared, reinterpret_cast<const U*>(now.data() + offset), count);
-        }
-      });
-    }
+    const HostArena now = download();
+    for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
+                                          std::type_identity<U>) {
+      if (masters_ != nullptr) {
+        convert(declared, master_at<U>(now, offset), count);
+      } else {
+        convert(declared, reinterpret_cast<const U*>(now.data() + offset), count);
+      }
+    });
   }
 
-  /// To read and to write.
+  /// Host memory in the declared layout, to read and to write.
   std::byte* declared() const { return declared_.data(); }
 
-  /// What was written is on the GPU.
+  /// Copies what was written to the GPU.
   void deliver() const {
-    if constexpr (same) {
-      copy_now(used_, declared_.data(), declared_.bytes());
-    } else {
-      const HostArena used(used_layout_.plan().bytes);
-      const HostArena masters(masters_ == nullptr ? 0 : master_bytes());
-      for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
-                                            std::type_identity<U>) {
-        convert(reinterpret_cast<U*>(used.data() + offset), declared, count);
-        if (masters_ != nullptr) convert(master_at<U>(masters, offset), declared, count);
-      });
-      copy_now(used_, used.data(), used.bytes());
-      copy_now(masters_, masters.data(), masters.bytes());
-    }
+    const HostArena used(used_layout_.plan().bytes);
+    const HostArena masters(masters_ == nullptr ? 0 : master_bytes());
+    for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
+                                          std::type_identity<U>) {
+      convert(reinterpret_cast<U*>(used.data() + offset), declared, count);
+      if (masters_ != nullptr) convert(master_at<U>(masters, offset), declared, count);
+    });
+    copy_now(used_, used.data(), used.bytes());
+    copy_now(masters_, masters.data(), masters.bytes());
   }
 
  private:
@@ -108,4 +98,4 @@ class ArenaCopy {
   HostArena declared_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

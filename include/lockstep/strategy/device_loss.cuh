@@ -12,7 +12,7 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The loss of the latest forward pass. It becomes a number when it is asked for one.
 template <class Comm>
@@ -44,7 +44,6 @@ class DeviceLoss {
   std::uint64_t number_;
 };
 
-namespace detail {
 /// `shown` is host memory: the host sees there how training goes without waiting for it. A
 /// template, because a kernel in a header cannot be inline.
 template <class T>
@@ -52,7 +51,6 @@ LOCKSTEP_KERNEL add_loss(const T* loss, T samples, T* sum, T* shown) {
   *sum += *loss * samples;
   *shown = *loss;
 }
-}  // namespace detail
 
 /// Losses of an epoch, added up on the GPU.
 template <class Comm>
@@ -68,13 +66,13 @@ class DeviceLossMeter {
 
   /// **Stream** after the forward pass.
   void add(const DeviceLoss<Comm>& loss, std::size_t samples) {
-    detail::add_loss<<<1, 1, 0, comm_->gpu().stream()>>>(
-        loss.device_data(), static_cast<double>(samples), reinterpret_cast<double*>(sum_.data()),
-        reinterpret_cast<double*>(shown_.data()));
+    add_loss<<<1, 1, 0, comm_->gpu().stream()>>>(loss.device_data(), static_cast<double>(samples),
+                                                 reinterpret_cast<double*>(sum_.data()),
+                                                 reinterpret_cast<double*>(shown_.data()));
     check_launch("add_loss");
   }
 
-  /// The last one that the GPU has come to. **Host** does not block.
+  /// The latest loss that the GPU has added. **Host** does not block.
   double latest() const { return *reinterpret_cast<const volatile double*>(shown_.data()); }
 
   /// **Host** blocks.
@@ -91,4 +89,4 @@ class DeviceLossMeter {
   PinnedArena shown_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -19,8 +19,10 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/topology/world.hpp"
 
@@ -63,14 +65,14 @@ Model replicate(const Model& model) {
 /// All members are called by the thread that has made the object, which is replica 0.
 template <class Model, class Policies, class Meeting>
 class BasicDp {
-  using Traits = DdpTraits<Model, Policies>;
-  using Comm = typename Meeting::communicator;
-  using Replica = DpReplica<Model, Policies, Comm>;
-  static constexpr std::size_t static_replicas = Traits::template policy<axes::World>::static_size;
+  using traits = detail::ReplicaTraits<Model, Policies>;
+  using LedReplica = detail::DpReplica<Model, Policies, typename Meeting::communicator>;
+  using Sync = detail::Sync;
+  static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 
  public:
   using model_type = Model;
-  using Loss = typename Replica::Loss;
+  using Loss = typename LedReplica::Loss;
 
   /// **Host** blocks until all replicas are there and have the same initial parameters.
   explicit BasicDp(DpOptions options = {}, Model model = {})
@@ -85,11 +87,11 @@ class BasicDp {
           if (i != 0) models[i].emplace(detail::replicate(std::as_const(model)));
         },
         [&](std::size_t i) {
-          replicas_[i] = std::make_unique<Replica>(
+          replicas_[i] = std::make_unique<LedReplica>(
               meeting_.join(Rank{i}), i == 0 ? std::move(model) : std::move(*models[i]),
               options.seed);
         });
-    if constexpr (Traits::gathers_outputs) {
+    if constexpr (traits::gathers_outputs) {
       for (const auto& replica : replicas_) replica->join_outputs(*replicas_[0]);
     }
   }
@@ -102,13 +104,25 @@ class BasicDp {
 
   std::size_t replicas() const { return replicas_.size(); }
 
-  /// The wrapped model: the first replica's.
+  /// The first replica's model is the wrapped one, and all follow the numbers of its optimizer:
+  /// `dp.optimizer().lr = 0.01`. Its gradients are those of its latest share. Of what other
+  /// replicas write to their buffers, nothing is kept.
   Model& model() { return first().model(); }
   const Model& model() const { return first().model(); }
+  auto& optimizer() { return first().optimizer(); }
+  auto& schedule() { return first().schedule(); }
+  double learning_rate() const { return first().learning_rate(); }
+  std::uint64_t updates() const { return first().updates(); }
+  auto param(auto key) const { return first().param(key); }
+  auto grad(auto key) const { return first().grad(key); }
+  auto buffer(auto key) const { return first().buffer(key); }
+  /// What adds up the losses of many steps.
+  auto loss_meter() { return first().loss_meter(); }
+
   /// `f(model)` for every replica's.
   template <class F>
   void for_each_model(F&& f) {
-    for (const auto& replica : replicas_) f(replica->ddp().model());
+    for (const auto& replica : replicas_) f(replica->replica().model());
   }
 
   /// Shares in proportion to these numbers, one for each replica, where devices are not alike; with
@@ -125,35 +139,14 @@ class BasicDp {
     weights_ = std::move(weights);
   }
 
-  /// The optimizer's numbers: `dp.optimizer().lr = 0.01`. All replicas follow them.
-  auto& optimizer() { return first().optimizer(); }
-  auto& schedule() { return first().schedule(); }
-  double learning_rate() const { return first().learning_rate(); }
-  std::uint64_t updates() const { return first().updates(); }
   void set_epoch(std::uint64_t epoch) {
-    for (const auto& replica : replicas_) replica->ddp().set_epoch(epoch);
-  }
-
-  template <class Key>
-  auto param(Key key) const {
-    return first().param(key);
-  }
-  /// The first replica's: of what the others write to their buffers, nothing is kept.
-  template <class Key>
-  auto buffer(Key key) const {
-    return first().buffer(key);
-  }
-
-  /// The first replica's own, of its latest share.
-  template <class Key>
-  auto grad(Key key) const {
-    return first().grad(key);
+    for (const auto& replica : replicas_) replica->replica().set_epoch(epoch);
   }
 
   /// Writes parameters and buffers anew, on all replicas: `f(initial)`. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
-    crew_.run([&](std::size_t i) { replicas_[i]->ddp().initialize(f, seed); });
+    crew_.run([&](std::size_t i) { replicas_[i]->initialize(f, seed); });
   }
 
   /// The first replica's buffers, on all. **Host** blocks.
@@ -163,7 +156,7 @@ class BasicDp {
 
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
-    if constexpr (requires(Comm& comm) { comm.synchronize(); })
+    if constexpr (detail::StreamCommunicator<typename Meeting::communicator>)
       crew_.run([&](std::size_t i) { replicas_[i]->synchronize(); });
   }
 
@@ -175,15 +168,14 @@ class BasicDp {
   /// blocks, or on a GPU enqueues.
   template <class Batch>
   Loss step(const Batch& batch) {
-    if constexpr (Traits::alone) {
-      return first().step(batch);
+    if constexpr (traits::alone) {
+      return replicas_[0]->run_alone(batch);
     } else {
-      const BatchCut cut = scatter(batch);
-      const bool last = replicas_[0]->completes();
-      if constexpr (Traits::captures) {
-        run_captured(batch, cut, last);
+      const detail::BatchCut cut = scatter(batch);
+      if constexpr (traits::captures) {
+        run_captured(batch, cut);
       } else {
-        run_phases(batch, cut, last);
+        run_phases(batch, cut);
       }
       return whole_loss();
     }
@@ -192,8 +184,8 @@ class BasicDp {
   /// The loss of a batch, with nothing kept for backward. **Host** blocks.
   template <class Batch>
   Loss evaluate(const Batch& batch) {
-    if constexpr (Traits::alone) {
-      return first().evaluate(batch);
+    if constexpr (traits::alone) {
+      return first().evaluate(first().place(batch));
     } else {
       run_to_loss(
           batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
@@ -205,15 +197,15 @@ class BasicDp {
   /// replica has a tally of its own; they are added up. **Host** blocks.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
-    if constexpr (Traits::alone) {
-      first().evaluate(batch, tally);
-    } else if constexpr (Traits::gathers_outputs &&
-                         !Replica::template has_evaluation<Batch, Tally>) {
+    if constexpr (traits::alone) {
+      first().evaluate(first().place(batch), tally, [&] { return batch.size(); });
+    } else if constexpr (traits::gathers_outputs &&
+                         !LedReplica::template has_evaluation<Batch, Tally>) {
       const double loss = evaluate(batch);
       const auto samples = static_cast<double>(parts_[0].all);
       tally.add("loss", loss * samples, samples);
     } else {
-      const BatchCut cut = scatter(batch);
+      const detail::BatchCut cut = scatter(batch);
       std::vector<Tally> tallies(replicas());
       crew_.run([&](std::size_t i) { take(i, batch, cut); },
                 [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
@@ -225,17 +217,14 @@ class BasicDp {
   /// How many graphs `CapturedStep` has made for batches of this type.
   template <class Batch>
   std::size_t captured_graphs()
-    requires(Traits::captures)
+    requires(traits::captures)
   {
-    return first().template captured_graphs<Batch>();
+    return replicas_[0]->template graphs<Batch>();
   }
 
-  /// What adds up the losses of many steps.
-  auto loss_meter() { return first().loss_meter(); }
-
  private:
-  auto& first() { return replicas_[0]->ddp(); }
-  const auto& first() const { return std::as_const(*replicas_[0]).ddp(); }
+  auto& first() { return replicas_[0]->replica(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
   static std::size_t count(std::size_t wanted) {
     if (wanted == 0) throw Error("DP", "no replicas are wanted", "ask for one at least");
@@ -245,32 +234,32 @@ class BasicDp {
     return wanted;
   }
 
-  /// Counts everybody's samples, and makes room for their outputs.
+  /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>
-  BatchCut scatter(const Batch& batch) {
-    static_assert(require_scattering<Batch>());
-    const BatchCut cut{replicas(), weights_};
+  detail::BatchCut scatter(const Batch& batch) {
+    static_assert(detail::require_scattering<Batch>());
+    const detail::BatchCut cut{replicas(), weights_};
     std::size_t all = 0;
     std::size_t largest = 0;
     for (std::size_t i = 0; i != replicas(); ++i) {
-      const std::size_t samples = samples_of(batch, cut, i);
+      const std::size_t samples = detail::samples_of(batch, cut, i);
       parts_[i].samples = {all, samples};
       all += samples;
       largest = std::max(largest, samples);
     }
     if (all == 0)
       throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
-    for (BatchPart& part : parts_) {
+    for (detail::BatchPart& part : parts_) {
       part.all = all;
       part.largest = largest;
     }
-    if constexpr (Traits::gathers_outputs) make_room(batch, all);
+    if constexpr (traits::gathers_outputs) make_room(batch, all);
     return cut;
   }
 
   template <class Batch>
   void make_room(const Batch& batch, std::size_t all) {
-    if (all != samples_of(batch, BatchCut{}, 0)) {
+    if (all != detail::samples_of(batch, detail::BatchCut{}, 0)) {
       throw Error("DP", "parts of the batch differ in size, and some samples would be left out",
                   "give all parts the same size, or use LossOnReplica");
     }
@@ -280,35 +269,36 @@ class BasicDp {
   }
 
   template <class Batch>
-  void take(std::size_t i, const Batch& batch, const BatchCut& cut) {
+  void take(std::size_t i, const Batch& batch, const detail::BatchCut& cut) {
     replicas_[i]->follow(*replicas_[0]);
     replicas_[i]->take(batch, cut, parts_[i]);
   }
 
   template <class Batch>
-  void run_phases(const Batch& batch, const BatchCut& cut, bool last) {
+  void run_phases(const Batch& batch, const detail::BatchCut& cut) {
+    const Sync sync = first().completes_step() ? Sync::yes : Sync::no;
     bool backward_began = false;
     try {
       run_to_loss(
           batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); },
           [&](std::size_t i) {
             if (i == 0) backward_began = true;
-            replicas_[i]->template backward<Batch>(last);
+            replicas_[i]->template backward<Batch>(sync);
           },
           [&](std::size_t i) {
-            if (last) replicas_[i]->update();
+            if (sync == Sync::yes) replicas_[i]->update();
           });
     } catch (...) {
       if (backward_began) {
-        for (const auto& replica : replicas_) replica->forget_step();
+        for (const auto& replica : replicas_) replica->replica().discard_gradients();
       }
       throw;
     }
   }
 
-  /// All of it as one graph, which depends on everybody's share.
+  /// The whole micro-batch as one graph, which depends on the shares of all replicas.
   template <class Batch>
-  void run_captured(const Batch& batch, const BatchCut& cut, bool last) {
+  void run_captured(const Batch& batch, const detail::BatchCut& cut) {
     std::vector<std::uint64_t> digests(replicas());
     crew_.run(
         [&](std::size_t i) {
@@ -318,17 +308,18 @@ class BasicDp {
         [&](std::size_t i) {
           Hash variant;
           for (const std::uint64_t digest : digests) variant.number(digest);
-          if constexpr (Traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
-          replicas_[i]->template run_captured<Batch>(last, variant.value());
+          if constexpr (traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
+          replicas_[i]->template run_captured<Batch>(variant.value());
         });
   }
 
-  /// Up to the loss, and whatever follows. `forward` is for a model that has its loss as output.
+  /// Runs a batch up to its loss, and then the phases that follow. `forward` is that of a model
+  /// whose output is its loss.
   template <class Batch, class Forward, class... Then>
-  void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
+  void run_to_loss(const Batch& batch, const detail::BatchCut& cut, const Forward& forward,
                    const Then&... then) {
     const auto share = [&](std::size_t i) { take(i, batch, cut); };
-    if constexpr (Traits::gathers_outputs) {
+    if constexpr (traits::gathers_outputs) {
       crew_.run(
           share, [&](std::size_t i) { replicas_[i]->template predict<Batch>(); },
           [&](std::size_t i) { replicas_[i]->template take_loss<Batch>(); }, then...);
@@ -339,7 +330,7 @@ class BasicDp {
 
   /// The mean over all samples.
   Loss whole_loss() const {
-    if constexpr (Traits::gathers_outputs || !Replica::losses_are_numbers) {
+    if constexpr (traits::gathers_outputs || LedReplica::defers_loss) {
       return replicas_[0]->loss();
     } else {
       double loss = 0;
@@ -349,10 +340,10 @@ class BasicDp {
   }
 
   Meeting meeting_;
-  ReplicaCrew crew_;
-  std::vector<std::unique_ptr<Replica>> replicas_;
-  std::vector<BatchPart> parts_;  // of the batch that is under way
-  std::vector<double> weights_;   // of `set_shares`
+  detail::ReplicaCrew crew_;
+  std::vector<std::unique_ptr<LedReplica>> replicas_;
+  std::vector<detail::BatchPart> parts_;  // of the batch that is under way
+  std::vector<double> weights_;           // of `set_shares`
 };
 
 }  // namespace lockstep

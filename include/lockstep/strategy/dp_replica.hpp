@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One replica of `ParallelStrategy<DP>`: a rank of DDP that is led through its steps.
+/// @file One replica of `ParallelStrategy<DP>`, which is led through its steps together with
+/// others.
 
 #include <concepts>
 #include <cstddef>
@@ -12,83 +13,94 @@
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
-#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/placed_share.hpp"
+#include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/shares.hpp"
+#include "lockstep/strategy/step_graphs.hpp"
+#include "lockstep/strategy/tell_others.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Its members are the phases of a step, each called on this replica's thread; whatever is between
-/// two of them is the caller's. What fails before replicas begin to communicate is only thrown;
+/// Its members are the phases of a step, each called on this replica's thread; what happens between
+/// two of them is up to the caller. What fails before replicas begin to communicate is only thrown;
 /// from then on all others are told, and the job is over.
 template <class Model, class Policies, class Comm>
 class DpReplica {
-  using Ddp = BasicDdp<Model, Policies, Comm>;
-  using Traits = DdpTraits<Model, Policies>;
-  using Executing = typename Ddp::Executing;
-  using Shares = PlacedShare<Executing, Traits::gathers_outputs>;
+  using ThisReplica = Replica<Model, Policies, Comm>;
+  using traits = typename ThisReplica::traits;
+  using execution_type = typename ThisReplica::execution_type;
+  using Shares = PlacedShare<execution_type, traits::gathers_outputs>;
   template <class Batch>
   using Share = typename Shares::template Share<Batch>;
 
  public:
-  using Loss = typename Ddp::Loss;
-  /// Or do they stay on their device?
-  static constexpr bool losses_are_numbers = std::is_same_v<Loss, double>;
+  using Loss = typename ThisReplica::Loss;
+  /// Does the loss of a replica stay on its device?
+  static constexpr bool defers_loss = LossDeferring<execution_type>;
+  /// Has the model an evaluation of its own?
+  template <class Batch, class Tally>
+  static constexpr bool has_evaluation =
+      EvaluationRunning<Model, typename ThisReplica::bare_step, Share<Batch>, Tally>;
 
   /// **Ranks** all replicas. **Host** blocks until all have come.
   DpReplica(Comm comm, Model model, Seed seed)
       : comm_(std::move(comm)),
-        ddp_(comm_, std::move(model), seed),
-        shares_(ddp_.execution_, comm_.rank().value()) {}
+        replica_(comm_,
+                 tell_others_of<traits::alone>(
+                     comm_, [&] { return typename ThisReplica::layouts_type(model); }),
+                 std::move(model)),
+        shares_(replica_.execution(), comm_.rank().value()) {
+    tell([&] { replica_.initialize_from_model(seed); });
+  }
 
-  Ddp& ddp() { return ddp_; }
-  const Ddp& ddp() const { return ddp_; }
+  ThisReplica& replica() { return replica_; }
+  const ThisReplica& replica() const { return replica_; }
 
-  /// Will the next micro-batch complete a step?
-  bool completes() const { return ddp_.reducer_.micro_batches() + 1 >= Traits::micro_batches; }
-
-  /// The optimizer's numbers are the first replica's.
+  /// Takes over the numbers of the first replica's optimizer.
   void follow(DpReplica& first) {
     if (this == &first) return;
-    ddp_.optimizer() = first.ddp_.optimizer();
-    ddp_.schedule() = first.ddp_.schedule();
+    replica_.optimizer() = first.replica_.optimizer();
+    replica_.schedule() = first.replica_.schedule();
   }
 
-  void synchronize()
-    requires requires(Comm& comm) { comm.synchronize(); }
-  {
-    comm_.synchronize();
+  /// **Host** blocks until the replica's device is idle.
+  void synchronize() {
+    if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
   }
 
-  /// Before the end: others may be at work on memory of this one. Is all its work done? Not where
-  /// it has failed before.
-  bool settle() {
-    if constexpr (requires(Comm& comm) { comm.synchronize(); }) {
-      try {
-        comm_.synchronize();
-      } catch (const std::exception&) {
-        return false;
-      }
+  /// The same before the end, when others may be at work on memory of this replica. A replica that
+  /// has failed before has nothing left to do.
+  void settle() {
+    try {
+      synchronize();
+    } catch (const std::exception&) {
+      return;
     }
-    return true;
   }
 
-  /// The first replica's buffers are everybody's before every forward.
+  template <class F>
+  void initialize(const F& f, Seed seed) {
+    tell([&] { replica_.initialize(f, seed); });
+  }
+
+  /// The first replica's buffers, on all.
   void synchronize_buffers() {
-    if constexpr (Traits::broadcasts_buffers) ddp_.guard([&] { ddp_.synchronize_buffers(); });
+    if constexpr (traits::broadcasts_buffers) tell([&] { replica_.synchronize_buffers(); });
   }
 
-  // What is gathered on the first replica.
+  // The outputs that are gathered on the first replica.
 
   void join_outputs(DpReplica& root)
-    requires(Traits::gathers_outputs)
+    requires(traits::gathers_outputs)
   {
-    outputs_.join(root.outputs_, ddp_.execution_.is_far_from(root.ddp_.execution_));
+    outputs_.join(root.outputs_, replica_.execution().is_far_from(root.replica_.execution()));
   }
   std::size_t output_capacity() const { return outputs_.capacity(); }
-  void reserve_outputs(std::size_t rows) { outputs_.reserve(ddp_.model_, rows); }
+  void reserve_outputs(std::size_t rows) { outputs_.reserve(replica_.model(), rows); }
 
   // A step.
 
@@ -96,38 +108,41 @@ class DpReplica {
   template <class Batch>
   void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
     part_ = part;
-    if constexpr (Traits::weighs_shares) ddp_.reducer_.weigh(weight());
+    if constexpr (traits::weighs_shares) replica_.weigh(weight());
     shares_.take(batch, cut, part);
   }
 
   template <class Batch>
   void forward() {
     synchronize_buffers();
-    if (has_samples()) loss_.emplace(ddp_.forward_through(shares_.template share<Batch>(), false));
+    if (has_samples()) loss_.emplace(replica_.forward(share<Batch>(), Sync::no));
   }
 
-  /// Where a loss stays on its device, that of all samples is made there.
+  /// Where losses stay on their devices, the mean over all samples is made there.
   void average_losses() {
-    if constexpr (!losses_are_numbers && Traits::weighs_shares)
-      ddp_.guard([&] { ddp_.execution_.average_loss(weight()); });
+    if constexpr (defers_loss && traits::weighs_shares)
+      tell([&] { replica_.execution().average_loss(weight()); });
   }
 
-  /// Where parameters are shared nothing travels before backward is over, and all may think again.
+  /// Where replicas share parameters nothing is communicated before backward is over, so that a
+  /// model that fails here ends its batch and not the job.
   template <class Batch>
-  void backward(bool last) {
+  void backward(Sync sync) {
     average_losses();
-    if constexpr (Traits::shares_parameters) {
-      run_backward<Batch>(last);
+    if constexpr (traits::shares_parameters) {
+      run_backward<Batch>(sync);
     } else {
-      ddp_.guard([&] { run_backward<Batch>(last); });
+      tell([&] { run_backward<Batch>(sync); });
     }
   }
 
-  /// The step of all, once its last micro-batch is there.
-  void update() { ddp_.run_reduce_and_update(); }
-
-  /// Forgets the micro-batches of a step whose backward has failed somewhere.
-  void forget_step() { ddp_.reducer_.finish_step(); }
+  /// The update of all replicas, after the last micro-batch of a step.
+  void update() {
+    tell([&] {
+      replica_.begin_update();
+      replica_.reduce_and_update();
+    });
+  }
 
   // A step whose loss is taken of all outputs: after `take`, and before `backward`.
 
@@ -136,38 +151,38 @@ class DpReplica {
     using Outputs = decltype(outputs_.outputs(RowRange{}));
     using Gradients = decltype(outputs_.gradients(RowRange{}));
     using Whole = typename Shares::template Whole<Batch>;
-    static_assert(
-        require_parts<Model, typename Ddp::step_type, Share<Batch>, Whole, Outputs, Gradients>());
+    static_assert(require_parts<Model, typename ThisReplica::step_type, Share<Batch>, Whole,
+                                Outputs, Gradients>());
     synchronize_buffers();
     if (!has_samples()) return;
-    ddp_.with_step([&](auto& step) {
-      ddp_.model_.predict(step, shares_.template share<Batch>(), outputs_.outputs(part_.samples));
+    replica_.with_step([&](auto& step) {
+      replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
     });
-    outputs_.deliver(ddp_.execution_, part_.samples);
+    outputs_.deliver(replica_.execution(), part_.samples);
   }
 
   template <class Batch>
   void take_loss() {
     await_others();
-    if (!is_root()) return;
-    loss_.emplace(ddp_.with_step([&](auto& step) {
-      return ddp_.execution_.loss(ddp_.model_, step, shares_.template whole<Batch>(),
-                                  outputs_.all_outputs(part_.all),
-                                  outputs_.all_gradients(part_.all));
+    if (comm_.rank() != Rank{0}) return;
+    loss_.emplace(replica_.with_step([&](auto& step) {
+      return replica_.execution().loss(replica_.model(), step, shares_.template whole<Batch>(),
+                                       outputs_.all_outputs(part_.all),
+                                       outputs_.all_gradients(part_.all));
     }));
   }
 
-  // A step as one graph, after `take`. It is captured by all replicas together, so there is no
-  // time to think again.
+  // A step as one graph, after `take`. All replicas capture it together, so that any failure ends
+  // the job.
 
-  /// Tells shares in other places and of other sizes apart.
+  /// A number that tells apart shares in other places and of other sizes.
   template <class Batch>
   std::uint64_t digest() {
     Hash hash;
     hash.number(part_.samples.count);
     if constexpr (std::has_unique_object_representations_v<Share<Batch>>) {
       if (has_samples()) {
-        const Share<Batch>& own = shares_.template share<Batch>();
+        const Share<Batch>& own = share<Batch>();
         hash.text({reinterpret_cast<const char*>(&own), sizeof own});
       }
     }
@@ -175,17 +190,31 @@ class DpReplica {
   }
 
   template <class Batch>
-  void run_captured(bool last, std::uint64_t variant) {
+  void run_captured(std::uint64_t variant) {
     static_assert(std::default_initializable<Share<Batch>>,
                   "lockstep: a step of DP can be captured for batches that can be empty; give the "
                   "batch a default constructor, or leave CapturedStep out");
     const Share<Batch> nothing{};
-    ddp_.guard([&] {
-      if (last) ddp_.updater_.begin();
-      ddp_.execution_.captured(
-          has_samples() ? shares_.template share<Batch>() : nothing, last, ddp_.reducer_,
-          [&] { enqueue<Batch>(last); }, variant);
+    tell([&] {
+      if (replica_.completes_step()) replica_.begin_update();
+      runner_.run(
+          replica_, has_samples() ? share<Batch>() : nothing, [&] { enqueue<Batch>(); }, variant);
     });
+  }
+
+  /// The step of a replica that is alone in its world.
+  template <class Batch>
+  Loss run_alone(const Batch& batch) {
+    return run_step(replica_, runner_, replica_.place(batch));
+  }
+
+  /// How many graphs there are for batches of this type.
+  template <class Batch>
+  std::size_t graphs() {
+    using Alone = std::remove_cvref_t<decltype(replica_.place(std::declval<const Batch&>()))>;
+    using Placed = typename std::conditional_t<traits::alone, std::type_identity<Alone>,
+                                               std::type_identity<Share<Batch>>>::type;
+    return runner_.template graphs<ThisReplica, Placed>();
   }
 
   // Evaluation, after `take`.
@@ -193,22 +222,14 @@ class DpReplica {
   template <class Batch>
   void evaluate() {
     synchronize_buffers();
-    if (has_samples())
-      loss_.emplace(
-          ddp_.execution_.forward(ddp_.model_, ddp_.bare_, shares_.template share<Batch>()));
+    if (has_samples()) loss_.emplace(replica_.evaluate(share<Batch>()));
   }
   template <class Batch, class Tally>
   void evaluate(Tally& tally) {
     synchronize_buffers();
     if (has_samples())
-      ddp_.evaluate_placed(shares_.template share<Batch>(), tally,
-                           [&] { return part_.samples.count; });
+      replica_.evaluate(share<Batch>(), tally, [&] { return part_.samples.count; });
   }
-  /// Has the model an evaluation of its own?
-  template <class Batch, class Tally>
-  static constexpr bool has_evaluation =
-      requires(Model& model, typename Ddp::bare_step& step, const Share<Batch>& share,
-               Tally& tally) { model.evaluate(step, share, tally); };
 
   /// Its part of the mean over all samples.
   double loss_part() const {
@@ -216,19 +237,27 @@ class DpReplica {
     return loss_.value() *
            (static_cast<double>(part_.samples.count) / static_cast<double>(part_.all));
   }
-  Loss loss() const {
-    if constexpr (losses_are_numbers) {
-      return loss_.value();
+  Loss loss() {
+    if constexpr (defers_loss) {
+      return replica_.execution().latest_loss();
     } else {
-      return ddp_.execution_.latest_loss();
+      return loss_.value();
     }
   }
 
  private:
-  bool is_root() const { return comm_.rank() == Rank{0}; }
-  bool has_samples() const { return part_.samples.count != 0; }
+  template <class F>
+  void tell(const F& f) {
+    tell_others(replica_, f);
+  }
 
-  /// Gradients are averaged over replicas: one that has more than the mean of all counts more.
+  bool has_samples() const { return part_.samples.count != 0; }
+  template <class Batch>
+  const auto& share() {
+    return shares_.template share<Batch>();
+  }
+
+  /// Gradients are averaged over replicas: one with more samples than the mean counts more.
   double weight() const {
     return static_cast<double>(comm_.world_size().value() * part_.samples.count) /
            static_cast<double>(part_.all);
@@ -236,45 +265,46 @@ class DpReplica {
 
   /// **Stream** after what all replicas have enqueued. On the host, what they did is done.
   void await_others() {
-    if constexpr (requires { comm_.order_streams(); }) ddp_.guard([&] { comm_.order_streams(); });
+    if constexpr (StreamOrdering<Comm>) tell([&] { comm_.order_streams(); });
   }
 
   template <class Batch>
-  void run_backward(bool last) {
-    if constexpr (Traits::gathers_outputs) await_others();
+  void run_backward(Sync sync) {
+    if constexpr (traits::gathers_outputs) await_others();
     if (!has_samples()) {
-      ddp_.reducer_.sit_out(last);
-    } else if constexpr (Traits::gathers_outputs) {
-      outputs_.fetch(ddp_.execution_, part_.samples);
-      ddp_.backward_through(shares_.template share<Batch>(), last,
-                            outputs_.gradients(part_.samples));
+      replica_.backward_without_samples(sync);
+    } else if constexpr (traits::gathers_outputs) {
+      outputs_.fetch(replica_.execution(), part_.samples);
+      replica_.backward(share<Batch>(), sync, outputs_.gradients(part_.samples));
     } else {
-      ddp_.backward_through(shares_.template share<Batch>(), last);
+      replica_.backward(share<Batch>(), sync);
     }
   }
 
   template <class Batch>
-  void enqueue(bool last) {
-    if constexpr (Traits::gathers_outputs) {
+  void enqueue() {
+    const bool last = replica_.completes_step();
+    if constexpr (traits::gathers_outputs) {
       predict<Batch>();
       take_loss<Batch>();
     } else {
       forward<Batch>();
       average_losses();
     }
-    run_backward<Batch>(last);
-    if (last) ddp_.updater_.reduce_and_update(ddp_.reducer_);
+    run_backward<Batch>(last ? Sync::yes : Sync::no);
+    if (last) replica_.reduce_and_update();
   }
 
   Comm comm_;
-  Ddp ddp_;
+  ThisReplica replica_;
+  [[no_unique_address]] StepRunner<traits> runner_;
   Shares shares_;
   BatchPart part_;
   std::optional<Loss> loss_;
   [[no_unique_address]] typename std::conditional_t<
-      Traits::gathers_outputs,
-      std::type_identity<GatheredOutputs<Model, typename Traits::memory, Executing>>,
+      traits::gathers_outputs,
+      std::type_identity<GatheredOutputs<Model, typename traits::memory, execution_type>>,
       std::type_identity<NothingGathered>>::type outputs_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -16,9 +16,8 @@
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/shares.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-namespace detail {
 /// Named by numbers alone, for nvcc, as `make_view` does it.
 template <class Memory, bool Const, class T, std::size_t... E>
 auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
@@ -28,17 +27,16 @@ auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
   return make_view<Memory, Const, element_kind<T>(), dynamic, E...>(
       data, Extents<dynamic, E...>(extents));
 }
-}  // namespace detail
 
-/// One replica's view of them. The tensors are the first replica's, and replicas on its device, as
-/// all are on a CPU, read and write their rows in place: gathering is nothing. Others have memory
-/// of their own for their rows, and copy.
+/// One replica's view of both. The tensors belong to the first replica. Replicas on its device, as
+/// all are on a CPU, read and write their rows in place, and nothing is gathered; replicas on other
+/// devices have memory of their own for their rows, and copy.
 template <class Model, class Memory, class Executing>
 class GatheredOutputs {
   using Output = typename Model::Output;
 
  public:
-  /// Where its rows are gathered.
+  /// Says on which replica rows are gathered, and whether that is on another device.
   void join(GatheredOutputs& root, bool is_far) {
     root_ = &root;
     is_far_ = is_far;
@@ -46,7 +44,7 @@ class GatheredOutputs {
 
   std::size_t capacity() const { return capacity_; }
 
-  /// Makes room for `rows`. Nobody may be at work on them.
+  /// Makes room for `rows`. No replica may be using the tensors.
   void reserve(const Model& model, std::size_t rows) {
     sizes_ = Output::sizes(model);
     capacity_ = rows;
@@ -55,16 +53,16 @@ class GatheredOutputs {
     gradients_.emplace(rows * row_bytes());
   }
 
-  /// A replica's rows of the outputs, to write.
+  /// A replica's rows of the outputs, to write. `deliver` copies them to the first replica, where
+  /// that is on another device.
   auto outputs(RowRange rows) const { return view<false>(*here().outputs_, here(rows)); }
-  /// They are where the others' are.
   void deliver(Executing& execution, RowRange rows) const {
     if (!is_far_) return;
     execution.copy(root_->at(*root_->outputs_, rows.first), outputs_->data(),
                    rows.count * row_bytes());
   }
 
-  /// A replica's rows of the gradients, to read: after `fetch`.
+  /// A replica's rows of the gradients, to read after `fetch`.
   auto gradients(RowRange rows) const { return view<true>(*here().gradients_, here(rows)); }
   void fetch(Executing& execution, RowRange rows) const {
     if (!is_far_) return;
@@ -91,7 +89,7 @@ class GatheredOutputs {
   }
   template <bool Const>
   auto view(const Arena& arena, RowRange rows) const {
-    return detail::output_view<Memory, Const>(Output{}, at(arena, rows.first), rows.count, sizes_);
+    return output_view<Memory, Const>(Output{}, at(arena, rows.first), rows.count, sizes_);
   }
 
   GatheredOutputs* root_ = this;
@@ -105,4 +103,4 @@ class GatheredOutputs {
 /// Where a model's loss is its output, there is nothing to gather.
 struct NothingGathered {};
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file DDP's work on a GPU: everything is enqueued on the compute stream, and the host goes on.
+/// @file A replica's work on a GPU: everything is enqueued on the compute stream, and the host goes
+/// on.
 
 #include <cuda_runtime_api.h>
 
@@ -10,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/typed_storage.hpp"
@@ -17,40 +19,68 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/arena_copy.cuh"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
-#include "lockstep/strategy/gpu_step.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
-#include "lockstep/strategy/host_execution.hpp"
-#include "lockstep/strategy/step_graphs.cuh"
+#include "lockstep/strategy/replica_traits.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
+
+/// Forward and backward enqueue everything on `stream()`, or on streams that are forked from it and
+/// joined to it again; nothing waits for the GPU. Forward writes the batch's mean loss to `loss()`.
+template <class Traits, class Comm>
+class GpuStep : public Traits::bare_step {
+ public:
+  GpuStep(const TensorLayouts<Traits>& layouts, Arenas arenas, Comm& comm, double* loss,
+          const float* loss_scale)
+      : Traits::bare_step(layouts.parameters, layouts.buffers, arenas),
+        comm_(&comm),
+        loss_(loss),
+        loss_scale_(loss_scale) {}
+
+  cudaStream_t stream() const { return comm_->gpu().stream(); }
+
+  /// Device memory, of one number.
+  double* loss() const { return loss_; }
+
+  /// The factor by which the model multiplies the gradient of its loss, so that small gradients
+  /// survive in 16 bits; the optimizer divides by it. Device memory, of one number.
+  const float* loss_scale() const
+    requires(Traits::scales_loss)
+  {
+    return loss_scale_;
+  }
+
+  /// **Host** blocks until the stream is empty: for evaluation, never in forward or backward.
+  void synchronize() const { comm_->synchronize(); }
+
+ private:
+  Comm* comm_;
+  double* loss_;
+  const float* loss_scale_;
+};
 
 template <class Traits, class Comm>
-class Execution<Cuda, Traits, Comm> {
+class DeviceExecution<Cuda, Traits, Comm> {
  public:
   using Arena = DeviceArena;
   using Loss = DeviceLoss<Comm>;
   using Meter = DeviceLossMeter<Comm>;
   using Step = GpuStep<Traits, Comm>;
-  template <class Reducer>
-  using UpdaterOf = GpuUpdater<Traits, Comm, Reducer>;
 
-  explicit Execution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
+  explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
+    static_assert(LossDeferring<DeviceExecution>);
     Kept first;
     first.state.loss_scale = first_loss_scale(LossScaleOptions{});
     copy_now(kept_.data(), &first, sizeof first);
   }
 
-  template <class Model>
-  Step step(const Model& model, Arenas arenas) {
-    return Step(model, arenas, comm_, &kept()->loss, &kept()->state.loss_scale.scale);
+  Step step(const TensorLayouts<Traits>& layouts, Arenas arenas) {
+    return Step(layouts, arenas, comm_, &kept()->loss, &kept()->state.loss_scale.scale);
   }
 
-  template <class Reducer>
-  UpdaterOf<Reducer> updater(Comm& comm, const typename Traits::layout& layout,
-                             std::byte* parameters) {
-    return UpdaterOf<Reducer>(comm, &kept()->state, layout, parameters);
-  }
+  /// What one update leaves to the next, in device memory.
+  StepState* step_state() const { return &kept()->state; }
 
   /// **Stream** the copy is ordered among the steps.
   template <class Batch>
@@ -68,28 +98,27 @@ class Execution<Cuda, Traits, Comm> {
     return storage_.get<BatchUpload<Batch>>()(batch, first, count, room, stream());
   }
 
-  template <class Model, class TheStep, class Batch>
-  Loss forward(Model& model, TheStep& step, const Batch& batch) {
-    ++forwards_;
+  template <class Model, class StepType, class Batch>
+  Loss forward(Model& model, StepType& step, const Batch& batch) {
+    note_forward();
     model.forward(step, batch);
     return latest_loss();
   }
 
-  /// The loss of all replicas' outputs.
-  template <class Model, class TheStep, class Batch, class Outputs, class Gradients>
-  Loss loss(Model& model, TheStep& step, const Batch& batch, const Outputs& outputs,
+  template <class Model, class StepType, class Batch, class Outputs, class Gradients>
+  Loss loss(Model& model, StepType& step, const Batch& batch, const Outputs& outputs,
             const Gradients& gradients) {
-    ++forwards_;
+    note_forward();
     model.loss(step, batch, outputs, gradients);
     return latest_loss();
   }
 
-  /// The latest loss becomes the mean of all ranks', of which this one's counts `weight`; one that
-  /// counts nothing has none. **Ranks** all.
+  /// This rank's loss counts `weight` times in the mean over ranks. One of weight 0 has no loss,
+  /// and counts as zero. **Ranks** all.
   void average_loss(double weight) {
     const std::span<double> loss(&kept()->loss, 1);
     if (weight == 0) {
-      ++forwards_;
+      note_forward();
       zero(reinterpret_cast<std::byte*>(loss.data()), loss.size_bytes());
     } else if (weight != 1) {
       scale(loss, weight);
@@ -97,10 +126,11 @@ class Execution<Cuda, Traits, Comm> {
     comm_.all_reduce(loss, Average{});
   }
 
+  void note_forward() { ++forwards_; }
   Loss latest_loss() const { return Loss(comm_, &kept()->loss, forwards_); }
 
   /// Another GPU's memory is better copied than read again and again.
-  bool is_far_from(const Execution& other) const {
+  bool is_far_from(const DeviceExecution& other) const {
     return comm_.gpu().index() != other.comm_.gpu().index();
   }
   void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
@@ -109,42 +139,17 @@ class Execution<Cuda, Traits, Comm> {
 
   Meter meter() { return Meter(comm_); }
 
-  /// One micro-batch as part of a graph, or what it takes to have one. `variant` tells batches
-  /// apart that look alike to this rank and not to all.
-  template <class Batch, class Enqueue, class Gradients>
-  Loss captured(const Batch& batch, bool last, Gradients& gradients, const Enqueue& enqueue,
-                std::uint64_t variant = 0) {
-    const std::size_t before = gradients.micro_batches();
-    storage_.get<StepGraphs<Comm, Batch>>().run(
-        comm_, batch, {gradients.holds_gradients(), last, variant}, enqueue,
-        [&] {
-          gradients.note_replay(last);
-          ++forwards_;
-        },
-        [&] { gradients.rewind(before); });
-    return latest_loss();
-  }
-
-  template <class Batch>
-  std::size_t graphs() {
-    using Placed = std::remove_cvref_t<decltype(std::declval<BatchUpload<Batch>&>()(
-        std::declval<const Batch&>(), cudaStream_t{}))>;
-    return storage_.get<StepGraphs<Comm, Placed>>().size();
-  }
-
   template <class T>
   void add(std::span<T> sum, std::span<const T> more) {
     launch_add<dynamic, PackShape, SameElement<T>>(stream(), sum.data(), more.data(), sum.size());
   }
 
-  /// values *= factor.
   template <class T>
   void scale(std::span<T> values, double factor) {
     launch_cast<dynamic, PackShape, SameElement<T>, SameElement<T>>(
         stream(), values.data(), values.data(), factor, values.size());
   }
 
-  /// to = from, in another type.
   template <class To, class From>
   void cast(std::span<To> to, std::span<From> from) {
     launch_cast<dynamic, PackShape, SameElement<From>, SameElement<To>>(stream(), from.data(),
@@ -157,13 +162,11 @@ class Execution<Cuda, Traits, Comm> {
 
   /// Values are written on the host, in the types and layouts that the model declares, and copied.
   /// **Host** blocks.
-  template <class Updating, class Write>
-  void initialize(const typename Traits::model& model, Arenas arenas, const Updating& updating,
+  template <class Write>
+  void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
                   const Write& write) {
     using Model = typename Traits::model;
     comm_.synchronize();
-    std::byte* masters = nullptr;
-    if constexpr (Traits::keeps_masters) masters = updating.masters().data();
     const ArenaCopy<typename Traits::declared_layout, typename Traits::layout,
                     typename Traits::parameter_types, Model, TensorRole::parameter>
         parameters(model, arenas.parameters, masters);
@@ -191,4 +194,4 @@ class Execution<Cuda, Traits, Comm> {
   TypedStorage storage_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

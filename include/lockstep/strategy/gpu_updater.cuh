@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file DDP's optimizer on a GPU: fused kernels, one for each bucket or run of buckets.
+/// @file The updater of a GPU: fused kernels, one for each bucket or run of buckets.
 
 #include <cuda_runtime_api.h>
 
 #include <array>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
+#include <span>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -16,35 +16,40 @@
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/device.hpp"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
+#include "lockstep/strategy/concepts.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Everything is enqueued on the compute stream. What changes from step to step lies in device
 /// memory, where `begin` puts it: the rest may be replayed as part of a graph.
 ///
 /// Without a norm to wait for, a bucket is updated when it has landed, while later ones travel.
-template <class Traits, class Comm, class Gradients>
+template <class Traits, class Comm>
 class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using TheOptimizer = typename Traits::template policy<axes::Optimizer>;
+  using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
 
  public:
-  /// `state` is what one step leaves to the next, in device memory.
-  GpuUpdater(Comm& comm, StepState* state, const layout& where, std::byte* parameters)
+  template <class Execution>
+  GpuUpdater(Comm& comm, const Execution& execution, const layout& where, std::byte* parameters)
       : comm_(comm),
         layout_(where),
         parameters_(parameters),
+        runs_(where),
         masters_(Traits::keeps_masters ? widened(where.plan().bytes) : 0),
         states_(Rule::states * widened(where.plan().bytes)),
-        numbers_(2 * detail::size_of_numbers(TheOptimizer{})),
-        inputs_(detail::size_of_inputs(TheOptimizer{})),
+        numbers_(2 * size_of_numbers(OptimizerPolicy{})),
+        inputs_(size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
-        state_(state) {}
+        state_(execution.step_state()),
+        used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
+        updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
 
   /// The weights as declared, where the model's are in another type. They begin where the
   /// parameters do, and have as many elements.
@@ -60,16 +65,17 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     const double rate = this->advance();
     constexpr double scale = 1 / static_cast<double>(Traits::micro_batches);
     if constexpr (decides || Traits::skips_unused) {
-      detail::store_inputs(TheOptimizer{}, stream(), inputs_.data(), this->options(), rate, scale);
+      store_inputs(OptimizerPolicy{}, stream(), inputs_.data(), this->options(), rate, scale);
     }
     if constexpr (!decides) {
-      detail::store_numbers(TheOptimizer{}, stream(), numbers_.data(), this->options(), rate,
-                            this->steps(), scale);
+      store_numbers(OptimizerPolicy{}, stream(), numbers_.data(), this->options(), rate,
+                    this->steps(), scale);
     }
   }
 
-  /// Averages the gradients and updates the parameters. **Ranks** all. **Host** enqueues, and waits
-  /// for usage where unused parameters are skipped. **Stream** after backward.
+  /// **Host** enqueues, and waits for usage where unused parameters are skipped. **Stream** after
+  /// backward.
+  template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
     if constexpr (Traits::skips_unused) count_used(gradients);
     if constexpr (decides) decide(gradients);
@@ -77,24 +83,20 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
       gradients.reduce();
       update_used(gradients);
     } else if constexpr (decides || Traits::alone) {
-      for_each<Pieces::runs>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                             Size<Count> count, std::size_t,
-                                                             std::size_t offset) {
-        update<T>(gradients, offset, count, numbers_.data());
-      });
+      for_each<Pieces::runs>([&](auto piece) { update(gradients, piece, numbers_.data()); });
     } else {
-      for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                                Size<Count> count, std::size_t b,
-                                                                std::size_t offset) {
-        gradients.wait(b);
-        update<T>(gradients, offset, count, numbers_.data());
+      for_each<Pieces::buckets>([&](auto bucket) {
+        gradients.wait(bucket.number);
+        update(gradients, bucket, numbers_.data());
       });
     }
-    gradients.finish_step();
   }
 
-  /// The same where gradients are averaged already.
-  void update_averaged(Gradients& gradients) { reduce_and_update(gradients); }
+  /// Buckets that are averaged already are not waited for.
+  template <class Gradients>
+  void update_averaged(Gradients& gradients) {
+    reduce_and_update(gradients);
+  }
 
  private:
   /// Do a step's numbers depend on its gradients?
@@ -125,117 +127,120 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   /// What a pass goes over: buckets, which land one by one, or runs of them, fewer and longer.
   enum class Pieces : std::uint8_t { buckets, runs };
 
+  template <class T, std::size_t Count>
+  struct Piece {
+    [[no_unique_address]] Size<Count> count;
+    std::size_t number;  // by its place in the arena
+    std::size_t offset;  // bytes
+  };
+
   template <Pieces What>
-  static constexpr auto pieces_of(const auto& plan) {
+  static constexpr auto pieces_of(const auto& plan, const auto& runs) {
     if constexpr (What == Pieces::buckets) {
-      return std::pair{plan.bucket_table, plan.bucket_count};
+      return plan.buckets();
     } else {
-      const auto table = make_runs(plan);
-      return std::pair{table.runs, table.size};
+      return std::span<const Run>(runs.begin(), runs.end());
     }
   }
 
-  /// Calls `f(type, count, number, offset)` for each. Counts are constants where shapes are.
+  /// Calls `f(piece)` for each. Counts are constants where shapes are.
   template <Pieces What, class F>
   void for_each(const F& f) const {
-    if constexpr (has_constant<What>()) {
-      constexpr auto pieces = pieces_of<What>(layout::plan());
+    if constexpr (has_constants<What>()) {
+      constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
       [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (f(std::type_identity<ElementOf<pieces.first[I].element>>{},
-           Size<pieces.first[I].count()>{}, I, pieces.first[I].offset),
-         ...);
-      }(std::make_index_sequence<pieces.second>{});
+        (f(Piece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}), ...);
+      }(std::make_index_sequence<pieces.size()>{});
     } else {
-      const auto pieces = pieces_of<What>(layout_.plan());
-      for (std::size_t i = 0; i != pieces.second; ++i) {
-        Traits::with_element(pieces.first[i].element, [&]<class T>(std::type_identity<T> type) {
-          f(type, Size<dynamic>{pieces.first[i].count()}, i, pieces.first[i].offset);
+      std::size_t number = 0;
+      for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
+        Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
+          f(Piece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
         });
       }
     }
   }
 
   template <Pieces What>
-  static constexpr bool has_constant() {
-    if constexpr (Traits::has_dynamic_parameters) {
-      return false;
+  static constexpr bool has_constants() {
+    if constexpr (layout::is_static) {
+      return pieces_of<What>(layout::plan(), LayoutRuns<layout>::table).size() <= most_kernels;
     } else {
-      return pieces_of<What>(layout::plan()).second <= most_kernels;
+      return false;
     }
   }
 
   /// Norm, clip factor and loss scale, from averages as they land.
+  template <class Gradients>
   void decide(Gradients& gradients) {
-    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                              Size<Count> count, std::size_t b,
-                                                              std::size_t offset) {
-      gradients.wait(b);
-      detail::squares_by_kind<travelling<T>, Count>(
-          stream(), averages<T>(gradients, offset, count.value()), partials() + partials_before_[b],
-          count.value());
+    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
+      gradients.wait(bucket.number);
+      squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
+                                            partials() + partials_before_[bucket.number],
+                                            bucket.count.value());
     });
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
     limits.scales_loss = Traits::scales_loss;
-    detail::decide_numbers(TheOptimizer{}, stream(), inputs_.data(), partials(),
-                           partials_before_.back(), limits, state_, numbers_.data());
+    decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(), partials(), partials_before_.back(),
+                   limits, state_, numbers_.data());
   }
 
   /// Where each bucket's partial sums begin; how many there are in all.
   std::size_t plan_partials() {
     partials_before_.assign(1, 0);
-    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(std::type_identity<T>,
-                                                              Size<Count> count, std::size_t,
-                                                              std::size_t) {
+    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
       partials_before_.push_back(partials_before_.back() +
-                                 square_partials<ElementOf<travelling<T>>>(count.value()));
+                                 square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
     });
     return partials_before_.back();
   }
 
-  template <class T>
-  static std::byte* averages(Gradients& gradients, std::size_t offset, std::size_t count) {
+  template <class Gradients, class T, std::size_t Count>
+  static std::byte* averages(Gradients& gradients, const Piece<T, Count>& piece) {
     return reinterpret_cast<std::byte*>(
-        gradients.template averages<T>(offset, count * sizeof(T)).data());
+        gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
   }
 
-  template <class T, std::size_t Count>
-  void update(Gradients& gradients, std::size_t offset, Size<Count> count,
-              const std::byte* numbers) {
+  template <class Gradients, class T, std::size_t Count>
+  void update(Gradients& gradients, const Piece<T, Count>& piece, const std::byte* numbers) {
     std::array<std::byte*, Rule::states + 1> states{};  // one more: without states there were none
     for (std::size_t k = 0; k != Rule::states; ++k)
-      states[k] = states_.data() + widened(k * layout_.plan().bytes + offset);
-    std::byte* const parameters = parameters_ + offset;
+      states[k] = states_.data() + widened(k * layout_.plan().bytes + piece.offset);
+    std::byte* const parameters = parameters_ + piece.offset;
     std::byte* const master_weights =
-        Traits::keeps_masters ? masters_.data() + widened(offset) : parameters;
-    detail::update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count>(
-        TheOptimizer{}, stream(), numbers, master_weights,
-        averages<T>(gradients, offset, count.value()), states.data(), parameters, count.value());
+        Traits::keeps_masters ? masters_.data() + widened(piece.offset) : parameters;
+    update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count>(
+        OptimizerPolicy{}, stream(), numbers, master_weights, averages(gradients, piece),
+        states.data(), parameters, piece.count.value());
   }
 
+  template <class Gradients>
   void count_used(Gradients& gradients) {
     used_ = gradients.agree_on_usage();
-    for (std::size_t p = 0; p != Traits::parameters; ++p) updates_[p] += used_[p];
+    for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
   }
 
-  /// Parameters each by itself, as the host's updater does it.
+  /// Parameters one by one, as the host's updater does it.
+  template <class Gradients>
   void update_used(Gradients& gradients) {
-    for (std::size_t p = 0; p != Traits::parameters; ++p) {
+    for (std::size_t p = 0; p != used_.size(); ++p) {
       if (used_[p] == 0) continue;
       const auto& place = layout_.plan().placements[p];
-      std::byte* const own = numbers_.data() + detail::size_of_numbers(TheOptimizer{});
-      detail::renumber_for(TheOptimizer{}, stream(), inputs_.data(), numbers_.data(), updates_[p],
-                           own);
-      Traits::with_element(
-          layout_.plan().bucket_table[place.bucket].element, [&]<class T>(std::type_identity<T>) {
-            update<T>(gradients, place.offset, Size<dynamic>{place.bytes / sizeof(T)}, own);
-          });
+      std::byte* const own = numbers_.data() + size_of_numbers(OptimizerPolicy{});
+      renumber_for(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(), updates_[p], own);
+      Traits::with_element(layout_.plan().bucket_table[place.bucket].element,
+                           [&]<class T>(std::type_identity<T>) {
+                             const Size<dynamic> count{place.bytes / sizeof(T)};
+                             update(gradients, Piece<T, dynamic>{count, p, place.offset}, own);
+                           });
     }
   }
 
   Comm& comm_;
   const layout& layout_;
   std::byte* parameters_;
+  [[no_unique_address]] LayoutRuns<layout> runs_;
   DeviceArena masters_;
   DeviceArena states_;
   DeviceArena numbers_;  // the step's, and a parameter's own
@@ -243,8 +248,13 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
   StepState* state_;
-  typename Gradients::Usage used_{};                         // where unused ones are skipped
-  std::array<std::uint64_t, Traits::parameters> updates_{};  // of each parameter, likewise
+  typename Traits::Usage used_;                  // where unused parameters are skipped
+  Table<std::uint64_t, layout::count> updates_;  // of each parameter, likewise
 };
 
-}  // namespace lockstep
+template <class Traits, class Comm>
+struct UpdaterOn<Cuda, Traits, Comm> {
+  using type = GpuUpdater<Traits, Comm>;
+};
+
+}  // namespace lockstep::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file DDP's work on the host: plain loops, done when the call returns.
+/// @file A replica's work on the host: plain loops, done when the call returns.
 
 #include <cstddef>
 #include <cstring>
@@ -10,14 +10,10 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
-#include "lockstep/strategy/updater.hpp"
+#include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 
-namespace lockstep {
-
-/// What DDP leaves to a device: memory, steps, batches, losses, and the optimizer. Specialised for
-/// every device; `Cuda`'s is in strategy/gpu_execution.cuh, which only nvcc can compile.
-template <class Device, class Traits, class Comm>
-class Execution;
+namespace lockstep::detail {
 
 /// Losses of an epoch, added up.
 class LossMeter {
@@ -36,30 +32,19 @@ class LossMeter {
 };
 
 template <class Traits, class Comm>
-class Execution<Cpu, Traits, Comm> {
+class DeviceExecution<Cpu, Traits, Comm> {
  public:
   using Arena = HostArena;
   using Loss = double;
   using Meter = LossMeter;
   using Step = typename Traits::bare_step;
-  template <class Reducer>
-  using UpdaterOf = Updater<Traits, Comm, Reducer>;
 
-  constexpr explicit Execution(Comm&) {}
+  constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }
 
-  /// What the model sees of these arenas.
-  template <class Model>
-  static Step step(const Model& model, Arenas arenas) {
-    return Step(model, arenas);
+  static Step step(const TensorLayouts<Traits>& layouts, Arenas arenas) {
+    return Step(layouts.parameters, layouts.buffers, arenas);
   }
 
-  template <class Reducer>
-  static UpdaterOf<Reducer> updater(Comm& comm, const typename Traits::layout& layout,
-                                    std::byte* parameters) {
-    return UpdaterOf<Reducer>(comm, layout, parameters);
-  }
-
-  /// A batch where the model can read it.
   template <class Batch>
   static const Batch& place(const Batch& batch) {
     return batch;  // NOLINT(bugprone-return-const-ref-from-parameter): no temporary comes here
@@ -67,49 +52,48 @@ class Execution<Cpu, Traits, Comm> {
   template <class Batch>
   static const Batch& place(const Batch&& batch) = delete;  // it would be gone by backward
 
-  template <class Model, class TheStep, class Batch>
-  static double forward(Model& model, TheStep& step, const Batch& batch) {
+  template <class Model, class StepType, class Batch>
+  static double forward(Model& model, StepType& step, const Batch& batch) {
     return static_cast<double>(model.forward(step, batch));
   }
-
-  /// The loss of all replicas' outputs.
-  template <class Model, class TheStep, class Batch, class Outputs, class Gradients>
-  static double loss(Model& model, TheStep& step, const Batch& batch, const Outputs& outputs,
+  template <class Model, class StepType, class Batch, class Outputs, class Gradients>
+  static double loss(Model& model, StepType& step, const Batch& batch, const Outputs& outputs,
                      const Gradients& gradients) {
     return static_cast<double>(model.loss(step, batch, outputs, gradients));
   }
 
   /// Replicas on a host have the same memory.
-  static constexpr bool is_far_from(const Execution&) { return false; }
+  static constexpr bool is_far_from(const DeviceExecution&) { return false; }
   static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
     std::memcpy(to, from, bytes);
   }
+  static void zero(std::byte* data, std::size_t bytes) { std::memset(data, 0, bytes); }
 
   static Meter meter() { return {}; }
 
-  /// sum += more.
   template <class T>
   static void add(std::span<T> sum, std::span<const T> more) {
     using A = Accumulator<T>;
     for (std::size_t i = 0; i != sum.size(); ++i)
       sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(more[i]));
   }
-
-  /// values *= factor.
   template <class T>
   static void scale(std::span<T> values, double factor) {
     using A = Accumulator<T>;
     for (T& value : values) value = static_cast<T>(static_cast<A>(value) * static_cast<A>(factor));
   }
+  template <class To, class From>
+  static void cast(std::span<To> to, std::span<From> from) {
+    for (std::size_t i = 0; i != to.size(); ++i)
+      to[i] =
+          static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
+  }
 
-  static void zero(std::byte* data, std::size_t bytes) { std::memset(data, 0, bytes); }
-
-  /// Calls `write(parameters, buffers)` with host memory in the layouts in which the model declares
-  /// them; what is there then is in the arenas.
-  template <class Model, class Updating, class Write>
-  static void initialize(const Model&, Arenas arenas, const Updating&, const Write& write) {
+  template <class Write>
+  static void initialize(const typename Traits::model&, Arenas arenas, std::byte* /*masters*/,
+                         const Write& write) {
     write(arenas.parameters, arenas.buffers);
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

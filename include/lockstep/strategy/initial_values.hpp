@@ -12,7 +12,7 @@
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor.hpp"
 
 namespace lockstep {
 
@@ -52,13 +52,13 @@ class InitialValues {
   /// the name is `weight`, which scales a normalised activation. Scalars: zero. A tensor's values
   /// depend on the seed and its name, not on what else the model has.
   void fill_by_default() const {
-    for (std::size_t p = 0; p != parameter_table<Model>.size(); ++p) fill_by_default(p);
+    for (std::size_t p = 0; p != layout_.infos().size(); ++p) fill_by_default(p);
   }
 
  private:
   void fill_by_default(std::size_t p) const {
     const TensorInfo& info = layout_.infos()[p];
-    const std::string_view name = parameter_table<Model>.name(p);
+    const std::string_view name = layout_.name(p);
     const auto& place = layout_.plan().placements[p];
     with_element<Model, TensorRole::parameter>(info.element, [&]<class T>(std::type_identity<T>) {
       const auto values = elements_at<T>(parameters_, place.offset, place.bytes);
@@ -83,14 +83,20 @@ class InitialValues {
   RandomStream random_;
 };
 
-/// By the model, or by default. (In a generic lambda nvcc takes the question for an error.)
+namespace detail {
+/// A model that gives its tensors their initial values.
 template <class Model, class Initial>
-void write_initial_values(Model& model, Initial& initial) {
-  if constexpr (requires { model.initialize(initial); }) {
+concept Initializing = requires(Model& model, Initial& initial) { model.initialize(initial); };
+
+/// Lets the model write its initial values, or fills them in by default.
+template <class Model, class Initial>
+void initialize_model(Model& model, Initial& initial) {
+  if constexpr (Initializing<Model, Initial>) {
     model.initialize(initial);
   } else {
     initial.fill_by_default();
   }
 }
+}  // namespace detail
 
 }  // namespace lockstep

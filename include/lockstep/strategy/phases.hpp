@@ -4,15 +4,14 @@
 
 #include <type_traits>
 
-namespace lockstep {
+#include "lockstep/strategy/replica.hpp"
+#include "lockstep/strategy/tell_others.hpp"
 
-template <class Ddp>
-class Backwarded;
-template <class Ddp>
-class Averaged;
+namespace lockstep::detail {
 
-/// What may not come next is a sentence. A phase hides the one member that may, and takes it from
-/// here again for objects that have a name: those could be used twice.
+/// Every phase that is out of order is a sentence from the compiler. A phase hides the one member
+/// that may come next, and takes it from here again for objects that have a name: those could be
+/// used twice.
 template <class Phase>
 class OutOfOrder {
  public:
@@ -43,136 +42,122 @@ class OutOfOrder {
   }
 };
 
-/// After forward: the loss is known.
-template <class Ddp, class Batch>
-class [[nodiscard("backward comes next")]] Forwarded : public OutOfOrder<Forwarded<Ddp, Batch>> {
+/// What every phase has: the replica, and the loss of its batch.
+template <class Replica, class Self>
+class PhaseOf : public OutOfOrder<Self> {
  public:
-  using OutOfOrder<Forwarded<Ddp, Batch>>::backward;
+  PhaseOf(Replica& replica, typename Replica::Loss loss) : replica_(replica), loss_(loss) {}
+  PhaseOf(const PhaseOf&) = delete;
+  PhaseOf& operator=(const PhaseOf&) = delete;
 
-  Forwarded(Ddp& ddp, const Batch& batch, typename Ddp::Loss loss)
-      : ddp_(ddp), batch_(batch), loss_(loss) {}
-  Forwarded(const Forwarded&) = delete;
-  Forwarded& operator=(const Forwarded&) = delete;
-
-  /// Of this rank's batch.
+  /// The loss of this rank's batch.
   auto loss() const { return loss_; }
 
-  /// **Ranks** all. **Host** runs the model; buckets start to travel as they are complete.
-  Backwarded<Ddp> backward() && {
-    ddp_.run_backward(batch_, true);
-    return Backwarded<Ddp>(ddp_, loss_);
+ protected:
+  /// Calls `f(replica)`, and tells all ranks if it fails.
+  template <class F>
+  void run(const F& f) {
+    tell_others(replica_, [&] { f(replica_); });
   }
 
- private:
-  Ddp& ddp_;
-  const Batch& batch_;
-  typename Ddp::Loss loss_;
+  Replica& replica_;
+  typename Replica::Loss loss_;
+};
+
+/// After reduce: gradients are averages, the same on all ranks, and can be looked at.
+template <class Replica>
+class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Averaged<Replica>> {
+ public:
+  using PhaseOf<Replica, Averaged>::PhaseOf;
+  using OutOfOrder<Averaged>::update;
+
+  auto grad(auto key) const { return this->replica_.grad(key); }
+
+  /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
+  /// are new on all ranks.
+  auto update() && {
+    this->run([](Replica& replica) {
+      replica.begin_update();
+      replica.update();
+    });
+    return this->loss_;
+  }
 };
 
 /// After backward: gradients are this rank's own, some of them on their way.
-template <class Ddp>
+template <class Replica>
 class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
-    : public OutOfOrder<Backwarded<Ddp>> {
+    : public PhaseOf<Replica, Backwarded<Replica>> {
  public:
-  using OutOfOrder<Backwarded<Ddp>>::reduce;
-  using OutOfOrder<Backwarded<Ddp>>::reduce_and_update;
-
-  Backwarded(Ddp& ddp, typename Ddp::Loss loss) : ddp_(ddp), loss_(loss) {}
-  Backwarded(const Backwarded&) = delete;
-  Backwarded& operator=(const Backwarded&) = delete;
-
-  auto loss() const { return loss_; }
+  using PhaseOf<Replica, Backwarded>::PhaseOf;
+  using OutOfOrder<Backwarded>::reduce;
+  using OutOfOrder<Backwarded>::reduce_and_update;
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
-  Averaged<Ddp> reduce() && {
-    ddp_.run_reduce();
-    return Averaged<Ddp>(ddp_, loss_);
+  Averaged<Replica> reduce() && {
+    this->run([](Replica& replica) { replica.reduce(); });
+    return Averaged<Replica>(this->replica_, this->loss_);
   }
 
   /// Both in one pass over memory where possible; gradients are not averaged in place. Returns the
   /// loss. **Ranks** all. **Host** blocks.
   auto reduce_and_update() && {
-    ddp_.run_reduce_and_update();
-    return loss_;
+    this->run([](Replica& replica) {
+      replica.begin_update();
+      replica.reduce_and_update();
+    });
+    return this->loss_;
   }
-
- private:
-  Ddp& ddp_;
-  typename Ddp::Loss loss_;
 };
 
-/// After reduce: gradients are averages, the same on all ranks, and can be looked at.
-template <class Ddp>
-class [[nodiscard("update comes next")]] Averaged : public OutOfOrder<Averaged<Ddp>> {
+/// After forward. In a `no_sync` scope, backward adds to the gradients, and nothing follows.
+template <class Replica, class Batch, Sync S>
+class [[nodiscard("backward comes next")]] Forwarded
+    : public PhaseOf<Replica, Forwarded<Replica, Batch, S>> {
  public:
-  using OutOfOrder<Averaged<Ddp>>::update;
+  using OutOfOrder<Forwarded>::backward;
 
-  Averaged(Ddp& ddp, typename Ddp::Loss loss) : ddp_(ddp), loss_(loss) {}
-  Averaged(const Averaged&) = delete;
-  Averaged& operator=(const Averaged&) = delete;
+  Forwarded(Replica& replica, const Batch& placed, typename Replica::Loss loss)
+      : PhaseOf<Replica, Forwarded>(replica, loss), placed_(placed) {}
 
-  auto loss() const { return loss_; }
-
-  template <class Key>
-  auto grad(Key key) const {
-    return ddp_.grad(key);
-  }
-
-  /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
-  /// are new on all ranks.
-  auto update() && {
-    ddp_.run_update();
-    return loss_;
-  }
-
- private:
-  Ddp& ddp_;
-  typename Ddp::Loss loss_;
-};
-
-/// After forward in a `no_sync` scope: backward adds to the gradients, and nothing follows.
-template <class Ddp, class Batch>
-class [[nodiscard("backward comes next")]] ForwardedLocally
-    : public OutOfOrder<ForwardedLocally<Ddp, Batch>> {
- public:
-  using OutOfOrder<ForwardedLocally<Ddp, Batch>>::backward;
-
-  ForwardedLocally(Ddp& ddp, const Batch& batch, typename Ddp::Loss loss)
-      : ddp_(ddp), batch_(batch), loss_(loss) {}
-  ForwardedLocally(const ForwardedLocally&) = delete;
-  ForwardedLocally& operator=(const ForwardedLocally&) = delete;
-
-  auto loss() const { return loss_; }
-
-  /// Returns the loss. **Ranks** each for itself.
+  /// The model's gradients. In a `no_sync` scope it returns the loss. **Ranks** all; in such a
+  /// scope each for itself. **Host** runs the model; buckets start to travel as they are complete.
   auto backward() && {
-    ddp_.run_backward(batch_, false);
-    return loss_;
+    this->run([&](Replica& replica) { replica.backward(placed_, S); });
+    if constexpr (S == Sync::yes) {
+      return Backwarded<Replica>(this->replica_, this->loss_);
+    } else {
+      return this->loss_;
+    }
   }
 
  private:
-  Ddp& ddp_;
-  const Batch& batch_;
-  typename Ddp::Loss loss_;
+  const Batch& placed_;
 };
+
+/// Runs a batch's forward pass, and tells all ranks if it fails.
+template <Sync S, class Replica, class Batch>
+auto forward_phase(Replica& replica, const Batch& batch) {
+  const auto& placed = replica.place(batch);
+  return Forwarded<Replica, std::remove_cvref_t<decltype(placed)>, S>(
+      replica, placed, tell_others(replica, [&] { return replica.forward(placed, S); }));
+}
 
 /// What `no_sync` gives: a way to add up gradients without communication.
-template <class Ddp>
+template <class Replica>
 class LocalScope {
  public:
-  explicit LocalScope(Ddp& ddp) : ddp_(ddp) {}
+  explicit LocalScope(Replica& replica) : replica_(replica) {}
 
   template <class Batch>
   auto forward(const Batch& batch) {
-    const auto& placed = ddp_.execution_.place(batch);
-    return ForwardedLocally<Ddp, std::remove_cvref_t<decltype(placed)>>(
-        ddp_, placed, ddp_.run_forward(placed, false));
+    return forward_phase<Sync::no>(replica_, batch);
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
 
  private:
-  Ddp& ddp_;
+  Replica& replica_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

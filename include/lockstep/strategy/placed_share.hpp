@@ -11,13 +11,13 @@
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/shares.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// A replica's part of a batch: which of the samples that take part, and of how many.
+/// Which samples of a batch a replica has, of how many that all replicas have.
 struct BatchPart {
   RowRange samples;
   std::size_t all = 0;
-  std::size_t largest = 0;  // replica's number of samples
+  std::size_t largest = 0;  // number of samples that any replica has
 };
 
 /// Keeps the latest share of every type of batch. With `HasWhole`, the first replica has the whole
@@ -32,20 +32,20 @@ class PlacedShare {
   template <class Batch>
   void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
     if constexpr (HasWhole) {
-      if (replica_ == 0) storage_.get<Place<Whole<Batch>>>().at = &execution_.place(batch);
+      if (replica_ == 0) storage_.get<PlacedWhole<Batch>>().at = &execution_.place(batch);
     }
     if (part.samples.count != 0)
-      storage_.get<SharePlace<Batch>>().at = &place(batch, cut, part.largest);
+      storage_.get<PlacedPart<Batch>>().at = &place(batch, cut, part.largest);
   }
 
   template <class Batch>
   const auto& share() {
-    return *storage_.get<SharePlace<Batch>>().at;
+    return *storage_.get<PlacedPart<Batch>>().at;
   }
   /// On the first replica.
   template <class Batch>
   const auto& whole() {
-    return *storage_.get<Place<Whole<Batch>>>().at;
+    return *storage_.get<PlacedWhole<Batch>>().at;
   }
 
   /// What the model is given for all of a `Batch`.
@@ -54,12 +54,12 @@ class PlacedShare {
       std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
 
  private:
-  /// Can a device be given rows of a batch as they are?
+  /// Can the execution place some rows of a batch without a batch of its own for them?
   template <class Batch>
   static constexpr bool places_rows = requires(Executing& execution, const Batch& batch,
                                                std::size_t n) { execution.place(batch, n, n, n); };
 
-  /// Where the whole batch is on the first replica's device, its share is a part of that.
+  /// Where the first replica has the whole batch on its device, its share is a part of that.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
     if constexpr (HasWhole && !std::is_same_v<Whole<Batch>, Batch>) {
@@ -102,17 +102,19 @@ class PlacedShare {
       std::declval<const Batch&>(), BatchCut{}, 0))>;
 
  private:
-  /// A share and a whole batch may have one type, and have two places.
-  template <class T>
-  struct Place {
-    const T* at = nullptr;
+  /// Shares and whole batches can be of one type: each has a pointer of its own.
+  template <class Batch>
+  struct PlacedWhole {
+    const Whole<Batch>* at = nullptr;
   };
   template <class Batch>
-  struct SharePlace : Place<Share<Batch>> {};
+  struct PlacedPart {
+    const Share<Batch>* at = nullptr;
+  };
 
   Executing& execution_;
   std::size_t replica_;
   TypedStorage storage_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -23,7 +23,7 @@ struct AsDeclared : Choice<axes::Precision> {
   static constexpr std::string_view name = "AsDeclared";
   using parameter_types = DeclaredTypes;
   using buffer_types = DeclaredTypes;
-  /// What gradients of T are reduced in.
+  /// The type in which gradients of T are reduced.
   template <class T>
   using reduced = T;
   static constexpr bool keeps_masters = false;

@@ -2,62 +2,76 @@
 #pragma once
 /// @file Which gradients of a backward pass have arrived, and which buckets they complete.
 
-#include <array>
-#include <bitset>
 #include <cstddef>
+#include <cstdint>
 #include <string>
-#include <string_view>
 
+#include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/model/tensor_table.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-template <class Model>
+/// Of the parameters of one layout, which must outlive it.
+template <class Layout>
 class Readiness {
  public:
-  static constexpr std::size_t count = parameter_table<Model>.size();
+  explicit Readiness(const Layout& layout)
+      : layout_(layout),
+        ready_(make_table<std::uint8_t, Layout::count>(layout.infos().size())),
+        missing_(make_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
 
-  /// Nothing has arrived.
-  void reset(const auto& plan) {
-    ready_.reset();
+  /// A backward pass begins: no gradient has arrived.
+  void reset() {
+    const auto& plan = layout_.plan();
+    for (std::uint8_t& ready : ready_) ready = 0;
     for (std::size_t b = 0; b != plan.bucket_count; ++b)
       missing_[b] = plan.bucket_table[b].parameters;
+    all_missing_ = ready_.size();
   }
 
   /// A gradient has arrived, for the first time in this pass.
-  void mark(std::size_t parameter, std::size_t bucket) {
-    if (ready_[parameter]) [[unlikely]] {
-      throw Error("backward", "the gradient of " + name_of(parameter) + " was marked ready twice",
-                  "call step.ready once for each parameter, when its gradient is complete");
-    }
-    ready_[parameter] = true;
-    --missing_[bucket];
+  void mark(std::size_t parameter) {
+    if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]
+      refuse(parameter);
+    ready_[parameter] = 1;
+    --missing_[layout_.plan().placements[parameter].bucket];
+    --all_missing_;
   }
 
-  bool is_ready(std::size_t parameter) const { return ready_[parameter]; }
+  bool is_ready(std::size_t parameter) const { return ready_[parameter] != 0; }
   bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
-  bool all_ready() const { return ready_.all(); }
+  bool all_ready() const { return all_missing_ == 0; }
 
   /// The names of those that have not arrived, at most eight of them.
   std::string missing_names() const {
     constexpr std::size_t most = 8;
     std::string names;
     std::size_t listed = 0;
-    for (std::size_t p = 0; p < count && listed < most; ++p) {
-      if (!ready_[p]) names += (listed++ == 0 ? "" : ", ") + name_of(p);
+    for (std::size_t p = 0; p < ready_.size() && listed < most; ++p) {
+      if (!is_ready(p)) names.append(listed++ == 0 ? "" : ", ").append(layout_.name(p));
     }
-    const std::size_t missing = count - ready_.count();
-    return missing > most ? names + " and " + std::to_string(missing - most) + " more" : names;
-  }
-
-  static std::string name_of(std::size_t parameter) {
-    return std::string(parameter_table<Model>.name(parameter));
+    return all_missing_ > most ? names + " and " + std::to_string(all_missing_ - most) + " more"
+                               : names;
   }
 
  private:
-  std::bitset<count> ready_;
-  std::array<std::size_t, count> missing_{};  // by bucket
+  [[noreturn, gnu::noinline]] void refuse(std::size_t parameter) const {
+    if (parameter >= ready_.size()) {
+      throw Error("backward",
+                  "parameter " + std::to_string(parameter) + " of " +
+                      std::to_string(ready_.size()) + " was marked ready",
+                  "number parameters from 0, in the order in which the model lists them");
+    }
+    throw Error(
+        "backward",
+        "the gradient of " + std::string(layout_.name(parameter)) + " was marked ready twice",
+        "call step.ready once for each parameter, when its gradient is complete");
+  }
+
+  const Layout& layout_;
+  Table<std::uint8_t, Layout::count> ready_;   // by parameter
+  Table<std::size_t, Layout::count> missing_;  // gradients, by bucket
+  std::size_t all_missing_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -21,10 +21,10 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/failure.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Replica 0 is the thread that calls `run`, always the same one; the others wait in between. What
-/// is to be done comes to them through a pointer, as to every thread: once a step.
+/// Replica 0 is the thread that calls `run`, always the same one; the other threads wait for the
+/// next call in between. They are told what to do through a pointer, once a step.
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
@@ -46,10 +46,10 @@ class ReplicaCrew {
 
   std::size_t size() const { return errors_.size(); }
 
-  /// Calls every phase with the number of each replica, on its thread. All are done with a phase
-  /// before any begins the next. Where one throws, nobody begins the next, and when all are done
-  /// that of the first replica which does not only suffer from another's is thrown here, with the
-  /// replica's number. **Host** blocks until all are done.
+  /// Calls every phase with the number of each replica, on that replica's thread. All replicas are
+  /// done with a phase before any begins the next. Where one throws, no further phase is run, and
+  /// its exception is thrown here, with the replica's number; of several, that of the first replica
+  /// that did not fail only because another had. **Host** blocks until all are done.
   template <class... Phases>
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;
@@ -97,8 +97,8 @@ class ReplicaCrew {
     return meet();
   }
 
-  /// Whoever comes last decides for all whether they go on: one that is fast may fail in the next
-  /// phase before another has left this one.
+  /// The replica that arrives last decides for all whether they go on: a fast one may fail in the
+  /// next phase before a slow one has left this one.
   bool meet() {
     const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
@@ -137,7 +137,7 @@ class ReplicaCrew {
     throw_of(first);
   }
 
-  /// One replica alone is nobody's but the caller's.
+  /// Names the replica, unless it is the only one: then its exception is thrown as it is.
   [[noreturn]] void throw_of(std::size_t replica) {
     const std::exception_ptr thrown = std::exchange(errors_[replica], nullptr);
     if (size() == 1) std::rethrow_exception(thrown);
@@ -167,4 +167,4 @@ class ReplicaCrew {
   std::vector<std::jthread> workers_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -22,7 +22,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/strategy/shares.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Writes its rows [first, first + count) to another batch, whose memory it reuses.
 template <class B>
@@ -118,51 +118,33 @@ struct Cutting<cuda::std::mdspan<T, cuda::std::extents<std::size_t, First, Rest.
   }
 };
 
-template <class... Ts>
-  requires(is_cut<Ts> || ...)
-struct Cutting<std::tuple<Ts...>> {
+/// Tuples, pairs and arrays, whose shares consist of the shares of their parts.
+template <class Shares, class Parts>
+struct PartsCutting {
   static constexpr bool cuts = true;
-  static void sizes(const std::tuple<Ts...>& values, const auto& f) {
-    std::apply([&](const auto&... value) { (Cutting<Ts>::sizes(value, f), ...); }, values);
+  static void sizes(const Parts& parts, const auto& f) {
+    std::apply([&]<class... Ts>(const Ts&... part) { (Cutting<Ts>::sizes(part, f), ...); }, parts);
   }
-  static auto take(const std::tuple<Ts...>& values, const auto& rows_of) {
+  static Shares take(const Parts& parts, const auto& rows_of) {
     return std::apply(
-        [&](const auto&... value) {
-          return std::tuple<ShareOf<Ts>...>(Cutting<Ts>::take(value, rows_of)...);
-        },
-        values);
+        [&]<class... Ts>(const Ts&... part) { return Shares{Cutting<Ts>::take(part, rows_of)...}; },
+        parts);
   }
 };
 
+template <class... Ts>
+  requires(is_cut<Ts> || ...)
+struct Cutting<std::tuple<Ts...>> : PartsCutting<std::tuple<ShareOf<Ts>...>, std::tuple<Ts...>> {};
+
 template <class A, class B>
   requires(is_cut<A> || is_cut<B>)
-struct Cutting<std::pair<A, B>> {
-  static constexpr bool cuts = true;
-  static void sizes(const std::pair<A, B>& values, const auto& f) {
-    Cutting<A>::sizes(values.first, f);
-    Cutting<B>::sizes(values.second, f);
-  }
-  static auto take(const std::pair<A, B>& values, const auto& rows_of) {
-    return std::pair<ShareOf<A>, ShareOf<B>>(Cutting<A>::take(values.first, rows_of),
-                                             Cutting<B>::take(values.second, rows_of));
-  }
+struct Cutting<std::pair<A, B>> : PartsCutting<std::pair<ShareOf<A>, ShareOf<B>>, std::pair<A, B>> {
 };
 
 template <class T, std::size_t N>
   requires is_cut<T>
-struct Cutting<std::array<T, N>> {
-  static constexpr bool cuts = true;
-  static void sizes(const std::array<T, N>& values, const auto& f) {
-    for (const T& value : values) Cutting<T>::sizes(value, f);
-  }
-  static auto take(const std::array<T, N>& values, const auto& rows_of) {
-    return [&]<std::size_t... I>(std::index_sequence<I...>) {
-      return std::array<ShareOf<T>, N>{Cutting<T>::take(values[I], rows_of)...};
-    }(std::make_index_sequence<N>{});
-  }
-};
+struct Cutting<std::array<T, N>> : PartsCutting<std::array<ShareOf<T>, N>, std::array<T, N>> {};
 
-namespace detail {
 template <class Map, class Shares>
 struct MapCutting {
   using T = typename Map::mapped_type;
@@ -176,18 +158,17 @@ struct MapCutting {
     return shares;
   }
 };
-}  // namespace detail
 
 template <class K, class T, class Less, class Allocator>
   requires is_cut<T>
 struct Cutting<std::map<K, T, Less, Allocator>>
-    : detail::MapCutting<std::map<K, T, Less, Allocator>, std::map<K, ShareOf<T>, Less>> {};
+    : MapCutting<std::map<K, T, Less, Allocator>, std::map<K, ShareOf<T>, Less>> {};
 
 template <class K, class T, class Hasher, class Equal, class Allocator>
   requires is_cut<T>
 struct Cutting<std::unordered_map<K, T, Hasher, Equal, Allocator>>
-    : detail::MapCutting<std::unordered_map<K, T, Hasher, Equal, Allocator>,
-                         std::unordered_map<K, ShareOf<T>, Hasher, Equal>> {};
+    : MapCutting<std::unordered_map<K, T, Hasher, Equal, Allocator>,
+                 std::unordered_map<K, ShareOf<T>, Hasher, Equal>> {};
 
 /// Puts replica `i`'s share of a batch into `share`, in the memory of the one before it where the
 /// batch can do that.
@@ -227,4 +208,4 @@ consteval bool require_scattering() {
   return is_cut<Batch>;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

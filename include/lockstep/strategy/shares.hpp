@@ -7,11 +7,10 @@
 #include <cstddef>
 #include <numeric>
 #include <span>
-#include <vector>
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// RowRange [first, first + count) of a batch.
+/// Rows [first, first + count) of a batch.
 struct RowRange {
   std::size_t first = 0;
   std::size_t count = 0;
@@ -24,15 +23,6 @@ constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) 
   const std::size_t most = (size + replicas - 1) / replicas;
   const std::size_t first = std::min(i * most, size);
   return {first, std::min(most, size - first)};
-}
-
-/// The sizes of all chunks. Fewer than replicas may come.
-constexpr std::vector<std::size_t> chunk_sizes(std::size_t size, std::size_t replicas) {
-  std::vector<std::size_t> sizes;
-  sizes.reserve(replicas);
-  for (std::size_t i = 0; i != replicas && chunk(size, replicas, i).count != 0; ++i)
-    sizes.push_back(chunk(size, replicas, i).count);
-  return sizes;
 }
 
 /// Replica i's rows of `size` in proportion to its weight: rounded down, and the rows that are left
@@ -66,4 +56,4 @@ struct BatchCut {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -18,47 +18,40 @@
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
-#include "lockstep/strategy/accumulate.hpp"
-#include "lockstep/strategy/buffers.hpp"
-#include "lockstep/strategy/loss_placement.hpp"
-#include "lockstep/strategy/parallel_strategy.hpp"
+#include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
-#include "lockstep/strategy/step_execution.hpp"
-#include "lockstep/strategy/uneven_inputs.hpp"
-#include "lockstep/strategy/unused_parameters.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
 /// Do ranks have a host's memory in common, as replicas of one process always do?
-template <class TheStrategy, class TheDevice, class TheBackend>
-inline constexpr bool shares_memory =
-    std::is_same_v<TheDevice, Device<Cpu>> &&
-    (std::is_same_v<TheBackend, Backend<Shm>> || std::is_same_v<TheStrategy, ParallelStrategy<DP>>);
+template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
+inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> &&
+                                      (std::is_same_v<BackendPolicy, Backend<Shm>> ||
+                                       std::is_same_v<StrategyPolicy, ParallelStrategy<DP>>);
 
 /// One default per axis. Two depend on other policies: the ranks of a GPU job communicate through
 /// NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where memory
 /// is shared, parameters live in it once.
-template <class TheStrategy, class TheDevice, class TheBackend>
-using DefaultPolicies =
-    PolicyPack<TheStrategy, TheDevice, TheBackend, World<dynamic>, Sampler<Distributed, Padding>,
-               Optimizer<SGD>, Schedule<Constant>, Buckets<>, Accumulate<1>, Clip<>,
-               Buffers<Broadcast>, UnusedParameters<Forbid>, UnevenInputs<Even>,
-               Precision<AsDeclared>, EagerStep, LossOnOutput,
-               Sharding<std::conditional_t<shares_memory<TheStrategy, TheDevice, TheBackend>,
-                                           HostShared, Replicated>>,
-               Hooks<>, Progress<Callers>>;
+template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
+using DefaultPolicies = PolicyPack<
+    StrategyPolicy, DevicePolicy, BackendPolicy, World<dynamic>, Sampler<Distributed, Padding>,
+    Optimizer<SGD>, Schedule<Constant>, Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>,
+    UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
+    Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy>,
+                                HostShared, Replicated>>,
+    Hooks<>, Progress<Callers>>;
 
 namespace detail {
 
 template <class... Ps>
 struct DefaultsFor {
-  using TheStrategy = PickOr<ParallelStrategy<DDP>, Ps...>;
-  using TheDevice = PickOr<Device<Cpu>, Ps...>;
-  static constexpr bool has_gpu_ranks =
-      std::is_same_v<TheDevice, Device<Cuda>> && std::is_same_v<TheStrategy, ParallelStrategy<DDP>>;
-  using TheBackend = PickOr<Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>, Ps...>;
-  using type = DefaultPolicies<TheStrategy, TheDevice, TheBackend>;
+  using StrategyPolicy = PickOr<ParallelStrategy<DDP>, Ps...>;
+  using DevicePolicy = PickOr<Device<Cpu>, Ps...>;
+  static constexpr bool has_gpu_ranks = std::is_same_v<DevicePolicy, Device<Cuda>> &&
+                                        std::is_same_v<StrategyPolicy, ParallelStrategy<DDP>>;
+  using BackendPolicy = PickOr<Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>, Ps...>;
+  using type = DefaultPolicies<StrategyPolicy, DevicePolicy, BackendPolicy>;
 };
 
 }  // namespace detail

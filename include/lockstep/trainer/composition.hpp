@@ -7,6 +7,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/elements.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
@@ -208,7 +209,10 @@ consteval Finding find_tensor_fault() {
 
 template <class Model>
 consteval Finding find_model_fault() {
-  if constexpr (!requires { typename Model::Parameters; }) {
+  if constexpr (TensorListing<Model>) {  // its tensors are looked at when they are listed
+    if (kinds_of<Model, TensorRole::parameter>.size == 0) return {Fault::model_without_parameters};
+    return {};
+  } else if constexpr (!requires { typename Model::Parameters; }) {
     return {Fault::model_without_parameters};
   } else if constexpr (!DeclarationListOf<typename Model::Parameters, TensorRole::parameter>) {
     return {Fault::malformed_parameters};
@@ -242,40 +246,40 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
-/// What no policy can see alone.
+/// Policies that do not go together, or do not go with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
-  using TheDevice = typename Pick<axes::Device, Policies>::choice;
-  using TheBackend = typename Pick<axes::Backend, Policies>::choice;
+  constexpr bool on_cpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cpu>>;
+  using Transport = typename Pick<axes::Backend, Policies>::choice;
   constexpr bool is_ddp =
       std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>;
   if (Pick<axes::World, Policies>::static_size == 0) return {Fault::world_of_zero};
   if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
   if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
-  if ((std::is_same_v<TheBackend, Nccl> || std::is_same_v<TheBackend, Hierarchical<Shm, Nccl>>) &&
-      std::is_same_v<TheDevice, Cpu>)
+  if (on_cpu &&
+      (std::is_same_v<Transport, Nccl> || std::is_same_v<Transport, Hierarchical<Shm, Nccl>>))
     return {Fault::nccl_on_cpu};
   if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared> &&
       !shares_memory<Pick<axes::ParallelStrategy, Policies>, Pick<axes::Device, Policies>,
                      Pick<axes::Backend, Policies>>) {
     return {Fault::shared_without_shm};
   }
-  using ThePrecision = typename Pick<axes::Precision, Policies>::choice;
-  if (!std::is_same_v<ThePrecision, AsDeclared>) {
-    if (std::is_same_v<TheDevice, Cpu>) return {Fault::mixed_on_cpu};
-    if (!mixes_supported_types<ThePrecision>) return {Fault::mixed_of_other_types};
-    for (const TensorInfo& info : parameter_table<Model>.infos) {
-      if (info.element != ElementKind::f32) return {Fault::mixed_of_other_types};
-    }
+  using Types = typename Pick<axes::Precision, Policies>::choice;
+  if (!std::is_same_v<Types, AsDeclared>) {
+    if (on_cpu) return {Fault::mixed_on_cpu};
+    constexpr const auto& declared = kinds_of<Model, TensorRole::parameter>;
+    if (!mixes_supported_types<Types> || declared.size != 1 ||
+        declared.kinds[0] != ElementKind::f32)
+      return {Fault::mixed_of_other_types};
   }
   if (Pick<axes::StepExecution, Policies>::captures) {
-    if (std::is_same_v<TheDevice, Cpu>) return {Fault::captured_on_cpu};
+    if (on_cpu) return {Fault::captured_on_cpu};
     if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
       return {Fault::captured_with_unused};
     if (is_ddp && std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
       return {Fault::captured_with_exact};
     if (is_ddp && Pick<axes::World, Policies>::static_size != 1 &&
-        !std::is_same_v<TheBackend, Nccl> && !std::is_same_v<TheBackend, Shm>)
+        !std::is_same_v<Transport, Nccl> && !std::is_same_v<Transport, Shm>)
       return {Fault::captured_through_host};
   }
   if (!is_ddp && OutputNaming<Model> && !OutputDeclaring<Model> &&

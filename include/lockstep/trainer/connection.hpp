@@ -12,6 +12,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/composition.hpp"
 
 namespace lockstep {
 
@@ -74,32 +75,23 @@ CommunicatorOf<Policies> make_communicator(Session& session) {
   return ConnectionOf<Policies>::template make<Policies>(session);
 }
 
-template <class TheBackend>
+/// Do ranks communicate through it, all of them or those on different hosts?
+template <class Choice>
 inline constexpr bool uses_nccl =
-    std::is_same_v<TheBackend, Nccl> || std::is_same_v<TheBackend, Hierarchical<Shm, Nccl>>;
-template <class TheBackend>
+    std::is_same_v<Choice, Nccl> || std::is_same_v<Choice, Hierarchical<Shm, Nccl>>;
+template <class Choice>
 inline constexpr bool uses_gloo =
-    std::is_same_v<TheBackend, Gloo> || std::is_same_v<TheBackend, Hierarchical<Shm, Gloo>>;
-
-/// What this version can run; the rest composes, and has a layout and a fingerprint.
-template <class Policies>
-consteval bool trains() {
-  using TheDevice = typename Pick<axes::Device, Policies>::choice;
-  using TheBackend = typename Pick<axes::Backend, Policies>::choice;
-  return is_dp<Policies> || Pick<axes::World, Policies>::static_size == 1 ||
-         std::is_same_v<TheBackend, Shm> || uses_gloo<TheBackend> ||
-         (std::is_same_v<TheDevice, Cuda> && uses_nccl<TheBackend>);
-}
+    std::is_same_v<Choice, Gloo> || std::is_same_v<Choice, Hierarchical<Shm, Gloo>>;
 
 /// Says which header a job needs that has not been included.
 template <class Policies>
 consteval bool require_connection() {
+  using Transport = typename Pick<axes::Backend, Policies>::choice;
   constexpr bool connected = requires { sizeof(ConnectionOf<Policies>); };
-  constexpr bool by_nccl = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1 &&
-                           uses_nccl<typename Pick<axes::Backend, Policies>::choice>;
-  constexpr bool on_gpu = std::is_same_v<typename Pick<axes::Device, Policies>::choice, Cuda>;
-  constexpr bool by_gloo = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1 &&
-                           uses_gloo<typename Pick<axes::Backend, Policies>::choice>;
+  constexpr bool has_ranks = !is_dp<Policies> && Pick<axes::World, Policies>::static_size != 1;
+  constexpr bool by_nccl = has_ranks && uses_nccl<Transport>;
+  constexpr bool by_gloo = has_ranks && uses_gloo<Transport>;
+  constexpr bool on_gpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cuda>>;
   static_assert(connected || by_nccl || by_gloo,
                 "lockstep: a job with Device<Cuda> needs #include <lockstep/lockstep.cuh>, in a "
                 "file that nvcc compiles");
@@ -116,5 +108,26 @@ consteval bool require_connection() {
                 "<lockstep/gloo.hpp>, and -lgloo");
   return connected;
 }
+
+/// Stands for a job that was rejected, so that one error stays one error.
+struct RejectedJob {};
+
+namespace detail {
+template <template <class, class> class Job, class Model, class... Ps>
+consteval auto compose() {
+  if constexpr (!require_composition<Model, Ps...>()) {
+    return std::type_identity<RejectedJob>{};
+  } else if constexpr (!require_connection<CanonicalPolicies<Ps...>>()) {
+    return std::type_identity<RejectedJob>{};
+  } else {
+    return std::type_identity<Job<Model, CanonicalPolicies<Ps...>>>{};
+  }
+}
+
+/// `Job<Model, Policies>` of a model under policies in any order, whose canonical order makes one
+/// type of all. What does not go together is one sentence from the compiler.
+template <template <class, class> class Job, class Model, class... Ps>
+using Compose = typename decltype(compose<Job, Model, Ps...>())::type;
+}  // namespace detail
 
 }  // namespace lockstep

@@ -13,11 +13,16 @@
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
+
+static_assert(detail::CapturingCommunicator<CudaLoopbackCommunicator>);
+static_assert(detail::JointlyCapturing<ThreadCommunicator<>> &&
+              detail::StreamOrdering<ThreadCommunicator<>>);
 
 template <>
 struct Connection<Cuda, NoBackend> {

@@ -8,7 +8,6 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
-#include "lockstep/model/tensor_table.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/trainer/axes.hpp"
 
@@ -35,10 +34,10 @@ struct ComposedJob {
   static constexpr std::uint64_t fingerprint()
     requires(!is_dynamic_model<Model>)
   {
-    return fingerprint_of<Model, Policies>(parameter_table<Model>.infos, buffer_table<Model>.infos);
+    return fingerprint_of<Policies>(layout{}, buffer_layout{});
   }
   static std::uint64_t fingerprint(const Model& model) {
-    return fingerprint_of<Model, Policies>(layout(model).infos(), buffer_layout(model).infos());
+    return fingerprint_of<Policies>(layout(model), buffer_layout(model));
   }
 };
 

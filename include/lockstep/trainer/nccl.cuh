@@ -5,10 +5,14 @@
 
 #include "lockstep/comm/adapters/hierarchical/nccl.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 
 namespace lockstep {
+
+static_assert(detail::CapturingCommunicator<NcclCommunicator<>> &&
+              !detail::JointlyCapturing<NcclCommunicator<>>);
 
 template <>
 struct Connection<Cuda, Nccl> {

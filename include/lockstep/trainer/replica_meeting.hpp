@@ -18,8 +18,9 @@
 
 namespace lockstep {
 
-/// How the replicas of `ParallelStrategy<DP>` meet, which are threads of one process: made once,
-/// then each has `prepare` and `join` called on its own thread. `prepare` may fail on one alone.
+/// How the replicas of `ParallelStrategy<DP>`, threads of one process, get their communicators. A
+/// meeting is made once; then every replica calls `prepare` and `join` on its own thread. `prepare`
+/// waits for no other replica, so that it may fail on one alone; `join` waits for all.
 template <class Device, class Policies>
 class ReplicaMeeting;
 

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
@@ -24,7 +25,8 @@
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
-#include "lockstep/trainer/composition.hpp"
+#include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job.hpp"
@@ -40,13 +42,14 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   using Base = ComposedJob<Model, Policies>;
   using Training = TrainingOf<Model, Policies>;
   using Comm = typename Training::communicator;
+  using traits = detail::ReplicaTraits<Model, Policies>;
 
  public:
   using typename Base::layout;
   using remainder = typename Base::template policy<axes::Sampler>::remainder;
   using sampler =
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
-  using replica = typename Training::replica;
+  using wrapper = typename Training::wrapper;
   static constexpr bool is_one_process = is_dp<Policies>;
   static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
@@ -57,13 +60,13 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
       : session_(session),
         options_(std::move(options)),
         comm_(Training::communicate(session)),
-        ddp_(Training::make(session, comm_, std::move(model), options_)),
+        wrapped_(Training::make(session, comm_, std::move(model), options_)),
         display_(session.rank() == Rank{0} ? detect_terminal(stdout) : Terminal{}),
         log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
     sampler_options_.seed = options_.seed;
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
-    if constexpr (is_one_process) busy = ddp_.replicas();
+    if constexpr (is_one_process) busy = wrapped_.replicas();
     const bool has_free_cores = std::thread::hardware_concurrency() > busy;
     loader_options_.workers = has_free_cores ? 1 : 0;
   }
@@ -74,27 +77,24 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// The program's arguments that are neither the launcher's nor the trainer's, its name first.
   const std::vector<std::string>& arguments() const { return options_.arguments; }
 
-  Model& model() { return ddp_.model(); }
+  Model& model() { return wrapped_.model(); }
   /// A parameter, to look at.
-  template <class Key>
-  auto param(Key key) const {
-    return ddp_.param(key);
-  }
-  replica& ddp()
+  auto param(auto key) const { return wrapped_.param(key); }
+  wrapper& ddp()
     requires(!is_one_process)
   {
-    return ddp_;
+    return wrapped_;
   }
-  replica& dp()
+  wrapper& dp()
     requires(is_one_process)
   {
-    return ddp_;
+    return wrapped_;
   }
 
   /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. Ranks must agree on them;
   /// every epoch begins with a look at that.
-  auto& optimizer() { return ddp_.optimizer(); }
-  auto& schedule() { return ddp_.schedule(); }
+  auto& optimizer() { return wrapped_.optimizer(); }
+  auto& schedule() { return wrapped_.schedule(); }
 
   /// This rank's own seed and random numbers: one environment per rank, each with its own.
   Seed seed() const { return rank_seed(options_.seed, rank()); }
@@ -113,9 +113,9 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// `Accumulate<N>`). Returns this rank's loss. With `ParallelStrategy<DP>` there is one rank, and
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
   template <class Batch>
-  typename replica::Loss step(const Batch& batch) {
+  typename wrapper::Loss step(const Batch& batch) {
     require_all_ranks("step");
-    const auto loss = ddp_.step(batch);
+    const auto loss = wrapped_.step(batch);
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();
     losses_.add(loss, samples);
@@ -130,12 +130,12 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
-    if constexpr (DdpTraits<Model, Policies>::broadcasts_buffers) ddp_.synchronize_buffers();
+    if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
     LoaderOptions options = loader_options_;
     options.batch_size = batch_size;
     Tally tally;
-    for (const auto& batch : DataLoader(source, shares, options)) ddp_.evaluate(batch, tally);
+    for (const auto& batch : DataLoader(source, shares, options)) wrapped_.evaluate(batch, tally);
     const Scores scores = reduce(comm_, tally);
     for (Score score : scores) {
       score.name.insert(0, std::string(name) + "_");
@@ -153,7 +153,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// **Ranks** all. **Host** blocks.
   void barrier() {
     require_all_ranks("barrier");
-    if constexpr (is_one_process) ddp_.synchronize();
+    if constexpr (is_one_process) wrapped_.synchronize();
     comm_.barrier();
   }
 
@@ -200,14 +200,14 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
                 "call it outside, on all ranks", rank());
   }
 
-  // What epochs tell.
+  // What the epochs and batches of this trainer call.
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     require_all_ranks("epochs");
     require_same_numbers();
     epoch_ = number;
     epochs_ = last;
-    ddp_.set_epoch(number);
+    wrapped_.set_epoch(number);
     shown_scores_.clear();
     closed_.reset();
     opened_ = printed_ = false;
@@ -216,8 +216,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
 
   void open_data(std::size_t batches) {
     if constexpr (requires { schedule().steps = 0; }) {
-      if (schedule().steps == 0)
-        schedule().steps = epochs_ * batches / DdpTraits<Model, Policies>::micro_batches;
+      if (schedule().steps == 0) schedule().steps = epochs_ * batches / traits::micro_batches;
     }
     losses_.reset();
     loss_samples_ = 0;
@@ -225,7 +224,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
   }
 
-  /// Losses meet, once an epoch.
+  /// Adds up the losses of all ranks, once an epoch.
   void close_data() {
     if (!opened_ || closed_) return;
     closed_ = display_.summary();
@@ -239,7 +238,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     close_data();
     if (rank() != Rank{0} || !closed_) return;
     if (!printed_) display_.print(summary().text());
-    if (log_) log_.write(summary().json().add("lr", ddp_.learning_rate()));
+    if (log_) log_.write(summary().json().add("lr", wrapped_.learning_rate()));
   }
 
   void mark_as_printed() { printed_ = true; }
@@ -252,31 +251,33 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     resume_.reset();
   }
 
-  /// A learning rate of its own on one rank would be a silent error.
+  /// Compares the numbers of optimizer and schedule over ranks: a learning rate of its own on one
+  /// rank would be a silent error.
   void require_same_numbers() {
-    Hash hash;
-    const auto add = [&](const auto& numbers) {
-      hash.text({reinterpret_cast<const char*>(&numbers), sizeof numbers});
+    std::string numbers;
+    const auto add = [&](const std::string& whose, const auto& options) {
+      options.for_each([&](std::string_view name, double number) {
+        char digits[32];
+        std::snprintf(digits, sizeof digits, " %.17g\n", number);
+        numbers.append(whose).append(name).append(digits);
+      });
     };
-    add(optimizer());
-    if constexpr (!std::is_empty_v<std::remove_cvref_t<decltype(schedule())>>) add(schedule());
-    require_agreement(comm_, hash.value(), [&] {
-      return "optimizer and schedule with a learning rate of " + std::to_string(optimizer().lr) +
-             " and other numbers, hash " + std::to_string(hash.value());
-    });
+    add("optimizer ", optimizer());
+    add("schedule ", schedule());
+    detail::require_agreement(comm_, hash_of(numbers), [&] { return numbers; });
   }
 
   Session& session_;
   TrainerOptions options_;
   Comm comm_;
-  replica ddp_;
+  wrapper wrapped_;
   ProgressDisplay display_;
   LogFile log_;
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;
   std::uint64_t epochs_ = 0;
-  decltype(std::declval<replica&>().loss_meter()) losses_ = ddp_.loss_meter();
+  decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
   double loss_samples_ = 0;
   std::vector<Score> shown_scores_;
   std::optional<EpochSummary> closed_;
@@ -287,28 +288,10 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   bool on_rank0_ = false;
 };
 
-/// What stands for a job whose composition was rejected, so that one error stays one error.
-struct RejectedTrainer {};
-
-namespace detail {
-template <class Model, class... Ps>
-consteval auto compose() {
-  if constexpr (!require_composition<Model, Ps...>()) {
-    return std::type_identity<RejectedTrainer>{};
-  } else if constexpr (!trains<CanonicalPolicies<Ps...>>()) {
-    return std::type_identity<ComposedJob<Model, CanonicalPolicies<Ps...>>>{};
-  } else if constexpr (require_connection<CanonicalPolicies<Ps...>>()) {
-    return std::type_identity<BasicTrainer<Model, CanonicalPolicies<Ps...>>>{};
-  } else {
-    return std::type_identity<RejectedTrainer>{};
-  }
-}
-}  // namespace detail
-
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
 /// one type. What does not go together is one sentence from the compiler.
 template <class Model, class... Ps>
-using Trainer = typename decltype(detail::compose<Model, Ps...>())::type;
+using Trainer = detail::Compose<BasicTrainer, Model, Ps...>;
 
 /// What the compiler knows of such a job, for tools and tests: it needs no CUDA, even if the job
 /// does.

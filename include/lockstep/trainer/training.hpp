@@ -9,29 +9,28 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/dp.hpp"
 #include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/options.hpp"
-#include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
 
-/// `communicator` is what the trainer itself uses, among ranks; `replica` is what steps.
+/// `communicator` is what the trainer itself uses, among ranks; `wrapper` is what steps.
 template <class Model, class Policies>
 struct DdpTraining {
   using communicator = CommunicatorOf<Policies>;
-  using replica = BasicDdp<Model, Policies, communicator>;
+  using wrapper = detail::DdpOf<Model, Policies>;
 
   /// **Ranks** all. **Host** blocks until all have come.
   static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
-  static replica make(Session& session, communicator& comm, Model model,
+  static wrapper make(Session& session, communicator& comm, Model model,
                       const TrainerOptions& options) {
     if (options.replicas) {
       throw Error("launch", "--replicas was given to a job of ParallelStrategy<DDP>",
                   "give it --ranks, or use ParallelStrategy<DP>", session.rank());
     }
-    return replica(comm, std::move(model), options.seed);
+    return wrapper(comm, std::move(model), options.seed);
   }
 };
 
@@ -39,7 +38,7 @@ struct DdpTraining {
 template <class Model, class Policies>
 struct DpTraining {
   using communicator = LoopbackCommunicator;
-  using replica = BasicDp<Model, Policies, ReplicaMeetingOf<Policies>>;
+  using wrapper = detail::DpOf<Model, Policies>;
 
   static communicator communicate(Session& session) {
     if (session.world() > WorldSize{1}) {
@@ -50,12 +49,12 @@ struct DpTraining {
     }
     return {};
   }
-  static replica make(Session& session, communicator&, Model model, const TrainerOptions& options) {
+  static wrapper make(Session& session, communicator&, Model model, const TrainerOptions& options) {
     DpOptions wanted;
     if (options.replicas) wanted.replicas = *options.replicas;
     wanted.seed = options.seed;
     wanted.timeout = session.membership().timeout;
-    return replica(wanted, std::move(model));
+    return wrapper(wanted, std::move(model));
   }
 };
 

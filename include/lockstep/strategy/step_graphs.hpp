@@ -1,25 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The graphs of `CapturedStep`: one for each batch that looks different to the GPU.
+/// @file How the micro-batches of a replica are run: call by call, or as graphs, one for each batch
+/// that looks different to the GPU.
 
 #include <concepts>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/strategy/concepts.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// What else two micro-batches must have in common to be one graph: whether gradients are added to
-/// earlier ones, whether the step ends, and whatever tells apart what looks alike to one rank.
+/// What two micro-batches must have in common, beside equal batches, to be one graph.
 struct GraphKind {
-  bool adds;
-  bool last;
-  std::uint64_t variant;
+  bool adds;              ///< gradients are added to those of earlier micro-batches
+  bool completes_step;    ///< reduction and update follow
+  std::uint64_t variant;  ///< tells apart what looks alike to this rank and not to all
   friend bool operator==(const GraphKind&, const GraphKind&) = default;
 };
 
@@ -28,11 +32,11 @@ struct GraphKind {
 /// allocates or loads on first use; the second time it is captured.
 ///
 /// What cannot be captured runs call by call ever after, and rank 0 says why, once.
-template <class Comm, class Batch>
+template <CapturingCommunicator Comm, class Batch>
 class StepGraphs {
  public:
-  /// Runs one micro-batch. `enqueue()` gives it to the stream; after a replay `note()` does what
-  /// enqueue does on the host beside that; `undo()` takes that back after a capture that failed.
+  /// Runs one micro-batch. `enqueue()` gives it to the stream. After a replay, `note()` does what
+  /// enqueueing does on the host besides; after a capture that failed, `undo()` takes that back.
   template <class Enqueue, class Note, class Undo>
   void run(Comm& comm, const Batch& batch, const GraphKind& kind, const Enqueue& enqueue,
            const Note& note, const Undo& undo) {
@@ -60,6 +64,7 @@ class StepGraphs {
     }
   }
 
+  /// How many micro-batches have been captured.
   std::size_t size() const {
     std::size_t captured = 0;
     for (const Entry& entry : graphs_) captured += entry.graph && *entry.graph;
@@ -92,7 +97,7 @@ class StepGraphs {
 
   /// Ranks that are captured together must all be about to do the same.
   bool all_choose(Comm& comm, Way way, std::size_t found) const {
-    if constexpr (requires { Comm::captures_jointly; }) {
+    if constexpr (JointlyCapturing<Comm>) {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
       std::vector<std::uint64_t> all(comm.world_size().value());
       comm.all_gather(mine, all);
@@ -114,4 +119,47 @@ class StepGraphs {
   bool gave_up_ = false;
 };
 
-}  // namespace lockstep
+/// `EagerStep`: call by call.
+struct EagerSteps {
+  template <class Replica, class Batch, class Enqueue>
+  static auto run(Replica&, const Batch&, const Enqueue& enqueue, std::uint64_t = 0) {
+    return enqueue();
+  }
+};
+
+/// `CapturedStep`: as a graph, wherever there is one for the batch.
+class CapturedSteps {
+ public:
+  /// `enqueue()` gives the replica a micro-batch with this batch. If that completes a step, the
+  /// replica's update has begun. Returns the loss.
+  template <class Replica, class Batch, class Enqueue>
+  auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue,
+           std::uint64_t variant = 0) {
+    const std::size_t before = replica.micro_batches();
+    graphs_.get<StepGraphs<typename Replica::communicator_type, Batch>>().run(
+        replica.communicator(), batch, {before != 0, replica.completes_step(), variant}, enqueue,
+        [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
+    return replica.execution().latest_loss();
+  }
+
+  /// How many graphs there are for batches of this type.
+  template <class Replica, class Batch>
+  std::size_t graphs() {
+    return graphs_.get<StepGraphs<typename Replica::communicator_type, Batch>>().size();
+  }
+
+ private:
+  TypedStorage graphs_;
+};
+
+template <class Traits>
+using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
+
+/// One micro-batch of a replica that runs by itself. Returns its loss.
+template <class Replica, class Runner, class Batch>
+typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed) {
+  if (replica.completes_step()) replica.begin_update();
+  return runner.run(replica, placed, [&] { return replica.run_micro_batch(placed); });
+}
+
+}  // namespace lockstep::detail

@@ -1,14 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a job's policies mean to DDP, as constants.
+/// @file What a job's policies mean to a replica, as constants.
 
 #include <cstddef>
+#include <cstdint>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/clip.hpp"
@@ -16,19 +19,14 @@
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
-#include "lockstep/strategy/accumulate.hpp"
-#include "lockstep/strategy/buffers.hpp"
-#include "lockstep/strategy/loss_placement.hpp"
-#include "lockstep/strategy/parallel_strategy.hpp"
+#include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
-#include "lockstep/strategy/step_execution.hpp"
-#include "lockstep/strategy/unused_parameters.hpp"
 #include "lockstep/topology/world.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 template <class Model, class Policies>
-struct DdpTraits {
+struct ReplicaTraits {
   using model = Model;
 
   template <class Axis>
@@ -36,20 +34,20 @@ struct DdpTraits {
   template <class Axis>
   using choice = typename policy<Axis>::choice;
 
+  using device = choice<axes::Device>;
+  using memory = typename device::memory;
   using precision = choice<axes::Precision>;
   using parameter_types = typename precision::parameter_types;
+  using buffer_types = typename precision::buffer_types;
   using layout = Layout<Model, policy<axes::Buckets>, parameter_types>;
   using declared_layout = Layout<Model, policy<axes::Buckets>>;
-  using buffer_types = typename precision::buffer_types;
   using buffer_layout = BufferLayout<Model, buffer_types>;
-  using memory = typename choice<axes::Device>::memory;
   using bare_step = BareStep<Model, policy<axes::Buckets>, memory, parameter_types, buffer_types>;
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
 
-  static constexpr std::size_t parameters = parameter_table<Model>.size();
-  static constexpr bool has_dynamic_parameters = has_dynamic_shapes<Model, TensorRole::parameter>;
-  static constexpr bool has_buffers = buffer_table<Model>.size() != 0;
+  /// By parameter: 1 if a rank used it since the last update.
+  using Usage = Table<std::uint8_t, layout::count>;
 
   /// A world that the compiler knows to be of one.
   static constexpr bool alone = policy<axes::World>::static_size == 1;
@@ -62,24 +60,29 @@ struct DdpTraits {
   static constexpr bool scales_loss = precision::scales_loss;
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
   static constexpr bool broadcasts_buffers =
-      !alone && has_buffers && std::is_same_v<choice<axes::Buffers>, Broadcast>;
+      !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Must it be known which gradients have arrived? Not with one rank and one batch a step: then a
   /// step costs what the bare model costs.
   static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
 
-  /// Is every rank given a share of somebody's batch?
+  /// Is a bucket averaged over ranks from its last gradient on, while backward continues? Where
+  /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
+  /// slice must know that no other rank still reads it.
+  static constexpr bool reduces_early = !alone && !shares_parameters;
+
+  /// Does every rank have a share of one batch, as the replicas of DP do?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
-  /// Is one loss taken of the outputs of all? Then what ranks compute are parts of its gradient,
-  /// and their sum is the whole.
+  /// Is one loss taken of the outputs of all replicas? Then a replica's gradient is a part of that
+  /// loss's gradient, and the parts are summed.
   static constexpr bool gathers_outputs = scatters && OutputDeclaring<Model> &&
                                           std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
   static constexpr bool sums_gradients = gathers_outputs;
-  /// Otherwise each has the gradient of its own mean. Shares can differ in size, so these are
-  /// weighed before they meet.
+  /// Otherwise a replica's gradient is that of the mean over its share. Shares can differ in size,
+  /// so gradients are weighed before they are averaged.
   static constexpr bool weighs_shares = scatters && !gathers_outputs;
 
-  /// What gradients of T travel as. Alone, nothing travels.
+  /// The type in which gradients of T are reduced. Alone, nothing is reduced.
   template <class T>
   using travelling = std::conditional_t<alone, T, typename precision::template reduced<T>>;
 
@@ -95,4 +98,24 @@ struct DdpTraits {
   }
 };
 
-}  // namespace lockstep
+/// Where a model's parameters and buffers lie.
+template <class Traits>
+struct TensorLayouts {
+  explicit TensorLayouts(const typename Traits::model& model) : parameters(model), buffers(model) {}
+
+  [[no_unique_address]] typename Traits::layout parameters;
+  [[no_unique_address]] typename Traits::buffer_layout buffers;
+};
+
+/// How gradients are reduced over ranks. A value, not a member type of the traits: nvcc writes a
+/// type the way it was reached, and a job's policies cannot be written into a kernel's name.
+template <bool Sums>
+constexpr auto reduction_of_gradients() {
+  if constexpr (Sums) {
+    return Sum{};
+  } else {
+    return Average{};
+  }
+}
+
+}  // namespace lockstep::detail

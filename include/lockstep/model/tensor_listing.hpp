@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Models that list their tensors at run time, such as modules of another library.
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/model/tensor.hpp"
+
+namespace lockstep {
+
+/// The element types that a model's listed tensors can have. Where it is one type, nothing about
+/// types is left to decide at run time.
+template <Element... Ts>
+struct ElementList {
+  static constexpr std::array<ElementKind, sizeof...(Ts)> kinds{element_kind<Ts>()...};
+};
+
+/// Collects what a model says in `void tensors(TensorList& list) const`:
+///
+///     list.parameter("fc1.weight", element_kind<float>(), {hidden, inputs});
+///     list.buffer("norm.mean", element_kind<float>(), {hidden});
+///
+/// Parameters are listed in forward order: their gradients are expected in reverse. A tensor's
+/// number is its place among those of its role.
+class TensorList {
+ public:
+  /// `kinds` are the element types that tensors can have.
+  explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}
+
+  void parameter(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
+    require(is_floating(element), name, "is a parameter of integers, which have no gradient",
+            "list it as a buffer");
+    add(TensorRole::parameter, std::move(name), element, extents);
+  }
+  void buffer(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
+    add(TensorRole::buffer, std::move(name), element, extents);
+  }
+
+  /// The tensors of one role: `infos`, and their names.
+  struct Tensors {
+    std::vector<TensorInfo> infos;
+    std::vector<std::string> names;
+    std::string_view name(std::size_t tensor) const { return names[tensor]; }
+  };
+  Tensors& of(TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
+
+  /// Throws unless there is a parameter and every tensor has a name of its own.
+  void check() const {
+    std::vector<std::string_view> names(roles_[0].names.begin(), roles_[0].names.end());
+    if (names.empty()) throw Error("tensors", "the model lists no parameter", "list one at least");
+    names.insert(names.end(), roles_[1].names.begin(), roles_[1].names.end());
+    std::ranges::sort(names);
+    const auto twin = std::ranges::adjacent_find(names);
+    require(twin == names.end(), twin == names.end() ? "" : std::string(*twin), "is listed twice",
+            "give every parameter and buffer a name of its own");
+  }
+
+ private:
+  static void require(bool ok, const std::string& name, const char* problem, const char* advice) {
+    if (!ok) throw Error("tensors", "tensor '" + name + "' " + problem, advice);
+  }
+
+  void add(TensorRole role, std::string name, ElementKind element,
+           const std::vector<std::size_t>& extents) {
+    require(!name.empty(), name, "has no name", "give every tensor one");
+    require(std::ranges::find(kinds_, element) != kinds_.end(), name,
+            "has an element type that the model's Elements do not list", "add it there");
+    require(extents.size() <= max_tensor_rank, name, "has more than eight extents", "merge some");
+    TensorInfo info{element, extents.size(), {}};
+    std::ranges::copy(extents, info.extents.begin());
+    require(info.bytes() != too_large, name, "is larger than memory can be", "check its extents");
+    of(role).infos.push_back(info);
+    of(role).names.push_back(std::move(name));
+  }
+
+  std::span<const ElementKind> kinds_;
+  std::array<Tensors, 2> roles_;
+};
+
+/// A model that lists its tensors at run time: their number, names, element types and extents. It
+/// says which element types there can be (`using Elements = ElementList<float>;`), and its steps
+/// hand out tensors by number: `step.param(0)`, `step.grad(0)`, `step.ready(0)`. The list must stay
+/// the same as long as the model is trained.
+template <class M>
+concept TensorListing = requires(const M& model, TensorList& list) {
+  { M::Elements::kinds.size() } -> std::convertible_to<std::size_t>;
+  model.tensors(list);
+};
+
+/// What a model lists of one role.
+template <TensorListing Model>
+TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
+  TensorList list(Model::Elements::kinds);
+  model.tensors(list);
+  list.check();
+  return std::move(list.of(role));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,261 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A replica's gradients: born in their buckets, added up over micro-batches, averaged over
+/// ranks.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/model/lookup.hpp"
+#include "lockstep/strategy/bucket_reductions.hpp"
+#include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/readiness.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+
+namespace lockstep::detail {
+
+/// What a backward pass does with its gradients.
+struct BackwardPass {
+  bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
+  bool adds = false;          ///< gradients are added to those of earlier micro-batches
+};
+
+/// Follows backward passes. The model writes gradients and marks each as ready; in a pass that
+/// synchronizes, a bucket's reduction starts with its last gradient, buckets strictly in order.
+///
+/// A pass that adds writes into a second arena, and `ready` adds each gradient to the first arena
+/// while it is still in the cache: models only ever overwrite, and nothing is ever zeroed.
+template <class Traits, class Comm, class Execution>
+class GradientBuckets {
+  using layout = typename Traits::layout;
+  template <class T>
+  using Travelling = typename Traits::template travelling<T>;
+
+ public:
+  using Usage = typename Traits::Usage;
+
+  GradientBuckets(Comm& comm, Execution& execution, const layout& where)
+      : comm_(comm),
+        execution_(execution),
+        layout_(where),
+        arena_(reinterpret_cast<std::byte*>(
+            comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
+        averages_(travelling_arena()),
+        readiness_(where),
+        reductions_(where.plan().bucket_count),
+        used_(make_table<std::uint8_t, layout::count>(where.infos().size())) {
+    static_assert(GradientSource<GradientBuckets>);
+  }
+
+  /// Where a model writes the gradients of a pass that adds nothing.
+  std::byte* arena() const { return arena_; }
+  /// Where it writes those of a pass that adds. The memory is allocated at the first call.
+  std::byte* second_arena() {
+    if (!second_) second_.emplace(layout_.plan().bytes);
+    return second_->data();
+  }
+
+  // A backward pass.
+
+  void begin_backward(BackwardPass pass) {
+    pass_ = pass;
+    next_ = 0;
+    readiness_.reset();
+  }
+
+  /// The gradient of a parameter is complete.
+  template <class Tensor>
+  void ready(Tensor tensor) {
+    readiness_.mark(tensor.index);
+    with_element_of(tensor, [&]<class T>(std::type_identity<T>) {
+      if constexpr (Traits::weighs_shares) {
+        if (weight_ != 1) execution_.scale(written<T>(tensor.index), weight_);
+      }
+      if (pass_.adds)
+        execution_.add(piece_of<T>(arena_, tensor.index),
+                       std::span<const T>(written<T>(tensor.index)));
+    });
+    start_complete_buckets();
+  }
+
+  void end_backward() {
+    if constexpr (Traits::skips_unused) {
+      take_missing_as_zero();
+    } else if (!readiness_.all_ready()) {
+      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+    }
+  }
+
+  /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
+  void pass_without_samples(BackwardPass pass) {
+    begin_backward(pass);
+    take_missing_as_zero();
+  }
+
+  /// The gradients of later passes are multiplied by `weight` before they are averaged over ranks.
+  /// Weights have a mean of 1 over ranks.
+  void weigh(double weight)
+    requires(Traits::weighs_shares)
+  {
+    weight_ = weight;
+  }
+
+  // What an updater asks for: see GradientSource.
+
+  template <class T>
+  std::span<T> own(std::size_t offset, std::size_t bytes) const {
+    return elements_at<T>(arena_, offset, bytes);
+  }
+
+  /// Averages lie where the gradients are, unless they are reduced in another type.
+  template <class T>
+  std::span<Travelling<T>> averages(std::size_t offset, std::size_t bytes) const {
+    return elements_at<Travelling<T>>(averages_, offset / sizeof(T) * sizeof(Travelling<T>),
+                                      bytes / sizeof(T) * sizeof(Travelling<T>));
+  }
+
+  /// **Host** blocks.
+  void wait(std::size_t b) {
+    if constexpr (!Traits::alone) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        if constexpr (Traits::reduces_early) {
+          reductions_.template wait<Travelling<T>>(b);
+        } else {
+          comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
+                           reduction_of_gradients<Traits::sums_gradients>());
+        }
+      });
+    }
+  }
+
+  /// **Host** blocks.
+  void reduce() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
+  }
+
+  /// **Host** blocks. The buckets that are under way are waited for first: a communicator that has
+  /// to finish them inside of another call no longer knows their types.
+  const Usage& agree_on_usage() {
+    if constexpr (Traits::reduces_early) reduce();
+    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{});
+    return used_;
+  }
+
+  // After a step.
+
+  /// No parameter has been used since the last update.
+  void forget_usage() {
+    if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
+  }
+
+  /// Drops the handles of all reductions: they belong to a capture that has failed, and nothing of
+  /// them will ever run.
+  void forget_reductions() { reductions_.forget(); }
+
+ private:
+  /// Calls `f` with the type of a parameter's elements, which the compiler knows of declared ones.
+  template <class Tensor, class F>
+  void with_element_of(Tensor tensor, const F& f) const {
+    if constexpr (std::is_same_v<Tensor, ListedTensor>) {
+      Traits::with_element(layout_.infos()[tensor.index].element, f);
+    } else {
+      f(std::type_identity<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>{});
+    }
+  }
+
+  template <class T>
+  std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
+    const Placement& place = layout_.plan().placements[parameter];
+    return elements_at<T>(arena, place.offset, place.bytes);
+  }
+
+  /// What the model has just written of a parameter's gradient.
+  template <class T>
+  std::span<T> written(std::size_t parameter) const {
+    return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
+  }
+
+  void start_complete_buckets() {
+    if constexpr (Traits::reduces_early) {
+      if (!pass_.synchronizes) return;
+      const auto& plan = layout_.plan();
+      for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+        if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
+        const Bucket& bucket = plan.bucket_table[next_];
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          const auto travelling = averages<T>(bucket.offset, bucket.bytes);
+          if constexpr (!std::is_same_v<T, Travelling<T>>)
+            execution_.cast(travelling, own<T>(bucket.offset, bucket.bytes));
+          reductions_.start(comm_, next_, travelling);
+        });
+      }
+    }
+  }
+
+  void take_missing_as_zero() {
+    for (std::size_t p = 0; p != used_.size(); ++p) {
+      if (readiness_.is_ready(p)) {
+        used_[p] = 1;
+        continue;
+      }
+      const Placement& place = layout_.plan().placements[p];
+      if (!pass_.adds) execution_.zero(arena_ + place.offset, place.bytes);
+      readiness_.mark(p);
+    }
+    start_complete_buckets();
+  }
+
+  std::byte* travelling_arena() {
+    std::byte* arena = arena_;
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          if constexpr (!std::is_same_v<T, Travelling<T>>) {
+            arena = reinterpret_cast<std::byte*>(
+                comm_.template allocate<Travelling<T>>(layout_.plan().bytes / sizeof(T)).data());
+          }
+        });
+    return arena;
+  }
+
+  Comm& comm_;
+  Execution& execution_;
+  const layout& layout_;
+  std::byte* arena_;
+  std::byte* averages_;
+  std::optional<typename Execution::Arena> second_;
+  Readiness<layout> readiness_;
+  BucketReductions<Traits, Comm> reductions_;
+  BackwardPass pass_;
+  std::size_t next_ = 0;  // the bucket whose reduction is to start next
+  double weight_ = 1;
+  Usage used_;
+};
+
+/// A bare step whose `ready` is heard. The parameter is a constant where its key is a name, and so
+/// is its bucket where shapes are static.
+template <class Model, class Bare, class Gradients>
+class TrackedStep : public Bare {
+ public:
+  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
+
+  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
+  template <class Key>
+  void ready(Key key) const {
+    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
+  }
+
+ private:
+  Gradients* gradients_;
+};
+
+}  // namespace lockstep::detail

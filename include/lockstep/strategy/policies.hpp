@@ -1,0 +1,145 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The axes of a strategy: how replicas share the work, and what a step is.
+
+#include <cstddef>
+#include <string_view>
+
+#include "lockstep/core/choice.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct ParallelStrategy {
+  static constexpr std::string_view name = "ParallelStrategy";
+};
+struct Accumulate {
+  static constexpr std::string_view name = "Accumulate";
+};
+struct StepExecution {
+  static constexpr std::string_view name = "StepExecution";
+};
+struct UnusedParameters {
+  static constexpr std::string_view name = "UnusedParameters";
+};
+struct Buffers {
+  static constexpr std::string_view name = "Buffers";
+};
+struct LossPlacement {
+  static constexpr std::string_view name = "LossPlacement";
+};
+struct UnevenInputs {
+  static constexpr std::string_view name = "UnevenInputs";
+};
+}  // namespace axes
+
+// How replicas share the work.
+
+/// One rank per process or thread; gradients are averaged over ranks, bucket by bucket.
+struct DDP : Choice<axes::ParallelStrategy> {
+  static constexpr std::string_view name = "DDP";
+};
+
+/// One process; the batch is scattered over its devices and gradients are summed on the first.
+struct DP : Choice<axes::ParallelStrategy> {
+  static constexpr std::string_view name = "DP";
+};
+
+template <class Strategy>
+struct ParallelStrategy : ChoicePolicy<axes::ParallelStrategy, Strategy> {};
+
+// How many micro-batches make one step.
+
+/// Gradients of `MicroBatches` batches are added locally; ranks communicate once, with the last.
+template <std::size_t MicroBatches>
+struct Accumulate : ValuePolicy<axes::Accumulate> {
+  static constexpr std::size_t micro_batches = MicroBatches;
+  static constexpr void fingerprint(Hash& hash) {
+    hash.text(axes::Accumulate::name).number(MicroBatches);
+  }
+};
+
+// Whether a step runs call by call or is replayed as one CUDA graph.
+
+/// Call by call.
+struct EagerStep : ValuePolicy<axes::StepExecution> {
+  static constexpr bool captures = false;
+  static constexpr void fingerprint(Hash& hash) { hash.text("EagerStep"); }
+};
+
+/// Forward, backward, collectives and update captured once for each shape of batch, replayed ever
+/// after. A model that cannot be captured is run call by call; a sentence says why.
+struct CapturedStep : ValuePolicy<axes::StepExecution> {
+  static constexpr bool captures = true;
+  static constexpr void fingerprint(Hash& hash) { hash.text("CapturedStep"); }
+};
+
+// What a parameter without a gradient means.
+
+/// An error, at once, with the names.
+struct Forbid : Choice<axes::UnusedParameters> {
+  static constexpr std::string_view name = "Forbid";
+};
+
+/// Counts as zero; what no rank used is left untouched by the optimizer.
+struct Zero : Choice<axes::UnusedParameters> {
+  static constexpr std::string_view name = "Zero";
+};
+
+/// One of the given sets of parameters is used in each step.
+template <class... Sets>
+struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
+  static constexpr std::string_view name = "Subgraphs";
+};
+
+template <class Meaning>
+struct UnusedParameters : ChoicePolicy<axes::UnusedParameters, Meaning> {};
+
+// What ranks do about state that is not trained, such as running means.
+
+/// Rank 0's buffers go to all before every forward, as in PyTorch.
+struct Broadcast : Choice<axes::Buffers> {
+  static constexpr std::string_view name = "Broadcast";
+};
+
+/// Every rank keeps its own.
+struct Local : Choice<axes::Buffers> {
+  static constexpr std::string_view name = "Local";
+};
+
+/// Averaged over ranks.
+struct Synced : PlannedChoice<axes::Buffers> {
+  static constexpr std::string_view name = "Synced";
+};
+
+template <class How>
+struct Buffers : ChoicePolicy<axes::Buffers, How> {};
+
+// Where `DP` computes the loss of a scattered batch.
+
+/// On the output device, over the gathered outputs, as in PyTorch.
+struct LossOnOutput : ValuePolicy<axes::LossPlacement> {
+  static constexpr void fingerprint(Hash& hash) { hash.text("LossOnOutput"); }
+};
+
+/// On every replica, over its own share: no gather, no imbalance.
+struct LossOnReplica : ValuePolicy<axes::LossPlacement> {
+  static constexpr void fingerprint(Hash& hash) { hash.text("LossOnReplica"); }
+};
+
+// What happens when ranks run out of batches at different times.
+
+/// Ranks have the same number of batches; anything else is an error that names the rank.
+struct Even : Choice<axes::UnevenInputs> {
+  static constexpr std::string_view name = "Even";
+};
+
+/// Ranks that are done go on answering the others with zeros.
+struct Join : PlannedChoice<axes::UnevenInputs> {
+  static constexpr std::string_view name = "Join";
+};
+
+template <class How>
+struct UnevenInputs : ChoicePolicy<axes::UnevenInputs, How> {};
+
+}  // namespace lockstep

@@ -1,0 +1,328 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A replica: one model with its parameters, gradients and optimizer, on one rank.
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/model/fingerprint.hpp"
+#include "lockstep/model/model.hpp"
+#include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/host_execution.hpp"
+#include "lockstep/strategy/host_updater.hpp"
+#include "lockstep/strategy/initial_values.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+
+namespace lockstep {
+
+namespace detail {
+/// Does a micro-batch meet those of other ranks, or stay on this rank until a later one does?
+enum class Sync : std::uint8_t { no, yes };
+}  // namespace detail
+
+/// The parts of a training step. W ranks, each with a replica and its share of a batch, train like
+/// one process on the whole batch; parameters are the same bits on all ranks after every step.
+///
+/// A replica tells nobody when it fails: the other ranks wait for it until their time limit. Its
+/// clients decide whom to tell: `DDP` tells all ranks, `DP` throws as long as nothing has been
+/// communicated.
+///
+/// A world that the compiler knows to be of one costs what the bare model costs.
+template <class Model, class Policies, class Comm>
+class Replica {
+ public:
+  using traits = detail::ReplicaTraits<Model, Policies>;
+  using communicator_type = Comm;
+  using execution_type = detail::DeviceExecution<typename traits::device, traits, Comm>;
+  using layouts_type = detail::TensorLayouts<traits>;
+  using Sync = detail::Sync;
+  /// On a GPU a loss is computed while the host goes on: it is a number when it is asked for one.
+  using Loss = typename execution_type::Loss;
+
+ private:
+  using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
+  using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
+  static_assert(detail::Updater<Updating, Gradients>);
+
+ public:
+  /// What the model sees in an evaluation.
+  using bare_step = typename execution_type::Step;
+  /// What the model's forward and backward are given.
+  using step_type = std::conditional_t<traits::tracks,
+                                       detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
+
+  /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
+  /// **Host** blocks.
+  explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
+      : Replica(comm, layouts_type(model), std::move(model)) {
+    initialize_from_model(seed);
+  }
+  /// The same without initial values: parameters are zero until `initialize`.
+  Replica(Comm& comm, layouts_type layouts, Model&& model)
+      : comm_(comm),
+        model_(std::move(model)),
+        execution_(comm),
+        layouts_(std::move(layouts)),
+        parameters_(agree_and_allocate()),
+        buffers_(allocate(layouts_.buffers.plan().bytes)),
+        gradients_(comm, execution_, layouts_.parameters),
+        updater_(comm, execution_, layouts_.parameters, parameters_),
+        step_(make_step(gradients_.arena())) {}
+  Replica(const Replica&) = delete;
+  Replica& operator=(const Replica&) = delete;
+
+  Model& model() { return model_; }
+  const Model& model() const { return model_; }
+  Comm& communicator() { return comm_; }
+  execution_type& execution() { return execution_; }
+
+  /// The optimizer's numbers: `replica.optimizer().lr = 0.01`. The same on all ranks.
+  auto& optimizer() { return updater_.options(); }
+  auto& schedule() { return updater_.schedule(); }
+  double learning_rate() const { return updater_.learning_rate(); }
+  std::uint64_t updates() const { return updater_.steps(); }
+  void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
+
+  auto param(auto key) const { return step_.param(key); }
+  auto buffer(auto key) const { return step_.buffer(key); }
+  /// After `reduce`, the average over ranks; before, this rank's own.
+  auto grad(auto key) const { return step_.grad(key); }
+
+  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
+  /// **Ranks** all. **Host** blocks.
+  template <class F>
+  void initialize(F&& f, Seed seed = {}) {
+    if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
+    if (comm_.rank() == Rank{0}) write_initial_values(f, seed);
+    if constexpr (traits::shares_parameters) {
+      comm_.barrier();
+    } else {
+      broadcast(parameters_, layouts_.parameters.plan().bytes);
+      if constexpr (traits::keeps_masters)
+        broadcast(updater_.masters().data(), updater_.masters().bytes());
+    }
+    synchronize_buffers();
+  }
+  /// The same with the values that the model gives itself, or those it has by default.
+  void initialize_from_model(Seed seed) {
+    initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
+  }
+
+  /// Rank 0's buffers, on all ranks. **Ranks** all. **Host** blocks.
+  void synchronize_buffers() { broadcast(buffers_, layouts_.buffers.plan().bytes); }
+
+  // A step. Batches are placed first, and stay where they are until the next of their type is.
+
+  /// A batch where the model can read it.
+  const auto& place(const auto& batch) { return execution_.place(batch); }
+
+  /// How many micro-batches are added up.
+  std::size_t micro_batches() const { return micro_batches_; }
+
+  /// Is the next micro-batch the last of `Accumulate<N>`?
+  bool completes_step() const {
+    if constexpr (!traits::tracks) return true;
+    return micro_batches_ + 1 >= traits::micro_batches;
+  }
+
+  /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
+  /// all, or this one with `Sync::no`.
+  template <class Batch>
+  Loss forward(const Batch& placed, Sync sync) {
+    static_assert(require_model<Model, step_type, Batch>());
+    if constexpr (traits::broadcasts_buffers) {
+      if (sync == Sync::yes) synchronize_buffers();
+    }
+    return with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+  }
+
+  /// The model's gradients of a batch, added to those of earlier micro-batches. With `Sync::yes`
+  /// buckets begin to travel as they complete. `output_gradients` are given to the model where the
+  /// loss is not this rank's own.
+  template <class Batch, class... OutputGradients>
+  void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+    if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
+    with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+    if constexpr (traits::tracks) {
+      gradients_.end_backward();
+      ++micro_batches_;
+    }
+  }
+
+  /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
+  /// parameter.
+  void backward_without_samples(Sync sync) {
+    gradients_.pass_without_samples(pass(sync));
+    ++micro_batches_;
+  }
+
+  /// The gradients of this rank's later micro-batches count `weight` times, in an average over
+  /// ranks whose weights have a mean of 1.
+  void weigh(double weight)
+    requires(traits::weighs_shares)
+  {
+    gradients_.weigh(weight);
+  }
+
+  /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
+  void reduce() { gradients_.reduce(); }
+
+  /// The optimizer's next update begins: its learning rate is settled. Before `update` and
+  /// `reduce_and_update`, and outside of what is captured.
+  void begin_update() { updater_.begin(); }
+
+  /// The optimizer's update, after `reduce`. **Ranks** all. **Host** blocks until the parameters
+  /// are new on all ranks, or on a GPU enqueues.
+  void update() {
+    updater_.update_averaged(gradients_);
+    discard_gradients();
+  }
+
+  /// Both in one pass over memory where possible; gradients are not averaged in place. **Ranks**
+  /// all. **Host** as `update`.
+  void reduce_and_update() {
+    updater_.reduce_and_update(gradients_);
+    discard_gradients();
+  }
+
+  /// One micro-batch: forward, backward and, if it completes a step, reduce and update. In that
+  /// case `begin_update` comes first. **Ranks** all. **Host** as `update`.
+  template <class Batch>
+  Loss run_micro_batch(const Batch& placed) {
+    const bool last = completes_step();
+    const Sync sync = last ? Sync::yes : Sync::no;
+    const Loss loss = forward(placed, sync);
+    backward(placed, sync);
+    if (last) reduce_and_update();
+    return loss;
+  }
+
+  /// The next micro-batch is the first of a step again, and nothing of earlier ones is left.
+  void discard_gradients() {
+    micro_batches_ = 0;
+    gradients_.forget_usage();
+  }
+
+  // Where micro-batches run as graphs (`StepGraphs`).
+
+  /// A micro-batch has run as a graph, without a call of this replica.
+  void note_replay() {
+    micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
+    execution_.note_forward();
+  }
+  /// A micro-batch was to be captured and could not be: nothing of it has run. `micro_batches` were
+  /// added up before it.
+  void undo_capture(std::size_t micro_batches) {
+    gradients_.forget_reductions();
+    micro_batches_ = micro_batches;
+  }
+
+  // Evaluation, with nothing kept for backward and no communication.
+
+  Loss evaluate(const auto& placed) { return execution_.forward(model_, bare(), placed); }
+  /// The model's own evaluation, or its mean loss over `samples()`.
+  template <class Batch, class Tally, class Samples>
+  void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
+    if constexpr (EvaluationRunning<Model, bare_step, Batch, Tally>) {
+      model_.evaluate(bare(), placed, tally);
+    } else {
+      const auto count = static_cast<double>(samples());
+      tally.add("loss", evaluate(placed) * count, count);
+    }
+  }
+
+  /// Calls `f(step)` with the step whose gradients the model writes next.
+  template <class F>
+  auto with_step(const F& f) {
+    if constexpr (traits::tracks) {
+      return f(micro_batches_ == 0 ? step_ : adding_step());
+    } else {
+      return f(step_);
+    }
+  }
+
+  /// What adds up the losses of many steps.
+  auto loss_meter() { return execution_.meter(); }
+
+ private:
+  detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
+
+  bare_step& bare() { return step_; }
+
+  step_type& adding_step() {
+    if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
+    return *adding_step_;
+  }
+
+  step_type make_step(std::byte* gradients) {
+    const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
+    if constexpr (traits::tracks) {
+      return step_type(bare, gradients_);
+    } else {
+      return bare;
+    }
+  }
+
+  template <class F>
+  void write_initial_values(F&& f, Seed seed) {
+    const typename traits::declared_layout declared(model_);
+    const BufferLayout<Model> declared_buffers(model_);
+    std::byte* masters = nullptr;
+    if constexpr (traits::keeps_masters) masters = updater_.masters().data();
+    execution_.initialize(
+        model_, {parameters_, nullptr, buffers_}, masters,
+        [&](std::byte* parameters, std::byte* buffers) {
+          InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>> initial(
+              declared, declared_buffers, parameters, buffers, seed);
+          f(initial);
+        });
+  }
+
+  std::byte* agree_and_allocate() {
+    if constexpr (!traits::alone) {
+      const auto fingerprint = fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers);
+      detail::require_agreement(comm_, fingerprint, [&] {
+        return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers);
+      });
+    }
+    const std::size_t size = layouts_.parameters.plan().bytes;
+    if constexpr (traits::shares_parameters) {
+      return bytes(comm_.template allocate_shared<std::uint8_t>(size));
+    } else {
+      return allocate(size);
+    }
+  }
+
+  std::byte* allocate(std::size_t size) {
+    return size == 0 ? nullptr : bytes(comm_.template allocate<std::uint8_t>(size));
+  }
+  static std::byte* bytes(std::span<std::uint8_t> memory) {
+    return reinterpret_cast<std::byte*>(memory.data());
+  }
+
+  void broadcast(std::byte* data, std::size_t size) {
+    if (size != 0) comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0});
+  }
+
+  Comm& comm_;
+  Model model_;
+  [[no_unique_address]] execution_type execution_;
+  [[no_unique_address]] layouts_type layouts_;
+  std::byte* parameters_;
+  std::byte* buffers_;
+  Gradients gradients_;
+  Updating updater_;
+  std::size_t micro_batches_ = 0;  // whose gradients are added up
+  step_type step_;
+  std::optional<step_type> adding_step_;  // of micro-batches after the first
+};
+
+}  // namespace lockstep

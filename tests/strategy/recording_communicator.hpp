@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A communicator of one process that plays one of several ranks and writes down its calls.
+
+#include <cstddef>
+#include <deque>
+#include <functional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/flat.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/host_arena.hpp"
+
+namespace recording {
+
+using namespace lockstep;
+
+/// A reduction adds 100 to every element, so that what was reduced can be told from what was not.
+/// Asynchronous ones do it when they are waited for.
+template <std::size_t MostUnderWay = 8>
+class Communicator {
+ public:
+  static constexpr std::size_t most_under_way = MostUnderWay;
+
+  explicit Communicator(std::size_t rank = 0, std::size_t world = 1) : rank_(rank), world_(world) {}
+
+  /// What was called, in order: a reduction is named by its first element.
+  std::vector<std::string> calls;
+
+  Rank rank() const { return Rank{rank_}; }
+  WorldSize world_size() const { return WorldSize{world_}; }
+
+  template <Element T>
+  std::span<T> allocate(std::size_t count) {
+    return {reinterpret_cast<T*>(arenas_.emplace_back(count * sizeof(T)).data()), count};
+  }
+
+  template <class T>
+  class Handle {
+   public:
+    Handle(Communicator& comm, std::span<T> data) : comm_(comm), data_(data) {}
+    Handle(const Handle&) = delete;
+    bool test() { return true; }
+    void wait() {
+      comm_.calls.push_back("wait " + name(data_));
+      finish(data_);
+    }
+
+   private:
+    Communicator& comm_;
+    std::span<T> data_;
+  };
+
+  template <class Data, class Op>
+  auto all_reduce_async(Data&& data, Op) {
+    const auto values = flat(data);
+    calls.push_back("start " + name(values));
+    return Handle<typename decltype(values)::element_type>(*this, values);
+  }
+  template <class Data, class Op>
+  void all_reduce(Data&& data, Op) {
+    const auto values = flat(data);
+    calls.push_back((std::is_same_v<Op, Max> ? "max " : "reduce ") + name(values));
+    if constexpr (!std::is_same_v<Op, Max>) finish(values);
+  }
+
+  void barrier() { calls.push_back("barrier"); }
+  void abandon(std::string_view reason) { calls.push_back("abandon " + std::string(reason)); }
+  template <class Data>
+  void broadcast(Data&&, Rank) {}
+  template <class In, class Out>
+  void all_gather(const In&, Out&&) {}
+
+  /// Pieces of equal size, the last one as long as it comes.
+  template <Element T>
+  std::pair<std::size_t, std::size_t> slice(std::size_t count) const {
+    const std::size_t most = (count + world_ - 1) / world_;
+    return {std::min(rank_ * most, count), std::min((rank_ + 1) * most, count)};
+  }
+  /// In two blocks.
+  template <class Data, class Op, class Consume>
+  void reduce_slice(Data&& data, Op, const Consume& consume) {
+    const auto values = flat(data);
+    using T = typename decltype(values)::element_type;
+    calls.push_back("slice " + name(values));
+    const auto [begin, end] = slice<T>(values.size());
+    std::vector<T> results(&values[begin], &values[begin] + (end - begin));
+    finish(std::span<T>(results));
+    const std::size_t half = results.size() / 2;
+    consume(begin, std::span<const T>(results).first(half));
+    consume(begin + half, std::span<const T>(results).subspan(half));
+  }
+
+ private:
+  template <class T>
+  static std::string name(std::span<T> values) {
+    return std::to_string(static_cast<int>(static_cast<Accumulator<T>>(values[0])));
+  }
+  template <class T>
+  static void finish(std::span<T> values) {
+    for (T& value : values)
+      value = static_cast<T>(static_cast<Accumulator<T>>(static_cast<Accumulator<T>>(value) + 100));
+  }
+
+  std::size_t rank_;
+  std::size_t world_;
+  std::deque<HostArena> arenas_;
+};
+
+using Calls = std::vector<std::string>;
+
+}  // namespace recording

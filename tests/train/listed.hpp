@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A declared model as one that lists its tensors at run time: the same arithmetic, so that
+/// the two must train to the same bits.
+
+#include <cstddef>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_table.hpp"
+
+namespace train {
+
+using namespace lockstep;
+
+/// Hands out a declared model's tensors by name, from a step that has them by number.
+template <class Declared, class Step>
+class ByName {
+ public:
+  explicit ByName(const Step& step) : step_(step) {}
+
+  auto param(auto key) const {
+    return shaped<TensorRole::parameter>(key, [&](auto number) { return step_.param(number); });
+  }
+  auto grad(auto key) const {
+    return shaped<TensorRole::parameter>(key, [&](auto number) { return step_.grad(number); });
+  }
+  auto buffer(auto key) const {
+    return shaped<TensorRole::buffer>(key, [&](auto number) { return step_.buffer(number); });
+  }
+  template <class Key>
+  void ready(Key) const {
+    step_.ready(NamedTensor<Declared, TensorRole::parameter, Key>::index);
+  }
+
+ private:
+  template <TensorRole Role, class Key>
+  static auto shaped(Key, const auto& find) {
+    using Tensor = NamedTensor<Declared, Role, Key>;
+    const auto row = find(Listed<ElementOf<Tensor::info.element>>{Tensor::index});
+    return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
+      using T = typename decltype(row)::element_type;
+      using Shaped = HostView<T, Tensor::info.extents[Axis]...>;
+      return Shaped(row.data_handle());
+    }(std::make_index_sequence<Tensor::info.rank>{});
+  }
+
+  const Step& step_;
+};
+
+template <class Declared, class... Ts>
+struct ListedModel {
+  using Elements = ElementList<Ts...>;
+  Declared model;
+
+  void tensors(TensorList& list) const {
+    const auto& parameters = parameter_table<Declared>;
+    for (std::size_t i = 0; i != parameters.size(); ++i)
+      list.parameter(std::string(parameters.name(i)), parameters.infos[i].element,
+                     extents_of(parameters.infos[i]));
+    const auto& buffers = buffer_table<Declared>;
+    for (std::size_t i = 0; i != buffers.size(); ++i)
+      list.buffer(std::string(buffers.name(i)), buffers.infos[i].element,
+                  extents_of(buffers.infos[i]));
+  }
+
+  void initialize(auto& initial) {
+    ByName<Declared, std::decay_t<decltype(initial)>> named(initial);
+    model.initialize(named);
+  }
+  double forward(auto& step, const auto& batch) {
+    ByName<Declared, std::decay_t<decltype(step)>> named(step);
+    return model.forward(named, batch);
+  }
+  void backward(auto& step, const auto& batch) {
+    ByName<Declared, std::decay_t<decltype(step)>> named(step);
+    model.backward(named, batch);
+  }
+
+ private:
+  static std::vector<std::size_t> extents_of(const TensorInfo& info) {
+    return {info.extents.begin(), info.extents.begin() + static_cast<std::ptrdiff_t>(info.rank)};
+  }
+};
+
+}  // namespace train
