@@ -18,6 +18,7 @@
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/lockstep.cuh"
 #include "reference.hpp"
+#include "train/listed.hpp"
 
 namespace gpu_test {
 
@@ -363,6 +364,26 @@ void check_unused(auto& comm) {
   require(downloaded(ddp.param("b"_p)) == std::vector<float>(40, 1 - 1 / world), "b is wrong");
 }
 
+// ---- Tensors that are listed at run time
+
+/// A model that lists its tensors has the bits of the one that declares them.
+template <class... Ps>
+void check_listed(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  using Model = GpuPlainMlp<float, 20, 32, 4>;
+  using Listed = ListedIn<DeviceMemory, Model, float>;
+  Ddp<Model, Comm, Optimizer<AdamW>, Clip<0.5>, Accumulate<2>, Ps...> declared(comm);
+  Ddp<Listed, Comm, Optimizer<AdamW>, Clip<0.5>, Accumulate<2>, Ps...> listed(comm);
+  for (std::size_t s = 0; s < 12; ++s) {
+    const auto batch = labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value()));
+    const double loss = declared.step(batch);
+    require(listed.step(batch) == loss, "the loss of step " + std::to_string(s));
+  }
+  comm.synchronize();
+  const ByName<Model, decltype(listed), DeviceMemory> named(listed);
+  require(all_parameters(named) == all_parameters(declared), "other bits");
+}
+
 /// All of them, or the one that is named. `Every` is false where nothing can be run and another
 /// program has the same checks compiled already.
 template <bool Every>
@@ -388,6 +409,8 @@ void run_checks(auto& comm, const std::string& name) {
     if constexpr (captures) run("fallback", [&] { check_fallback(comm); });
     run("phases", [&] { check_phases(comm); });
     run("unused", [&] { check_unused(comm); });
+    run("listed", [&] { check_listed<>(comm); });
+    if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });
   }
   require(known, "there is no check '" + name + "' for this world");
 }

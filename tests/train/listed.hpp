@@ -17,8 +17,9 @@ namespace train {
 
 using namespace lockstep;
 
-/// Hands out a declared model's tensors by name, from a step that has them by number.
-template <class Declared, class Step>
+/// Hands out a declared model's tensors by name, from a step that has them by number. On a GPU the
+/// rest of the step too.
+template <class Declared, class Step, class Memory = HostMemory>
 class ByName {
  public:
   explicit ByName(const Step& step) : step_(step) {}
@@ -36,6 +37,14 @@ class ByName {
   void ready(Key) const {
     step_.ready(NamedTensor<Declared, TensorRole::parameter, Key>::index);
   }
+  template <class S = Step>
+  auto stream() const -> decltype(std::declval<const S&>().stream()) {
+    return step_.stream();
+  }
+  template <class S = Step>
+  auto loss() const -> decltype(std::declval<const S&>().loss()) {
+    return step_.loss();
+  }
 
  private:
   template <TensorRole Role, class Key>
@@ -44,16 +53,15 @@ class ByName {
     const auto row = find(Listed<ElementOf<Tensor::info.element>>{Tensor::index});
     return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
       using T = typename decltype(row)::element_type;
-      using Shaped = HostView<T, Tensor::info.extents[Axis]...>;
-      return Shaped(row.data_handle());
+      return View<Memory, T, Tensor::info.extents[Axis]...>(row.data_handle());
     }(std::make_index_sequence<Tensor::info.rank>{});
   }
 
   const Step& step_;
 };
 
-template <class Declared, class... Ts>
-struct ListedModel {
+template <class Memory, class Declared, class... Ts>
+struct ListedIn {
   using Elements = ElementList<Ts...>;
   Declared model;
 
@@ -72,12 +80,12 @@ struct ListedModel {
     ByName<Declared, std::decay_t<decltype(initial)>> named(initial);
     model.initialize(named);
   }
-  double forward(auto& step, const auto& batch) {
-    ByName<Declared, std::decay_t<decltype(step)>> named(step);
+  auto forward(auto& step, const auto& batch) {
+    ByName<Declared, std::decay_t<decltype(step)>, Memory> named(step);
     return model.forward(named, batch);
   }
   void backward(auto& step, const auto& batch) {
-    ByName<Declared, std::decay_t<decltype(step)>> named(step);
+    ByName<Declared, std::decay_t<decltype(step)>, Memory> named(step);
     model.backward(named, batch);
   }
 
@@ -86,5 +94,8 @@ struct ListedModel {
     return {info.extents.begin(), info.extents.begin() + static_cast<std::ptrdiff_t>(info.rank)};
   }
 };
+
+template <class Declared, class... Ts>
+using ListedModel = ListedIn<HostMemory, Declared, Ts...>;
 
 }  // namespace train
