@@ -3,20 +3,20 @@
 /// @file A communicator of one process that plays one of several ranks and writes down its calls.
 
 #include <cstddef>
-#include <deque>
-#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/host_allocating.hpp"
+#include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/host_arena.hpp"
 
 namespace recording {
 
@@ -25,7 +25,7 @@ using namespace lockstep;
 /// A reduction adds 100 to every element, so that what was reduced can be told from what was not.
 /// Asynchronous ones do it when they are waited for.
 template <std::size_t MostUnderWay = 8>
-class Communicator {
+class Communicator : public Collectives<Communicator<MostUnderWay>>, public detail::HostAllocating {
  public:
   static constexpr std::size_t most_under_way = MostUnderWay;
 
@@ -36,47 +36,37 @@ class Communicator {
 
   Rank rank() const { return Rank{rank_}; }
   WorldSize world_size() const { return WorldSize{world_}; }
+  void abandon(std::string_view reason) { calls.push_back("abandon " + std::string(reason)); }
 
-  template <Element T>
-  std::span<T> allocate(std::size_t count) {
-    return {reinterpret_cast<T*>(arenas_.emplace_back(count * sizeof(T)).data()), count};
+  template <class C>
+  void perform(const C& call) {
+    using detail::CollectiveKind;
+    if constexpr (C::kind == CollectiveKind::barrier) {
+      calls.push_back("barrier");
+    } else if constexpr (C::kind == CollectiveKind::all_reduce) {
+      constexpr bool is_max = std::is_same_v<typename C::operation, Max>;
+      calls.push_back((is_max ? "max " : "reduce ") + name(call.out));
+      if constexpr (!is_max) finish(call.out);
+    }
+  }
+
+  template <class C>
+  auto start(const C& call) {
+    calls.push_back("start " + name(call.out));
+    return Work<Pending<typename C::element>>(std::in_place, *this, call.out);
   }
 
   template <class T>
-  class Handle {
-   public:
-    Handle(Communicator& comm, std::span<T> data) : comm_(comm), data_(data) {}
-    Handle(const Handle&) = delete;
-    bool test() { return true; }
+  struct Pending {
+    Communicator& comm;
+    std::span<T> data;
+    static bool test() { return true; }
     void wait() {
-      comm_.calls.push_back("wait " + name(data_));
-      finish(data_);
+      comm.calls.push_back("wait " + name(data));
+      finish(data);
     }
-
-   private:
-    Communicator& comm_;
-    std::span<T> data_;
+    static void leave() {}
   };
-
-  template <class Data, class Op>
-  auto all_reduce_async(Data&& data, Op) {
-    const auto values = flat(data);
-    calls.push_back("start " + name(values));
-    return Handle<typename decltype(values)::element_type>(*this, values);
-  }
-  template <class Data, class Op>
-  void all_reduce(Data&& data, Op) {
-    const auto values = flat(data);
-    calls.push_back((std::is_same_v<Op, Max> ? "max " : "reduce ") + name(values));
-    if constexpr (!std::is_same_v<Op, Max>) finish(values);
-  }
-
-  void barrier() { calls.push_back("barrier"); }
-  void abandon(std::string_view reason) { calls.push_back("abandon " + std::string(reason)); }
-  template <class Data>
-  void broadcast(Data&&, Rank) {}
-  template <class In, class Out>
-  void all_gather(const In&, Out&&) {}
 
   /// Pieces of equal size, the last one as long as it comes.
   template <Element T>
@@ -111,7 +101,6 @@ class Communicator {
 
   std::size_t rank_;
   std::size_t world_;
-  std::deque<HostArena> arenas_;
 };
 
 using Calls = std::vector<std::string>;
