@@ -69,7 +69,7 @@ test_program("train", {
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_test.cpp", "train/alone_test.cpp"},
     jobs = {"train/agreement_test.cpp", "train/buffers_test.cpp", "train/faults_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp", "train/unused_test.cpp"},
-    replicas = "train/dp_*_test.cpp",
+    replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},
 }, address)
 target_end()
 
