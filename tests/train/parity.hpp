@@ -28,9 +28,9 @@ void require_pytorchs(auto& comm, auto& ddp, const ReferenceCase& c, const auto&
   for (std::size_t s = 0; s < c.steps; ++s) {
     double loss[] = {run_step(s)};
     comm.all_reduce(loss, Average{});
-    require_figure(loss[0], c.mean_loss[s], "the loss of step " + std::to_string(s));
+    require_loss(c, s, loss[0]);
   }
-  require_parameters(ddp, c, [](const auto& view) {
+  require_parameters(c, ddp, [](const auto& view) {
     return std::vector<double>(view.data_handle(), view.data_handle() + view.size());
   });
 }
@@ -53,7 +53,7 @@ void train_by_steps(auto& comm, const ReferenceCase& c) {
 template <class... Ps>
 void train_by_hand(auto& comm, const ReferenceCase& c) {
   DistributedDataParallel<Network, Ps...> ddp(comm, c.model<Network>());
-  set_options(ddp.optimizer(), c.hyper);
+  set_options(ddp.optimizer(), c);
   ddp.model().loss_scale = 1.0 / static_cast<double>(c.accumulate);
   require_pytorchs(comm, ddp, c, [&](std::size_t s) {
     const auto batch = [&](std::size_t m) {
@@ -79,20 +79,20 @@ Ends train_on_processes(const ReferenceCase& c, const auto& train) {
   return ranks::run_processes<Meeting>(c.world, std::chrono::seconds(20), train);
 }
 
-/// Runs all cases; `run(c)` returns how each rank ended.
+/// Runs every case; `run(c)` returns how each rank ended.
 void check_every_case(const auto& run) {
   std::size_t cases = 0;
   for (const nlohmann::json& figures : reference("ddp.json")) {
-    std::string name = "ddp.json, case " + std::to_string(cases);
     try {
       const ReferenceCase c = reference_case(cases, figures);
-      name = c.name;
       const Ends ends = run(c);
-      BOOST_TEST(ends.size() == c.world, name << ": not every rank ran");
-      for (std::size_t r = 0; r < ends.size(); ++r)
-        BOOST_TEST(ends[r] == "", name << ", rank " << r << ": " << ends[r]);
+      BOOST_TEST(ends.size() == c.world, c.name << ": not every rank ran");
+      BOOST_TEST_CONTEXT(c.name) {
+        for (std::size_t r = 0; r < ends.size(); ++r)
+          BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
+      }
     } catch (const std::exception& error) {
-      BOOST_ERROR(name << " cannot be run: " << error.what());
+      BOOST_ERROR(error.what());
     }
     ++cases;
   }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The cases of ddp.json, whatever their worlds, sizes and options are. A case that cannot be
-/// run throws the reason. Nothing here needs a device: CPUs and GPUs train the same cases.
+/// @file The cases of ddp.json, whatever their worlds, sizes and options are. What cannot be run,
+/// or comes out differently, throws the case's name and the reason. CPUs and GPUs train the same
+/// cases: nothing here needs a device.
 
 #include <algorithm>
 #include <array>
@@ -86,13 +87,17 @@ struct ReferenceClip : ValuePolicy<axes::Clip> {
 };
 
 struct ReferenceCase {
-  std::string name;  // for failures
+  std::string name;
   std::size_t world, accumulate, steps, batch;
   std::size_t in, hidden, out;
   bool clips;
   double clip;
   std::string optimizer;
   nlohmann::json hyper, mean_loss, params;
+
+  [[noreturn]] void fail(const std::string& why) const {
+    throw std::runtime_error(name + ": " + why);
+  }
 
   /// The batch of a rank in a micro-step, both counted from 0.
   Samples samples(std::size_t micro_step, std::size_t rank) const {
@@ -114,35 +119,33 @@ struct ReferenceCase {
 inline ReferenceCase reference_case(std::size_t number, const nlohmann::json& c) {
   ReferenceCase result;
   result.name = "ddp.json, case " + std::to_string(number);
+  const auto positive = [&](const nlohmann::json& value, const std::string& what) {
+    const double given = value;
+    if (!(given > 0)) result.fail(what + " is not above zero");
+    return given;
+  };
+  const auto count = [&](const nlohmann::json& value, const std::string& what) {
+    return static_cast<std::size_t>(positive(value, what));
+  };
   try {
-    const auto positive = [&](const nlohmann::json& value, const char* what) {
-      const double given = value;
-      if (!(given > 0)) throw std::runtime_error(std::string(what) + " is not above zero");
-      return given;
-    };
-    const auto count = [&](const nlohmann::json& value, const char* what) {
-      return static_cast<std::size_t>(positive(value, what));
-    };
     result.world = count(c.at("world"), "world");
     result.accumulate = count(c.at("accumulate"), "accumulate");
     result.steps = count(c.at("steps"), "steps");
     result.batch = count(c.at("batch"), "batch");
-    const nlohmann::json& dims = c.at("dims");
-    if (dims.size() != 3) throw std::runtime_error("dims are not three numbers");
-    result.in = count(dims[0], "dims[0]");
-    result.hidden = count(dims[1], "dims[1]");
-    result.out = count(dims[2], "dims[2]");
+    result.in = count(c.at("dims").at(0), "dims[0]");
+    result.hidden = count(c.at("dims").at(1), "dims[1]");
+    result.out = count(c.at("dims").at(2), "dims[2]");
     result.clips = !c.at("clip").is_null();
     result.clip = result.clips ? positive(c.at("clip"), "clip") : 0;
     result.optimizer = c.at("optimizer");
     result.hyper = c.at("hyper");
     result.mean_loss = c.at("mean_loss");
     result.params = c.at("params");
-    if (result.mean_loss.size() != result.steps)
-      throw std::runtime_error("mean_loss has not a number for each step");
-  } catch (const std::exception& error) {
-    throw std::runtime_error(result.name + ": " + error.what());
+  } catch (const nlohmann::json::exception& error) {
+    result.fail(error.what());
   }
+  if (result.mean_loss.size() != result.steps)
+    result.fail("mean_loss needs a number for each step");
   result.name += " (" + result.optimizer + ", world " + std::to_string(result.world) +
                  ", accumulate " + std::to_string(result.accumulate) +
                  (result.clips ? ", clip " + c["clip"].dump() : ", no clip") + ", dims " +
@@ -150,10 +153,10 @@ inline ReferenceCase reference_case(std::size_t number, const nlohmann::json& c)
   return result;
 }
 
-/// Numbers of an optimizer under PyTorch's names. What is not given is PyTorch's default.
-void set_options(auto& options, const nlohmann::json& hyper) {
+/// The optimizer's numbers, which have PyTorch's names. What is not given is PyTorch's default.
+void set_options(auto& options, const ReferenceCase& c) {
   if constexpr (requires { options.momentum; }) options.momentum = 0;
-  for (const auto& [key, value] : hyper.items()) {
+  for (const auto& [key, value] : c.hyper.items()) {
     bool known = true;
     if (key == "lr") {
       options.lr = value;
@@ -181,7 +184,7 @@ void set_options(auto& options, const nlohmann::json& hyper) {
     }
     // A switch that is off changes nothing.
     if (!known && !value.is_null() && value != false)
-      throw std::runtime_error("the tests do not know the option '" + key + "'");
+      c.fail("the tests do not know the option '" + key + "'");
   }
 }
 
@@ -196,7 +199,7 @@ void with_rule(const ReferenceCase& c, const auto& f) {
     f.template operator()<AdamW>();
   } else if (c.optimizer != "sgd" && c.optimizer != "sgd_momentum" &&
              c.optimizer != "sgd_nesterov") {
-    throw std::runtime_error("the tests do not know the optimizer '" + c.optimizer + "'");
+    c.fail("the tests do not know the optimizer '" + c.optimizer + "'");
   } else if (is_nesterov) {
     f.template operator()<SGDNesterov>();
   } else if (has_momentum) {
@@ -210,7 +213,7 @@ void with_rule(const ReferenceCase& c, const auto& f) {
 inline void choose_rule(ReferenceRule::Options& options, const ReferenceCase& c) {
   with_rule(c, [&]<class Rule>() {
     typename Rule::Options& own = options.template choose<Rule>();
-    set_options(own, c.hyper);
+    set_options(own, c);
     options.lr = own.lr;
   });
 }
@@ -230,8 +233,8 @@ void with_clip(const ReferenceCase& c, const auto& f) {
 template <std::size_t Most = 4, std::size_t N = 1>
 void with_policies(const ReferenceCase& c, const auto& f) {
   if constexpr (N > Most) {
-    throw std::runtime_error("accumulate is " + std::to_string(c.accumulate) +
-                             ", and this test is compiled for 1 to " + std::to_string(Most));
+    c.fail("accumulate is " + std::to_string(c.accumulate) +
+           ", and this test is compiled for 1 to " + std::to_string(Most));
   } else if (c.accumulate != N) {
     with_policies<Most, N + 1>(c, f);
   } else {
@@ -240,15 +243,18 @@ void with_policies(const ReferenceCase& c, const auto& f) {
 }
 
 /// Throws unless a number is PyTorch's, to rounding.
-inline void require_figure(double have, double want, const std::string& what) {
+inline void require_figure(const ReferenceCase& c, double have, double want,
+                           const std::string& what) {
   if (std::abs(have - want) <= 1e-9 * std::max(std::abs(want), 1e-3)) return;
   char numbers[80];
   std::snprintf(numbers, sizeof numbers, " is %.12g, PyTorch has %.12g", have, want);
-  throw std::runtime_error(what + numbers);
+  c.fail(what + numbers);
 }
-
-/// Throws unless the parameters of a model are PyTorch's. `values(view)` are a parameter's numbers.
-void require_parameters(const auto& ddp, const ReferenceCase& c, const auto& values) {
+inline void require_loss(const ReferenceCase& c, std::size_t step, double mean) {
+  require_figure(c, mean, c.mean_loss[step], "the loss of step " + std::to_string(step));
+}
+/// `values(view)` are the numbers of a parameter.
+void require_parameters(const ReferenceCase& c, const auto& ddp, const auto& values) {
   constexpr std::array names{"fc1.weight", "fc1.bias",   "fc2.weight",
                              "fc2.bias",   "fc3.weight", "fc3.bias"};
   std::size_t p = 0;
@@ -256,11 +262,10 @@ void require_parameters(const auto& ddp, const ReferenceCase& c, const auto& val
     const std::string name = names[p++];
     const std::vector<double> want = c.params.at(name);
     const std::vector<double> have = values(view);
-    if (have.size() != want.size())
-      throw std::runtime_error(name + " has " + std::to_string(have.size()) +
-                               " numbers, PyTorch has " + std::to_string(want.size()));
+    require_figure(c, static_cast<double>(have.size()), static_cast<double>(want.size()),
+                   "the size of " + name);
     for (std::size_t i = 0; i < want.size(); ++i)
-      require_figure(have[i], want[i], name + "[" + std::to_string(i) + "]");
+      require_figure(c, have[i], want[i], name + "[" + std::to_string(i) + "]");
   });
 }
 
