@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "launch/watchdog.hpp"
 #include "lockstep/comm/threads/seat.hpp"
 
 namespace seats {
@@ -22,8 +23,10 @@ using threads::Seat;
 /// What each rank ended with: nothing, or the words of its exception.
 using Ends = std::vector<std::string>;
 
-/// `seated(rank)` on as many threads. Nothing it throws gets out.
+/// `seated(rank)` on as many threads. Nothing it throws gets out. Where a thread hangs, the process
+/// ends and names the test case.
 inline Ends run_threads(std::size_t world, auto seated) {
+  const Watchdog watchdog(120s);
   Ends ends(world);
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < world; ++r) {
