@@ -7,6 +7,13 @@ local address = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size
                  "-fno-sanitize-recover=all", "-g1"}
 local thread = {"-fsanitize=thread", "-g1"}
 
+compiled_library("lockstep_address", address)
+    set_group("tests")
+target_end()
+compiled_library("lockstep_thread", thread)
+    set_group("tests")
+target_end()
+
 -- Boost.Test itself, compiled once. It needs no sanitizer.
 target("test_main")
     set_kind("static")
@@ -21,7 +28,8 @@ local function test_program(name, batches, sanitizer)
     target(name)
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep", "test_main")
+        add_deps(sanitizer == address and "lockstep_address" or sanitizer == thread and "lockstep_thread" or "lockstep_compiled",
+                 "test_main")
         add_rules("c++.unity_build", {batchsize = 0})
         for batch, files in pairs(batches) do
             add_files(files, {unity_group = batch})
@@ -83,7 +91,7 @@ if has_config("gloo") then
     target("network_job")
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
-        add_deps("lockstep")
+        add_deps("lockstep_compiled")
         add_files("network/job.cpp")
         add_includedirs("../examples")
         add_sysincludedirs("$(eigen)")
@@ -96,18 +104,19 @@ end
 target("trainer")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
-    add_deps("lockstep")
+    add_deps("lockstep_compiled")
     add_files("launch/trainer.cpp")
     add_syslinks("pthread")
     set_optimize("none")
 target_end()
 
--- Two translation units with everything in them, one program.
+-- Translation units with everything in them, one program: two use the library, one is header-only.
 target("link")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
-    add_deps("lockstep")
-    add_files("link/*.cpp")
+    add_deps("lockstep_compiled")
+    add_files("link/*.cpp|header_only.cpp")
+    add_files("link/header_only.cpp", {undefines = "LOCKSTEP_COMPILED"})
     set_optimize("none")
 target_end()
 
@@ -122,7 +131,7 @@ if has_config("gpu") then
             set_group(group or "gpu")
             set_kind("binary")
             set_targetdir("$(projectdir)/build/tests")
-            add_deps("lockstep")
+            add_deps("lockstep_compiled")
             add_files(files)
             add_includedirs(".", "../examples")
             add_syslinks("pthread")
@@ -186,7 +195,7 @@ if has_config("gpu") then
             set_group("gpu")
             set_kind("binary")
             set_targetdir("$(projectdir)/build/tests")
-            add_deps("lockstep")
+            add_deps("lockstep_compiled")
             add_files("gpu/nccl_watch.cpp")
             add_sysincludedirs("$(cccl)/..")
             add_syslinks("pthread")

@@ -17,6 +17,7 @@
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/number_text.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/topology/grid.hpp"

@@ -9,6 +9,7 @@
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/launch/store.hpp"
+#include "lockstep/launch/store_server.hpp"
 #include "ranks.hpp"
 
 namespace ranks {
@@ -18,9 +19,9 @@ namespace ranks {
 class Sockets {
  public:
   explicit Sockets(std::size_t)
-      : listener_(listen_on("127.0.0.1", 0)), port_(local_port(listener_.get())) {}
+      : listener_(detail::listen_on("127.0.0.1", 0)), port_(detail::local_port(listener_.get())) {}
 
-  void begin() { server_ = std::make_unique<StoreServer>(secret, std::move(listener_)); }
+  void begin() { server_ = std::make_unique<detail::StoreServer>(secret, std::move(listener_)); }
 
   GlooCommunicator<> join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
     const Membership member = membership(rank, world, timeout);
@@ -36,9 +37,9 @@ class Sockets {
  private:
   static constexpr const char* secret = "only this test knows";
 
-  Descriptor listener_;
+  detail::Descriptor listener_;
   std::uint16_t port_;
-  std::unique_ptr<StoreServer> server_;
+  std::unique_ptr<detail::StoreServer> server_;
 };
 
 /// Several hosts on one machine, for LOCKSTEP_HOST says so: two where the ranks can be divided in

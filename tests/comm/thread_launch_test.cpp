@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/threads.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "seats.hpp"
 
 using namespace seats;

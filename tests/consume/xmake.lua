@@ -1,9 +1,11 @@
--- A project that uses an installed lockstep; not part of this one's build.
-target("consumer")
-    set_kind("binary")
-    set_languages("c++20")
-    add_files("main.cpp")
-    on_load(function (target)
-        local lockstep = assert(find_package("pkgconfig::lockstep"), "lockstep is not installed")
-        target:add(lockstep)
-    end)
+-- A project that uses an installed lockstep, header-only and compiled; not part of this one's build.
+for name, package in pairs({consumer = "lockstep", compiled_consumer = "lockstep-compiled"}) do
+    target(name)
+        set_kind("binary")
+        set_languages("c++20")
+        add_files("main.cpp")
+        on_load(function (target)
+            target:add(assert(find_package("pkgconfig::" .. package), package .. " is not installed"))
+        end)
+    target_end()
+end

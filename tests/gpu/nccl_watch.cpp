@@ -22,6 +22,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/launch/store.hpp"
+#include "lockstep/launch/store_server.hpp"
 #include "played_device.hpp"
 
 using Happened = std::shared_ptr<std::atomic<bool>>;
@@ -124,7 +125,7 @@ void require(bool ok, const std::string& what) {
 /// A rank with a watched engine whose calls can be left undone.
 class Player {
  public:
-  Player(const StoreServer& server, Rank rank, WorldSize world, std::chrono::milliseconds limit)
+  Player(const detail::StoreServer& server, Rank rank, WorldSize world, std::chrono::milliseconds limit)
       : engine_(make(server, rank, world, limit)) {}
 
   nccl::Engine& engine() { return *engine_; }
@@ -143,7 +144,7 @@ class Player {
   void fail_nccl(ncclResult_t state) { (*engine_->link().place())->state = state; }
 
  private:
-  static std::shared_ptr<nccl::Engine> make(const StoreServer& server, Rank rank, WorldSize world,
+  static std::shared_ptr<nccl::Engine> make(const detail::StoreServer& server, Rank rank, WorldSize world,
                                             std::chrono::milliseconds limit) {
     auto engine = std::make_shared<nccl::Engine>(
         nccl::JoinOptions{rank, world, "world", std::make_shared<Gpu>(rank, 0),
@@ -170,7 +171,7 @@ struct End {
 /// What became of each rank: the words of its error, if it ended with one.
 std::vector<End> play(std::size_t world, std::chrono::milliseconds limit,
                       const std::function<void(Player&)>& part) {
-  const StoreServer server("sesame");
+  const detail::StoreServer server("sesame");
   std::vector<End> ends(world);
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < world; ++r) {

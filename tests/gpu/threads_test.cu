@@ -11,7 +11,7 @@
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/backends/threads/communicator.cuh"
-#include "lockstep/launch/threads.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "thread_ranks.cuh"
 

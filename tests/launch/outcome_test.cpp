@@ -7,6 +7,10 @@
 #include <string>
 
 using namespace lockstep;
+using lockstep::detail::Failure;
+using lockstep::detail::Outcome;
+using lockstep::detail::RankEnd;
+using lockstep::detail::summary;
 
 BOOST_AUTO_TEST_SUITE(outcome)
 

@@ -10,6 +10,8 @@
 #include <string_view>
 
 using namespace lockstep;
+using lockstep::detail::LineCutter;
+using lockstep::detail::OutputQueue;
 
 BOOST_AUTO_TEST_SUITE(launch_output)
 

@@ -14,8 +14,17 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
+#include "lockstep/launch/meeting.hpp"
 
 using namespace lockstep;
+using lockstep::detail::Descriptor;
+using lockstep::detail::RankPlacement;
+using lockstep::detail::RendezvousFile;
+using lockstep::detail::StoreServer;
+using lockstep::detail::join_at;
+using lockstep::detail::listen_on;
+using lockstep::detail::local_port;
+using lockstep::detail::try_listen;
 using namespace std::chrono_literals;
 
 namespace {
@@ -146,10 +155,10 @@ BOOST_AUTO_TEST_CASE(two_processes_with_one_number_and_worlds_that_differ_are_er
   place.ports = {server.port()};
   place.secret = "s";
   place.hosted = true;
-  const Session first = join(place, 1000ms);
-  expect_error([&] { join(place, 1000ms); }, "rank 0", "another process has joined as rank 0");
+  const Session first = join_at(place, 1000ms);
+  expect_error([&] { join_at(place, 1000ms); }, "rank 0", "another process has joined as rank 0");
   place.world = WorldSize{2};
-  expect_error([&] { join(place, 1000ms); }, "a world of 2, another one of 1");
+  expect_error([&] { join_at(place, 1000ms); }, "a world of 2, another one of 1");
 }
 
 BOOST_AUTO_TEST_CASE(a_port_in_use_is_an_error_and_derived_ports_are_passed_over) {
@@ -166,7 +175,7 @@ BOOST_AUTO_TEST_CASE(a_port_in_use_is_an_error_and_derived_ports_are_passed_over
     place.world = WorldSize{4};
     place.ports = {taken, free};
     place.secret = "s";
-    return join(place, 10000ms).membership().port == free ? 0 : 2;
+    return join_at(place, 10000ms).membership().port == free ? 0 : 2;
   });
   BOOST_TEST((statuses == all_well));
 }

@@ -7,11 +7,12 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/launch/store.hpp"
+#include "lockstep/launch/store_server.hpp"
 
 inline const std::string secret = "sesame";
 
 struct Served : Watchdog {
-  lockstep::StoreServer server{secret};
+  lockstep::detail::StoreServer server{secret};
   lockstep::Store store = another();
 
   lockstep::Store another() const {

@@ -12,8 +12,10 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
+#include "lockstep/launch/output.hpp"
 
 using namespace lockstep;
+using lockstep::detail::LineCutter;
 using namespace std::chrono_literals;
 
 BOOST_FIXTURE_TEST_SUITE(spawn_and_supervise, Watchdog)

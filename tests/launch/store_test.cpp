@@ -12,6 +12,9 @@
 #include "launch/served.hpp"
 
 using namespace lockstep;
+using lockstep::detail::StoreServer;
+using lockstep::detail::sip_hash;
+using lockstep::detail::try_listen;
 using namespace std::chrono_literals;
 
 BOOST_FIXTURE_TEST_SUITE(store, Served)
@@ -37,7 +40,7 @@ BOOST_AUTO_TEST_CASE(values_are_set_read_replaced_and_erased) {
 }
 
 BOOST_AUTO_TEST_CASE(the_largest_value_passes_and_a_larger_one_is_an_error) {
-  const std::string large(store_protocol::max_value_bytes, 'x');
+  const std::string large(detail::store_protocol::max_value_bytes, 'x');
   store.set("large", large);
   BOOST_TEST((another().get("large") == large));
   expect_error([&] { store.set("larger", large + "x"); }, "set: ", "larger", "16 MiB");

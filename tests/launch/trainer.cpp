@@ -16,8 +16,9 @@
 #include <vector>
 
 #include "lockstep/comm/process_group.hpp"
+#include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/threads.hpp"
+#include "lockstep/launch/meeting.hpp"
 #include "lockstep/observe/progress_display.hpp"
 
 using namespace lockstep;
@@ -144,8 +145,8 @@ int behave(Session& session, const std::string& how) {
 }
 
 /// A rank that never joins, but says when the others have and wait for it.
-[[noreturn]] void stay_away(const RankPlacement& place) {
-  Store store(place.host, place.ports, inherited_secret(place.secret_fd), default_timeout);
+[[noreturn]] void stay_away(const detail::RankPlacement& place) {
+  Store store(place.host, place.ports, detail::inherited_secret(place.secret_fd), default_timeout);
   std::vector<std::string> others;
   for (std::size_t r = 0; r < place.world.value(); ++r) {
     if (Rank{r} != place.rank) others.push_back("lockstep/joined/" + std::to_string(r));
@@ -160,7 +161,7 @@ int behave(Session& session, const std::string& how) {
 
 int main(int argc, char** argv) {
   const char* away = std::getenv("TRAINER_STAYS_AWAY");
-  const auto place = away != nullptr ? environment().placement() : std::nullopt;
+  const auto place = away != nullptr ? detail::environment().placement() : std::nullopt;
   if (place) {
     say_pid();
     if (place->rank == Rank{std::stoul(away)}) stay_away(*place);

@@ -22,7 +22,7 @@ const std::map<std::string, Folders> table{
     {"model", {"policy"}},
     {"topology", {"core"}},
     {"bucket", {"model", "device"}},
-    {"launch", {"core"}},
+    {"launch", {"core", "device"}},
     {"device", {"core"}},
     {"comm", {"device", "launch", "topology"}},
     {"optim", {"bucket"}},

@@ -24,4 +24,8 @@ inline std::size_t offset() {
 std::uint64_t other_fingerprint();
 std::size_t other_offset();
 
+/// The same line twice: by a translation unit that links the library, and by one that does not.
+std::string text_by_library(const Score& score);
+std::string text_without_library(const Score& score);
+
 }  // namespace link_test

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/observe/progress_display.ipp"  // with another clock than the library has
 
 #include <boost/test/unit_test.hpp>
 #include <chrono>
@@ -313,7 +313,7 @@ BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
 
 BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
   const Variable term("TERM", "xterm");
-  const Variable columns(columns_variable, "57");
+  const Variable columns(detail::columns_variable, "57");
   std::FILE* file = std::tmpfile();
   BOOST_TEST(!detect_terminal(file).is_terminal);
   std::fclose(file);
@@ -335,7 +335,7 @@ BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
     return detect_terminal(stdout);
   }();
   const Terminal untold = [] {
-    const Variable columns(columns_variable, nullptr);
+    const Variable columns(detail::columns_variable, nullptr);
     return detect_terminal(stdout);
   }();
   dup2(before, STDOUT_FILENO);

@@ -4,6 +4,7 @@
 
 #include <array>
 #include <boost/test/unit_test.hpp>
+#include <cuda/std/mdspan>
 #include <cstddef>
 #include <cstdint>
 #include <map>
@@ -96,6 +97,9 @@ BOOST_AUTO_TEST_CASE(spans_and_views_are_cut_without_a_copy) {
   const HostView<const float, dynamic, dynamic> runtime(values.data(), 6, 4);
   BOOST_TEST(&share(runtime, 4, 1)(1, 3) == &runtime(3, 3));
   BOOST_TEST(share(runtime, 4, 2).extent(1) == 4u);
+
+  const cuda::std::mdspan<float, cuda::std::extents<std::size_t, 4, 6>> foreign(values.data());
+  BOOST_TEST(&share(foreign, 4, 1)(0, 5) == &foreign(1, 5));
 }
 
 BOOST_AUTO_TEST_CASE(vectors_stay_vectors) {

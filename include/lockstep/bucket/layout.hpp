@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstddef>
-#include <cuda/std/array>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -60,13 +59,12 @@ namespace detail {
 
 /// Makes views from an element kind and numbers alone. nvcc writes types the way they were reached,
 /// and cannot write a name into a kernel's host stub: here the tensor's name has been left behind.
-/// It is also per shape, not per name, because constructing an mdspan is what costs a compiler
-/// most.
-template <class Memory, bool Const, ElementKind Kind, std::size_t... E>
-constexpr auto make_view(std::byte* data, const Extents<E...>& extents = {}) {
+/// `extents` are all of them, where the compiler does not know some.
+template <class Memory, bool Const, ElementKind Kind, std::size_t... E, class... Sizes>
+constexpr auto make_view(std::byte* data, Sizes... extents) {
   using T = ElementOf<Kind>;
   using Viewed = View<Memory, std::conditional_t<Const, const T, T>, E...>;
-  return Viewed{reinterpret_cast<T*>(data), typename Viewed::mapping_type{extents}};
+  return Viewed(reinterpret_cast<T*>(data), extents...);
 }
 
 /// Everything is a constant: an empty type.
@@ -167,11 +165,9 @@ class TensorLayout : public detail::LayoutBase<Model, Role, Limits, Types> {
     constexpr TensorInfo info = Tensor::info;
     constexpr ElementKind element = Types::of(info.element);
     if constexpr (has_dynamic_shapes<Model, Role>) {
-      using Shape = Extents<info.extents[Axis]...>;
       return detail::make_view<Memory, Const, element, info.extents[Axis]...>(
           arena + this->plan().placements[Tensor::index].offset,
-          Shape{cuda::std::array<std::size_t, info.rank>{
-              this->infos()[Tensor::index].extents[Axis]...}});
+          this->infos()[Tensor::index].extents[Axis]...);
     } else {
       constexpr std::size_t offset = static_offsets<Model, Role, Limits, Types>[Tensor::index];
       return detail::make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset);

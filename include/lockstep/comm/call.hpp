@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 
@@ -66,40 +67,8 @@ struct Call {
   std::string text() const;
 };
 
-inline std::string Call::text() const {
-  std::string out(collective_name(kind));
-  switch (kind) {
-    case CollectiveKind::barrier:
-    case CollectiveKind::capture:
-      return out + "()";
-    case CollectiveKind::replay:
-      return out + " of a captured step";
-    case CollectiveKind::new_group:
-      return out + "(" + std::to_string(count) + (count == 1 ? " rank)" : " ranks)");
-    default:
-      break;
-  }
-  out += "(";
-  if (operation[0] != '\0') out.append(operation.data()).append(" of ");
-  out += std::to_string(count) + " ";
-  out += element_name(element);
-  switch (kind) {
-    case CollectiveKind::send:
-      out += ", to rank " + std::to_string(root);
-      break;
-    case CollectiveKind::receive:
-      out += ", from rank " + std::to_string(root);
-      break;
-    case CollectiveKind::reduce:
-    case CollectiveKind::broadcast:
-    case CollectiveKind::gather:
-    case CollectiveKind::scatter:
-      out += ", root " + std::to_string(root);
-      break;
-    default:
-      break;
-  }
-  return out + (staged ? ", memory of its own)" : ")");
-}
-
 }  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/comm/call.ipp"
+#endif

@@ -3,8 +3,8 @@
 /// @file Plain host memory for communicators that need no other.
 
 #include <cstddef>
-#include <deque>
 #include <span>
+#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/host_arena.hpp"
@@ -21,7 +21,7 @@ class HostAllocating {
   }
 
  private:
-  std::deque<HostArena> arenas_;
+  std::vector<HostArena> arenas_;
 };
 
 }  // namespace lockstep::detail

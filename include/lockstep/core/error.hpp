@@ -2,41 +2,32 @@
 #pragma once
 /// @file The library's exception: which rank, doing what, what went wrong, what to do about it.
 
+#include <initializer_list>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <utility>
 
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep {
 
 /// Every error that reaches a user: `lockstep: rank 2, all_reduce: the counts differ, 7 here and 8
-/// on rank 0; call it with ...`. Whoever knows the rank gives it.
+/// on rank 0; call it with ...`. The code that knows the rank gives it.
 class Error : public std::runtime_error {
  public:
-  Error(std::string operation, std::string problem, std::string advice,
-        std::optional<Rank> rank = std::nullopt)
-      : std::runtime_error(sentence(operation, problem, advice, rank)),
-        operation_(std::move(operation)),
-        problem_(std::move(problem)),
-        advice_(std::move(advice)),
-        rank_(rank) {}
+  [[gnu::cold]] Error(std::string_view operation, std::string_view problem, std::string_view advice,
+                      std::optional<Rank> rank = std::nullopt);
+  [[gnu::cold]] Error(const Error& other);
+  ~Error() override;
 
   /// The same error, on a rank that is now known.
-  Error on(Rank rank) const {
-    Error error(operation_, problem_, advice_, rank);
-    error.consequence_ = consequence_;
-    return error;
-  }
+  Error on(Rank rank) const;
 
   /// The same error, thrown only because another rank has failed: that rank knows the reason.
-  Error as_consequence() const {
-    Error error = *this;
-    error.consequence_ = true;
-    return error;
-  }
+  Error as_consequence() const;
 
   /// What `what()` says, without a virtual call.
   const char* text() const { return std::runtime_error::what(); }
@@ -48,13 +39,6 @@ class Error : public std::runtime_error {
   bool is_consequence() const { return consequence_; }
 
  private:
-  static std::string sentence(const std::string& operation, const std::string& problem,
-                              const std::string& advice, std::optional<Rank> rank) {
-    std::string text = "lockstep: ";
-    if (rank) text += "rank " + std::to_string(rank->value()) + ", ";
-    return text + operation + ": " + problem + "; " + advice;
-  }
-
   std::string operation_;
   std::string problem_;
   std::string advice_;
@@ -62,13 +46,26 @@ class Error : public std::runtime_error {
   bool consequence_ = false;
 };
 
+namespace detail {
+
+/// Throws an `Error` whose problem is a sentence of several words. A call of this function is all
+/// that is compiled where something goes wrong.
+[[noreturn, gnu::cold]] void fail(std::string_view operation, std::initializer_list<Word> problem,
+                                  std::string_view advice, std::optional<Rank> rank = std::nullopt);
+
+[[noreturn, gnu::cold]] void fail_check(std::string_view advice, const char* file, int line);
+
+}  // namespace detail
+
 /// Throws unless `ok`. The advice says what the user should do; the place is the caller's.
 constexpr void check(bool ok, std::string_view advice, const char* file = __builtin_FILE(),
                      int line = __builtin_LINE()) {
-  if (ok) [[likely]]
-    return;
-  throw Error(std::string(file) + ":" + std::to_string(line), "a condition does not hold",
-              std::string(advice));
+  if (!ok) [[unlikely]]
+    detail::fail_check(advice, file, line);
 }
 
 }  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/core/error.ipp"
+#endif

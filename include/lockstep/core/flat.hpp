@@ -3,7 +3,7 @@
 /// @file Anything contiguous as a span of its elements: what collectives take, counted in elements.
 
 #include <concepts>
-#include <ranges>
+#include <iterator>
 #include <span>
 #include <type_traits>
 #include <utility>
@@ -27,7 +27,7 @@ constexpr auto flat(const V& view) {
 template <class R>
   requires(!DenseView<std::remove_cvref_t<R>>)
 constexpr auto flat(R&& range) {
-  return std::span<std::remove_reference_t<decltype(*std::ranges::data(range))>>(range);
+  return std::span<std::remove_reference_t<decltype(*std::data(range))>>(range);
 }
 
 template <class S>

@@ -5,7 +5,6 @@
 /// one.
 
 #include <cstdint>
-#include <cuda/std/bit>
 
 #include "lockstep/core/macros.hpp"
 
@@ -35,7 +34,7 @@ class Half {
       return bits;
     }
 #endif
-    const auto single = cuda::std::bit_cast<std::uint32_t>(value);
+    const auto single = __builtin_bit_cast(std::uint32_t, value);
     const auto sign = static_cast<std::uint16_t>((single >> 16) & 0x8000u);
     const std::uint32_t magnitude = single & 0x7fffffffu;
     if (magnitude > 0x7f800000u) return 0x7fffu;          // NaN
@@ -46,9 +45,9 @@ class Half {
     }
     // Subnormal: adding 0.5 aligns the last bit of a float with the last bit of a subnormal half
     // (2^-24), so the adder does the rounding.
-    const float aligned = cuda::std::bit_cast<float>(magnitude) + 0.5f;
+    const float aligned = __builtin_bit_cast(float, magnitude) + 0.5f;
     return sign |
-           static_cast<std::uint16_t>(cuda::std::bit_cast<std::uint32_t>(aligned) - 0x3f000000u);
+           static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, aligned) - 0x3f000000u);
   }
 
   LOCKSTEP_HOST_DEVICE static constexpr float widen(std::uint16_t bits) {
@@ -62,8 +61,8 @@ class Half {
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t exponent = bits & 0x7c00u;
     const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
-    if (exponent == 0x7c00u) return cuda::std::bit_cast<float>(sign | (magnitude + 0x70000000u));
-    if (exponent != 0) return cuda::std::bit_cast<float>(sign | (magnitude + 0x38000000u));
+    if (exponent == 0x7c00u) return __builtin_bit_cast(float, sign | (magnitude + 0x70000000u));
+    if (exponent != 0) return __builtin_bit_cast(float, sign | (magnitude + 0x38000000u));
     const float value = static_cast<float>(bits & 0x03ffu) * 0x1p-24f;
     return sign != 0 ? -value : value;
   }
@@ -77,7 +76,7 @@ class BFloat16 {
   constexpr BFloat16() = default;
   LOCKSTEP_HOST_DEVICE constexpr explicit BFloat16(float value) : bits_(round(value)) {}
   LOCKSTEP_HOST_DEVICE constexpr explicit operator float() const {
-    return cuda::std::bit_cast<float>(static_cast<std::uint32_t>(bits_) << 16);
+    return __builtin_bit_cast(float, static_cast<std::uint32_t>(bits_) << 16);
   }
 
   LOCKSTEP_HOST_DEVICE static constexpr BFloat16 from_bits(std::uint16_t bits) {
@@ -96,7 +95,7 @@ class BFloat16 {
       return bits;
     }
 #endif
-    const auto single = cuda::std::bit_cast<std::uint32_t>(value);
+    const auto single = __builtin_bit_cast(std::uint32_t, value);
     if ((single & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;  // NaN: rounding could lose it
     return static_cast<std::uint16_t>((single + 0x7fffu + ((single >> 16) & 1u)) >> 16);
   }

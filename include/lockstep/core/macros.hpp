@@ -14,3 +14,13 @@
 #if defined(__CUDACC__)
 #define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
 #endif
+
+/// Marks a definition in an `.ipp` file. Headers include these files, so that a program needs no
+/// library; where LOCKSTEP_COMPILED is defined they do not, and the program links the library that
+/// `compiled.cpp` makes of them.
+#if defined(LOCKSTEP_COMPILED)
+#include "lockstep/core/library.hpp"
+#define LOCKSTEP_INLINE
+#else
+#define LOCKSTEP_INLINE inline
+#endif

@@ -5,9 +5,13 @@
 #include <pthread.h>
 #include <signal.h>
 
+#include <chrono>
+#include <cstddef>
 #include <exception>
-#include <thread>
+#include <memory>
 #include <utility>
+
+#include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 
@@ -28,7 +32,17 @@ auto without_signals(Start&& start) {
   return std::forward<Start>(start)();
 }
 
-/// A thread that is joined at the end of its owner.
+/// Lets this thread sleep.
+void sleep_for(std::chrono::nanoseconds time);
+
+/// How many cores the machine has, at least 1.
+std::size_t core_count();
+
+/// Whether signals are delivered to a thread: to those that run the program's own code as ranks.
+enum class Signals { blocked, delivered };
+
+/// A thread that is joined at the end of its owner. Not a `std::thread`, of which every function
+/// that a thread may run costs a compiler half a dozen classes.
 class Thread {
  public:
   Thread() = default;
@@ -36,37 +50,52 @@ class Thread {
   /// Runs `work()`. What it throws goes to `report(std::exception_ptr)`, on that thread. `name` is
   /// what debuggers show: at most 15 characters.
   template <class Work, class Report>
-  Thread(const char* name, Work work, Report report)
-      : thread_(without_signals([&] {
-          return std::thread([name, work = std::move(work), report = std::move(report)]() mutable {
-            ::pthread_setname_np(::pthread_self(), name);
-            try {
-              work();
-            } catch (...) {
-              report(std::current_exception());
-            }
-          });
-        })) {}
+  Thread(const char* name, Work work, Report report, Signals signals = Signals::blocked) {
+    struct Body {
+      Work work;
+      Report report;
+    };
+    std::unique_ptr<Body> body(new Body{std::move(work), std::move(report)});
+    start(name, signals, body.get(), [](void* owned) -> void* {
+      const std::unique_ptr<Body> mine(static_cast<Body*>(owned));
+      try {
+        mine->work();
+      } catch (...) {
+        mine->report(std::current_exception());
+      }
+      return nullptr;
+    });
+    body.release();
+  }
 
-  Thread(Thread&&) noexcept = default;
+  Thread(Thread&& other) noexcept
+      : thread_(other.thread_), is_running_(std::exchange(other.is_running_, false)) {}
   Thread& operator=(Thread&& other) noexcept {
     join();
-    thread_ = std::move(other.thread_);
+    thread_ = other.thread_;
+    is_running_ = std::exchange(other.is_running_, false);
     return *this;
   }
   ~Thread() { join(); }
 
-  bool is_running() const { return thread_.joinable(); }
+  bool is_running() const { return is_running_; }
   void join() {
-    if (thread_.joinable()) thread_.join();
+    if (std::exchange(is_running_, false)) ::pthread_join(thread_, nullptr);
   }
   /// Leaves the thread to itself: it must own all that it uses.
   void detach() {
-    if (thread_.joinable()) thread_.detach();
+    if (std::exchange(is_running_, false)) ::pthread_detach(thread_);
   }
 
  private:
-  std::thread thread_;
+  void start(const char* name, Signals signals, void* body, void* (*run)(void*));
+
+  pthread_t thread_{};
+  bool is_running_ = false;
 };
 
 }  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/core/thread.ipp"
+#endif

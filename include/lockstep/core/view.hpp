@@ -1,69 +1,190 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What models see of their tensors: CCCL's mdspan, row-major, over host or device memory.
+/// @file What models see of their tensors: row-major views of host or device memory, with the
+/// interface of mdspan. A view converts to any row-major mdspan, CCCL's or the standard library's.
+///
+/// The library has a view type of its own because every shape is a type: an mdspan costs a compiler
+/// some 25 ms for each, and its header more than all others that a job needs. Members that do not
+/// depend on a shape are in a base class that all shapes of one rank share.
 
+#include <concepts>
 #include <cstddef>
-#include <cuda/std/mdspan>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 
-static_assert(dynamic == cuda::std::dynamic_extent);
+/// Where memory lies, as a type: `HostMemory` or `DeviceMemory`. Device code reads and writes
+/// either.
+struct HostMemory {};
 
+/// Host code can pass a view of device memory on, slice it and ask for its pointer; an access there
+/// does not compile.
+struct DeviceMemory {};
+
+/// The extents of a tensor. It is made from all of them, or from the dynamic ones.
 template <std::size_t... E>
-using Extents = cuda::std::extents<std::size_t, E...>;
+struct Extents {
+  std::size_t all[sizeof...(E) + 1] = {E..., 1};
 
-/// Where memory lies, as a type: `HostMemory` or `DeviceMemory`.
-struct HostMemory {
-  template <class T>
-  using accessor = cuda::std::default_accessor<T>;
+  constexpr Extents() = default;
+  template <std::convertible_to<std::size_t>... N>
+    requires(sizeof...(N) == sizeof...(E) || sizeof...(N) == ((E == dynamic ? 1 : 0) + ... + 0))
+  LOCKSTEP_HOST_DEVICE constexpr explicit Extents(N... sizes) {
+    const std::size_t given[] = {static_cast<std::size_t>(sizes)..., 0};
+    const std::size_t* next = given;
+    for (std::size_t axis = 0; axis < sizeof...(E); ++axis) {
+      if (sizeof...(N) == sizeof...(E) || all[axis] == dynamic) all[axis] = *next++;
+    }
+  }
 };
 
-/// Reads and writes device memory from device code. Host code can pass such a view on, slice it and
-/// ask for its pointer; an access there does not compile.
-template <class T>
-struct DeviceAccessor {
-  using offset_policy = DeviceAccessor;
+namespace detail {
+
+/// What views of one rank have in common where the compiler knows all extents.
+template <class Memory, class T, std::size_t Rank, bool IsDynamic>
+class ViewBase {
+ public:
   using element_type = T;
-  using reference = T&;
+  using value_type = std::remove_cv_t<T>;
+  using index_type = std::size_t;
+  using size_type = std::size_t;
+  using rank_type = std::size_t;
   using data_handle_type = T*;
+  using reference = T&;
+  using memory = Memory;
 
-  constexpr DeviceAccessor() = default;
-  template <class U>
-    requires std::is_convertible_v<U (*)[], T (*)[]>
-  LOCKSTEP_HOST_DEVICE constexpr DeviceAccessor(DeviceAccessor<U>) {
-  }  // view of T to view of const T
+  constexpr ViewBase() = default;
+  LOCKSTEP_HOST_DEVICE constexpr explicit ViewBase(T* data, const std::size_t* = nullptr)
+      : data_(data) {}
 
-#if defined(__CUDACC__)
-  __device__ constexpr reference access(data_handle_type data, std::size_t i) const {
-    return data[i];
-  }
-#else
-  constexpr reference access(data_handle_type data, std::size_t i) const {
-    static_assert(sizeof(T) == 0,
-                  "lockstep: this view is of device memory, which host code cannot read or write; "
-                  "copy it to the host first, or do the work in a kernel");
-    return data[i];
-  }
-#endif
-  LOCKSTEP_HOST_DEVICE constexpr data_handle_type offset(data_handle_type data,
-                                                         std::size_t i) const {
-    return data + i;
-  }
+  LOCKSTEP_HOST_DEVICE static constexpr std::size_t rank() { return Rank; }
+  LOCKSTEP_HOST_DEVICE static constexpr bool is_exhaustive() { return true; }
+  LOCKSTEP_HOST_DEVICE constexpr T* data_handle() const { return data_; }
+
+ private:
+  T* data_ = nullptr;
 };
 
-struct DeviceMemory {
-  template <class T>
-  using accessor = DeviceAccessor<T>;
+/// The same where extents are known at run time only.
+template <class Memory, class T, std::size_t Rank>
+class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> {
+ public:
+  constexpr ViewBase() = default;
+  LOCKSTEP_HOST_DEVICE constexpr ViewBase(T* data, const std::size_t* extents)
+      : ViewBase<Memory, T, Rank, false>(data) {
+    for (std::size_t axis = 0; axis < Rank; ++axis) extents_[axis] = extents[axis];
+  }
+
+ protected:
+  std::size_t extents_[Rank] = {};
 };
+
+/// Does `Mdspan` lay its elements out as views do? Asked of its layout and a shape of two by three,
+/// so that no header that defines mdspans is needed.
+template <class Mdspan, class Shape>
+inline constexpr bool is_row_major_of = false;
+template <class Mdspan, template <class, std::size_t...> class Shape, class Index, std::size_t... E>
+inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
+    typename Mdspan::layout_type::template mapping<Shape<Index, 2, 3>>{}.stride(0) == 3;
+
+template <class Mdspan>
+concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
+
+}  // namespace detail
 
 /// A tensor somewhere: a pointer, and extents that cost nothing where they are static.
 template <class Memory, class T, std::size_t... E>
-using View = cuda::std::mdspan<T, Extents<E...>, cuda::std::layout_right,
-                               typename Memory::template accessor<T>>;
+class View : public detail::ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
+  static constexpr bool is_dynamic = ((E == dynamic) || ...);
+  using Base = detail::ViewBase<Memory, T, sizeof...(E), is_dynamic>;
+
+ public:
+  using extents_type = Extents<E...>;
+
+  constexpr View() = default;
+  LOCKSTEP_HOST_DEVICE constexpr explicit View(T* data)
+    requires(!is_dynamic)
+      : Base(data) {}
+  LOCKSTEP_HOST_DEVICE constexpr View(T* data, const Extents<E...>& extents)
+      : Base(data, extents.all) {}
+  template <std::convertible_to<std::size_t>... N>
+    requires(sizeof...(N) > 0 && std::constructible_from<Extents<E...>, N...>)
+  LOCKSTEP_HOST_DEVICE constexpr explicit View(T* data, N... extents)
+      : Base(data, Extents<E...>(extents...).all) {}
+  /// A view of T is a view of const T.
+  template <std::same_as<std::remove_const_t<T>> U>
+    requires std::is_const_v<T>
+  LOCKSTEP_HOST_DEVICE constexpr View(const View<Memory, U, E...>& other)
+      : Base(other.data_handle(), other.extents().all) {}
+
+  /// The number of elements along one axis.
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t axis) const {
+    if constexpr (is_dynamic) {
+      return this->extents_[axis];
+    } else {
+      return static_extent(axis);
+    }
+  }
+  /// The same, `dynamic` where the compiler does not know it.
+  LOCKSTEP_HOST_DEVICE static constexpr std::size_t static_extent(std::size_t axis) {
+    const std::size_t all[] = {E..., 1};
+    return all[axis];
+  }
+  LOCKSTEP_HOST_DEVICE constexpr Extents<E...> extents() const {
+    Extents<E...> result;
+    for (std::size_t axis = 0; axis < sizeof...(E); ++axis) result.all[axis] = extent(axis);
+    return result;
+  }
+
+  /// The number of elements.
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const {
+    std::size_t product = 1;
+    for (std::size_t axis = 0; axis < sizeof...(E); ++axis) product *= extent(axis);
+    return product;
+  }
+
+#if defined(__CUDACC__)
+  template <std::convertible_to<std::size_t>... I>
+    requires(sizeof...(I) == sizeof...(E) && std::same_as<Memory, DeviceMemory>)
+  __device__ constexpr T& operator()(I... indices) const {
+    return this->data_handle()[offset(indices...)];
+  }
+  template <std::convertible_to<std::size_t>... I>
+    requires(sizeof...(I) == sizeof...(E) && !std::same_as<Memory, DeviceMemory>)
+#else
+  template <std::convertible_to<std::size_t>... I>
+    requires(sizeof...(I) == sizeof...(E))
+#endif
+  LOCKSTEP_HOST_DEVICE constexpr T& operator()(I... indices) const {
+    static_assert(std::same_as<Memory, HostMemory>,
+                  "lockstep: this view is of device memory, which host code cannot read or write; "
+                  "copy it to the host first, or do the work in a kernel");
+    return this->data_handle()[offset(indices...)];
+  }
+
+  /// The same elements as an mdspan.
+  template <detail::RowMajorMdspan Mdspan>
+    requires std::convertible_to<T (*)[], typename Mdspan::element_type (*)[]>
+  LOCKSTEP_HOST_DEVICE constexpr operator Mdspan() const {
+    static_assert(Mdspan::rank() == sizeof...(E), "lockstep: an mdspan of a view has its rank");
+    return [this]<std::size_t... Axis>(std::index_sequence<Axis...>) {
+      return Mdspan(this->data_handle(), extent(Axis)...);
+    }(std::make_index_sequence<sizeof...(E)>{});
+  }
+
+ private:
+  template <class... I>
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t offset(I... indices) const {
+    std::size_t at = 0;
+    [[maybe_unused]] std::size_t axis = 0;
+    ((at = at * (E == dynamic ? extent(axis) : E) + static_cast<std::size_t>(indices), ++axis), ...);
+    return at;
+  }
+};
 
 template <class T, std::size_t... E>
 using HostView = View<HostMemory, T, E...>;
@@ -72,5 +193,6 @@ template <class T, std::size_t... E>
 using DeviceView = View<DeviceMemory, T, E...>;
 
 static_assert(sizeof(HostView<float, 128, 784>) == sizeof(float*));
+static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);
 
 }  // namespace lockstep

@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "lockstep/comm/communicator.hpp"
@@ -45,18 +44,15 @@ void broadcast_batch(C& comm, LabelledBatch<X, Y>& batch, Rank root) {
 
 /// `mine` = this rank's of root's batches, of which there is one for every rank, each of its own
 /// size. Elsewhere `batches` is not used. **Ranks** all. **Host** blocks.
-template <Scattering C, class X, class Y>
-  requires Messaging<C>
+template <Communicator C, class X, class Y>
 void scatter_batches(C& comm, std::span<const LabelledBatch<X, Y>> batches,
                      LabelledBatch<X, Y>& mine, Rank root) {
   const std::size_t world = comm.world_size().value();
   std::vector<std::uint64_t> shapes;
   if (comm.rank() == root) {
     if (batches.size() != world) {
-      throw Error(
-          "scatter_batches",
-          std::to_string(batches.size()) + " batches for " + std::to_string(world) + " ranks",
-          "give root one batch for every rank; it may be empty", comm.rank());
+      detail::fail("scatter_batches", {batches.size(), " batches for ", world, " ranks"},
+                   "give root one batch for every rank; it may be empty", comm.rank());
     }
     for (const auto& batch : batches) shapes.insert(shapes.end(), {batch.size(), batch.width});
   }
@@ -76,8 +72,7 @@ void scatter_batches(C& comm, std::span<const LabelledBatch<X, Y>> batches,
   }
 }
 
-template <Scattering C, class X, class Y>
-  requires Messaging<C>
+template <Communicator C, class X, class Y>
 void scatter_batches(C& comm, const std::vector<LabelledBatch<X, Y>>& batches,
                      LabelledBatch<X, Y>& mine, Rank root) {
   scatter_batches(comm, std::span(batches), mine, root);

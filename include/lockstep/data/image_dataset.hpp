@@ -8,10 +8,9 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/labelled_batch.hpp"
 
@@ -31,26 +30,7 @@ class ImageDataset {
   /// `classes`. `origin` is what errors call the data.
   ImageDataset(std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels,
                std::size_t classes, Normalization normalization = {},
-               const std::string& origin = "ImageDataset")
-      : pixels_(std::move(pixels)), labels_(std::move(labels)), classes_(classes) {
-    width_ = labels_.empty() ? 0 : pixels_.size() / labels_.size();
-    if (width_ * labels_.size() != pixels_.size())
-      throw Error(origin,
-                  std::to_string(pixels_.size()) + " pixels are no whole images for " +
-                      std::to_string(labels_.size()) + " labels",
-                  "give one label for every image");
-    const auto wrong = std::find_if(labels_.begin(), labels_.end(),
-                                    [&](std::uint8_t label) { return label >= classes_; });
-    if (wrong != labels_.end())
-      throw Error(origin,
-                  "label " + std::to_string(*wrong) + " of sample " +
-                      std::to_string(wrong - labels_.begin()) + ", with " +
-                      std::to_string(classes_) + " classes",
-                  "set the number of classes, or check that the labels belong to these images");
-    for (std::size_t byte = 0; byte != values_.size(); ++byte)
-      values_[byte] =
-          (static_cast<float>(byte) / 255.f - normalization.mean) / normalization.deviation;
-  }
+               const std::string& origin = "ImageDataset");
 
   std::size_t size() const { return labels_.size(); }
   std::size_t width() const { return width_; }
@@ -77,3 +57,7 @@ class ImageDataset {
 static_assert(Dataset<ImageDataset>);
 
 }  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/image_dataset.ipp"
+#endif

@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,10 +25,9 @@ class InMemoryDataset {
       : inputs_(std::move(inputs)), labels_(std::move(labels)) {
     width_ = labels_.empty() ? 0 : inputs_.size() / labels_.size();
     if (width_ * labels_.size() != inputs_.size())
-      throw Error("InMemoryDataset",
-                  std::to_string(inputs_.size()) + " inputs are no whole rows for " +
-                      std::to_string(labels_.size()) + " labels",
-                  "give one row of inputs, all of the same width, for every label");
+      detail::fail("InMemoryDataset",
+                   {inputs_.size(), " inputs are no whole rows for ", labels_.size(), " labels"},
+                   "give one row of inputs, all of the same width, for every label");
   }
 
   std::size_t size() const { return labels_.size(); }

@@ -7,15 +7,15 @@
 #include <cstddef>
 #include <exception>
 #include <mutex>
-#include <stop_token>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/thread.hpp"
+
 namespace lockstep {
 
-/// Workers claim requests in the order in which they were made; whoever is done first waits in its
-/// slot until its turn. Slots, and all memory in them, are used again. Without workers the
+/// Workers claim requests in the order in which they were made; a batch that is filled before its
+/// turn waits in its slot. Slots, and all memory in them, are used again. Without workers the
 /// consumer fills a slot when it takes it.
 ///
 /// `Slot` is what a request and its answer lie in; `Fill` makes the one from the other, is called
@@ -26,12 +26,19 @@ class LoadQueue {
   LoadQueue(std::size_t slots, std::size_t workers, Fill fill)
       : fill_(std::move(fill)), slots_(slots) {
     workers_.reserve(workers);
-    for (std::size_t i = 0; i != workers; ++i)
-      workers_.emplace_back([this](const std::stop_token& stop) { work(stop); });
+    for (std::size_t i = 0; i != workers; ++i) {
+      // What filling a slot throws is the consumer's to see, and nothing else throws.
+      workers_.emplace_back("lockstep loads", [this] { work(); }, [](const std::exception_ptr&) {});
+    }
   }
 
   LoadQueue(const LoadQueue&) = delete;
   LoadQueue& operator=(const LoadQueue&) = delete;
+  ~LoadQueue() {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+    requested_.notify_all();
+  }
 
   /// Whether every slot holds a request. The slot last taken is free again.
   bool full() const { return requests_ - taken_ == slots_.size(); }
@@ -78,11 +85,11 @@ class LoadQueue {
 
   Entry& at(std::size_t request) { return slots_[request % slots_.size()]; }
 
-  void work(const std::stop_token& stop) {
+  void work() {
     std::unique_lock lock(mutex_);
     while (true) {
-      requested_.wait(lock, stop, [&] { return claimed_ != requests_; });
-      if (stop.stop_requested()) return;
+      requested_.wait(lock, [&] { return stops_ || claimed_ != requests_; });
+      if (stops_) return;
       Entry& entry = at(claimed_++);
       ++busy_;
       lock.unlock();
@@ -103,13 +110,14 @@ class LoadQueue {
   Fill fill_;
   std::vector<Entry> slots_;
   std::mutex mutex_;
-  std::condition_variable_any requested_;
+  std::condition_variable requested_;
   std::condition_variable filled_;
   std::size_t requests_ = 0;           ///< made so far; written by the consumer
   std::size_t taken_ = 0;              ///< given to the consumer; its own
   std::size_t claimed_ = 0;            ///< begun by workers
   std::size_t busy_ = 0;               ///< workers that are filling a slot
-  std::vector<std::jthread> workers_;  ///< last: they use all of the above, and stop first
+  bool stops_ = false;
+  std::vector<detail::Thread> workers_;  ///< last: they use all of the above, and stop first
 };
 
 }  // namespace lockstep

@@ -6,7 +6,6 @@
 #include <concepts>
 #include <cstddef>
 #include <iterator>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -118,15 +117,15 @@ class DataLoader {
   static LoaderOptions checked(LoaderOptions options, const Source& dataset,
                                const Sampler& sampler) {
     if (options.batch_size == 0)
-      throw Error("DataLoader", "batches of no samples", "set batch_size to 1 or more");
+      detail::fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
     if (options.workers != 0 && options.prefetch == 0)
-      throw Error("DataLoader", "workers that load nothing ahead",
-                  "set prefetch to 1 or more, or workers to 0");
+      detail::fail("DataLoader", {"workers that load nothing ahead"},
+                   "set prefetch to 1 or more, or workers to 0");
     if (sampler.samples() != dataset.size())
-      throw Error("DataLoader",
-                  "the sampler draws from " + std::to_string(sampler.samples()) +
-                      " samples and the data set has " + std::to_string(dataset.size()),
-                  "make the sampler with the size of this data set");
+      detail::fail("DataLoader",
+                   {"the sampler draws from ", sampler.samples(), " samples and the data set has ",
+                    dataset.size()},
+                   "make the sampler with the size of this data set");
     return options;
   }
 

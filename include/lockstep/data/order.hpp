@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 #include <span>
-#include <string>
 #include <utility>
 
 #include "lockstep/core/error.hpp"
@@ -52,9 +51,8 @@ class EpochOrder<TorchShuffle> {
  public:
   void prepare(const auto& share, Seed seed, Epoch epoch) {
     if (share.samples() > std::numeric_limits<std::uint32_t>::max())
-      throw Error("DistributedSampler",
-                  "TorchShuffle lists its " + std::to_string(share.samples()) + " samples",
-                  "use KeyedShuffle, which needs no memory, from 2^32 samples on");
+      detail::fail("DistributedSampler", {"TorchShuffle lists its ", share.samples(), " samples"},
+                   "use KeyedShuffle, which needs no memory, from 2^32 samples on");
     IndexList permutation(share.samples());
     torch_permutation(std::span(permutation), seed.value() + epoch.value());
     if (share.world() == WorldSize{1}) {

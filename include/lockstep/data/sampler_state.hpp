@@ -4,7 +4,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
@@ -25,20 +24,20 @@ struct SamplerState {
 
 /// Throws unless a sampler that is in state `own` can take up `saved`: unless both draw the same.
 inline void require_same_draws(const SamplerState& own, const SamplerState& saved) {
-  const auto require = [](auto here, auto there, const std::string& what, const char* advice) {
+  const auto require = [](std::uint64_t here, std::uint64_t there, const char* what,
+                          const char* advice) {
     if (here == there) return;
-    throw Error("DistributedSampler",
-                "the saved state has " + what + " " + std::to_string(there) +
-                    ", this sampler has " + std::to_string(here),
-                advice);
+    detail::fail("DistributedSampler",
+                 {"the saved state has ", what, " ", there, ", this sampler has ", here}, advice);
   };
   require(own.samples, saved.samples, "sample count", "resume with the same data set");
   require(own.world.value(), saved.world.value(), "world size",
           "resume with as many ranks, or begin an epoch with set_epoch");
   require(own.seed.value(), saved.seed.value(), "seed", "resume with the same seed");
-  if (own.rule != saved.rule)
-    throw Error("DistributedSampler", "the saved state was drawn by another rule",
-                "resume with the same remainder policy, order and shuffle option");
+  if (own.rule != saved.rule) {
+    detail::fail("DistributedSampler", {"the saved state was drawn by another rule"},
+                 "resume with the same remainder policy, order and shuffle option");
+  }
 }
 
 }  // namespace lockstep

@@ -3,7 +3,6 @@
 /// @file Which places of an epoch's order belong to a rank: every W-th, from the rank on.
 
 #include <cstddef>
-#include <string>
 #include <type_traits>
 
 #include "lockstep/core/error.hpp"
@@ -21,9 +20,8 @@ class Share {
   constexpr Share(std::size_t samples, WorldSize world, Rank rank)
       : samples_(samples), world_(world.value()), rank_(rank.value()) {
     if (rank_ >= world_)
-      throw Error("DistributedSampler",
-                  "rank " + std::to_string(rank_) + " of a world of " + std::to_string(world_),
-                  "ranks count from 0 and are below the world size");
+      detail::fail("DistributedSampler", {"rank ", rank_, " of a world of ", world_},
+                   "ranks count from 0 and are below the world size");
   }
 
   constexpr std::size_t samples() const { return samples_; }

@@ -15,10 +15,11 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/function_ref.hpp"
 #include "lockstep/launch/descriptor.hpp"
 #include "lockstep/launch/output.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// How a process ended, as wait() tells it.
 struct ExitStatus {
@@ -29,10 +30,9 @@ struct ExitStatus {
   /// As a shell counts.
   int shell_status() const { return signal != 0 ? 128 + signal : code; }
   std::string text() const {
-    if (signal == 0) return "exit status " + std::to_string(code);
-    const char* name = ::strsignal(signal);
-    return "killed by signal " + std::to_string(signal) +
-           (name != nullptr ? " (" + std::string(name) + ")" : "");
+    if (signal == 0) return detail::text({"exit status ", code});
+    const char* const name = ::strsignal(signal);
+    return detail::text({"killed by signal ", signal, " (", name != nullptr ? name : "?", ")"});
   }
 };
 
@@ -82,8 +82,8 @@ struct Child {
 /// terminal then reaches the launcher alone, which ends the ranks in order instead of them being
 /// hit twice; and a rank can be ended together with what it has started. A group in the background
 /// cannot read the terminal, so its stdin is empty.
-template <class Body>
-Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask, Body&& body) {
+inline Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask,
+                         FunctionRef<void()> body) {
   Pipe out = make_pipe();
   Pipe err = make_pipe();
   const pid_t parent = ::getpid();
@@ -100,12 +100,12 @@ Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask, Bod
     ::dup2(out.write.get(), 1);
     ::dup2(err.write.get(), 2);
     ::pthread_sigmask(SIG_SETMASK, &signal_mask, nullptr);
-    std::forward<Body>(body)();
+    body();
     ::_exit(127);
   }
   if (child.pid < 0) {
-    throw Error("launch", "the process could not be started: " + error_text(errno),
-                "start fewer ranks, or raise the limits on processes and memory", rank);
+    fail("launch", {"the process could not be started: ", error_text(errno)},
+         "start fewer ranks, or raise the limits on processes and memory", rank);
   }
   child.running = true;
   ::setpgid(child.pid, child.pid);  // in both, because either may come first
@@ -114,8 +114,8 @@ Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask, Bod
     const std::string why = error_text(errno);
     child.send(SIGKILL);
     child.reap();
-    throw Error("launch", "the process cannot be watched (pidfd_open): " + why,
-                "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
+    fail("launch", {"the process cannot be watched (pidfd_open): ", why},
+         "use Linux 5.3 or later, and raise the limit on open files (ulimit -n)", rank);
   }
   child.out = std::move(out.read);
   child.err = std::move(err.read);
@@ -126,4 +126,4 @@ Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask, Bod
   return child;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -2,12 +2,13 @@
 #pragma once
 /// @file A point in time after which waiting is over, in the forms that poll() and messages need.
 
-#include <algorithm>
 #include <chrono>
 #include <climits>
 #include <string>
 
-namespace lockstep {
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep::detail {
 
 class Deadline {
  public:
@@ -16,7 +17,7 @@ class Deadline {
   /// `limit` from now. Anything beyond a year is `never`, so that adding it cannot overflow.
   static Deadline after(std::chrono::milliseconds limit) {
     if (limit > std::chrono::hours(24 * 365)) return never();
-    return Deadline(Clock::now() + std::max(limit, std::chrono::milliseconds(0)));
+    return Deadline(limit.count() > 0 ? Clock::now() + limit : Clock::now());
   }
   static Deadline at(Clock::time_point when) { return Deadline(when); }
   static Deadline never() { return Deadline(Clock::time_point::max()); }
@@ -30,7 +31,7 @@ class Deadline {
   int poll_timeout() const {
     if (when_ == Clock::time_point::max()) return -1;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(when_ - Clock::now()).count();
-    return static_cast<int>(std::clamp<decltype(left)>(left, 0, INT_MAX));
+    return left <= 0 ? 0 : left < INT_MAX ? static_cast<int>(left) : INT_MAX;
   }
 
  private:
@@ -40,14 +41,10 @@ class Deadline {
 };
 
 /// `2 s`, `0.25 s`: time limits as messages write them.
-inline std::string seconds_text(std::chrono::milliseconds limit) {
-  std::string text = std::to_string(limit.count() / 1000);
-  if (limit.count() % 1000 != 0) {
-    std::string fraction = std::to_string(1000 + limit.count() % 1000).substr(1);
-    fraction.erase(fraction.find_last_not_of('0') + 1);
-    text += "." + fraction;
-  }
-  return text + " s";
-}
+std::string seconds_text(std::chrono::milliseconds limit);
 
-}  // namespace lockstep
+}  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/launch/deadline.ipp"
+#endif

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Who am I: a rank's place in its job, from the variables that launchers set.
+/// @file A rank's place in its job, from the variables that launchers set.
 ///
-/// Looked for in this order, and the first that is there counts: lockstep's own launcher, torchrun
-/// or whoever else sets `env://`'s variables, Open MPI, Slurm.
+/// Launchers are looked for in this order, and the first that is there counts: lockstep's own,
+/// torchrun or another that sets `env://`'s variables, Open MPI, Slurm.
 ///
-/// Where rank 0 opens the store depends on who launched:
+/// Where rank 0 opens the store depends on the launcher:
 /// - `env://` variables set by hand: at MASTER_ADDR:MASTER_PORT, as PyTorch does, and nowhere else.
 /// - torchrun: its agent usually keeps MASTER_PORT for a store of its own (then it sets
 ///   TORCHELASTIC_USE_AGENT_STORE), so rank 0 takes the first free one of eight ports derived from
@@ -22,14 +22,15 @@
 #include "lockstep/launch/placement.hpp"
 #include "lockstep/launch/slurm.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Reads places out of an environment. `Lookup` maps a variable's name to its value or null, like
 /// getenv, which is the only other one besides tests' tables.
 template <class Lookup>
 class EnvironmentReader {
  public:
-  /// `meeting`, where given, is where rank 0 is to be found, whatever the launcher says of that.
+  /// `meeting`, where given, is where rank 0 is to be found, even if the launcher names another
+  /// place.
   explicit EnvironmentReader(Lookup lookup, std::optional<Endpoint> meeting = std::nullopt)
       : lookup_(std::move(lookup)), meeting_(std::move(meeting)) {}
 
@@ -85,8 +86,7 @@ class EnvironmentReader {
   std::string required(const char* name, const char* beside) const {
     const char* text = lookup_(name);
     if (text != nullptr) return text;
-    throw Error("launch", std::string(beside) + " is set and " + name + " is not",
-                "set both, or neither");
+    fail("launch", {beside, " is set and ", name, " is not"}, "set both, or neither");
   }
 
   std::size_t number(const char* name, const char* beside) const {
@@ -146,11 +146,11 @@ class EnvironmentReader {
                                    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
     // Workers that torchrun has restarted must not meet those that are on their way out.
     const std::string id =
-        run == nullptr ? "" : run + (" restart " + text_or("TORCHELASTIC_RESTART_COUNT", "0"));
+        run == nullptr ? "" : text({run, " restart ", text_or("TORCHELASTIC_RESTART_COUNT", "0")});
     place_at_master(place, id);
     const std::string agent = text_or("TORCHELASTIC_USE_AGENT_STORE", "");
     if (run != nullptr && !meeting_ && (agent == "True" || agent == "true" || agent == "1")) {
-      place.ports = derived_ports(id + " " + std::to_string(place.ports.front()));
+      place.ports = derived_ports(text({id, " ", place.ports.front()}));
       // The agent's name for its own host may be one that only other hosts can use.
       if (place.local_world == place.world.value()) place.host = "127.0.0.1";
     }
@@ -161,9 +161,8 @@ class EnvironmentReader {
     RankPlacement place =
         numbered("mpirun", {"OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
                             "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"});
-    const std::string id =
-        "mpirun " + text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
-    place_at_job(place, id, "");
+    const std::string job = text_or("PMIX_NAMESPACE", text_or("OMPI_MCA_ess_base_jobid", "0"));
+    place_at_job(place, text({"mpirun ", job}), "");
     return place;
   }
 
@@ -177,7 +176,7 @@ class EnvironmentReader {
       place.local_world =
           slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number_or("SLURM_NODEID", 0));
     }
-    const std::string id = "slurm " + text_or("SLURM_JOB_ID", "0") + "." + slurm_step();
+    const std::string id = text({"slurm ", text_or("SLURM_JOB_ID", "0"), ".", slurm_step()});
     const std::string nodes = text_or("SLURM_STEP_NODELIST", text_or("SLURM_JOB_NODELIST", ""));
     place_at_job(place, id, first_slurm_host(nodes));
     return place;
@@ -214,10 +213,10 @@ class EnvironmentReader {
     }
     if (place.local_world != place.world.value()) {
       if (first_host.empty()) {
-        throw Error("launch",
-                    place.launcher + " has ranks on several hosts and does not say where rank 0 is",
-                    "set MASTER_ADDR and MASTER_PORT on all ranks, with mpirun's -x, or give "
-                    "--rendezvous host:port");
+        fail("launch",
+             {place.launcher, " has ranks on several hosts and does not say where rank 0 is"},
+             "set MASTER_ADDR and MASTER_PORT on all ranks, with mpirun's -x, or give "
+             "--rendezvous host:port");
       }
       place.host = first_host;
     }
@@ -235,4 +234,4 @@ inline auto environment(std::optional<Endpoint> meeting = std::nullopt) {
                            std::move(meeting));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

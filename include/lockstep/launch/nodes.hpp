@@ -10,15 +10,18 @@
 #include <mutex>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/names.hpp"
 #include "lockstep/launch/parse.hpp"
+#include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// One node's place among those of a job.
 struct NodePlace {
@@ -34,8 +37,8 @@ class NodeWatch {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Waits until every node has come. Node 0 alone decides who is missing, and its words reach all
-  /// that are there: without that, who came late would only see the store vanish.
+  /// Waits until every node has come. Node 0 alone decides which nodes are missing, and its words
+  /// reach all that are there: without that, a node that came late would only see the store vanish.
   NodeWatch(const Endpoint& meeting, const std::string& secret, NodePlace place,
             Milliseconds timeout)
       : place_(place),
@@ -52,55 +55,53 @@ class NodeWatch {
   NodeWatch(const NodeWatch&) = delete;
   NodeWatch& operator=(const NodeWatch&) = delete;
 
-  ~NodeWatch() {
-    watcher_.request_stop();
-    if (watcher_.joinable()) watcher_.join();
-    if (teller_.joinable()) teller_.join();
-  }
+  ~NodeWatch() { stop(); }
 
-  /// Where it can be read, as one text, that the job has failed on another node.
+  /// The end of a pipe from which it can be read, as one text, that the job has failed elsewhere.
   Descriptor take_news() { return std::move(news_.read); }
 
-  /// Starts to watch. After the ranks: whoever forks should have no threads of its own.
+  /// Starts to watch. Called after the ranks were started, because a process that forks should have
+  /// no threads of its own.
   void start() {
     heard_.assign(place_.nodes, Heard{"", Deadline::after(patience_)});
-    watcher_ = std::jthread([this](const std::stop_token& stop) { watch(stop); });
+    watcher_ = Thread(
+        "lockstep nodes", [this] { watch(); },
+        [this](const std::exception_ptr& thrown) { report(Failure::of(thrown).problem); });
   }
 
   /// Tells the other nodes why the job ends here; the first that does is the one they believe. It
   /// does not wait for the store, which may be the very thing that cannot be reached.
   void announce(const std::string& why) {
-    if (teller_.joinable()) return;
-    teller_ = std::thread([this, words = name(place_.node) + ": " + why] {
-      // If it cannot be reached, they will find out by themselves.
-      attempt([&] { store_.compare_set(failure_key, "", words); });
-    });
+    if (teller_.is_running()) return;
+    // If the store cannot be reached, the other nodes find out by themselves.
+    teller_ = Thread(
+        "lockstep tells",
+        [this, words = text({name(place_.node), ": ", why})] {
+          store_.compare_set(failure_key, "", words);
+        },
+        [](const std::exception_ptr&) {});
   }
 
   /// Says that this node's ranks have ended well. Node 0, without which there is no store, stays
   /// until the others' have too. Returns why the job has failed elsewhere, if it has.
   std::optional<std::string> leave() {
     if (place_.node != 0) {
-      watcher_.request_stop();
-      if (watcher_.joinable()) watcher_.join();
-      // If it cannot be reached, node 0 misses this node, and says so.
-      attempt([&] { store_.set(beat_key(place_.node), done); });
+      stop();
+      try {
+        store_.set(beat_key(place_.node), done);
+      } catch (const Error&) {
+        // Node 0 cannot be reached: it misses this node, and says so.
+      }
       return std::nullopt;
     }
-    while (!are_all_done_ && !failure()) std::this_thread::sleep_for(Milliseconds(2));
+    while (!are_all_done_ && !failure()) sleep_for(Milliseconds(2));
     return failure();
   }
 
  private:
-  /// Asks the store for something that the job can do without. Did it answer?
-  template <class Request>
-  static bool attempt(const Request& request) {
-    try {
-      request();
-      return true;
-    } catch (const Error&) {
-      return false;
-    }
+  void stop() {
+    stops_ = true;
+    watcher_.join();
   }
 
   struct Heard {
@@ -116,49 +117,47 @@ class NodeWatch {
   /// network that stumbles does not end the job.
   static constexpr Milliseconds answer_limit{500};
 
-  static std::string name(std::size_t node) { return "node " + std::to_string(node); }
+  static std::string name(std::size_t node) { return text({"node ", node}); }
 
   /// `node 1 (ranks 2 to 3)`.
   std::string name_and_ranks(std::size_t node) const {
-    const std::string first = std::to_string(node * place_.ranks);
-    const std::string last = std::to_string((node + 1) * place_.ranks - 1);
-    return name(node) +
-           (place_.ranks == 1 ? " (rank " + first + ")" : " (ranks " + first + " to " + last + ")");
+    const std::size_t first = node * place_.ranks;
+    if (place_.ranks == 1) return text({"node ", node, " (rank ", first, ")"});
+    return text({"node ", node, " (ranks ", first, " to ", first + place_.ranks - 1, ")"});
   }
-  static std::string beat_key(std::size_t node) { return "lockstep/" + name(node) + "/beat"; }
-  static std::string place_key(std::size_t node) { return "lockstep/" + name(node) + "/place"; }
+  static std::string beat_key(std::size_t node) { return text({"lockstep/node ", node, "/beat"}); }
+  static std::string place_key(std::size_t node) { return text({"lockstep/node ", node, "/place"}); }
 
   static Store connect(const Endpoint& meeting, const std::string& secret, Milliseconds timeout) {
     try {
       return {meeting.host, meeting.port, secret, timeout};
     } catch (const Error& error) {
-      throw Error("launch", "node 0 did not come: " + error.problem(),
-                  "start node 0, whose host is that one, with the same --rendezvous and the same "
-                  "LOCKSTEP_SECRET, and let its firewall pass that port");
+      fail("launch", {"node 0 did not come: ", error.problem()},
+           "start node 0, whose host is that one, with the same --rendezvous and the same "
+           "LOCKSTEP_SECRET, and let its firewall pass that port");
     }
   }
 
   std::string job_text() const {
-    return std::to_string(place_.nodes) + " nodes with " + std::to_string(place_.ranks) +
-           (place_.ranks == 1 ? " rank each" : " ranks each");
+    return text({place_.nodes, " nodes with ", place_.ranks,
+                 place_.ranks == 1 ? " rank each" : " ranks each"});
   }
 
   void meet() {
     const std::string job = store_.compare_set("lockstep/nodes", "", job_text());
     if (job != job_text()) {
-      throw Error("launch",
-                  "this node was told of " + job_text() + ", the first that came of " + job,
-                  "give all nodes the same --nodes and --ranks");
+      fail("launch", {"this node was told of ", job_text(), ", the first that came of ", job},
+           "give all nodes the same --nodes and --ranks");
     }
     if (store_.add(place_key(place_.node), 1) != 1) {
-      throw Error("launch", "another launcher has come as " + name(place_.node),
-                  "give every node its own --node-rank, and every job its own port");
+      fail("launch", {"another launcher has come as ", name(place_.node)},
+           "give every node its own --node-rank, and every job its own port");
     }
     const std::string verdict = place_.node == 0 ? judge() : await_verdict();
     if (verdict.empty()) return;
-    throw Error("launch", verdict,
-                "start every node with its own --node-rank and the same --rendezvous, check that "
-                "they reach that address, or allow more time with --timeout");
+    fail("launch", {verdict},
+         "start every node with its own --node-rank and the same --rendezvous, check that "
+         "they reach that address, or allow more time with --timeout");
   }
 
   /// Empty when all have come.
@@ -172,11 +171,11 @@ class NodeWatch {
     } catch (const Error&) {
       std::vector<std::string> missing;
       for (std::size_t n = 0; n < place_.nodes; ++n) {
-        if (!store_.try_get(place_key(n))) missing.push_back(std::to_string(n));
+        if (!store_.try_get(place_key(n))) missing.push_back(text({n}));
       }
-      verdict = (missing.size() == 1 ? "node " : "nodes ") + listed(missing) +
-                " did not come to port " + where_.substr(where_.rfind(':') + 1) +
-                " of node 0 within " + seconds_text(timeout_);
+      verdict = text({missing.size() == 1 ? "node " : "nodes ", listed(missing),
+                      " did not come to port ", where_.substr(where_.rfind(':') + 1),
+                      " of node 0 within ", seconds_text(timeout_)});
     }
     store_.set(verdict_key, verdict);
     return verdict;
@@ -187,17 +186,17 @@ class NodeWatch {
       // A little more than node 0 takes, whose clock may have started after this one.
       return store_.get(verdict_key, timeout_ + Milliseconds(700));
     } catch (const Error& error) {
-      return "node 0 is there no more: " + error.problem();
+      return text({"node 0 is there no more: ", error.problem()});
     }
   }
 
-  void watch(const std::stop_token& stop) {
+  void watch() {
     Deadline lost = Deadline::after(patience_);
     int refusals = 0;
-    for (std::size_t beats = 0; !stop.stop_requested(); ++beats) {
+    for (std::size_t beats = 0; !stops_; ++beats) {
       const auto begin = Deadline::Clock::now();
       try {
-        if (place_.node != 0) store_.set(beat_key(place_.node), std::to_string(beats));
+        if (place_.node != 0) store_.set(beat_key(place_.node), text({beats}));
         if (const auto words = store_.try_get(failure_key, interval_)) return report(*words);
         if (place_.node == 0) look_at_others();
         lost = Deadline::after(patience_);
@@ -208,10 +207,10 @@ class NodeWatch {
         const bool refused = Deadline::Clock::now() - begin < interval_ + answer_limit / 2;
         refusals = refused ? refusals + 1 : 0;
         if (refusals == 3 || lost.passed()) {
-          return report(name_and_ranks(0) + ", which has the job's store at " + where_ +
-                        ", is lost: " + error.problem());
+          return report(text({name_and_ranks(0), ", which has the job's store at ", where_,
+                              ", is lost: ", error.problem()}));
         }
-        if (refused) std::this_thread::sleep_for(interval_);
+        if (refused) sleep_for(interval_);
       }
     }
   }
@@ -226,8 +225,9 @@ class NodeWatch {
       Heard& heard = heard_[n];
       if (beat != heard.beat) heard = {beat, Deadline::after(patience_)};
       if (heard.missing.passed()) {
-        store_.compare_set(failure_key, "",
-                           name_and_ranks(n) + " was not heard of for " + seconds_text(timeout_));
+        store_.compare_set(
+            failure_key, "",
+            text({name_and_ranks(n), " was not heard of for ", seconds_text(timeout_)}));
       }
     }
     are_all_done_ = all;
@@ -239,7 +239,7 @@ class NodeWatch {
       failure_ = words;
     }
     // A node need not be told what it has said itself: it is ending already.
-    if (!words.starts_with(name(place_.node) + ": ")) write_all(news_.write.get(), words);
+    if (!words.starts_with(text({name(place_.node), ": "}))) write_all(news_.write.get(), words);
     news_.write.close();
   }
 
@@ -260,9 +260,10 @@ class NodeWatch {
   std::mutex mutex_;
   std::optional<std::string> failure_;
   std::atomic<bool> are_all_done_{false};
+  std::atomic<bool> stops_{false};
   std::vector<Heard> heard_;  // the watcher's own
-  std::thread teller_;
-  std::jthread watcher_;
+  Thread teller_;
+  Thread watcher_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

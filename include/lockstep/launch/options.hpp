@@ -9,9 +9,10 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/launch/parse.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 struct LaunchOptions {
   std::optional<std::size_t> ranks;  // on this host
@@ -52,29 +53,27 @@ inline LaunchOptions parse_options(int argc, char** argv) {
     } else if (i + 1 < argc) {
       take(name, argv[++i]);
     } else {
-      throw Error("launch", std::string(name) + " has no value", "give it one, as in --ranks 4");
+      fail("launch", {name, " has no value"}, "give it one, as in --ranks 4");
     }
   }
   if (options.ranks == std::size_t{0}) {
-    throw Error("launch", "--ranks is 0", "a job has at least one rank");
+    fail("launch", {"--ranks is 0"}, "a job has at least one rank");
   }
   options.nodes = nodes.value_or(1);
   options.node_rank = node_rank.value_or(0);
   if ((nodes || node_rank) && !options.ranks) {
-    throw Error("launch", "--nodes and --node-rank need --ranks",
-                "add --ranks with the number of ranks on each node");
+    fail("launch", {"--nodes and --node-rank need --ranks"},
+         "add --ranks with the number of ranks on each node");
   }
   if (options.node_rank >= options.nodes) {
-    throw Error("launch",
-                "--node-rank is " + std::to_string(options.node_rank) + " and --nodes is " +
-                    std::to_string(options.nodes),
-                "nodes count from 0 and stay below --nodes");
+    fail("launch", {"--node-rank is ", options.node_rank, " and --nodes is ", options.nodes},
+         "nodes count from 0 and stay below --nodes");
   }
   if (options.nodes > 1 && !options.rendezvous) {
-    throw Error("launch", "several nodes and no place to meet",
-                "give all of them the same --rendezvous host:port, where host is node 0");
+    fail("launch", {"several nodes and no place to meet"},
+         "give all of them the same --rendezvous host:port, where host is node 0");
   }
   return options;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -2,8 +2,7 @@
 #pragma once
 /// @file How a job ended: which rank failed first, what came of it, and how a user reads that.
 
-#include <algorithm>
-#include <map>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <vector>
@@ -12,18 +11,18 @@
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/names.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The end of a rank that failed.
 struct RankEnd {
   Rank rank;
   ExitStatus status;
-  /// What it told, unless something killed it or it ended without an exception.
+  /// What the rank told, unless a signal killed it or it ended without an exception.
   std::optional<Failure> failure;
 
   bool is_consequence() const { return failure && failure->consequence; }
-  /// Of several that are noticed at once the lowest counts as the first: a crash is seldom the
-  /// consequence of another rank's error, the reverse is common.
+  /// Of several ends that are noticed at once, the one with the lowest number counts as the first:
+  /// a crash is seldom the consequence of another rank's error, the reverse is common.
   int precedence() const { return is_consequence() ? 2 : status.signal == 0 ? 1 : 0; }
 };
 
@@ -32,11 +31,11 @@ struct Outcome {
   std::optional<RankEnd> first;
   /// Why the job ended on another node, where that came first.
   std::optional<std::string> elsewhere;
-  /// Who failed because of another rank.
+  /// The ranks that failed because of another.
   std::vector<RankEnd> consequences;
   /// SIGINT, SIGTERM or SIGHUP that this process was sent, or 0.
   int interrupted = 0;
-  /// Who did not react to SIGTERM.
+  /// The ranks that did not react to SIGTERM.
   std::vector<Rank> stubborn;
 
   int shell_status() const {
@@ -46,31 +45,49 @@ struct Outcome {
   }
 };
 
-/// What a user reads last, after the first failure: who failed of it, and where (not their whole
-/// messages, which repeat the first one's), and who had to be killed.
-inline std::string summary(const Outcome& outcome) {
-  const auto name = [](Rank rank) { return std::to_string(rank.value()); };
-  std::string text;
-  if (outcome.interrupted != 0) {
-    text = "lockstep: ended by signal " + std::to_string(outcome.interrupted) + "\n";
+/// Those that told a failure, ordered by the operation in which they failed, then by rank. There
+/// are few, and a sort of the standard library takes longer to compile than all else here.
+inline std::vector<const RankEnd*> by_operation(const std::vector<RankEnd>& ends) {
+  std::vector<const RankEnd*> ordered;
+  for (const RankEnd& end : ends) {
+    if (!end.failure) continue;
+    auto place = ordered.begin();
+    while (place != ordered.end() &&
+           ((*place)->failure->operation < end.failure->operation ||
+            ((*place)->failure->operation == end.failure->operation && (*place)->rank < end.rank))) {
+      ++place;
+    }
+    ordered.insert(place, &end);
   }
-  std::vector<RankEnd> fallen = outcome.consequences;
-  std::ranges::sort(fallen, {}, &RankEnd::rank);
-  std::map<std::string, std::vector<std::string>> ranks_in;
-  for (const RankEnd& end : fallen) {
-    if ((outcome.first || outcome.elsewhere) && end.failure)
-      ranks_in[end.failure->operation].push_back(name(end.rank));
-  }
-  for (const auto& [operation, ranks] : ranks_in) {
-    text += "lockstep: " + listed_ranks(ranks) + " failed because of that, in " + operation + "\n";
-  }
-  if (!outcome.stubborn.empty()) {
-    std::vector<std::string> ranks(outcome.stubborn.size());
-    std::ranges::transform(outcome.stubborn, ranks.begin(), name);
-    text += "lockstep: " + listed_ranks(ranks) + " did not end when asked (SIGTERM) and " +
-            (ranks.size() == 1 ? "was" : "were") + " killed\n";
-  }
-  return text;
+  return ordered;
 }
 
-}  // namespace lockstep
+/// What a user reads last, after the first failure: which ranks failed because of it, and where
+/// (not their whole messages, which repeat the first one's), and which ranks had to be killed.
+inline std::string summary(const Outcome& outcome) {
+  std::string lines;
+  if (outcome.interrupted != 0) {
+    lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
+  }
+  if (outcome.first || outcome.elsewhere) {
+    const std::vector<const RankEnd*> fallen = by_operation(outcome.consequences);
+    for (std::size_t i = 0; i < fallen.size();) {
+      const std::string& operation = fallen[i]->failure->operation;
+      std::vector<std::string> ranks;
+      for (; i < fallen.size() && fallen[i]->failure->operation == operation; ++i) {
+        ranks.push_back(text({fallen[i]->rank}));
+      }
+      lines += text(
+          {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", operation, "\n"});
+    }
+  }
+  if (!outcome.stubborn.empty()) {
+    std::vector<std::string> ranks;
+    for (Rank rank : outcome.stubborn) ranks.push_back(text({rank}));
+    lines += text({"lockstep: ", listed_ranks(ranks), " did not end when asked (SIGTERM) and ",
+                   ranks.size() == 1 ? "was" : "were", " killed\n"});
+  }
+  return lines;
+}
+
+}  // namespace lockstep::detail

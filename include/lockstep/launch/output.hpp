@@ -13,55 +13,55 @@
 #include <utility>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/text.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Cuts what arrives in arbitrary pieces into lines. A line longer than `max_line` is passed on in
-/// pieces of that size, each a line of its own: memory is bounded, whatever a rank prints. What
-/// ends in '\r' instead is a status line, as on a terminal: the next text takes its place.
+/// Cuts text that arrives in arbitrary pieces into lines. A line longer than `max_line` is passed on
+/// in pieces of that size, each a line of its own, so that memory is bounded. Text that ends in '\r'
+/// instead of '\n' is a status line, as on a terminal: the next text takes its place.
 class LineCutter {
  public:
   static constexpr std::size_t max_line = 64_KiB;
 
-  /// Calls `line(std::string_view)` for every line that is complete, and `status(std::string_view)`
-  /// for every status line, both without what ended them; an empty status takes the last one away.
-  template <class Line, class Status>
-  void feed(std::string_view bytes, Line&& line, Status&& status) {
+  using Take = FunctionRef<void(std::string_view)>;
+
+  /// Calls `line` for every line that is complete, and `status` for every status line, both without
+  /// the character that ended them; an empty status takes the last one away.
+  void feed(std::string_view bytes, Take line, Take status) {
     while (!bytes.empty()) {
       if (bytes.front() == '\n') {
-        if (std::exchange(has_status_, false)) status(std::string_view());
+        if (std::exchange(has_status_, false)) status({});
         emit(line);
         bytes.remove_prefix(1);
       } else if (bytes.front() == '\r') {
         // Not dropped yet: a newline may follow, and then it was a line after all.
-        if (!partial_.empty()) status(std::string_view(partial_));
+        if (!partial_.empty()) status(partial_);
         has_status_ = is_ended_ = true;
         bytes.remove_prefix(1);
       } else {
         if (is_ended_) clear();
         if (partial_.size() == max_line) emit(line);
         const std::size_t room = max_line - partial_.size();
-        const std::size_t count = std::min({bytes.find_first_of("\r\n"), room, bytes.size()});
+        const std::size_t count = std::min(std::min(bytes.find_first_of("\r\n"), bytes.size()), room);
         partial_ += bytes.substr(0, count);
         bytes.remove_prefix(count);
       }
     }
   }
-  template <class Line>
-  void feed(std::string_view bytes, Line&& line) {
-    feed(bytes, std::forward<Line>(line), [](std::string_view) {});
+  void feed(std::string_view bytes, Take line) {
+    feed(bytes, line, [](std::string_view) {});
   }
 
   /// The last line, if no newline ended it.
-  template <class Line>
-  void finish(Line&& line) {
+  void finish(Take line) {
     if (!partial_.empty() && !is_ended_) emit(line);
   }
 
  private:
-  template <class Line>
-  void emit(Line& line) {
-    line(std::string_view(partial_));
+  void emit(Take line) {
+    line(partial_);
     clear();
   }
   void clear() {
@@ -103,7 +103,7 @@ class OutputQueue {
     if (text.ends_with(erase_line)) text.remove_suffix(erase_line.size());
     drop_status();
     if (text.empty()) return;
-    status_ = std::string(prefix) + std::string(text);
+    status_ = detail::text({prefix, text});
     show_status();
   }
   void drop_status() {
@@ -136,7 +136,8 @@ class OutputQueue {
     if (std::exchange(is_status_shown_, false)) append(1, erase_line);
   }
   void show_status() {
-    append(1, status_ + "\r");
+    append(1, status_);
+    append(1, "\r");
     is_status_shown_ = true;
   }
 
@@ -160,9 +161,14 @@ class OutputQueue {
       // Nobody reads it any more (`| head`). The ranks go on; that stream is silent.
       const int stream = piece.stream;
       closed_[stream] = true;
-      std::erase_if(pieces_, [stream](const Piece& p) { return p.stream == stream; });
+      std::deque<Piece> rest;
       bytes_ = 0;
-      for (const Piece& p : pieces_) bytes_ += p.text.size() - p.written;
+      for (Piece& p : pieces_) {
+        if (p.stream == stream) continue;
+        bytes_ += p.text.size() - p.written;
+        rest.push_back(std::move(p));
+      }
+      pieces_ = std::move(rest);
       return;
     }
     piece.written += static_cast<std::size_t>(n);
@@ -178,4 +184,4 @@ class OutputQueue {
   bool is_status_shown_ = false;  // once everything before it is written
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

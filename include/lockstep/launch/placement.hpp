@@ -13,7 +13,7 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 struct RankPlacement {
   /// Who says so, for messages: "torchrun", "Slurm".
@@ -37,24 +37,21 @@ struct RankPlacement {
   int report_fd = -1;
 };
 
-/// What does not fit together is found before anybody waits for anybody.
+/// Numbers that do not fit together are found before any rank waits for another.
 inline void check_placement(const RankPlacement& place) {
-  const std::string rank = std::to_string(place.rank.value());
-  const std::string world = std::to_string(place.world.value());
   if (place.world.value() == 0) {
-    throw Error("launch", place.launcher + " gives a world of zero ranks",
-                "a job has at least one rank");
+    fail("launch", {place.launcher, " gives a world of zero ranks"}, "a job has at least one rank");
   }
   if (place.rank >= Rank{place.world.value()}) {
-    throw Error("launch", place.launcher + " gives rank " + rank + " of a world of " + world,
-                "ranks count from 0 and stay below the world size");
+    fail("launch", {place.launcher, " gives rank ", place.rank, " of a world of ", place.world},
+         "ranks count from 0 and stay below the world size");
   }
   if (place.local_world > place.world.value() ||
       (place.local_world > 0 && place.local_rank >= place.local_world)) {
-    throw Error("launch",
-                place.launcher + " gives local rank " + std::to_string(place.local_rank) + " of " +
-                    std::to_string(place.local_world) + " in a world of " + world,
-                "local ranks count from 0 and stay below the number of ranks on the host");
+    fail("launch",
+         {place.launcher, " gives local rank ", place.local_rank, " of ", place.local_world,
+          " in a world of ", place.world},
+         "local ranks count from 0 and stay below the number of ranks on the host");
   }
 }
 
@@ -78,8 +75,7 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
 /// ranks may rightly know rank 0's host by different names.
 inline std::string derived_secret(std::string_view job, std::uint16_t port,
                                   std::string_view given) {
-  return "job " + std::to_string(job.size()) + ":" + std::string(job) + " port " +
-         std::to_string(port) + " secret " + std::string(given);
+  return text({"job ", job.size(), ":", job, " port ", port, " secret ", given});
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -8,9 +8,10 @@
 #include <cstddef>
 #include <string>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/launch/descriptor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 inline std::string random_bytes(std::size_t count) {
   std::string bytes(count, '\0');
@@ -19,8 +20,8 @@ inline std::string random_bytes(std::size_t count) {
     if (n > 0) {
       done += static_cast<std::size_t>(n);
     } else if (errno != EINTR) {
-      throw Error("launch", "the system has no random numbers: " + error_text(errno),
-                  "allow getrandom() where this runs");
+      fail("launch", {"the system has no random numbers: ", error_text(errno)},
+           "allow getrandom() where this runs");
     }
   }
   return bytes;
@@ -36,4 +37,4 @@ inline std::string random_id() {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

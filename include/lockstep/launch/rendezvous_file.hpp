@@ -10,21 +10,21 @@
 #include <chrono>
 #include <cstdio>
 #include <optional>
-#include <sstream>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <utility>
 
+#include "lockstep/core/thread.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/store_connection.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Written whole under another name and then renamed, readable by its owner only, removed when the
 /// job ends. A file that an earlier job has left behind does no harm: the secret in it is random,
-/// so no store answers to it, and who has read it reads again until rank 0 has replaced it. The
-/// file of a job that still runs is an error on rank 0.
+/// so no store answers to it, and a rank that has read it reads again until rank 0 has replaced it.
+/// The file of a job that still runs is an error on rank 0.
 class RendezvousFile {
  public:
   struct Contents {
@@ -34,17 +34,17 @@ class RendezvousFile {
   };
 
   RendezvousFile(std::string path, const Contents& contents) : path_(std::move(path)) {
-    const std::string temporary = path_ + "." + random_id();
+    const std::string temporary = text({path_, ".", random_id()});
     const Descriptor file(
         ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
-    text_ = std::string(title) + "\n" + contents.host + "\n" + std::to_string(contents.port) +
-            "\n" + contents.secret + "\n";
+    text_ =
+        text({title, "\n", contents.host, "\n", contents.port, "\n", contents.secret, "\n"});
     if (!file || !write_all(file.get(), text_) ||
         std::rename(temporary.c_str(), path_.c_str()) != 0) {
       const std::string why = error_text(errno);
       ::unlink(temporary.c_str());
-      throw Error("join", "rank 0 cannot write " + path_ + ": " + why,
-                  "give file:// a path in a folder that rank 0 may write to", Rank{0});
+      fail("join", {"rank 0 cannot write ", path_, ": ", why},
+           "give file:// a path in a folder that rank 0 may write to", Rank{0});
     }
   }
 
@@ -54,7 +54,7 @@ class RendezvousFile {
 
   ~RendezvousFile() {
     // Another job may have put its own in the place.
-    if (!path_.empty() && read_text(path_) == text_) ::unlink(path_.c_str());
+    if (!path_.empty() && read_file(path_.c_str()) == text_) ::unlink(path_.c_str());
   }
 
   /// The path, and the host by which rank 0 is known, out of `/path` or `/path?host=name`. Without
@@ -67,9 +67,8 @@ class RendezvousFile {
       text = text.substr(0, query);
     }
     if (text.size() < 2 || text.front() != '/' || host.empty()) {
-      throw Error(
-          "join", "'file://" + std::string(text) + "' names no file",
-          "write file:///absolute/path, or file:///absolute/path?host=name-of-rank-0's-host");
+      fail("join", {"'file://", text, "' names no file"},
+           "write file:///absolute/path, or file:///absolute/path?host=name-of-rank-0's-host");
     }
     return {std::string(text), host};
   }
@@ -85,39 +84,34 @@ class RendezvousFile {
           return *std::move(contents);
         }
       }
-      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+      sleep_for(std::chrono::milliseconds(10));
     } while (!deadline.passed());
-    throw Error("join",
-                "rank 0 did not open a store through " + path + " within " + seconds_text(timeout) +
-                    " (" + why + ")",
-                "check that rank 0 runs, as the same user, and was given the same file", rank);
+    fail("join",
+         {"rank 0 did not open a store through ", path, " within ", seconds_text(timeout), " (", why,
+          ")"},
+         "check that rank 0 runs, as the same user, and was given the same file", rank);
   }
 
   /// Refuses the file of a job that is running, and one that is something else altogether.
   static void check_unused(const std::string& path) {
     std::string why;
-    const std::string text = read_text(path);
-    if (!text.empty() && !text.starts_with(title)) {
-      throw Error("join", path + " exists and is not a file of lockstep's",
-                  "give file:// the path of a file that does not exist yet", Rank{0});
+    const std::string found = read_file(path.c_str());
+    if (!found.empty() && !found.starts_with(title)) {
+      fail("join", {path, " exists and is not a file of lockstep's"},
+           "give file:// the path of a file that does not exist yet", Rank{0});
     }
     const auto contents = read(path, why);
     if (!contents) return;
     const Deadline deadline = Deadline::after(std::chrono::seconds(1));
     if (connect_to_store(contents->host, contents->port, derive_key(contents->secret), deadline,
                          why)) {
-      throw Error("join", path + " is in use by another job",
-                  "give every job a file of its own, or wait until that job has ended", Rank{0});
+      fail("join", {path, " is in use by another job"},
+           "give every job a file of its own, or wait until that job has ended", Rank{0});
     }
   }
 
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
-
-  static std::string read_text(const std::string& path) {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    return file ? read_all(file.get()) : std::string();
-  }
 
   /// Only what this user has written is believed: the folder may be /tmp.
   static std::optional<Contents> read(const std::string& path, std::string& why) {
@@ -131,21 +125,24 @@ class RendezvousFile {
       why = "it belongs to another user";
       return std::nullopt;
     }
-    std::istringstream lines(read_all(file.get()));
-    std::string first;
-    std::string port;
-    Contents contents;
-    if (!std::getline(lines, first) || first != title || !std::getline(lines, contents.host) ||
-        !std::getline(lines, port) || !std::getline(lines, contents.secret)) {
+    const std::string bytes = read_all(file.get());
+    std::string_view lines[4];  // the title, the host, the port, the secret
+    std::size_t begin = 0;
+    for (std::string_view& line : lines) {
+      const std::size_t end = bytes.find('\n', begin);
+      if (end == std::string::npos) break;
+      line = std::string_view(bytes).substr(begin, end - begin);
+      begin = end + 1;
+    }
+    if (lines[0] != title || lines[3].empty()) {
       why = "it is not a file of lockstep's";
       return std::nullopt;
     }
-    contents.port = parse_port(path, port);
-    return contents;
+    return Contents{std::string(lines[1]), parse_port(path, lines[2]), std::string(lines[3])};
   }
 
   std::string path_;
   std::string text_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

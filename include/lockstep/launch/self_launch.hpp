@@ -8,7 +8,7 @@
 
 #include <algorithm>
 #include <cstdio>
-#include <iterator>
+#include <initializer_list>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,11 +19,12 @@
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/nodes.hpp"
 #include "lockstep/launch/options.hpp"
+#include "lockstep/launch/shared_gpus.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
 #include "lockstep/launch/terminal.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The path of this very program, so that `ps` shows ranks by its name; where another file has
 /// taken the path since (a rebuild), the kernel's link to the one that runs.
@@ -49,10 +50,16 @@ inline std::vector<std::string> inherited_environment() {
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
     const std::string_view name = text.substr(0, text.find('='));
-    if (std::find(std::begin(ours), std::end(ours), name) != std::end(ours)) continue;
-    variables.emplace_back(text);
+    bool is_ours = false;
+    for (std::string_view own : ours) is_ours = is_ours || own == name;
+    if (!is_ours) variables.emplace_back(text);
   }
   return variables;
+}
+
+/// Adds a text to a list: `name=value`, for an environment.
+inline void add(std::vector<std::string>& list, std::initializer_list<Word> words) {
+  list.push_back(text(words));
 }
 
 /// The pointers that execve wants.
@@ -106,13 +113,15 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   }
 
   std::vector<std::string> common = inherited_environment();
-  common.push_back("LOCKSTEP_WORLD_SIZE=" + std::to_string(options.nodes * processes));
-  common.push_back("LOCKSTEP_LOCAL_WORLD_SIZE=" + std::to_string(processes));
-  if (options.threads > 1) common.push_back("LOCKSTEP_THREADS=" + std::to_string(options.threads));
-  common.push_back("LOCKSTEP_STORE=" + endpoint_text(meeting.host, meeting.port));
-  common.push_back("LOCKSTEP_TIMEOUT=" + std::to_string(timeout.count() / 1000) + "." +
-                   std::to_string(1000 + timeout.count() % 1000).substr(1));
-  if (alone) common.push_back("LOCKSTEP_JOB=" + random_id());
+  const std::string milliseconds = text({1000 + timeout.count() % 1000});
+  const std::string job = alone ? random_id() : "";
+  add(common, {"LOCKSTEP_WORLD_SIZE=", options.nodes * processes});
+  add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
+  if (options.threads > 1) add(common, {"LOCKSTEP_THREADS=", options.threads});
+  add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
+  add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
+  if (alone) add(common, {"LOCKSTEP_JOB=", job});
+  const std::size_t gpus = gpus_in_sight();
   const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
   const std::vector<char*> arguments = pointers(options.rest);
@@ -128,15 +137,15 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       write_all(told.write.get(), secret);
       told.write.close();
       std::vector<std::string> variables = common;
-      variables.push_back("LOCKSTEP_RANK=" + std::to_string(process));
-      variables.push_back("LOCKSTEP_LOCAL_RANK=" + std::to_string(local));
-      variables.push_back("LOCKSTEP_SECRET_FD=" + std::to_string(told.read.get()));
-      variables.push_back("LOCKSTEP_REPORT_FD=" + std::to_string(report.write.get()));
+      add(variables, {"LOCKSTEP_RANK=", process});
+      add(variables, {"LOCKSTEP_LOCAL_RANK=", local});
+      add(variables, {"LOCKSTEP_SECRET_FD=", told.read.get()});
+      add(variables, {"LOCKSTEP_REPORT_FD=", report.write.get()});
       if (terminal.is_terminal) {
         const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
-        variables.push_back(std::string(columns_variable) + "=" +
-                            std::to_string(terminal.columns - taken));
+        add(variables, {columns_variable, "=", terminal.columns - taken});
       }
+      add_shared_gpu_variables(variables, job, rank, ranks, alone, gpus);
       const std::vector<char*> environment = pointers(variables);
       // The store's thread runs already: between fork and exec only what signal handlers may do.
       supervisor.start(rank, std::move(report.read), [&] {
@@ -147,19 +156,18 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
         [[maybe_unused]] const ssize_t n = ::write(2, message.data(), message.size());
       });
     }
+    const auto announce = [&](const std::string& why) { others->announce(why); };
     if (others) {
-      supervisor.connect(others->take_news(),
-                         [&](const std::string& why) { others->announce(why); });
+      supervisor.connect(others->take_news(), announce);
       others->start();
     }
     outcome = supervisor.run();
   }
-  const std::string text = summary(outcome);
-  write_all(2, text);
+  write_all(2, summary(outcome));
   int status = outcome.shell_status();
   if (others && status == 0) {
     if (const auto failure = others->leave()) {
-      write_all(2, "lockstep: " + *failure + "\n");
+      write_all(2, text({"lockstep: ", *failure, "\n"}));
       status = 1;
     }
   }
@@ -168,4 +176,4 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   return status;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::detail {
 
 struct SipKey {
   std::uint64_t low = 0;
@@ -58,4 +58,4 @@ constexpr SipKey derive_key(std::string_view secret) {
   return {sip_hash({0, 0}, secret), sip_hash({1, 0}, secret)};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -6,9 +6,10 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/launch/parse.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The first host of a list: `node[07-09,12],login` is node07, `rack[1-2]n[3-4]` is rack1n3.
 inline std::string first_slurm_host(std::string_view list) {
@@ -51,10 +52,8 @@ inline std::size_t slurm_tasks_on(std::string_view name, std::string_view counts
     if (node < first + nodes) return parse_number(name, item);
     first += nodes;
   }
-  throw Error("launch",
-              std::string(name) + " is '" + std::string(whole) + "' and has no node " +
-                  std::to_string(node),
-              "run the program with srun, which sets it");
+  fail("launch", {name, " is '", whole, "' and has no node ", node},
+       "run the program with srun, which sets it");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

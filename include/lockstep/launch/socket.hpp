@@ -6,20 +6,23 @@
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
+#include <poll.h>
 #include <sys/socket.h>
 
+#include <cerrno>
 #include <cstdint>
 #include <cstring>
 #include <memory>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/launch/descriptor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// `host:port` for messages; IPv6 addresses in brackets.
 inline std::string endpoint_text(const std::string& host, std::uint16_t port) {
   const bool bare_v6 = host.find(':') != std::string::npos;
-  return (bare_v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+  return bare_v6 ? text({"[", host, "]:", port}) : text({host, ":", port});
 }
 
 /// `localhost`, 127.0.0.0/8 and ::1, as they are written. Names are not looked up: a host's own
@@ -28,23 +31,27 @@ inline bool is_loopback(const std::string& host) {
   return host == "localhost" || host == "::1" || host.starts_with("127.");
 }
 
+struct FreeAddresses {
+  void operator()(addrinfo* list) const { ::freeaddrinfo(list); }
+};
+using Addresses = std::unique_ptr<addrinfo, FreeAddresses>;
+
 /// The addresses of a host; an empty host is every interface of this one. Empty when there are
 /// none, with the reason. Looking up a name takes as long as the resolver takes; no deadline
 /// applies.
-inline std::shared_ptr<addrinfo> resolve(const std::string& host, std::uint16_t port,
-                                         std::string& why) {
+inline Addresses resolve(const std::string& host, std::uint16_t port, std::string& why) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
   addrinfo* found = nullptr;
   const int status = ::getaddrinfo(host.empty() ? nullptr : host.c_str(),
-                                   std::to_string(port).c_str(), &hints, &found);
+                                   text({port}).c_str(), &hints, &found);
   if (status != 0) {
-    why = "host " + host + ": " + ::gai_strerror(status);
+    why = text({"host ", host, ": ", ::gai_strerror(status)});
     return nullptr;
   }
-  return {found, ::freeaddrinfo};
+  return Addresses(found);
 }
 
 /// What every connection of the store wants: no delay for small messages, and an end, within a
@@ -94,11 +101,11 @@ inline Descriptor listen_on(const std::string& host, std::uint16_t port) {
   int error = 0;
   Descriptor fd = try_listen(host, port, error);
   if (fd) return fd;
-  throw Error("listen",
-              "port " + std::to_string(port) + " of " + (host.empty() ? "this host" : host) +
-                  " cannot be listened on: " + error_text(error),
-              error == EADDRINUSE ? "choose another port, or end the program that has this one"
-                                  : "give an address of this host and a port it may use");
+  fail("listen",
+       {"port ", port, " of ", host.empty() ? "this host" : host.c_str(),
+        " cannot be listened on: ", error_text(error)},
+       error == EADDRINUSE ? "choose another port, or end the program that has this one"
+                           : "give an address of this host and a port it may use");
 }
 
 /// The port a socket is bound to: which one the system chose for port 0.
@@ -199,4 +206,4 @@ inline Transfer write_exact(int fd, const void* data, std::size_t size, Deadline
   return Transfer::complete;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -1,7 +1,93 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The key-value store by which ranks find each other: `StoreServer`, which one process of a
-/// job runs, and `Store`, which every rank has.
+/// @file The store as a rank sees it: keys and values that all ranks of a job share.
 
-#include "lockstep/launch/store_client.hpp"
-#include "lockstep/launch/store_server.hpp"
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep {
+
+namespace detail {
+class StoreClient;
+}
+
+/// A client of the job's store. Any number of threads may use one: each request takes a connection
+/// of its own for as long as it lasts, an idle one or a new one. A wait is then a request like any
+/// other, answered by the server the moment it can be, and never keeps another thread from its
+/// request; polling in slices over one connection would cost either latency or fairness.
+///
+/// A request is never repeated by itself: after an error nobody knows whether an `add` was done.
+class Store {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  /// Connects, trying again until the store is there or the time is over. `timeout` is also the
+  /// limit for requests that are not given one of their own.
+  Store(const std::string& host, std::uint16_t port, const std::string& secret,
+        Milliseconds timeout);
+
+  /// The same with several ports, of which one is the store's; the others are refused, silent, or
+  /// do not know the secret, and are skipped.
+  Store(const std::string& host, std::span<const std::uint16_t> ports, const std::string& secret,
+        Milliseconds timeout);
+  Store(Store&&) noexcept;
+  Store& operator=(Store&&) noexcept;
+  ~Store();
+
+  std::uint16_t port() const;
+  Milliseconds timeout() const;
+  /// For requests to come. The shorter, the sooner a store that does not answer is an error.
+  void set_timeout(Milliseconds timeout);
+
+  /// Stores a value, in the place of an earlier one.
+  void set(std::string_view key, std::string_view value);
+
+  /// The value of a key, as soon as a rank has set it.
+  std::string get(std::string_view key) { return get(key, timeout()); }
+  std::string get(std::string_view key, Milliseconds timeout);
+
+  /// The value of a key if it has one now, or gets one in that time.
+  std::optional<std::string> try_get(std::string_view key,
+                                     Milliseconds timeout = Milliseconds(0));
+
+  /// Waits until all keys have been set.
+  void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
+  void wait(const std::vector<std::string>& keys, Milliseconds timeout);
+
+  /// Adds to a number, which begins at 0, in one indivisible step; what it is then.
+  std::int64_t add(std::string_view key, std::int64_t delta);
+
+  /// Sets `desired` if the value is `expected`, or if there is none and `expected` is empty, in one
+  /// indivisible step. The value now stored; `expected` where none was and none was set.
+  std::string compare_set(std::string_view key, std::string_view expected,
+                          std::string_view desired);
+
+  /// Removes a key; whether it was there.
+  bool erase(std::string_view key);
+
+  /// Waits until all ranks of the world have come to the barrier of this name, which can then be
+  /// used again. A rank whose time is over, or that dies, no longer counts as having come. Ranks:
+  /// all must call. Host: blocks. Stream: none.
+  void barrier(std::string_view name, Rank rank, WorldSize world) {
+    barrier(name, rank, world, timeout());
+  }
+  void barrier(std::string_view name, Rank rank, WorldSize world, Milliseconds timeout);
+
+ private:
+  std::unique_ptr<detail::StoreClient> client_;
+};
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/launch/store.ipp"
+#endif

@@ -9,9 +9,9 @@
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// A connection that has shown to be to the store with this key, or an empty one and the reason.
+/// A connection to a store that has proved to have this key, or an empty one and the reason.
 inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
                                    Deadline deadline, std::string& why) {
   using namespace store_protocol;
@@ -28,7 +28,8 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   }
   const std::string_view server_nonce(hello + magic.size(), nonce_bytes);
   const std::string client_nonce = random_bytes(nonce_bytes);
-  const std::string answer = client_nonce + tag(key, "client", server_nonce, client_nonce);
+  const std::string answer =
+      text({client_nonce, tag(key, "client", server_nonce, client_nonce)});
   char proof[tag_bytes];
   if (write_exact(socket.get(), answer.data(), answer.size(), limit) != Transfer::complete ||
       read_exact(socket.get(), proof, sizeof proof, limit) != Transfer::complete ||
@@ -53,4 +54,4 @@ inline Transfer exchange(int socket, std::string_view request, std::string& repl
   return read_exact(socket, reply.data(), size, deadline);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -19,9 +19,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/launch/sip_hash.hpp"
 
-namespace lockstep {
-
-namespace store_protocol {
+namespace lockstep::detail::store_protocol {
 
 inline constexpr std::string_view magic = "LOCKSTP1";
 inline constexpr std::size_t nonce_bytes = 16;
@@ -64,8 +62,10 @@ class Writer {
   const std::string& bytes() const { return bytes_; }
 
  private:
-  Writer& integer(std::uint64_t n, int count) {
-    for (int i = 0; i < count; ++i) byte(static_cast<std::uint8_t>(n >> (8 * i)));
+  Writer& integer(std::uint64_t n, std::size_t count) {
+    char bytes[8];
+    for (std::size_t i = 0; i < count; ++i) bytes[i] = static_cast<char>(n >> (8 * i));
+    bytes_.append(bytes, count);
     return *this;
   }
 
@@ -131,6 +131,4 @@ inline bool same_tag(std::string_view a, std::string_view b) {
   return difference == 0;
 }
 
-}  // namespace store_protocol
-
-}  // namespace lockstep
+}  // namespace lockstep::detail::store_protocol

@@ -4,22 +4,27 @@
 
 #include <sys/eventfd.h>
 
-#include <algorithm>
 #include <atomic>
-#include <csignal>
+#include <cerrno>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <memory>
-#include <optional>
 #include <string>
-#include <thread>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/random.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/launch/store_table.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Serves keys and values to those who know the secret. It listens on loopback unless told
 /// otherwise; an empty host means every interface, port 0 a free one.
@@ -27,8 +32,8 @@ namespace lockstep {
 /// Strangers cost little: a connection has `handshake_limit` to prove itself in 24 bytes, is closed
 /// at the first wrong one, and at most `max_strangers` are open at a time. Clients are trusted not
 /// to fill the memory, but not to be well: a broken frame, a reset or a death ends that connection
-/// and nothing else. A connection has one request in progress; what it sends meanwhile stays in
-/// its socket, so nobody can make the server hold more than one request and one reply for them.
+/// and nothing else. A connection has one request in progress; the bytes it sends meanwhile stay in
+/// its socket, so no client can make the server hold more than one request and one reply for it.
 class StoreServer {
  public:
   static constexpr std::size_t max_strangers = 64;
@@ -44,30 +49,24 @@ class StoreServer {
         port_(local_port(listener_.get())),
         wake_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
     if (!wake_) {
-      throw Error("store", "no eventfd could be made: " + error_text(errno),
-                  "raise the limit on open files (ulimit -n)");
+      fail("store", {"no eventfd could be made: ", error_text(errno)},
+           "raise the limit on open files (ulimit -n)");
     }
-    // Signals are the program's business: none may be delivered to a thread it does not know of.
-    sigset_t all;
-    sigset_t before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
-    thread_ = std::thread([this] {
-      run();
-      listener_.close();
-      connections_.clear();
-      clients_ = 0;
-    });
-    ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    thread_ = Thread(
+        "lockstep store",
+        [this] {
+          run();
+          close();
+        },
+        [this](const std::exception_ptr& thrown) {  // ranks then find the store closed
+          write_all(2, text({"lockstep: the job's store ended: ", Failure::of(thrown).problem, "\n"}));
+          close();
+        });
   }
 
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
-
-  ~StoreServer() {
-    shut_down();
-    thread_.join();
-  }
+  ~StoreServer() { shut_down(); }
 
   std::uint16_t port() const { return port_; }
 
@@ -82,16 +81,23 @@ class StoreServer {
     [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
   }
 
-  /// Waits until every client has gone: who hosts the store must not leave before the others have.
+  /// Waits until every client has gone: the process that hosts the store must not leave before the
+  /// others have.
   bool wait_until_unused(Deadline deadline) const {
     while (clients() > 0) {
       if (deadline.passed()) return false;
-      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+      sleep_for(std::chrono::milliseconds(2));
     }
     return true;
   }
 
  private:
+  void close() {
+    listener_.close();
+    connections_.clear();
+    clients_ = 0;
+  }
+
   struct Connection {
     Descriptor socket;
     std::string nonce;
@@ -100,9 +106,9 @@ class StoreServer {
     bool dead = false;
     std::string input;
     std::string output;
-    std::optional<ParkedRequest> parked;
+    StoreWait wait;
 
-    bool is_busy() const { return parked.has_value() || !output.empty(); }
+    bool is_busy() const { return wait.is_waiting || !output.empty(); }
   };
 
   void run() {
@@ -118,7 +124,7 @@ class StoreServer {
         if (!c.is_busy()) events |= POLLIN;
         polled.push_back({c.socket.get(), events, 0});
         if (!c.authenticated) next = sooner(next, handshake_deadline(c));
-        if (c.parked) next = sooner(next, c.parked->deadline);
+        if (c.wait.is_waiting) next = sooner(next, c.wait.deadline);
       }
       if (::poll(polled.data(), polled.size(), next.poll_timeout()) < 0 && errno != EINTR) return;
       if (polled[0].revents != 0) return;
@@ -182,15 +188,17 @@ class StoreServer {
         return;
       }
       if (c.input.size() - 4 < size) return;
-      const auto reply = table_.serve(std::string_view(c.input).substr(4, size), c.parked);
+      std::string reply;
+      table_.serve(std::string_view(c.input).substr(4, size), reply, c.wait);
       c.input.erase(0, 4 + size);
-      if (reply) {
-        c.output = store_protocol::frame(*reply);
-        send_output(c);
-      } else if (!c.parked) {
-        c.dead = true;
-      }
+      if (!c.wait.is_waiting) send_reply(c, reply);
     }
+  }
+
+  void send_reply(Connection& c, const std::string& reply) {
+    c.dead = reply.empty();
+    c.output = store_protocol::frame(reply);
+    if (!c.dead) send_output(c);
   }
 
   void send_output(Connection& c) {
@@ -206,32 +214,32 @@ class StoreServer {
     c.output.erase(0, sent);
   }
 
-  /// After every round: who waited and need not any more, whose time is over, who has gone. Replies
-  /// can let the next request of a connection through, which can change the table again.
+  /// After every round: answers requests that need not wait any more or whose time is over, and
+  /// drops connections that have gone. Replies can let the next request of a connection through,
+  /// which can change the table again.
   void settle() {
     for (bool again = true; again;) {
       again = false;
       for (const auto& connection : connections_) {
         Connection& c = *connection;
-        if (c.dead || !c.parked) continue;
-        auto reply = table_.answer(*c.parked);
-        if (!reply && c.parked->deadline.passed()) reply = table_.give_up(*c.parked);
-        if (!reply) continue;
-        c.parked.reset();
-        c.output = store_protocol::frame(*reply);
-        send_output(c);
+        if (c.dead || !c.wait.is_waiting) continue;
+        std::string reply;
+        table_.try_answer(reply, c.wait);
+        if (c.wait.is_waiting) continue;
+        send_reply(c, reply);
         serve_input(c);
         again = true;
       }
     }
-    for (const auto& connection : connections_) {
+    std::size_t kept = 0;
+    for (auto& connection : connections_) {
       Connection& c = *connection;
       if (!c.authenticated && handshake_deadline(c).passed()) c.dead = true;
-      if (!c.dead) continue;
-      if (c.parked) table_.withdraw(*c.parked);
-      if (c.authenticated) --clients_;
+      if (c.dead && c.wait.is_waiting) table_.withdraw(c.wait);
+      if (c.dead && c.authenticated) --clients_;
+      if (!c.dead) std::swap(connections_[kept++], connection);
     }
-    std::erase_if(connections_, [](const auto& c) { return c->dead; });
+    while (connections_.size() > kept) connections_.pop_back();
   }
 
   static Deadline handshake_deadline(const Connection& c) {
@@ -243,14 +251,13 @@ class StoreServer {
   /// When strangers take all places, the oldest makes room, but not before it had the time that an
   /// honest client needs. So neither idle strangers nor a thousand ranks at once lock ranks out.
   bool may_accept(Deadline& next) {
-    if (accept_pause_ && !accept_pause_->passed()) {
-      next = sooner(next, *accept_pause_);
+    if (!accept_after_.passed()) {
+      next = sooner(next, accept_after_);
       return false;
     }
-    accept_pause_.reset();
     if (strangers() < max_strangers) return true;
-    const auto oldest = std::find_if(connections_.begin(), connections_.end(),
-                                     [](const auto& c) { return !c->authenticated; });
+    auto oldest = connections_.begin();
+    while ((*oldest)->authenticated) ++oldest;
     const Deadline fair = Deadline::at((*oldest)->since + std::chrono::milliseconds(200));
     if (!fair.passed()) {
       next = sooner(next, fair);
@@ -265,14 +272,14 @@ class StoreServer {
       Descriptor socket = accept_now(listener_.get());
       if (!socket) {
         // Out of descriptors: the listener stays readable, so look again later instead of spinning.
-        if (errno != EAGAIN) accept_pause_ = Deadline::after(std::chrono::milliseconds(50));
+        if (errno != EAGAIN) accept_after_ = Deadline::after(std::chrono::milliseconds(50));
         return;
       }
       auto c = std::make_unique<Connection>();
       c->socket = std::move(socket);
       c->nonce = random_bytes(store_protocol::nonce_bytes);
       c->since = Deadline::Clock::now();
-      const std::string hello = std::string(store_protocol::magic) + c->nonce;
+      const std::string hello = text({store_protocol::magic, c->nonce});
       // A new socket's buffer takes 24 bytes; a peer that has gone already is noticed by poll().
       [[maybe_unused]] const ssize_t n =
           ::send(c->socket.get(), hello.data(), hello.size(), MSG_NOSIGNAL);
@@ -289,9 +296,9 @@ class StoreServer {
   // The thread's own.
   StoreTable table_;
   std::vector<std::unique_ptr<Connection>> connections_;
-  std::optional<Deadline> accept_pause_;
+  Deadline accept_after_ = Deadline::after(std::chrono::milliseconds(0));
 
-  std::thread thread_;
+  Thread thread_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -3,108 +3,185 @@
 /// @file What the store does with requests, apart from sockets: keys, values, barriers, and
 /// requests that wait.
 
-#include <algorithm>
 #include <charconv>
+#include <chrono>
 #include <cstdint>
 #include <map>
-#include <optional>
 #include <string>
 #include <string_view>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// A request that was put aside until keys appear, a barrier fills, or its time is over.
-struct ParkedRequest {
+/// A client's request, as long as the client waits until keys appear, a barrier fills, or its time
+/// is over.
+struct StoreWait {
   store_protocol::Operation operation{};
   Deadline deadline = Deadline::never();
-  /// get: the one key. wait: those not seen yet; each is taken off once, whatever happens to it
-  /// later, so that a long list costs its length and not its length at every change.
+  /// get: the one key. barrier: its name. wait: the keys not seen yet; each is taken off once, even
+  /// if it is erased later, so that a long list costs its length and not its length at every change.
   std::vector<std::string> keys;
-  std::string barrier;
   std::uint32_t rank = 0;
+  bool is_waiting = false;
 };
 
 class StoreTable {
  public:
-  /// The reply, or nothing when the request has to wait: then `parked` says for what. Nothing and
-  /// no `parked` is for requests that are no requests; their sender is not worth an answer.
-  std::optional<std::string> serve(std::string_view body, std::optional<ParkedRequest>& parked) {
-    using enum store_protocol::Operation;
+  /// Writes the reply, or leaves it empty: then either `wish` is waiting, or the bytes are no
+  /// request and their sender is not worth an answer.
+  void serve(std::string_view body, std::string& reply, StoreWait& wish) {
     store_protocol::Reader request(body);
-    const auto operation = static_cast<store_protocol::Operation>(request.byte());
+    wish.operation = static_cast<Operation>(request.byte());
     const std::string key(request.text());
-    if (!request.ok() || key.size() > store_protocol::max_key_bytes) return std::nullopt;
-    switch (operation) {
-      case set: {
-        std::string value(request.text());
-        if (!request.ok() || value.size() > store_protocol::max_value_bytes) return std::nullopt;
-        values_[key] = std::move(value);
-        return reply(Status::ok);
+    if (key.size() > store_protocol::max_key_bytes) return;
+    switch (wish.operation) {
+      case Operation::set: {
+        const std::string_view value = request.text();
+        if (!is_value(request, value)) return;
+        values_[key] = value;
+        return answer(reply, Status::ok);
       }
-      case get: {
-        ParkedRequest wish{operation, limit(request.u64()), {key}, {}, 0};
-        if (!request.ok()) return std::nullopt;
-        return answer_or_park(std::move(wish), parked);
-      }
-      case wait: {
-        ParkedRequest wish{operation, limit(request.u64()), {}, {}, 0};
+      case Operation::get:
+      case Operation::wait:
+      case Operation::barrier: {
+        const std::uint32_t world = read_rank(request, wish);
+        wish.deadline = limit(request.u64());
+        wish.keys.clear();
+        if (wish.operation != Operation::wait) wish.keys.push_back(key);
         while (request.ok() && !request.at_end()) wish.keys.emplace_back(request.text());
-        if (!request.ok()) return std::nullopt;
-        return answer_or_park(std::move(wish), parked);
+        if (!request.ok()) return;
+        if (wish.operation == Operation::barrier && !arrive(wish, world, reply)) return;
+        return try_answer(reply, wish);
       }
-      case add: {
-        const auto delta = request.u64();
-        if (!request.ok()) return std::nullopt;
-        return added(key, delta);
+      case Operation::add: {
+        const std::uint64_t delta = request.u64();
+        if (request.ok()) add_to(values_[key], delta, reply);
+        return;
       }
-      case compare_set: {
+      case Operation::compare_set: {
         const std::string_view expected = request.text();
         const std::string_view desired = request.text();
-        if (!request.ok() || desired.size() > store_protocol::max_value_bytes) return std::nullopt;
-        return compared(key, expected, desired);
+        if (is_value(request, desired)) compare_and_set(key, expected, desired, reply);
+        return;
       }
-      case erase:
-        return reply(values_.erase(key) > 0 ? Status::ok : Status::absent);
-      case barrier: {
-        const std::uint32_t rank = request.u32();
-        const std::uint32_t world = request.u32();
-        ParkedRequest wish{operation, limit(request.u64()), {}, key, rank};
-        if (!request.ok()) return std::nullopt;
-        return arrived(std::move(wish), world, parked);
-      }
+      case Operation::erase:
+        if (!request.ok()) return;
+        return answer(reply, values_.erase(key) > 0 ? Status::ok : Status::absent);
     }
-    return std::nullopt;
   }
 
-  /// The reply to a request that waits, if it can be given now.
-  std::optional<std::string> answer(ParkedRequest& wish) {
-    using enum store_protocol::Operation;
-    if (wish.operation == get) {
+  /// Answers a request that waits, if that can be done now or its time is over.
+  void try_answer(std::string& reply, StoreWait& wish) {
+    wish.is_waiting = false;
+    if (wish.operation == Operation::barrier) {
+      if (!is_open(wish)) return answer(reply, Status::ok);
+    } else if (wish.operation == Operation::get) {
       const auto found = values_.find(wish.keys.front());
-      if (found != values_.end()) return reply(Status::ok, found->second);
-    } else if (wish.operation == wait) {
+      if (found != values_.end()) return answer(reply, Status::ok, found->second);
+    } else {
       while (!wish.keys.empty() && values_.contains(wish.keys.back())) wish.keys.pop_back();
-      if (wish.keys.empty()) return reply(Status::ok);
-    } else if (!is_waiting(wish)) {
-      return reply(Status::ok);
+      if (wish.keys.empty()) return answer(reply, Status::ok);
     }
-    return std::nullopt;
+    wish.is_waiting = !wish.deadline.passed();
+    if (!wish.is_waiting) give_up(reply, wish);
+  }
+
+  /// Forgets a waiting request whose client has gone: it no longer counts in its barrier.
+  void withdraw(const StoreWait& wish) {
+    if (wish.operation != Operation::barrier || !is_open(wish)) return;
+    const auto open = barriers_.find(wish.keys.front());
+    open->second[wish.rank] = absent;
+    if (open->second.find(present) == std::string::npos) barriers_.erase(open);
+  }
+
+ private:
+  using Operation = store_protocol::Operation;
+  using Status = store_protocol::Status;
+
+  /// The marks of a barrier's ranks.
+  static constexpr char absent = '-';
+  static constexpr char present = '+';
+
+  static Deadline limit(std::uint64_t milliseconds) {
+    const std::uint64_t year = 366ull * 24 * 3600 * 1000;  // beyond it, Deadline says never
+    return Deadline::after(
+        std::chrono::milliseconds(milliseconds < year ? milliseconds : year));
+  }
+
+  static void answer(std::string& reply, Status status, std::string_view text = {}) {
+    reply = store_protocol::Writer{}.byte(static_cast<std::uint8_t>(status)).text(text).bytes();
+  }
+
+  static bool is_value(const store_protocol::Reader& request, std::string_view value) {
+    return request.ok() && value.size() <= store_protocol::max_value_bytes;
+  }
+
+  /// What a barrier's request says before its time limit: the rank, and the world.
+  static std::uint32_t read_rank(store_protocol::Reader& request, StoreWait& wish) {
+    if (wish.operation != Operation::barrier) return 0;
+    wish.rank = request.u32();
+    return request.u32();
+  }
+
+  /// Numbers are kept as text, so that `get` and `compare_set` see them too.
+  static void add_to(std::string& value, std::uint64_t delta, std::string& reply) {
+    std::int64_t number = 0;
+    if (!value.empty()) {
+      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
+      if (error != std::errc{} || end != value.data() + value.size()) {
+        return answer(reply, Status::refused, "its value is not a number");
+      }
+    }
+    value = text({static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + delta)});
+    answer(reply, Status::ok, value);
+  }
+
+  void compare_and_set(const std::string& key, std::string_view expected, std::string_view desired,
+                       std::string& reply) {
+    const auto found = values_.find(key);
+    if (found == values_.end() && !expected.empty()) return answer(reply, Status::ok, expected);
+    std::string& value = found == values_.end() ? values_[key] : found->second;
+    if (value == expected) value = desired;
+    answer(reply, Status::ok, value);
+  }
+
+  /// Notes a rank's arrival. False where the reply says what is wrong with it.
+  bool arrive(const StoreWait& wish, std::uint32_t world, std::string& reply) {
+    const std::uint32_t rank = wish.rank;
+    if (rank >= world || world > max_world) {
+      answer(reply, Status::refused, text({"rank ", rank, " is not in a world of ", world}));
+      return false;
+    }
+    std::string& marks = barriers_[wish.keys.front()];
+    if (marks.empty()) marks.assign(world, absent);
+    if (marks.size() != world) {
+      answer(reply, Status::refused,
+             text({"others wait in it as a world of ", marks.size(), ", and this rank counts ",
+                   world}));
+      return false;
+    }
+    if (marks[rank] == present) {
+      answer(reply, Status::refused, text({"rank ", rank, " waits in it already"}));
+      return false;
+    }
+    marks[rank] = present;
+    if (marks.find(absent) == std::string::npos) barriers_.erase(wish.keys.front());
+    return true;
   }
 
   /// The reply to a request whose time is over: what it still misses. A barrier goes on without it.
-  std::string give_up(const ParkedRequest& wish) {
+  void give_up(std::string& reply, const StoreWait& wish) {
     store_protocol::Writer out;
     out.byte(static_cast<std::uint8_t>(Status::missing));
-    if (wish.operation == store_protocol::Operation::barrier) {
-      const Barrier& open = barriers_.at(wish.barrier);
-      for (std::size_t r = 0; r < open.arrived.size(); ++r) {
-        if (!open.arrived[r]) out.text(std::to_string(r));
+    if (wish.operation == Operation::barrier) {
+      const std::string& marks = barriers_[wish.keys.front()];
+      for (std::size_t r = 0; r < marks.size(); ++r) {
+        if (marks[r] == absent) out.text(text({r}));
       }
       withdraw(wish);
     } else {
@@ -112,107 +189,22 @@ class StoreTable {
         if (!values_.contains(key)) out.text(key);
       }
     }
-    return out.bytes();
-  }
-
-  /// Forgets a waiting request whose client has gone: it no longer counts in its barrier.
-  void withdraw(const ParkedRequest& wish) {
-    if (wish.operation != store_protocol::Operation::barrier || !is_waiting(wish)) return;
-    Barrier& open = barriers_.at(wish.barrier);
-    open.arrived[wish.rank] = false;
-    if (--open.count == 0) barriers_.erase(wish.barrier);
-  }
-
- private:
-  using Status = store_protocol::Status;
-
-  /// A barrier that some have reached. It exists only until all have: names can be used again.
-  struct Barrier {
-    std::vector<bool> arrived;
-    std::size_t count = 0;
-  };
-
-  static Deadline limit(std::uint64_t milliseconds) {
-    const std::uint64_t year = 366ull * 24 * 3600 * 1000;  // beyond it, Deadline says never
-    return Deadline::after(
-        std::chrono::milliseconds(static_cast<std::int64_t>(std::min(milliseconds, year))));
-  }
-
-  static std::string reply(Status status, std::string_view text = {}) {
-    return store_protocol::Writer{}.byte(static_cast<std::uint8_t>(status)).text(text).bytes();
-  }
-
-  std::optional<std::string> answer_or_park(ParkedRequest wish,
-                                            std::optional<ParkedRequest>& parked) {
-    if (auto now = answer(wish)) return now;
-    if (wish.deadline.passed()) return give_up(wish);
-    parked = std::move(wish);
-    return std::nullopt;
-  }
-
-  /// Numbers are kept as text, so that `get` and `compare_set` see them too.
-  std::string added(const std::string& key, std::uint64_t delta) {
-    std::string& value = values_[key];
-    std::int64_t number = 0;
-    if (!value.empty()) {
-      const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-      if (error != std::errc{} || end != value.data() + value.size()) {
-        return reply(Status::refused, "its value is not a number");
-      }
-    }
-    value = std::to_string(static_cast<std::int64_t>(static_cast<std::uint64_t>(number) + delta));
-    return reply(Status::ok, value);
-  }
-
-  std::string compared(const std::string& key, std::string_view expected,
-                       std::string_view desired) {
-    const auto found = values_.find(key);
-    if (found == values_.end()) {
-      if (!expected.empty()) return reply(Status::ok, expected);
-      values_.emplace(key, desired);
-      return reply(Status::ok, desired);
-    }
-    if (found->second == expected) found->second = desired;
-    return reply(Status::ok, found->second);
-  }
-
-  std::optional<std::string> arrived(ParkedRequest wish, std::uint32_t world,
-                                     std::optional<ParkedRequest>& parked) {
-    if (wish.rank >= world || world > max_world) {
-      return reply(Status::refused, "rank " + std::to_string(wish.rank) + " is not in a world of " +
-                                        std::to_string(world));
-    }
-    Barrier& open = barriers_[wish.barrier];
-    if (open.count == 0) open.arrived.assign(world, false);
-    if (open.arrived.size() != world) {
-      return reply(Status::refused, "others wait in it as a world of " +
-                                        std::to_string(open.arrived.size()) +
-                                        ", and this rank counts " + std::to_string(world));
-    }
-    if (open.arrived[wish.rank]) {
-      return reply(Status::refused, "rank " + std::to_string(wish.rank) + " waits in it already");
-    }
-    open.arrived[wish.rank] = true;
-    if (++open.count == world) {
-      barriers_.erase(wish.barrier);
-      return reply(Status::ok);
-    }
-    if (wish.deadline.passed()) return give_up(wish);
-    parked = std::move(wish);
-    return std::nullopt;
+    reply = out.bytes();
   }
 
   /// Whether the barrier this request waits in is still open.
-  bool is_waiting(const ParkedRequest& wish) const {
-    const auto open = barriers_.find(wish.barrier);
-    return open != barriers_.end() && open->second.arrived.size() > wish.rank &&
-           open->second.arrived[wish.rank];
+  bool is_open(const StoreWait& wish) const {
+    const auto open = barriers_.find(wish.keys.front());
+    return open != barriers_.end() && open->second.size() > wish.rank &&
+           open->second[wish.rank] == present;
   }
 
   static constexpr std::uint32_t max_world = 1u << 20;
 
-  std::unordered_map<std::string, std::string> values_;
-  std::map<std::string, Barrier> barriers_;
+  std::map<std::string, std::string> values_;
+  /// Barriers that some ranks have reached, with a mark for each rank. They exist only until all
+  /// have: names can be used again.
+  std::map<std::string, std::string> barriers_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -11,12 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <ctime>
-#include <functional>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/function_ref.hpp"
 #include "lockstep/launch/child.hpp"
 #include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/outcome.hpp"
@@ -24,13 +24,13 @@
 #include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/terminal.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-/// Whether the supervisor prints why ranks failed, or leaves that to whoever gets the outcome.
+/// Whether the supervisor prints why ranks failed, or leaves that to its caller.
 enum class Failures { printed, returned };
 
 /// How long ranks have between SIGTERM and SIGKILL. Two seconds remain of the ten after which the
-/// job must be over. LOCKSTEP_GRACE_SECONDS is another.
+/// job must be over. LOCKSTEP_GRACE_SECONDS sets another time.
 inline std::chrono::milliseconds termination_grace() {
   const char* text = std::getenv("LOCKSTEP_GRACE_SECONDS");
   if (text == nullptr) return std::chrono::seconds(8);
@@ -38,7 +38,7 @@ inline std::chrono::milliseconds termination_grace() {
 }
 
 /// What stands before everything a rank prints.
-inline std::string line_prefix(Rank rank) { return "[rank " + std::to_string(rank.value()) + "] "; }
+inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "}); }
 
 /// Starts ranks and looks after them in one poll() loop. While it exists, SIGINT, SIGTERM and
 /// SIGHUP are blocked in this thread and read by the loop, unless they were ignored before (nohup).
@@ -65,8 +65,8 @@ class Supervisor {
     if (!signals_) {
       const std::string why = error_text(errno);
       ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
-      throw Error("launch", "signals cannot be watched (signalfd): " + why,
-                  "raise the limit on open files (ulimit -n)");
+      fail("launch", {"signals cannot be watched (signalfd): ", why},
+           "raise the limit on open files (ulimit -n)");
     }
   }
 
@@ -89,17 +89,17 @@ class Supervisor {
 
   /// Starts one rank: `body` runs in a forked process and must not return. What it writes to the
   /// other end of `report`, a `Failure`, is why it failed.
-  template <class Body>
-  void start(Rank rank, Descriptor report, Body&& body) {
-    children_.push_back(
-        start_child(rank, std::move(report), mask_before_, std::forward<Body>(body)));
+  void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
+    children_.push_back(start_child(rank, std::move(report), mask_before_, body));
   }
+
+  using Tell = FunctionRef<void(const std::string&)>;
 
   /// Connects this supervisor to those of the job's other nodes: what can be read from `news` is
   /// why the job has failed there, and `tell` is called with why it fails here.
-  void connect(Descriptor news, std::function<void(const std::string&)> tell) {
+  void connect(Descriptor news, Tell tell) {
     news_ = std::move(news);
-    tell_ = std::move(tell);
+    tell_ = tell;
   }
 
   /// Passes output on until every rank has ended. Failure of one, or a signal, ends all: SIGTERM,
@@ -117,7 +117,7 @@ class Supervisor {
     }
     queue_.drop_status();
     write_queue();
-    return outcome_;
+    return std::move(outcome_);
   }
 
  private:
@@ -132,16 +132,17 @@ class Supervisor {
   bool awaits_news() const { return news_ && settled_at_ && !kill_at_; }
 
   void wait_for_events() {
-    std::vector<pollfd> polled;
-    polled.push_back({signals_.get(), POLLIN, 0});
-    polled.push_back({queue_.is_empty() ? -1 : queue_.next_stream(), POLLOUT, 0});
-    polled.push_back({news_.get(), POLLIN, 0});
+    std::vector<pollfd> polled(3 + 4 * children_.size(), pollfd{-1, POLLIN, 0});
+    polled[0].fd = signals_.get();
+    if (!queue_.is_empty()) polled[1] = {queue_.next_stream(), POLLOUT, 0};
+    polled[2].fd = news_.get();
     // poll() passes over negative descriptors: closed pipes, and all while the queue is full.
-    for (const Child& child : children_) {
-      polled.push_back({child.running ? child.handle.get() : -1, POLLIN, 0});
-      polled.push_back({queue_.is_full() ? -1 : child.out.get(), POLLIN, 0});
-      polled.push_back({queue_.is_full() ? -1 : child.err.get(), POLLIN, 0});
-      polled.push_back({child.report.get(), POLLIN, 0});
+    for (std::size_t i = 0; i < children_.size(); ++i) {
+      const Child& child = children_[i];
+      if (child.running) polled[4 * i + 3].fd = child.handle.get();
+      if (!queue_.is_full()) polled[4 * i + 4].fd = child.out.get();
+      if (!queue_.is_full()) polled[4 * i + 5].fd = child.err.get();
+      polled[4 * i + 6].fd = child.report.get();
     }
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
@@ -157,7 +158,7 @@ class Supervisor {
       drain(child);
       failed.push_back({child.rank, child.status, Failure::from_bytes(child.report_bytes)});
     }
-    judge(std::move(failed));
+    judge(failed);
     for (std::size_t i = 0; i < children_.size(); ++i) {
       for (std::size_t stream : {1, 2, 3}) {
         if (polled[4 * i + 3 + stream].revents != 0) {
@@ -167,43 +168,46 @@ class Supervisor {
     }
   }
 
-  /// Finds the first failure and ends the rest. Who only felt another rank's failure may well be
-  /// noticed before that one is through with ending: it gets a moment to do so and to say why.
-  void judge(std::vector<RankEnd> failed) {
-    std::ranges::stable_sort(failed, {}, &RankEnd::precedence);
-    for (RankEnd& end : failed) {
-      if (end.is_consequence()) {
-        outcome_.consequences.push_back(std::move(end));
-        if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
-      } else if (kill_at_) {
-        print_failure(end);
-      } else {
-        begin_end(std::move(end));
+  /// Finds the first failure and ends the rest. A rank that failed because of another may well be
+  /// noticed before that other one has ended, which gets a moment to do so and to say why.
+  void judge(const std::vector<RankEnd>& failed) {
+    for (int precedence : {0, 1, 2}) {
+      for (const RankEnd& end : failed) {
+        if (end.precedence() != precedence) continue;
+        if (end.is_consequence()) {
+          outcome_.consequences.push_back(end);
+          if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
+        } else if (kill_at_) {
+          print_failure(end);
+        } else {
+          begin_end(end);
+        }
       }
     }
   }
 
-  /// Nobody here has failed by itself, so the first that was noticed has to do.
+  /// Ranks have failed because of another, and no other is known here, so the end that was noticed
+  /// first counts as the first failure.
   void settle() {
     settled_at_.reset();
     if (kill_at_ || outcome_.consequences.empty()) return;
-    RankEnd first = std::move(outcome_.consequences.front());
+    const RankEnd first = outcome_.consequences.front();
     outcome_.consequences.erase(outcome_.consequences.begin());
-    begin_end(std::move(first));
+    begin_end(first);
   }
 
-  void begin_end(RankEnd first) {
+  void begin_end(const RankEnd& first) {
     // A process with several ranks says which of them it was.
     const Rank rank = first.failure && first.failure->rank ? *first.failure->rank : first.rank;
-    const std::string words =
-        "rank " + std::to_string(rank.value()) + " failed first (" + first.status.text() + ")";
-    outcome_.first = std::move(first);
-    print_failure(*outcome_.first);
+    const std::string words = text({"rank ", rank, " failed first (", first.status.text(), ")"});
+    outcome_.first = first;
+    print_failure(first);
     if (prints_failures_) {
-      queue_.push(2, "lockstep: " + words + (is_any_running() ? "; ending the others\n" : "\n"));
+      queue_.push(
+          2, text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
     }
     terminate();
-    if (tell_) tell_(words);
+    if (tell_) (*tell_)(words);
   }
 
   /// What happened on another node, in its words. Nothing is left to hear after that.
@@ -212,7 +216,8 @@ class Supervisor {
     news_.close();
     if (words.empty() || kill_at_) return;
     outcome_.elsewhere = words;
-    queue_.push(2, "lockstep: " + words + (is_any_running() ? "; ending the ranks here\n" : "\n"));
+    queue_.push(
+        2, text({"lockstep: ", words, is_any_running() ? "; ending the ranks here\n" : "\n"}));
     terminate();
   }
 
@@ -239,7 +244,7 @@ class Supervisor {
       write_until_ = Deadline::after(std::chrono::milliseconds(500));
     } else {
       terminate();
-      if (tell_) tell_("ended by signal " + std::to_string(info.ssi_signo));
+      if (tell_) (*tell_)(text({"ended by signal ", info.ssi_signo}));
       write_until_ = Deadline::after(grace_ + std::chrono::milliseconds(500));
     }
   }
@@ -305,7 +310,7 @@ class Supervisor {
   }
 
   void pass_on(Rank rank, int stream, std::string_view line) {
-    queue_.push(stream, line_prefix(rank) + std::string(line) + "\n");
+    queue_.push(stream, text({line_prefix(rank), line, "\n"}));
   }
 
   /// Empties the queue after all ranks have ended, unless a signal says otherwise.
@@ -328,7 +333,7 @@ class Supervisor {
   Descriptor signals_;
   std::vector<Child> children_;
   Descriptor news_;
-  std::function<void(const std::string&)> tell_;
+  std::optional<Tell> tell_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
   std::optional<Deadline> settled_at_;   // set once somebody has failed because of another
@@ -337,4 +342,4 @@ class Supervisor {
   Outcome outcome_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/core/macros.hpp"
 #include "lockstep/observe/json_line.hpp"
-#include "lockstep/observe/number_text.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep {
@@ -26,26 +26,16 @@ struct EpochSummary {
   }
 
   /// `epoch 3/10`
-  std::string title() const {
-    return "epoch " + std::to_string(epoch) + (epochs == 0 ? "" : "/" + std::to_string(epochs));
-  }
+  std::string title() const;
 
   /// `epoch 3/10  1875 steps  loss 0.4123  accuracy 0.9712  54321 samples/s  1.1 s`
-  std::string text() const {
-    std::string line = title() + "  " + std::to_string(steps) + " steps";
-    if (loss) line += "  loss " + value_text(*loss);
-    for (const Score& score : scores) line += "  " + score.name + " " + value_text(score.mean);
-    return line + "  " + rate_text(samples_per_second()) + " samples/s  " + duration_text(seconds);
-  }
+  std::string text() const;
 
-  JsonLine json() const {
-    JsonLine line;
-    line.add("epoch", epoch).add("epochs", epochs).add("steps", steps).add("samples", samples);
-    line.add("seconds", seconds);
-    if (loss) line.add("loss", *loss);
-    for (const Score& score : scores) line.add(score.name, score.mean);
-    return line;
-  }
+  JsonLine json() const;
 };
 
 }  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/observe/epoch_summary.ipp"
+#endif

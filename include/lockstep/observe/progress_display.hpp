@@ -2,16 +2,13 @@
 #pragma once
 /// @file Shows how a run goes: a bar on a terminal, now and then a line elsewhere.
 
-#include <algorithm>
 #include <chrono>
 #include <cstdint>
-#include <cstdio>
-#include <string>
 #include <string_view>
 
+#include "lockstep/core/macros.hpp"
 #include "lockstep/launch/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/observe/progress_line.hpp"
 
 namespace lockstep {
 
@@ -20,8 +17,8 @@ namespace lockstep {
 /// log files stay short. With `Terminal{}` it shows nothing and still counts: the display of all
 /// ranks but the first.
 ///
-/// While the bar is on the screen, what else goes there should go through `print`. Behind
-/// lockstep's launcher that is not needed: the launcher keeps the bar and other lines apart.
+/// While the bar is on the screen, other lines should be printed with `print`. Behind lockstep's
+/// launcher that is not needed: the launcher keeps the bar and other lines apart.
 template <class Clock>
 class BasicProgressDisplay {
  public:
@@ -31,17 +28,7 @@ class BasicProgressDisplay {
   ~BasicProgressDisplay() { clear(); }
 
   /// `epoch` counts from 1; `epochs` and `batches` are 0 where they are not known.
-  void begin_epoch(std::uint64_t epoch, std::uint64_t epochs, std::uint64_t batches) {
-    now_ = {};
-    now_.epoch = epoch;
-    now_.epochs = epochs;
-    batches_ = batches;
-    loss_sum_ = 0;
-    loss_samples_ = 0;
-    steps_per_look_ = until_look_ = 1;
-    begin_ = looked_ = shown_ = Clock::now();
-    if (terminal_.is_terminal) show(begin_);
-  }
+  void begin_epoch(std::uint64_t epoch, std::uint64_t epochs, std::uint64_t batches);
 
   /// After every step, with its samples: all ranks' where the display is to show the job's rate.
   void step(std::uint64_t samples) {
@@ -61,25 +48,15 @@ class BasicProgressDisplay {
   EpochSummary summary() const { return summary_at(Clock::now()); }
 
   /// Shows what the epoch has come to.
-  EpochSummary end_epoch() {
-    EpochSummary all = summary();
-    end_epoch(all);
-    return all;
-  }
+  EpochSummary end_epoch();
   /// The same with what is known only now: `summary()` with the loss of all ranks, or with scores.
   void end_epoch(const EpochSummary& all) { print(all.text()); }
 
   /// A line of the program's own, above the bar.
-  void print(std::string_view line) {
-    clear();
-    write(std::string(line) + "\n");
-  }
+  void print(std::string_view line);
 
   /// Takes the bar off the screen until it is due again.
-  void clear() {
-    if (drawn_) write("\033[K\r");
-    drawn_ = false;
-  }
+  void clear();
 
   double total_seconds() const { return seconds(Clock::now() - created_); }
 
@@ -90,38 +67,15 @@ class BasicProgressDisplay {
     return std::chrono::duration<double>(time).count();
   }
 
-  EpochSummary summary_at(Time time) const {
-    EpochSummary all = now_;
-    all.seconds = seconds(time - begin_);
-    if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
-    return all;
-  }
+  EpochSummary summary_at(Time time) const;
 
   /// A look at the clock takes longer than all the rest, so short steps share one. Not more than
   /// 16: steps that suddenly take long must not be missed for minutes.
-  void look() {
-    const Time time = Clock::now();
-    const bool brief = time - looked_ < std::chrono::milliseconds(10);
-    steps_per_look_ = brief ? std::min(2 * steps_per_look_, 16u) : 1;
-    until_look_ = steps_per_look_;
-    looked_ = time;
-    const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
-    if (time - shown_ >= pause) show(time);
-  }
-
-  void show(Time time) {
-    shown_ = time;
-    const std::string line = progress_line(summary_at(time), batches_, terminal_);
-    drawn_ = terminal_.is_terminal;
-    write(line + (drawn_ ? "\033[K\r" : "\n"));
-  }
+  void look();
+  void show(Time time);
 
   /// In one piece, and at once: stdio keeps back what does not end in a newline.
-  void write(const std::string& text) const {
-    if (terminal_.file == nullptr) return;
-    std::fwrite(text.data(), 1, text.size(), terminal_.file);
-    std::fflush(terminal_.file);
-  }
+  void write(std::string_view text) const;
 
   Terminal terminal_;
   EpochSummary now_;  // without time and loss, which summary_at adds
@@ -140,3 +94,9 @@ class BasicProgressDisplay {
 using ProgressDisplay = BasicProgressDisplay<std::chrono::steady_clock>;
 
 }  // namespace lockstep
+
+#if defined(LOCKSTEP_COMPILED)
+extern template class lockstep::BasicProgressDisplay<std::chrono::steady_clock>;
+#else
+#include "lockstep/observe/progress_display.ipp"
+#endif

@@ -2,14 +2,13 @@
 #pragma once
 /// @file Named means, and over how much each was taken: what an evaluation has come to.
 
-#include <algorithm>
 #include <cstddef>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 
@@ -31,9 +30,7 @@ class Scores {
   double operator[](std::string_view name) const { return find(name).mean; }
   double count(std::string_view name) const { return find(name).count; }
 
-  bool contains(std::string_view name) const {
-    return std::ranges::find(scores_, name, &Score::name) != scores_.end();
-  }
+  bool contains(std::string_view name) const;
   bool empty() const { return scores_.empty(); }
   std::size_t size() const { return scores_.size(); }
   auto begin() const { return scores_.begin(); }
@@ -42,16 +39,13 @@ class Scores {
   bool operator==(const Scores&) const = default;
 
  private:
-  const Score& find(std::string_view name) const {
-    const auto found = std::ranges::find(scores_, name, &Score::name);
-    if (found != scores_.end()) return *found;
-    std::string known;
-    for (const Score& score : scores_) known += (known.empty() ? "" : ", ") + score.name;
-    throw Error("scores", "there is no '" + std::string(name) + "'",
-                scores_.empty() ? "nothing was counted yet" : "there are: " + known);
-  }
+  const Score& find(std::string_view name) const;
 
   std::vector<Score> scores_;
 };
 
 }  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/observe/scores.ipp"
+#endif

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <cuda/std/bit>
 #include <limits>
 #include <span>
 #include <string_view>
@@ -30,7 +29,7 @@ struct Clip : ValuePolicy<axes::Clip> {
   static constexpr double norm = Norm;
   static constexpr bool clips = Norm != std::numeric_limits<double>::infinity();
   static constexpr void fingerprint(Hash& hash) {
-    hash.text(axes::Clip::name).number(cuda::std::bit_cast<std::uint64_t>(Norm));
+    hash.text(axes::Clip::name).number(__builtin_bit_cast(std::uint64_t, Norm));
   }
 };
 

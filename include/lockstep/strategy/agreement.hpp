@@ -12,6 +12,7 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/version.hpp"
@@ -26,35 +27,33 @@ constexpr std::string_view spelling() {
   return text.substr(begin, text.find_first_of(";]", begin) - begin);
 }
 
+/// Adds a line about a tensor.
+void describe(std::string& text, std::string_view role, std::string_view name,
+              const TensorInfo& info);
+
+/// Throws an error that names the first line in which the jobs of rank 0 and of `other` differ.
+[[noreturn]] void fail_agreement(const std::string& first_job, const std::string& other_job,
+                                 std::size_t other, Rank me);
+
 template <class... Ps>
 void describe(std::string& text, PolicyPack<Ps...>) {
-  ((text.append("policy ").append(spelling<Ps>()) += '\n'), ...);
+  for (std::string_view policy : {spelling<Ps>()...}) text.append("policy ").append(policy) += '\n';
 }
 
-inline void describe(std::string& text, std::string_view role, const auto& tensors) {
+void describe_all(std::string& text, std::string_view role, const auto& tensors) {
   std::size_t tensor = 0;
   for (const TensorInfo& info : tensors.infos()) {
-    text.append(role).append(" ").append(tensors.name(tensor++)).append(" ");
-    text += element_name(info.element);
-    for (std::size_t j = 0; j != info.rank; ++j)
-      text += (j == 0 ? " " : " x ") + std::to_string(info.extents[j]);
-    text += '\n';
+    describe(text, role, tensors.name(tensor++), info);
   }
-}
-
-inline std::string line_at(std::string_view text, std::size_t number) {
-  for (; number != 0 && text.find('\n') != std::string_view::npos; --number)
-    text.remove_prefix(text.find('\n') + 1);
-  return text.empty() ? "nothing more" : std::string(text.substr(0, text.find('\n')));
 }
 
 /// A job in words, a line for everything that its fingerprint covers.
 template <class Policies>
 std::string job_description(const auto& parameters, const auto& buffers) {
-  std::string text = "lockstep " + std::string(version) + "\n";
+  std::string text = detail::text({"lockstep ", version, "\n"});
   describe(text, Policies{});
-  describe(text, "parameter", parameters);
-  describe(text, "buffer", buffers);
+  describe_all(text, "parameter", parameters);
+  describe_all(text, "buffer", buffers);
   return text;
 }
 
@@ -69,15 +68,11 @@ void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& descr
   while (other < world && all[other] == all[0]) ++other;
   if (other >= world) return;
   const std::vector<std::string> jobs = all_gather_objects(comm, describe());
-  std::size_t line = 0;
-  while (line_at(jobs[0], line) == line_at(jobs[other], line) &&
-         line_at(jobs[0], line) != "nothing more") {
-    ++line;
-  }
-  throw Error("DDP",
-              "ranks have different jobs: rank 0 has \"" + line_at(jobs[0], line) + "\" and rank " +
-                  std::to_string(other) + " has \"" + line_at(jobs[other], line) + "\"",
-              "start the same program with the same settings on all ranks", comm.rank());
+  fail_agreement(jobs[0], jobs[other], other, comm.rank());
 }
 
 }  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/strategy/agreement.ipp"
+#endif

@@ -4,10 +4,8 @@
 
 #include <array>
 #include <cstddef>
-#include <cuda/std/array>
-#include <functional>
-#include <numeric>
 #include <optional>
+#include <tuple>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -22,10 +20,11 @@ namespace lockstep::detail {
 template <class Memory, bool Const, class T, std::size_t... E>
 auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
                  const std::array<std::size_t, sizeof...(E)>& sizes) {
-  cuda::std::array<std::size_t, sizeof...(E) + 1> extents{rows};
-  for (std::size_t i = 0; i != sizes.size(); ++i) extents[i + 1] = sizes[i];
-  return make_view<Memory, Const, element_kind<T>(), dynamic, E...>(
-      data, Extents<dynamic, E...>(extents));
+  return std::apply(
+      [&](auto... size) {
+        return make_view<Memory, Const, element_kind<T>(), dynamic, E...>(data, rows, size...);
+      },
+      sizes);
 }
 
 /// One replica's view of both. The tensors belong to the first replica. Replicas on its device, as
@@ -81,8 +80,9 @@ class GatheredOutputs {
   RowRange here(RowRange rows) const { return is_far_ ? RowRange{0, rows.count} : rows; }
 
   std::size_t row_bytes() const {
-    return std::accumulate(sizes_.begin(), sizes_.end(), sizeof(typename Output::element),
-                           std::multiplies<>());
+    std::size_t bytes = sizeof(typename Output::element);
+    for (std::size_t size : sizes_) bytes *= size;
+    return bytes;
   }
   std::byte* at(const Arena& arena, std::size_t row) const {
     return arena.data() + row * row_bytes();

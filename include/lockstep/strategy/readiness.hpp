@@ -50,22 +50,18 @@ class Readiness {
     for (std::size_t p = 0; p < ready_.size() && listed < most; ++p) {
       if (!is_ready(p)) names.append(listed++ == 0 ? "" : ", ").append(layout_.name(p));
     }
-    return all_missing_ > most ? names + " and " + std::to_string(all_missing_ - most) + " more"
-                               : names;
+    if (all_missing_ > most) names += text({" and ", all_missing_ - most, " more"});
+    return names;
   }
 
  private:
   [[noreturn, gnu::noinline]] void refuse(std::size_t parameter) const {
     if (parameter >= ready_.size()) {
-      throw Error("backward",
-                  "parameter " + std::to_string(parameter) + " of " +
-                      std::to_string(ready_.size()) + " was marked ready",
-                  "number parameters from 0, in the order in which the model lists them");
+      fail("backward", {"parameter ", parameter, " of ", ready_.size(), " was marked ready"},
+           "number parameters from 0, in the order in which the model lists them");
     }
-    throw Error(
-        "backward",
-        "the gradient of " + std::string(layout_.name(parameter)) + " was marked ready twice",
-        "call step.ready once for each parameter, when its gradient is complete");
+    fail("backward", {"the gradient of ", layout_.name(parameter), " was marked ready twice"},
+         "call step.ready once for each parameter, when its gradient is complete");
   }
 
   const Layout& layout_;

@@ -2,15 +2,12 @@
 #pragma once
 /// @file The threads of `ParallelStrategy<DP>`: one for each replica, the caller's among them.
 
-#include <pthread.h>
-
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <string>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -31,9 +28,10 @@ class ReplicaCrew {
       : spin_(detail::SpinBudget::for_ranks(replicas)), errors_(replicas) {
     workers_.reserve(replicas - 1);
     try {
-      detail::without_signals([&] {
-        for (std::size_t i = 1; i < replicas; ++i) workers_.emplace_back([this, i] { work(i); });
-      });
+      for (std::size_t i = 1; i < replicas; ++i) {
+        workers_.emplace_back(text({"replica ", i}).c_str(), [this, i] { work(i); },
+                              [](const std::exception_ptr&) {});  // phases keep what they throw
+      }
     } catch (...) {  // the system has no more threads
       dismiss();
       throw;
@@ -112,7 +110,6 @@ class ReplicaCrew {
   }
 
   void work(std::size_t replica) {
-    ::pthread_setname_np(::pthread_self(), ("replica " + std::to_string(replica)).c_str());
     for (std::uint64_t errand = 1;; ++errand) {
       detail::wait_for(begun_, errand, spin_, [] {});
       if (errand_ == nullptr) return;
@@ -164,7 +161,7 @@ class ReplicaCrew {
   const void* phases_ = nullptr;
   std::uint64_t errands_ = 0;
   std::vector<std::exception_ptr> errors_;  // by replica
-  std::vector<std::jthread> workers_;
+  std::vector<Thread> workers_;
 };
 
 }  // namespace lockstep::detail

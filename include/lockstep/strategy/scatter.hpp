@@ -7,19 +7,17 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
-#include <cuda/std/array>
-#include <cuda/std/mdspan>
 #include <limits>
-#include <map>
+#include <memory>
 #include <optional>
 #include <span>
 #include <tuple>
 #include <type_traits>
-#include <unordered_map>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/view.hpp"
 #include "lockstep/strategy/shares.hpp"
 
 namespace lockstep::detail {
@@ -98,23 +96,34 @@ struct Cutting<std::vector<T, Allocator>> {
   }
 };
 
-/// Row-major, along the first extent.
-template <class T, std::size_t First, std::size_t... Rest, class Accessor>
-struct Cutting<cuda::std::mdspan<T, cuda::std::extents<std::size_t, First, Rest...>,
-                                 cuda::std::layout_right, Accessor>> {
-  template <std::size_t... E>
-  using Tensor = cuda::std::mdspan<T, cuda::std::extents<std::size_t, E...>,
-                                   cuda::std::layout_right, Accessor>;
+/// The type of a row-major tensor with any number of rows.
+template <class Tensor>
+struct AnyRows;
+template <class Memory, class T, std::size_t First, std::size_t... Rest>
+struct AnyRows<View<Memory, T, First, Rest...>> {
+  using type = View<Memory, T, dynamic, Rest...>;
+};
+template <template <class, class, class, class> class Mdspan, class T,
+          template <class, std::size_t...> class Shape, class Index, std::size_t First,
+          std::size_t... Rest, class Order, class Accessor>
+  requires RowMajorMdspan<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>>
+struct AnyRows<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>> {
+  using type = Mdspan<T, Shape<Index, dynamic, Rest...>, Order, Accessor>;
+};
+
+/// Views and mdspans, along the first extent.
+template <class Tensor>
+  requires requires { typename AnyRows<Tensor>::type; }
+struct Cutting<Tensor> {
   static constexpr bool cuts = true;
-  static void sizes(const Tensor<First, Rest...>& tensor, const auto& f) { f(tensor.extent(0)); }
-  static auto take(const Tensor<First, Rest...>& tensor, const auto& rows_of) {
-    using Share = Tensor<dynamic, Rest...>;
+  static void sizes(const Tensor& tensor, const auto& f) { f(tensor.extent(0)); }
+  static auto take(const Tensor& tensor, const auto& rows_of) {
     const RowRange rows = rows_of(tensor.extent(0));
-    cuda::std::array<std::size_t, sizeof...(Rest) + 1> extents{rows.count};
-    std::size_t row = 1;
-    for (std::size_t i = 1; i <= sizeof...(Rest); ++i) row *= extents[i] = tensor.extent(i);
-    return Share(tensor.data_handle() + rows.first * row,
-                 typename Share::mapping_type(typename Share::extents_type(extents)));
+    return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
+      const std::size_t row = (std::size_t{1} * ... * tensor.extent(Axis + 1));
+      return typename AnyRows<Tensor>::type(tensor.data_handle() + rows.first * row,
+                                                    rows.count, tensor.extent(Axis + 1)...);
+    }(std::make_index_sequence<Tensor::rank() - 1>{});
   }
 };
 
@@ -159,16 +168,25 @@ struct MapCutting {
   }
 };
 
-template <class K, class T, class Less, class Allocator>
-  requires is_cut<T>
-struct Cutting<std::map<K, T, Less, Allocator>>
-    : MapCutting<std::map<K, T, Less, Allocator>, std::map<K, ShareOf<T>, Less>> {};
+template <class Allocator, class K, class T>
+using ShareAllocator = typename std::allocator_traits<Allocator>::template rebind_alloc<
+    std::pair<const K, ShareOf<T>>>;
 
-template <class K, class T, class Hasher, class Equal, class Allocator>
-  requires is_cut<T>
-struct Cutting<std::unordered_map<K, T, Hasher, Equal, Allocator>>
-    : MapCutting<std::unordered_map<K, T, Hasher, Equal, Allocator>,
-                 std::unordered_map<K, ShareOf<T>, Hasher, Equal>> {};
+/// `std::map` and its kin, whose headers are the program's to include.
+template <template <class, class, class, class> class Map, class K, class T, class Less,
+          class Allocator>
+  requires is_cut<T> && std::same_as<typename Map<K, T, Less, Allocator>::mapped_type, T>
+struct Cutting<Map<K, T, Less, Allocator>>
+    : MapCutting<Map<K, T, Less, Allocator>,
+                 Map<K, ShareOf<T>, Less, ShareAllocator<Allocator, K, T>>> {};
+
+/// `std::unordered_map` and its kin.
+template <template <class, class, class, class, class> class Map, class K, class T, class Hasher,
+          class Equal, class Allocator>
+  requires is_cut<T> && std::same_as<typename Map<K, T, Hasher, Equal, Allocator>::mapped_type, T>
+struct Cutting<Map<K, T, Hasher, Equal, Allocator>>
+    : MapCutting<Map<K, T, Hasher, Equal, Allocator>,
+                 Map<K, ShareOf<T>, Hasher, Equal, ShareAllocator<Allocator, K, T>>> {};
 
 /// Puts replica `i`'s share of a batch into `share`, in the memory of the one before it where the
 /// batch can do that.

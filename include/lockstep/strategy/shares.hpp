@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
-#include <numeric>
 #include <span>
 
 namespace lockstep::detail {
@@ -29,7 +28,8 @@ constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) 
 /// go to the largest remainders (of equal ones, to the lower replica). Together all of `size`. Only
 /// proportions count: weights need not add up to anything.
 inline RowRange weighted_share(std::size_t size, std::span<const double> weights, std::size_t i) {
-  const double all = std::accumulate(weights.begin(), weights.end(), 0.0);
+  double all = 0;
+  for (double weight : weights) all += weight;
   const auto exact = [&](std::size_t k) { return static_cast<double>(size) * (weights[k] / all); };
   const auto remainder = [&](std::size_t k) { return exact(k) - std::floor(exact(k)); };
   std::size_t left = size;

@@ -10,8 +10,6 @@
 #include <vector>
 
 #include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/one_process.hpp"
-#include "lockstep/launch/threads.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/options.hpp"
 

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -13,6 +12,7 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/trainer/axes.hpp"
 
@@ -35,7 +35,7 @@ class ReplicaMeeting<Cpu, Policies> {
       ShmCommunicator<static_size, typename Pick<axes::Progress, Policies>::choice>>;
 
   static std::size_t devices() {
-    return std::max<std::size_t>(1, std::thread::hardware_concurrency());
+    return detail::core_count();
   }
 
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)

@@ -8,7 +8,6 @@
 #include <optional>
 #include <string>
 #include <string_view>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -17,6 +16,7 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -67,7 +67,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
     if constexpr (is_one_process) busy = wrapped_.replicas();
-    const bool has_free_cores = std::thread::hardware_concurrency() > busy;
+    const bool has_free_cores = detail::core_count() > busy;
     loader_options_.workers = has_free_cores ? 1 : 0;
   }
 

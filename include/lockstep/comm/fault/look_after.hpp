@@ -42,10 +42,9 @@ std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& l
   const std::size_t none = peers.world();
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_died(r); }); w != none) {
     const std::string words = peers.words(w);
-    return rank_vanished(call.text(),
-                         rank_text(Rank{w}) + "'s process ended" +
-                             (words.empty() ? "" : ": " + words),
-                         peers.rank());
+    return rank_vanished(
+        call.text(), text({"rank ", w, "'s process ended", words.empty() ? "" : ": ", words}),
+        peers.rank());
   }
   if (const std::size_t w = first([&](std::size_t r) { return !peers.words(r).empty(); });
       w != none) {
@@ -66,8 +65,8 @@ Error find_missing(const P& peers, const Call& call, std::chrono::milliseconds l
   std::string missing;
   for (std::size_t w = 0; w < peers.world(); ++w) {
     if (Rank{w} == peers.rank() || !lacks(w)) continue;
-    missing += (missing.empty() ? "" : ", ") +
-               lagging_rank(Rank{w}, peers.has_joined(w), peers.calls_made(w), expected);
+    if (!missing.empty()) missing += ", ";
+    missing += lagging_rank(Rank{w}, peers.has_joined(w), peers.calls_made(w), expected);
   }
   return time_is_over(call.text(), limit, missing.empty() ? "the last rank" : missing,
                       peers.rank());

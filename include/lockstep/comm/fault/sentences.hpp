@@ -7,25 +7,19 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <vector>
+#include <string_view>
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/names.hpp"
 
 namespace lockstep::detail {
 
-inline std::string rank_text(Rank rank) { return "rank " + std::to_string(rank.value()); }
+std::string rank_text(Rank rank);
 
 /// Two ranks made different calls. All ranks name the same pair: rank 0 and the first that differs.
-inline Error ranks_disagree(std::uint64_t number, const std::string& call_of_rank0, Rank other,
-                            const std::string& call_of_other, Rank me) {
-  return {"call " + std::to_string(number),
-          "ranks disagree: rank 0 called " + call_of_rank0 + " and " + rank_text(other) +
-              " called " + call_of_other,
-          "let every rank make the same calls in the same order", me};
-}
+Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0, Rank other,
+                     std::string_view call_of_other, Rank me);
 
 /// Compares what all ranks called: `call_of(w)` is rank w's description. The error, if they differ.
 template <class CallOf>
@@ -39,48 +33,30 @@ std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
 }
 
 /// A sender and its receiver disagree about the message.
-inline Error messages_differ(const Call& received, Rank from, const std::string& sent, Rank me) {
-  return {received.text(), rank_text(from) + " sends " + sent,
-          "send and receive the same type and count, in the same order", me};
-}
+Error messages_differ(const Call& received, Rank from, std::string_view sent, Rank me);
 
 /// Another rank has said why it gave up.
-inline Error rank_failed(const std::string& operation, Rank who, const std::string& words,
-                         Rank me) {
-  return Error(operation, rank_text(who) + " failed: " + words, "look at that rank first", me)
-      .as_consequence();
-}
+Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me);
 
 /// Another rank went without a word.
-inline Error rank_vanished(const std::string& operation, const std::string& how, Rank me) {
-  return Error(operation, how, "look for the reason in its output", me).as_consequence();
-}
+Error rank_vanished(std::string_view operation, std::string_view how, Rank me);
 
-inline Error rank_left(const std::string& operation, Rank who, Rank me) {
-  return {operation, rank_text(who) + " closed its communicator without this call",
-          "let every rank make the same calls", me};
-}
+Error rank_left(std::string_view operation, Rank who, Rank me);
 
-/// `missing`: who was waited for, in words.
-inline Error time_is_over(const std::string& operation, std::chrono::milliseconds limit,
-                          const std::string& missing, Rank me) {
-  return {operation, "waited " + std::to_string(limit.count()) + " ms for " + missing,
-          "see whether it hangs, or raise the time limit", me};
-}
+/// `missing`: the ranks that were waited for, in words.
+Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
+                   std::string_view missing, Rank me);
 
 /// A rank that lags behind, and how far it has come: `rank 2 (made 3 of 5 calls)`.
-inline std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made,
-                                std::uint64_t expected) {
-  return rank_text(who) + (has_joined ? " (made " + std::to_string(made) + " of " +
-                                            std::to_string(expected) + " calls)"
-                                      : " (never joined)");
-}
+std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made, std::uint64_t expected);
 
 /// This rank gave its communicator up, or an exception ended its part.
-inline Error gave_up(const std::string& communicator, const std::string& reason, Rank me) {
-  return {communicator, "this rank gave it up: " + reason, "start the job again", me};
-}
+Error gave_up(std::string_view communicator, std::string_view reason, Rank me);
 
 inline constexpr const char* ended_by_exception = "it ended with an exception";
 
 }  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/comm/fault/sentences.ipp"
+#endif

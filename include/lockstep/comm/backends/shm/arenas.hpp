@@ -6,9 +6,9 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "lockstep/comm/backends/shm/memory_file.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -69,8 +69,8 @@ class Arenas {
   };
 
   std::size_t rank_;
-  std::deque<Arena> arenas_;
-  std::deque<Mapping> common_;
+  std::vector<Arena> arenas_;
+  std::vector<Mapping> common_;
 };
 
 }  // namespace lockstep::detail::shm

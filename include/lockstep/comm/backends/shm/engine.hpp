@@ -3,19 +3,15 @@
 /// @file The meeting point of a shared-memory communicator: a rank posts calls, waits for the
 /// others, and notices who is missing or disagrees.
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <cstring>
 #include <exception>
 #include <mutex>
 #include <string>
 #include <string_view>
-#include <utility>
 
 #include "lockstep/comm/backends/shm/arenas.hpp"
 #include "lockstep/comm/backends/shm/control.hpp"
@@ -23,9 +19,9 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/fault/look_after.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::shm {
@@ -43,39 +39,15 @@ struct PostedCall {
 class Engine {
  public:
   /// Makes the memory for a world. One rank does this and tells the others the address.
-  static MemoryFile make_file(WorldSize world) {
-    MemoryFile file = MemoryFile::create();
-    file.reserve(align_up(world.value() * sizeof(RankBlock), page));
-    return file;
-  }
-  static std::string address(const MemoryFile& file) {
-    return std::to_string(::getpid()) + " " + std::to_string(file.descriptor());
-  }
-  static MemoryFile open(const std::string& address) {
-    const std::size_t space = address.find(' ');
-    return MemoryFile::open_of(std::stoi(address.substr(0, space)),
-                               std::stoi(address.substr(space + 1)));
-  }
+  static MemoryFile make_file(WorldSize world);
+  static std::string address(const MemoryFile& file);
+  static MemoryFile open(const std::string& address);
 
-  Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
-      : rank_(rank.value()),
-        world_(world.value()),
-        timeout_(timeout),
-        budget_(SpinBudget::for_ranks(world_)),
-        file_(std::move(file)),
-        blocks_(file_, 0, world_ * sizeof(RankBlock)),
-        file_bytes_(align_up(world_ * sizeof(RankBlock), page)),
-        arenas_(rank_) {
-    file_.lock_byte(rank);
-    own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
-  }
+  Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
   /// Tells the others that this rank is gone, and whether an exception drove it out.
-  ~Engine() {
-    if (std::uncaught_exceptions() > exceptions_) abandon(ended_by_exception);
-    own().left.store(1, std::memory_order_release);
-  }
+  ~Engine();
 
   Rank rank() const { return Rank{rank_}; }
   std::size_t world() const { return world_; }
@@ -92,15 +64,9 @@ class Engine {
   const Arenas& arenas() const { return arenas_; }
 
   /// Makes `bytes` of memory for every rank, visible to all. Ranks: all, with the same size.
-  std::byte* allocate(std::size_t bytes) {
-    const std::size_t offset = file_bytes_;
-    const std::size_t stride = Arenas::stride(bytes);
-    return arenas_.add(map_more(bytes, world_ * stride), offset, stride);
-  }
+  std::byte* allocate(std::size_t bytes);
   /// Makes `bytes` of memory that all ranks have in common. Ranks: all, with the same size.
-  std::byte* allocate_shared(std::size_t bytes) {
-    return arenas_.add_common(map_more(bytes, Arenas::stride(bytes)));
-  }
+  std::byte* allocate_shared(std::size_t bytes);
 
   // Calls
 
@@ -138,9 +104,7 @@ class Engine {
     for_others(
         [&](std::size_t w) { wait(w, block(w).arrived, ticket + 1, slot(rank_, ticket).call); });
     if (!all_agree(ticket)) [[unlikely]]
-      fail(*find_disagreement(
-          ticket, world_,
-          [&](std::size_t w) -> const Call& { return slot(w, ticket).call; }, rank()));
+      fail_disagreement(ticket);
   }
   void wait_finished(std::uint64_t ticket) {
     for_others(
@@ -192,14 +156,9 @@ class Engine {
     wait_for(counter, value, budget_, [&] { look(w, call, begin); });
   }
 
-  [[noreturn]] void fail(const Error& error) {
-    give_up(error, error.text());
-    throw error;
-  }
+  [[noreturn]] void fail(const Error& error);
   /// Gives up. The others learn why from their next call, or the one that they are in.
-  void abandon(std::string_view reason) {
-    give_up(gave_up("shared memory", std::string(reason), rank()), reason);
-  }
+  void abandon(std::string_view reason);
   bool is_broken() const { return fault_.is_set(); }
   /// Throws what went wrong, if anything has.
   void raise_fault() const { fault_.raise(); }
@@ -211,44 +170,15 @@ class Engine {
   }
   bool has_left(std::size_t w) const { return block(w).left.load(std::memory_order_acquire) != 0; }
   /// Threads of this process end with it.
-  bool has_died(std::size_t w) const {
-    const std::uint32_t process = block(w).process.load(std::memory_order_acquire);
-    return !has_left(w) && process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
-           !file_.is_locked(Rank{w});
-  }
-  std::string words(std::size_t w) const {
-    if (block(w).failed.load(std::memory_order_acquire) == 0) return "";
-    return block(w).last_words.data();
-  }
+  bool has_died(std::size_t w) const;
+  std::string words(std::size_t w) const;
   std::uint64_t calls_made(std::size_t w) const {
     return w == rank_ ? posted_ : block(w).arrived.value.load(std::memory_order_acquire);
   }
 
  private:
   /// Adds `length` bytes to the file, because all ranks ask for `bytes` each, and maps them.
-  Mapping map_more(std::size_t bytes, std::size_t length) {
-    if (rank_ == 0) guard([&] { file_.reserve(file_bytes_ + length); });
-    Call call;
-    call.kind = CollectiveKind::allocate;
-    call.element = ElementKind::u8;
-    call.count = bytes;
-    const std::uint64_t ticket = post(call, 0, [](Slot&) {});
-    finish_pending(ticket);
-    wait_arrived(ticket);
-    Mapping mapping = guard([&] { return Mapping(file_, file_bytes_, length); });
-    file_bytes_ += length;
-    finish(ticket);
-    return mapping;
-  }
-
-  template <class F>
-  auto guard(const F& f) -> decltype(f()) {
-    try {
-      return f();
-    } catch (const Error& error) {
-      fail(error.on(rank()));
-    }
-  }
+  Mapping map_more(std::size_t bytes, std::size_t length);
 
   template <class F>
   bool all_others(const F& holds) const {
@@ -262,26 +192,11 @@ class Engine {
     for (std::size_t i = 1; i < world_; ++i) f((rank_ + i) % world_);
   }
 
-  void give_up(const Error& error, std::string_view words) {
-    if (!fault_.note(error)) return;
-    auto& text = own().last_words;
-    const std::size_t n = std::min(words.size(), text.size() - 1);
-    std::memcpy(text.data(), words.data(), n);
-    text[n] = '\0';
-    own().failed.store(1, std::memory_order_release);
-  }
+  [[noreturn]] void fail_disagreement(std::uint64_t ticket);
+  void give_up(const Error& error, std::string_view words);
 
   /// Throws if there is nothing to wait for any more. `behind` is the rank that is waited for.
-  void look(std::size_t behind, const Call& call, std::chrono::steady_clock::time_point begin) {
-    const auto is_behind = [&](std::size_t w) { return w == behind; };
-    if (const auto fault = find_fault(*this, call, is_behind)) fail(*fault);
-    if (std::chrono::steady_clock::now() - begin < timeout_) return;
-    // Every rank that has made fewer calls is missing; if there is none, the one that is waited for.
-    const bool all_have_come = all_others([&](std::size_t w) { return calls_made(w) >= posted_; });
-    fail(find_missing(*this, call, timeout_, [&](std::size_t w) {
-      return all_have_come ? is_behind(w) : calls_made(w) < posted_;
-    }));
-  }
+  void look(std::size_t behind, const Call& call, std::chrono::steady_clock::time_point begin);
 
   std::size_t rank_;
   std::size_t world_;
@@ -301,3 +216,7 @@ class Engine {
 static_assert(ObservablePeers<Engine>);
 
 }  // namespace lockstep::detail::shm
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/comm/backends/shm/engine.ipp"
+#endif

@@ -6,7 +6,6 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
-#include <thread>
 
 #include "lockstep/comm/backends/shm/engine.hpp"
 #include "lockstep/core/thread.hpp"
@@ -46,7 +45,7 @@ class Helper {
         const EngineLock<true> lock(engine);
         worked = engine.work_if_ready();
       }
-      if (!worked) std::this_thread::sleep_for(std::chrono::microseconds(50));
+      if (!worked) sleep_for(std::chrono::microseconds(50));
     }
   }
 

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of in
+// every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it are.
+#include "lockstep/comm/backends/shm/engine.ipp"
+#include "lockstep/comm/backends/shm/memory_file.ipp"
+#include "lockstep/comm/call.ipp"
+#include "lockstep/comm/fault/sentences.ipp"
+#include "lockstep/core/error.ipp"
+#include "lockstep/core/text.ipp"
+#include "lockstep/core/thread.ipp"
+#include "lockstep/data/generated_dataset.ipp"
+#include "lockstep/data/image_dataset.ipp"
+#include "lockstep/launch/deadline.ipp"
+#include "lockstep/launch/descriptor.ipp"
+#include "lockstep/launch/failure.ipp"
+#include "lockstep/launch/launch.ipp"
+#include "lockstep/launch/names.ipp"
+#include "lockstep/launch/parse.ipp"
+#include "lockstep/launch/rendezvous.ipp"
+#include "lockstep/launch/spawn.ipp"
+#include "lockstep/launch/store.ipp"
+#include "lockstep/launch/terminal.ipp"
+#include "lockstep/observe/epoch_summary.ipp"
+#include "lockstep/observe/json_line.ipp"
+#include "lockstep/observe/log_file.ipp"
+#include "lockstep/observe/number_text.ipp"
+#include "lockstep/observe/progress_display.ipp"
+#include "lockstep/observe/progress_line.ipp"
+#include "lockstep/observe/scores.ipp"
+#include "lockstep/observe/tally.ipp"
+#include "lockstep/strategy/agreement.ipp"
+#include "lockstep/trainer/options.ipp"
+
+template class lockstep::BasicProgressDisplay<std::chrono::steady_clock>;
+
+template <>
+const char lockstep::detail::LibraryOfThisVersion<lockstep::hash_of(lockstep::version)>::is_linked =
+    1;

@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A function that somebody else owns, for functions that are compiled once. It is called
+/// through a pointer and therefore never used on a step's path.
+
+#include <concepts>
+#include <memory>
+#include <type_traits>
+#include <utility>
+
+namespace lockstep::detail {
+
+template <class Signature>
+class FunctionRef;
+
+/// Refers to an object that can be called, which must outlive the reference.
+template <class Result, class... Arguments>
+class FunctionRef<Result(Arguments...)> {
+ public:
+  template <class F>
+    requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>)
+  FunctionRef(F&& f)
+      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+        call_([](void* object, Arguments... arguments) -> Result {
+          auto& function = *static_cast<std::remove_reference_t<F>*>(object);
+          return function(std::forward<Arguments>(arguments)...);
+        }) {}
+
+  Result operator()(Arguments... arguments) const {
+    return call_(object_, std::forward<Arguments>(arguments)...);
+  }
+
+ private:
+  void* object_;
+  Result (*call_)(void*, Arguments...);
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,51 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Sentences out of words and numbers, joined by one function: `operator+` on strings is
+/// compiled anew, and in full, wherever it stands.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
+
+namespace lockstep::detail {
+
+/// A part of a sentence: text, an integer, or a strong integer such as a rank.
+class Word {
+ public:
+  constexpr Word(const char* text) : Word(std::string_view(text)) {}
+  constexpr Word(std::string_view text) : text_(text.data()), number_(text.size()) {}
+  Word(const std::string& text) : text_(text.data()), number_(text.size()) {}
+  constexpr Word(std::unsigned_integral auto number) : number_(number), is_number_(true) {}
+  constexpr Word(std::signed_integral auto number)
+      : number_(number < 0 ? -static_cast<std::uint64_t>(number)
+                           : static_cast<std::uint64_t>(number)),
+        is_number_(true),
+        is_negative_(number < 0) {}
+  Word(char) = delete;
+  Word(bool) = delete;
+  template <class Meaning, class Integer>
+  constexpr Word(const Strong<Meaning, Integer>& strong) : Word(strong.value()) {}
+
+  void append_to(std::string& out) const;
+
+ private:
+  const char* text_ = nullptr;
+  std::uint64_t number_;  // or the size of the text
+  bool is_number_ = false;
+  bool is_negative_ = false;
+};
+
+/// `text({"rank ", rank, " of ", 4})` is "rank 2 of 4".
+std::string text(std::initializer_list<Word> words);
+
+}  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/core/text.ipp"
+#endif

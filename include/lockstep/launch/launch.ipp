@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of `launch.hpp`.
+
+#include <cstdio>
+#include <exception>
+#include <utility>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/launch.hpp"
+#include "lockstep/launch/meeting.hpp"
+#include "lockstep/launch/options.hpp"
+#include "lockstep/launch/self_launch.hpp"
+#include "lockstep/launch/shared_gpus.hpp"
+#include "lockstep/launch/thread_ranks.hpp"
+
+namespace lockstep::detail {
+
+/// What a process knows when it begins: the launcher's options, and its place if it has one.
+struct Start {
+  LaunchOptions options;
+  std::optional<RankPlacement> place;
+  std::chrono::milliseconds timeout;
+
+  Start(int argc, char** argv) : options(parse_options(argc, argv)) {
+    place = environment(options.rendezvous).placement();
+    timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
+    if (place) share_gpus(*place);
+    // Through a pipe stdio would keep lines back until a block is full: the user would see them
+    // late, and those before a crash never.
+    if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+  }
+
+  /// The pipe to lockstep's launcher, where that has started this process.
+  Descriptor report() const { return place ? inherited_pipe(place->report_fd) : Descriptor(); }
+
+  Session session() {
+    Session session = place ? join_at(*place, timeout) : join_alone(timeout);
+    session.set_arguments(std::move(options.rest));
+    return session;
+  }
+};
+
+/// Throws where several processes were started for a job that is one. `threads` is what errors call
+/// the threads of the job.
+LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads,
+                                         std::string_view for_many_processes) {
+  const std::string but = text({", and the ", threads, " of this job are threads of one process"});
+  if (start.place && start.place->world > WorldSize{1}) {
+    const RankPlacement& place = *start.place;
+    fail("launch",
+         {place.launcher, " started this process as one of ", place.world, " ranks", but},
+         text({"start it once, with --ranks ", place.world}), place.rank);
+  }
+  if (start.options.nodes > 1) {
+    fail("launch", {"--nodes is ", start.options.nodes, but},
+         text({"leave --nodes out, or use ", for_many_processes}));
+  }
+}
+
+LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
+                                     std::size_t default_ranks) {
+  std::optional<Rank> rank;
+  Descriptor launcher;
+  try {
+    Start start(argc, argv);
+    const auto& place = start.place;
+    if (!start.options.ranks && !place && default_ranks != dynamic && default_ranks > 1) {
+      start.options.ranks = default_ranks;
+    }
+    if (start.options.ranks) {
+      // A task of its own inside an allocation may well start ranks; a rank among others may not.
+      if (!place || (place->world == WorldSize{1} && !place->hosted)) {
+        return launch_ranks(std::move(start.options), start.timeout);
+      }
+      fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
+           "leave the number of ranks to one of the two", place->rank);
+    }
+    rank = place ? place->rank : Rank{0};
+    launcher = start.report();
+    Session session = start.session();
+    return run(session);
+  } catch (...) {
+    return report_failure(std::current_exception(), rank, launcher);
+  }
+}
+
+LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
+                                 FunctionRef<int(Session&, std::optional<std::size_t>)> run) {
+  Descriptor launcher;
+  try {
+    Start start(argc, argv);
+    launcher = start.report();
+    require_one_process(start, "replicas", "ParallelStrategy<DDP>");
+    Session session = start.session();
+    return run(session, start.options.ranks);
+  } catch (...) {
+    return report_failure(std::current_exception(), std::nullopt, launcher);
+  }
+}
+
+/// How many ranks are threads of a process that others are started beside.
+LOCKSTEP_INLINE std::size_t threads_of(const Start& start, std::size_t default_ranks) {
+  if (const auto told = environment().threads()) return *told;
+  if (start.options.ranks) return *start.options.ranks;
+  if (default_ranks == dynamic) return 1;
+  const std::size_t processes = start.place->world.value();
+  if (default_ranks % processes == 0) return default_ranks / processes;
+  fail("launch",
+       {"a world of ", default_ranks, " ranks cannot be divided among ", processes, " processes"},
+       "start another number of processes", start.place->rank);
+}
+
+LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run,
+                                   std::size_t default_ranks, Processes processes) {
+  Descriptor launcher;
+  try {
+    Start start(argc, argv);
+    LaunchOptions& options = start.options;
+    launcher = start.report();
+    if (processes == Processes::many) {
+      if (start.place && (start.place->hosted || start.place->world > WorldSize{1})) {
+        return run_threads_at(*start.place, threads_of(start, default_ranks), start.timeout,
+                              options.rest, launcher, run);
+      }
+      if (options.nodes > 1) {
+        options.threads = options.ranks.value_or(1);
+        return launch_ranks(std::move(options), start.timeout);
+      }
+    }
+    require_one_process(start, "ranks", "Backend<Nccl>");
+    const std::size_t ranks = options.ranks.value_or(default_ranks == dynamic ? 1 : default_ranks);
+    return run_threads(ranks, start.timeout, options.rest, launcher, run);
+  } catch (...) {
+    return report_failure(std::current_exception(), std::nullopt, launcher);
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,188 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Ranks that are threads: many ranks on one GPU. They run the program's own code and
+/// therefore take signals as its other threads do.
+
+#include <unistd.h>
+
+#include <chrono>
+#include <condition_variable>
+#include <cstddef>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/meeting.hpp"
+#include "lockstep/launch/outcome.hpp"
+#include "lockstep/launch/supervisor.hpp"
+
+namespace lockstep::detail {
+
+/// Says why this rank fails: to the launcher, where lockstep's own has given a pipe for that, else
+/// on stderr, once and in one piece. Returns the exit status, 1.
+inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
+                          const Descriptor& launcher) {
+  Failure failure = Failure::of(thrown);
+  if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
+  std::fflush(nullptr);
+  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
+    std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
+  }
+  return 1;
+}
+
+/// How the threads of a job end, told by each as it does.
+class ThreadEnds {
+ public:
+  explicit ThreadEnds(std::size_t threads) : running_(threads) {}
+
+  void returned(int status) {
+    const std::lock_guard lock(mutex_);
+    if (status_ == 0) status_ = status;
+  }
+  void threw(Rank rank, const std::exception_ptr& thrown) {
+    const std::lock_guard lock(mutex_);
+    ends_.push_back({rank, thrown, Failure::of(thrown)});
+    changed_.notify_all();
+  }
+  void ended() {
+    const std::lock_guard lock(mutex_);
+    --running_;
+    changed_.notify_all();
+  }
+
+  /// **Host** blocks until all have ended or, once one has failed, for the grace that the others
+  /// have. Have all ended?
+  bool await(std::chrono::milliseconds grace) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
+    return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
+  }
+
+  /// Says which failure was the first, and which ranks failed because of it. Returns the exit
+  /// status.
+  int report(const Descriptor& launcher) {
+    const std::lock_guard lock(mutex_);
+    if (ends_.empty()) return status_;
+    // A rank that fails because of another often ends sooner than that one.
+    std::size_t first = 0;
+    while (first < ends_.size() && ends_[first].failure.consequence) ++first;
+    if (first == ends_.size()) first = 0;
+    Outcome outcome;
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      const RankEnd end{ends_[i].rank, ExitStatus{1, 0}, ends_[i].failure};
+      if (i == first) outcome.first = end;
+      if (i != first && end.is_consequence()) outcome.consequences.push_back(end);
+    }
+    const int status = report_failure(ends_[first].thrown, ends_[first].rank, launcher);
+    write_all(2, summary(outcome));
+    return status;
+  }
+
+ private:
+  struct End {
+    Rank rank;
+    std::exception_ptr thrown;
+    Failure failure;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t running_;
+  std::vector<End> ends_;  // in the order in which they were told
+  int status_ = 0;
+};
+
+/// Starts a thread for each of `ranks`, from `first` on. `act(rank)` is what it does, and returns
+/// its exit status; `failed()` is called after one that throws. Both must outlive the threads.
+inline std::vector<Thread> start_threads(std::size_t first, std::size_t ranks,
+                                              ThreadEnds& ends, FunctionRef<int(Rank)> act,
+                                              FunctionRef<void()> failed) {
+  std::vector<Thread> threads;
+  threads.reserve(ranks);
+  for (std::size_t r = first; r < first + ranks; ++r) {
+    const auto threw = [rank = Rank{r}, &ends, failed](const std::exception_ptr& thrown) {
+      ends.threw(rank, thrown);
+      failed();
+      ends.ended();
+    };
+    const auto run = [rank = Rank{r}, &ends, act] {
+      ends.returned(act(rank));
+      ends.ended();
+    };
+    try {
+      threads.emplace_back("lockstep rank", run, threw, Signals::delivered);
+    } catch (...) {  // the system has no more threads
+      ends.threw(Rank{r}, std::current_exception());
+      failed();
+      for (; r < first + ranks; ++r) ends.ended();
+    }
+  }
+  return threads;
+}
+
+/// All ranks of a job are threads of this process: calls `run(session)` on each and waits for them.
+inline int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
+                       const std::vector<std::string>& arguments, const Descriptor& launcher,
+                       FunctionRef<int(Session&)> run) {
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  StoreServer server(secret);
+  // Connected before any rank runs: a rank that comes to a closed store would wait for it.
+  std::vector<Session> sessions;
+  sessions.reserve(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
+                      job,     secret,           timeout, ranks};
+    sessions.emplace_back(std::move(member), Store("127.0.0.1", server.port(), secret, timeout));
+    sessions.back().set_arguments(arguments);
+  }
+  ThreadEnds ends(ranks);
+  const auto act = [&](Rank rank) { return run(sessions[rank.value()]); };
+  // Ranks that wait for this one in the store stop waiting.
+  const auto failed = [&] { server.shut_down(); };
+  for (Thread& thread : start_threads(0, ranks, ends, act, failed)) thread.join();
+  return ends.report(launcher);
+}
+
+/// This process is one of several, with as many threads each: calls `run(session)` on its own. When
+/// one has failed the others have a while to fail because of it; if a thread then still waits for
+/// other processes, it is left, and the process ends.
+inline int run_threads_at(RankPlacement place, std::size_t threads,
+                          std::chrono::milliseconds timeout,
+                          const std::vector<std::string>& arguments, const Descriptor& launcher,
+                          FunctionRef<int(Session&)> run) {
+  const std::string name = place.host;
+  const std::unique_ptr<StoreHost> host = settle_at(place);
+  const std::size_t first = place.rank.value() * threads;
+  ThreadEnds ends(threads);
+  const auto act = [&](Rank rank) {
+    const std::size_t local = place.local_rank * threads + rank.value() - first;
+    Session session = meet_at(
+        place, {rank, WorldSize{place.world.value() * threads}, local, place.local_world * threads,
+                name, 0, place.job, place.secret, timeout, threads});
+    session.set_arguments(arguments);
+    return run(session);
+  };
+  const auto failed = [] {};
+  std::vector<Thread> running = start_threads(first, threads, ends, act, failed);
+  if (!ends.await(termination_grace())) {
+    const int status = ends.report(launcher);
+    std::fflush(nullptr);
+    ::_exit(status);
+  }
+  for (Thread& thread : running) thread.join();
+  const int status = ends.report(launcher);
+  if (status == 0 && host) host->server.wait_until_unused(Deadline::after(timeout));
+  return status;
+}
+
+}  // namespace lockstep::detail

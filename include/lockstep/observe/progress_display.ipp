@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of `progress_display.hpp`.
+
+#include <algorithm>
+#include <cstdio>
+
+#include "lockstep/core/text.hpp"
+#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/observe/progress_line.hpp"
+
+namespace lockstep {
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
+                                              std::uint64_t batches) {
+  now_ = {};
+  now_.epoch = epoch;
+  now_.epochs = epochs;
+  batches_ = batches;
+  loss_sum_ = 0;
+  loss_samples_ = 0;
+  steps_per_look_ = until_look_ = 1;
+  begin_ = looked_ = shown_ = Clock::now();
+  if (terminal_.is_terminal) show(begin_);
+}
+
+template <class Clock>
+EpochSummary BasicProgressDisplay<Clock>::end_epoch() {
+  EpochSummary all = summary();
+  end_epoch(all);
+  return all;
+}
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::print(std::string_view line) {
+  clear();
+  write(detail::text({line, "\n"}));
+}
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::clear() {
+  if (drawn_) write("\033[K\r");
+  drawn_ = false;
+}
+
+template <class Clock>
+EpochSummary BasicProgressDisplay<Clock>::summary_at(Time time) const {
+  EpochSummary all = now_;
+  all.seconds = seconds(time - begin_);
+  if (loss_samples_ > 0) all.loss = loss_sum_ / static_cast<double>(loss_samples_);
+  return all;
+}
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::look() {
+  const Time time = Clock::now();
+  const bool brief = time - looked_ < std::chrono::milliseconds(10);
+  steps_per_look_ = brief ? std::min(2 * steps_per_look_, 16u) : 1;
+  until_look_ = steps_per_look_;
+  looked_ = time;
+  const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);
+  if (time - shown_ >= pause) show(time);
+}
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::show(Time time) {
+  shown_ = time;
+  const std::string line = progress_line(summary_at(time), batches_, terminal_);
+  drawn_ = terminal_.is_terminal;
+  write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
+}
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::write(std::string_view text) const {
+  if (terminal_.file == nullptr) return;
+  std::fwrite(text.data(), 1, text.size(), terminal_.file);
+  std::fflush(terminal_.file);
+}
+
+}  // namespace lockstep
