@@ -47,7 +47,7 @@ struct DpTraining {
                       " ranks, and DP is for the devices of one process",
                   "start it once, with --replicas, or use ParallelStrategy<DDP>", session.rank());
     }
-    return {};
+    return communicator();
   }
   static wrapper make(Session& session, communicator&, Model model, const TrainerOptions& options) {
     DpOptions wanted;
