@@ -23,8 +23,8 @@ using namespace lockstep;  // as every example has it
 /// under `Precision<Mixed<...>>`.
 ///
 /// A batch has `size()` rows in device memory: `inputs`, row-major, `labels`, one integer below
-/// Classes for each row, and `weights`, one number for each row (null: all rows weigh the same). The
-/// loss is the weighted mean.
+/// Classes for each row, and `weights`, one number for each row (null: all rows weigh the same).
+/// The loss is the weighted mean.
 ///
 /// Batches of up to `FewRows` are multiplied by the kernel of few_rows.cuh if they are float,
 /// others by cuBLASLt.
