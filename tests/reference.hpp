@@ -16,15 +16,3 @@ inline nlohmann::json reference(const std::string& file) {
   if (!in) throw std::runtime_error("no reference figures at " + path);
   return nlohmann::json::parse(in);
 }
-
-/// An optimizer's numbers, as a case of ddp.json has them.
-void set_options(auto& options, const nlohmann::json& hyper) {
-  options.lr = hyper["lr"];
-  options.weight_decay = hyper.value("weight_decay", 0.0);
-  if constexpr (requires { options.momentum; }) options.momentum = hyper["momentum"];
-  if constexpr (requires { options.beta1; }) {
-    options.beta1 = hyper["betas"][0];
-    options.beta2 = hyper["betas"][1];
-    options.eps = hyper["eps"];
-  }
-}

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "launch/watchdog.hpp"
 #include "lockstep/comm/backends/threads/participant.hpp"
 
 namespace participants {
@@ -23,8 +24,10 @@ using threads::Participant;
 /// What each rank ended with: nothing, or the words of its exception.
 using Ends = std::vector<std::string>;
 
-/// `with_rank(rank)` on as many threads. Nothing it throws gets out.
+/// `with_rank(rank)` on as many threads. Nothing it throws gets out. Where a thread hangs, the
+/// process ends and names the test case.
 inline Ends run_threads(std::size_t world, auto with_rank) {
+  const Watchdog watchdog(120s);
   Ends ends(world);
   std::vector<std::jthread> threads;
   for (std::size_t r = 0; r < world; ++r) {

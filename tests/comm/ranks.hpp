@@ -18,6 +18,7 @@
 #include <thread>
 #include <vector>
 
+#include "launch/watchdog.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
 
 namespace ranks {
@@ -130,8 +131,12 @@ Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
   return result;
 }
 
+/// Threads cannot be killed: where one does not end within the limit, the process does, and names
+/// the test case.
 template <class Meeting = SharedMemory>
-Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f) {
+Ends run_threads(std::size_t world, std::chrono::milliseconds timeout, auto f,
+                 std::chrono::seconds limit = 120s) {
+  const Watchdog watchdog(limit);
   Meeting meeting(world);
   Ends result(world);
   std::vector<std::jthread> threads;

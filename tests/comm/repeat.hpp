@@ -6,13 +6,20 @@
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <set>
 #include <string>
 
 namespace ranks {
 
-/// `./x test --long` repeats more often.
+/// `./x test --long` repeats more often, and `./x test` prints how many repetitions it skips.
 inline int repetitions(int usually, int in_long_runs) {
-  return std::getenv("LOCKSTEP_LONG") != nullptr ? in_long_runs : usually;
+  static std::set<std::string> said;
+  if (std::getenv("LOCKSTEP_LONG") != nullptr) return in_long_runs;
+  const std::string skipped = std::to_string(in_long_runs - usually) + " of " +
+                              std::to_string(in_long_runs) + " repetitions of the case " +
+                              boost::unit_test::framework::current_test_case().full_name();
+  if (said.insert(skipped).second) std::fprintf(stderr, "skipped: %s\n", skipped.c_str());
+  return usually;
 }
 
 /// Random numbers of a test. The seed is printed; LOCKSTEP_SEED sets it, to see a failure again.

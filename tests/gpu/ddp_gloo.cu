@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// DDP on GPUs through Gloo: ddp_gloo --ranks N [CHECK]; with `hosts`, as two hosts that share
-// memory inside each: ddp_gloo --ranks N CHECK hosts
+// DDP on GPUs through Gloo: ddp_gloo --ranks N [CHECK]; with `hosts`, as two hosts of equally many
+// ranks that share memory, or a host for each rank of an odd world: ddp_gloo --ranks N CHECK hosts
 #include <stdlib.h>
 
 #include "lockstep/gloo.cuh"
@@ -17,8 +17,9 @@ int main(int argc, char** argv) {
     const auto& arguments = session.arguments();
     const std::string check = arguments.size() > 1 ? arguments[1] : "all";
     if (arguments.size() > 2 && arguments[2] == "hosts") {
-      const std::size_t half = (session.world().value() + 1) / 2;
-      ::setenv("LOCKSTEP_HOST", std::to_string(session.rank().value() / half).c_str(), 1);
+      const std::size_t world = session.world().value();
+      const std::size_t on_each = world % 2 == 0 ? world / 2 : 1;
+      ::setenv("LOCKSTEP_HOST", std::to_string(session.rank().value() / on_each).c_str(), 1);
       auto comm = make_staged_hierarchical_communicator(session.membership(), session.store());
       gpu_test::run_checks<false>(comm, check);
     } else {

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What tests on a GPU share: is there one, arrays that notice stray writes, and differences
-/// in words.
+/// @file What tests on a GPU share: is there one, arrays that notice stray writes, numbers, and
+/// differences in words. Large arrays are filled and judged on the device: the host's programs are
+/// not optimised, and would take a minute for what takes a GPU a second.
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstddef>
@@ -15,6 +17,7 @@
 #include <vector>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
@@ -28,6 +31,62 @@ inline bool has_gpu() {
   BOOST_TEST_MESSAGE("not run: no CUDA device here");
   return false;
 }
+
+template <class T>
+LOCKSTEP_HOST_DEVICE double number(T value) {
+  return static_cast<double>(static_cast<lockstep::Accumulator<T>>(value));
+}
+
+template <class T>
+LOCKSTEP_HOST_DEVICE T rounded(double value) {
+  return static_cast<T>(static_cast<lockstep::Accumulator<T>>(value));
+}
+
+/// A number in [-1, 1) for each seed and index, the same on host and device: the mixing step of
+/// SplitMix64 (Steele, Lea and Flood, 2014).
+LOCKSTEP_HOST_DEVICE inline double random_number(std::uint64_t seed, std::uint64_t index) {
+  std::uint64_t bits = (seed << 40) + (index + 1) * 0x9e3779b97f4a7c15u;
+  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
+  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
+  bits ^= bits >> 31;
+  return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
+}
+
+template <class F>
+__global__ void call_with_each(std::size_t count, F f) {
+  for (std::size_t i = blockIdx.x * blockDim.x + threadIdx.x; i < count;
+       i += gridDim.x * blockDim.x) {
+    f(i);
+  }
+}
+
+/// Calls `f(i)` on the device, for every i below `count`. **Host** blocks.
+template <class F>
+void for_each_on_device(std::size_t count, const F& f) {
+  if (count == 0) return;
+  const auto blocks = static_cast<unsigned>(std::min<std::size_t>((count + 255) / 256, 2048));
+  call_with_each<<<blocks, 256>>>(count, f);
+  lockstep::check_launch("call_with_each");
+  lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+}
+
+/// Writes `value(i)` to every element.
+template <class T, class Value>
+struct Writing {
+  T* data;
+  Value value;
+  __device__ void operator()(std::size_t i) const { data[i] = rounded<T>(value(i)); }
+};
+
+struct RandomNumbers {
+  std::uint64_t seed;
+  double factor = 1;
+  bool positive = false;
+  LOCKSTEP_HOST_DEVICE double operator()(std::size_t i) const {
+    const double x = random_number(seed, i);
+    return factor * (positive && x < 0 ? -x : x);
+  }
+};
 
 /// An array in device memory, full of NaN until it is written, with a zone behind it that nobody
 /// may touch.
@@ -43,12 +102,19 @@ class DeviceArray {
   }
 
   T* data() const { return reinterpret_cast<T*>(memory_.data()); }
+  const unsigned char* raw() const { return reinterpret_cast<const unsigned char*>(data()); }
+  std::size_t bytes() const { return count_ * sizeof(T); }
 
   void upload(const std::vector<T>& values) {
     lockstep::check_cuda(cudaMemcpy(data(), values.data(), bytes(), cudaMemcpyDefault),
                          "cudaMemcpy");
     // Other streams must not begin before it has arrived.
     lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+  /// Every element becomes `value(i)`, which is called on the device.
+  template <class Value>
+  void write(const Value& value) {
+    for_each_on_device(count_, Writing<T, Value>{data(), value});
   }
   /// **Host** blocks until everything on the device is done.
   std::vector<T> download() const {
@@ -69,12 +135,12 @@ class DeviceArray {
     return {};
   }
 
+  static constexpr unsigned char poison = 0xff;  // NaN in every type
+
  private:
   static constexpr std::size_t guard = 4096;
-  static constexpr unsigned char poison = 0xff;  // NaN in every type
   static constexpr unsigned char fence = 0xa5;
 
-  std::size_t bytes() const { return count_ * sizeof(T); }
   void fill(std::size_t at, int value, std::size_t size) {
     lockstep::check_cuda(cudaMemset(memory_.data() + at, value, size), "cudaMemset");
     lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -84,14 +150,68 @@ class DeviceArray {
   lockstep::DeviceArena memory_;
 };
 
-template <class T>
-double number(T value) {
-  return static_cast<double>(static_cast<lockstep::Accumulator<T>>(value));
+/// What a judge says of one element.
+struct Verdict {
+  bool wrong = false;
+  char what[16] = "";
+  double have = 0;
+  double want = 0;
+};
+
+template <class Judge>
+struct FindingWrong {
+  Judge judge;
+  unsigned long long* first;
+  __device__ void operator()(std::size_t i) const {
+    if (judge(i).wrong) atomicMin(first, static_cast<unsigned long long>(i));
+  }
+};
+template <class Judge>
+struct Telling {
+  Judge judge;
+  std::size_t index;
+  Verdict* verdict;
+  __device__ void operator()(std::size_t) const { *verdict = judge(index); }
+};
+
+/// Empty, or what is wrong with the first element of which `judge(i)`, which is called on the
+/// device, says so. **Host** blocks until everything on the device is done.
+template <class Judge>
+std::string first_wrong(std::size_t count, const Judge& judge) {
+  lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const DeviceArray<unsigned long long> first(std::vector<unsigned long long>{count});
+  for_each_on_device(count, FindingWrong<Judge>{judge, first.data()});
+  const std::size_t at = first.download()[0];
+  if (at == count) return {};
+  const DeviceArray<Verdict> verdict(1);
+  for_each_on_device(1, Telling<Judge>{judge, at, verdict.data()});
+  const Verdict said = verdict.download()[0];
+  char text[200];
+  std::snprintf(text, sizeof text, "element %zu of %zu: %s is %.17g, expected %.17g", at, count,
+                said.what, said.have, said.want);
+  return text;
 }
 
+/// Judges bytes by those of another array, or by one value.
+struct SameBytes {
+  const unsigned char* have;
+  const unsigned char* want;
+  unsigned char all = 0;  // where `want` is null
+  __device__ Verdict operator()(std::size_t i) const {
+    const unsigned char wanted = want == nullptr ? all : want[i];
+    return {have[i] != wanted, "a byte", static_cast<double>(have[i]), static_cast<double>(wanted)};
+  }
+};
+
+/// Empty, or the first byte in which two arrays differ.
 template <class T>
-T rounded(double value) {
-  return static_cast<T>(static_cast<lockstep::Accumulator<T>>(value));
+std::string differing_byte(const DeviceArray<T>& a, const DeviceArray<T>& b) {
+  return first_wrong(a.bytes(), SameBytes{a.raw(), b.raw()});
+}
+/// Empty, or the first byte of an array that was written.
+template <class T>
+std::string written_byte(const DeviceArray<T>& array) {
+  return first_wrong(array.bytes(), SameBytes{array.raw(), nullptr, DeviceArray<T>::poison});
 }
 
 /// Empty, or the first element that is further than `relative * magnitude + absolute` from what is
@@ -120,11 +240,8 @@ bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
 /// Numbers in [-1, 1), the same every time.
 class Numbers {
  public:
-  explicit Numbers(std::uint64_t seed) : state_(seed * 2 + 1) {}
-  double next() {
-    state_ = state_ * 6364136223846793005u + 1442695040888963407u;
-    return static_cast<double>(state_ >> 11) * 0x1p-52 - 1;
-  }
+  explicit Numbers(std::uint64_t seed) : seed_(seed) {}
+  double next() { return random_number(seed_, index_++); }
   template <class T>
   std::vector<T> values(std::size_t count, bool positive = false) {
     std::vector<T> all(count);
@@ -136,7 +253,8 @@ class Numbers {
   }
 
  private:
-  std::uint64_t state_;
+  std::uint64_t seed_;
+  std::uint64_t index_ = 0;
 };
 
 /// Around packets, tiles and grids, and some that are neither.

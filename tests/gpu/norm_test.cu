@@ -24,31 +24,53 @@ namespace {
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
 template <class T>
-std::vector<double> device_partials(const std::vector<T>& values) {
+std::vector<double> device_partials(const DeviceArray<T>& values, std::size_t count) {
   CudaStream stream;
-  const DeviceArray<T> device(values);
-  const DeviceArray<double> partials(square_partials<T>(values.size()));
-  launch_squares(stream, device.data(), partials.data(), values.size());
+  const DeviceArray<double> partials(square_partials<T>(count));
+  launch_squares(stream, values.data(), partials.data(), count);
   const auto sums = partials.download();
   BOOST_TEST(partials.stray_write() == "");
   return sums;
+}
+template <class T>
+std::vector<double> device_partials(const std::vector<T>& values) {
+  return device_partials(DeviceArray<T>(values), values.size());
 }
 
 double total(const std::vector<double>& partials) {
   return std::accumulate(partials.begin(), partials.end(), 0.0);
 }
 
+/// Piece i's share of the sum of squares, one element after the other.
+template <class T>
+struct AddingSquares {
+  static constexpr std::size_t piece = 64;
+  const T* values;
+  std::size_t count;
+  double* sum;
+  __device__ void operator()(std::size_t i) const {
+    double mine = 0;
+    for (std::size_t k = i * piece; k < count && k < (i + 1) * piece; ++k)
+      mine += number(values[k]) * number(values[k]);
+    atomicAdd(sum, mine);
+  }
+};
+
 template <class T>
 void check_squares() {
   if (!has_gpu()) return;
   for (const std::size_t count : sizes()) {
     BOOST_TEST_CONTEXT(element_name(element_kind<T>()) << ", count " << count) {
-      const auto values = Numbers(count).values<T>(count);
-      double want = 0;
-      for (const T value : values) want += number(value) * number(value);
-      const auto partials = device_partials(values);
+      DeviceArray<T> values(count);
+      values.write(RandomNumbers{count});
+      const DeviceArray<double> sum(std::vector<double>{0});
+      constexpr std::size_t piece = AddingSquares<T>::piece;
+      for_each_on_device((count + piece - 1) / piece,
+                         AddingSquares<T>{values.data(), count, sum.data()});
+      const double want = sum.download()[0];
+      const auto partials = device_partials(values, count);
       BOOST_TEST(std::abs(total(partials) / want - 1) < 1e-6);
-      BOOST_TEST(same_bits(partials, device_partials(values)), "two runs differ");
+      BOOST_TEST(same_bits(partials, device_partials(values, count)), "two runs differ");
     }
   }
 }

@@ -1,17 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-// A fixture for test cases that could hang: after 30 s the process ends and says in which case.
+/// @file What tests that could hang, or expect errors, share.
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <csignal>
 #include <string>
 
 #include "lockstep/core/error.hpp"
 
-struct Watchdog {
-  Watchdog() {
+/// Ends the process after a time limit and says in which test case: a fixture, or a scope inside of
+/// another's. By an alarm, because a test that forks must have no thread.
+class Watchdog {
+ public:
+  explicit Watchdog(std::chrono::seconds limit = std::chrono::seconds(30)) {
     name() =
         "watchdog: hangs: " + boost::unit_test::framework::current_test_case().full_name() + "\n";
     struct sigaction action{};
@@ -20,18 +25,30 @@ struct Watchdog {
       ::_exit(99);
     };
     ::sigaction(SIGALRM, &action, &before_);
-    ::alarm(30);
+    const auto seconds = static_cast<unsigned>(limit.count());
+    outer_ = ::alarm(seconds);
+    if (outer_ != 0 && outer_ < seconds) ::alarm(outer_);
   }
   ~Watchdog() {
-    ::alarm(0);
+    ::alarm(outer_ == 0 ? 0 : std::max(outer_, spent() + 1) - spent());
     ::sigaction(SIGALRM, &before_, nullptr);
   }
+  Watchdog(const Watchdog&) = delete;
+  Watchdog& operator=(const Watchdog&) = delete;
 
  private:
+  using Clock = std::chrono::steady_clock;
   static std::string& name() {
     static std::string name;
     return name;
   }
+  unsigned spent() const {
+    const auto time = std::chrono::duration_cast<std::chrono::seconds>(Clock::now() - begin_);
+    return static_cast<unsigned>(time.count());
+  }
+
+  Clock::time_point begin_ = Clock::now();
+  unsigned outer_ = 0;  // seconds that an outer scope had left
   struct sigaction before_{};
 };
 

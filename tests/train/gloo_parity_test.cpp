@@ -15,27 +15,15 @@ namespace {
 
 using namespace parity;
 
-/// Small buckets: several are under way during backward.
-using SmallBuckets = Buckets<BucketLimits{600, 1500}>;
-
-template <class Meeting, class... Ps>
-constexpr auto through = []<class Rule, class TheClip, std::size_t Accumulated>(
-                             const nlohmann::json& c) {
-  const std::string name = c["optimizer"];
-  check_ranks<Meeting>(c, name, [&](auto& comm, const std::string& how) {
-    train_case<Accumulated, Optimizer<Rule>, TheClip, Accumulate<Accumulated>, SmallBuckets, Ps...>(
-        comm, c, false, how);
-  });
-};
-
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(gloo_trains_as_pytorch_does) {
-  run_all(through<ranks::Sockets, Backend<Gloo>>);
+  check_every_case(run_by_steps<ranks::Sockets, SmallBuckets, Backend<Gloo>>);
 }
 
 BOOST_AUTO_TEST_CASE(a_hierarchy_trains_as_pytorch_does) {
-  run_all(through<ranks::PlayedHosts, Backend<Hierarchical<Shm, Gloo>>>);
+  check_every_case(
+      run_by_steps<ranks::PlayedHosts, SmallBuckets, Backend<Hierarchical<Shm, Gloo>>>);
 }
 
 // From a job's policies to its communicator, as a trainer does it.

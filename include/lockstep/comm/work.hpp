@@ -26,7 +26,7 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
   ~Work() {
     if (waited_) return;
     if (std::uncaught_exceptions() != exceptions_) {
-      pending_.leave();
+      leave();
       return;
     }
     try {
@@ -50,6 +50,9 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
   void forget() { waited_ = true; }
 
  private:
+  /// An exception has driven the handle out of its scope.
+  [[gnu::cold, gnu::noinline]] void leave() { pending_.leave(); }
+
   int exceptions_ = std::uncaught_exceptions();
   bool waited_ = false;
   Pending pending_;

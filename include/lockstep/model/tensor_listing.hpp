@@ -97,6 +97,7 @@ concept TensorListing = requires(const M& model, TensorList& list) {
   model.tensors(list);
 };
 
+namespace detail {
 /// What a model lists of one role.
 template <TensorListing Model>
 TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
@@ -105,5 +106,6 @@ TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
   list.check();
   return std::move(list.of(role));
 }
+}  // namespace detail
 
 }  // namespace lockstep

@@ -46,6 +46,12 @@ concept Execution =
       { execution.is_far_from(other) } -> std::same_as<bool>;
     };
 
+/// It can place rows [first, first + count) of a batch by themselves: `place(batch, first, count,
+/// room)`, where `room` is the most that any rank has of the batch.
+template <class E, class Batch>
+concept RowPlacing =
+    requires(E& execution, const Batch& batch, std::size_t n) { execution.place(batch, n, n, n); };
+
 /// Its losses are made while the host goes on. `latest_loss` is that of the latest forward pass;
 /// `average_loss(weight)` makes it the mean of all ranks' losses; `note_forward` counts a pass that
 /// ran as part of a graph.
@@ -57,13 +63,12 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
 };
 
 /// The gradients of a step on one rank. An updater takes what it needs: whole averages need not
-/// exist, and never do where every rank reduces the slice alone that it updates.
+/// exist, and never do where every rank reduces only the slice that it updates.
 /// - `own<T>(offset, bytes)`: this rank's gradients in a piece of the arena, summed over
 ///   micro-batches. Where buckets are reduced early they are on their way and not to be touched.
 /// - `wait(bucket)`: averages a bucket over ranks, or waits for its reduction that is under way.
 ///   **Ranks** all, in the order of buckets. `reduce()` does it for all buckets.
-/// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type of its
-/// reduction.
+/// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type it travelled in.
 /// - `agree_on_usage()`: which parameters any rank has used since the last update. **Ranks** all.
 template <class G>
 concept GradientSource = requires(G& gradients, std::size_t n) {

@@ -31,7 +31,7 @@ auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
 /// One replica's view of both. The tensors belong to the first replica. Replicas on its device, as
 /// all are on a CPU, read and write their rows in place, and nothing is gathered; replicas on other
 /// devices have memory of their own for their rows, and copy.
-template <class Model, class Memory, class Executing>
+template <class Model, class Memory, class Execution>
 class GatheredOutputs {
   using Output = typename Model::Output;
 
@@ -56,7 +56,7 @@ class GatheredOutputs {
   /// A replica's rows of the outputs, to write. `deliver` copies them to the first replica, where
   /// that is on another device.
   auto outputs(RowRange rows) const { return view<false>(*here().outputs_, here(rows)); }
-  void deliver(Executing& execution, RowRange rows) const {
+  void deliver(Execution& execution, RowRange rows) const {
     if (!is_far_) return;
     execution.copy(root_->at(*root_->outputs_, rows.first), outputs_->data(),
                    rows.count * row_bytes());
@@ -64,7 +64,7 @@ class GatheredOutputs {
 
   /// A replica's rows of the gradients, to read after `fetch`.
   auto gradients(RowRange rows) const { return view<true>(*here().gradients_, here(rows)); }
-  void fetch(Executing& execution, RowRange rows) const {
+  void fetch(Execution& execution, RowRange rows) const {
     if (!is_far_) return;
     execution.copy(gradients_->data(), root_->at(*root_->gradients_, rows.first),
                    rows.count * row_bytes());
@@ -75,7 +75,7 @@ class GatheredOutputs {
   auto all_gradients(std::size_t rows) const { return view<false>(*root_->gradients_, {0, rows}); }
 
  private:
-  using Arena = typename Executing::Arena;
+  using Arena = typename Execution::Arena;
 
   const GatheredOutputs& here() const { return is_far_ ? *this : *root_; }
   RowRange here(RowRange rows) const { return is_far_ ? RowRange{0, rows.count} : rows; }

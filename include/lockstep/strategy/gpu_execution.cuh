@@ -88,7 +88,6 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return storage_.get<BatchUpload<Batch>>()(batch, stream());
   }
 
-  /// Samples [first, first + count) of a batch; `room` is the most that any rank has of it.
   template <class Batch>
   const auto& place(const Batch& batch, std::size_t first, std::size_t count, std::size_t room)
     requires requires(BatchUpload<Batch>& upload) {

@@ -226,13 +226,13 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   void update_used(Gradients& gradients) {
     for (std::size_t p = 0; p != used_.size(); ++p) {
       if (used_[p] == 0) continue;
-      const auto& place = layout_.plan().placements[p];
+      const auto& placement = layout_.plan().placements[p];
       std::byte* const own = numbers_.data() + size_of_numbers(OptimizerPolicy{});
       renumber_for(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(), updates_[p], own);
-      Traits::with_element(layout_.plan().bucket_table[place.bucket].element,
+      Traits::with_element(layout_.plan().bucket_table[placement.bucket].element,
                            [&]<class T>(std::type_identity<T>) {
-                             const Size<dynamic> count{place.bytes / sizeof(T)};
-                             update(gradients, Piece<T, dynamic>{count, p, place.offset}, own);
+                             const Size<dynamic> count{placement.bytes / sizeof(T)};
+                             update(gradients, Piece<T, dynamic>{count, p, placement.offset}, own);
                            });
     }
   }

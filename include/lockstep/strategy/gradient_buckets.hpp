@@ -175,8 +175,8 @@ class GradientBuckets {
 
   template <class T>
   std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
-    const Placement& place = layout_.plan().placements[parameter];
-    return elements_at<T>(arena, place.offset, place.bytes);
+    const Placement& placement = layout_.plan().placements[parameter];
+    return elements_at<T>(arena, placement.offset, placement.bytes);
   }
 
   /// What the model has just written of a parameter's gradient.
@@ -208,8 +208,8 @@ class GradientBuckets {
         used_[p] = 1;
         continue;
       }
-      const Placement& place = layout_.plan().placements[p];
-      if (!pass_.adds) execution_.zero(arena_ + place.offset, place.bytes);
+      const Placement& placement = layout_.plan().placements[p];
+      if (!pass_.adds) execution_.zero(arena_ + placement.offset, placement.bytes);
       readiness_.mark(p);
     }
     start_complete_buckets();

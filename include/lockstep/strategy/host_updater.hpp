@@ -232,12 +232,13 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   void update_used(const Run& run, const UpdatePass<Rule, T, Scale>& pass, std::size_t at,
                    std::span<const T> averages) const {
     for (std::size_t p = 0; p != used_.size(); ++p) {
-      const Placement& place = layout_.plan().placements[p];
-      if (used_[p] == 0 || place.offset < run.offset || place.offset >= run.offset + run.bytes)
+      const Placement& placement = layout_.plan().placements[p];
+      if (used_[p] == 0 || placement.offset < run.offset ||
+          placement.offset >= run.offset + run.bytes)
         continue;
-      const std::size_t first = (place.offset - run.offset) / sizeof(T);
+      const std::size_t first = (placement.offset - run.offset) / sizeof(T);
       const std::size_t begin = std::max(at, first);
-      const std::size_t end = std::min(at + averages.size(), first + place.bytes / sizeof(T));
+      const std::size_t end = std::min(at + averages.size(), first + placement.bytes / sizeof(T));
       if (begin >= end) continue;
       pass.with(Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]), begin,
                 averages.subspan(begin - at, end - begin));

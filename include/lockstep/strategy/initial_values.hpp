@@ -59,9 +59,9 @@ class InitialValues {
   void fill_by_default(std::size_t p) const {
     const TensorInfo& info = layout_.infos()[p];
     const std::string_view name = layout_.name(p);
-    const auto& place = layout_.plan().placements[p];
+    const auto& placement = layout_.plan().placements[p];
     with_element<Model, TensorRole::parameter>(info.element, [&]<class T>(std::type_identity<T>) {
-      const auto values = elements_at<T>(parameters_, place.offset, place.bytes);
+      const auto values = elements_at<T>(parameters_, placement.offset, placement.bytes);
       if (info.rank < 2) {
         const bool scales = info.rank == 1 && (name == "weight" || name.ends_with(".weight"));
         for (T& value : values) value = static_cast<T>(scales ? 1.f : 0.f);

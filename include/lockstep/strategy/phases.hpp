@@ -60,6 +60,9 @@ class PhaseOf : public OutOfOrder<Self> {
     tell_others(replica_, [&] { f(replica_); });
   }
 
+  Replica& replica() const { return replica_; }
+
+ private:
   Replica& replica_;
   typename Replica::Loss loss_;
 };
@@ -71,7 +74,7 @@ class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Aver
   using PhaseOf<Replica, Averaged>::PhaseOf;
   using OutOfOrder<Averaged>::update;
 
-  auto grad(auto key) const { return this->replica_.grad(key); }
+  auto grad(auto key) const { return this->replica().grad(key); }
 
   /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks.
@@ -80,7 +83,7 @@ class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Aver
       replica.begin_update();
       replica.update();
     });
-    return this->loss_;
+    return this->loss();
   }
 };
 
@@ -96,7 +99,7 @@ class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
   Averaged<Replica> reduce() && {
     this->run([](Replica& replica) { replica.reduce(); });
-    return Averaged<Replica>(this->replica_, this->loss_);
+    return Averaged<Replica>(this->replica(), this->loss());
   }
 
   /// Both in one pass over memory where possible; gradients are not averaged in place. Returns the
@@ -106,7 +109,7 @@ class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
       replica.begin_update();
       replica.reduce_and_update();
     });
-    return this->loss_;
+    return this->loss();
   }
 };
 
@@ -125,9 +128,9 @@ class [[nodiscard("backward comes next")]] Forwarded
   auto backward() && {
     this->run([&](Replica& replica) { replica.backward(placed_, S); });
     if constexpr (S == Sync::yes) {
-      return Backwarded<Replica>(this->replica_, this->loss_);
+      return Backwarded<Replica>(this->replica(), this->loss());
     } else {
-      return this->loss_;
+      return this->loss();
     }
   }
 

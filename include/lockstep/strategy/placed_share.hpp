@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/core/typed_storage.hpp"
+#include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/shares.hpp"
 
@@ -22,10 +23,10 @@ struct BatchPart {
 
 /// Keeps the latest share of every type of batch. With `HasWhole`, the first replica has the whole
 /// batch besides.
-template <class Executing, bool HasWhole>
+template <class Execution, bool HasWhole>
 class PlacedShare {
  public:
-  PlacedShare(Executing& execution, std::size_t replica)
+  PlacedShare(Execution& execution, std::size_t replica)
       : execution_(execution), replica_(replica) {}
 
   /// The batch must outlive its share, which may be a view of it.
@@ -51,14 +52,9 @@ class PlacedShare {
   /// What the model is given for all of a `Batch`.
   template <class Batch>
   using Whole =
-      std::remove_cvref_t<decltype(std::declval<Executing&>().place(std::declval<const Batch&>()))>;
+      std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
 
  private:
-  /// Can the execution place some rows of a batch without a batch of its own for them?
-  template <class Batch>
-  static constexpr bool places_rows = requires(Executing& execution, const Batch& batch,
-                                               std::size_t n) { execution.place(batch, n, n, n); };
-
   /// Where the first replica has the whole batch on its device, its share is a part of that.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
@@ -73,7 +69,7 @@ class PlacedShare {
 
   template <class Batch>
   const auto& place_share(const Batch& batch, const BatchCut& cut, std::size_t largest) {
-    if constexpr (places_rows<Batch>) {
+    if constexpr (RowPlacing<Execution, Batch>) {
       const RowRange rows = cut.rows(batch.size(), replica_);
       return execution_.place(batch, rows.first, rows.count, largest);
     } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
@@ -112,7 +108,7 @@ class PlacedShare {
     const Share<Batch>* at = nullptr;
   };
 
-  Executing& execution_;
+  Execution& execution_;
   std::size_t replica_;
   TypedStorage storage_;
 };

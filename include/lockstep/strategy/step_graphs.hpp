@@ -49,14 +49,7 @@ class StepGraphs {
       if (!all_choose(comm, way, found) || way == Way::by_calls) {
         enqueue();
       } else if (way == Way::capture) {
-        graphs_[found].graph.emplace(comm.capture(enqueue));
-        if (!*graphs_[found].graph) {
-          give_up(comm, graphs_[found].graph->reason());
-          undo();
-          enqueue();
-        } else {
-          comm.replay(*graphs_[found].graph);
-        }
+        capture(comm, graphs_[found], enqueue, undo);
       } else {
         comm.replay(*graphs_[found].graph);
         note();
@@ -86,8 +79,25 @@ class StepGraphs {
   std::size_t find(const Batch& batch, const GraphKind& kind) {
     std::size_t i = 0;
     while (i != graphs_.size() && !(graphs_[i].batch == batch && graphs_[i].kind == kind)) ++i;
-    if (i == graphs_.size() && i != most) graphs_.push_back(Entry{batch, kind, 0, {}});
+    if (i == graphs_.size() && i != most) add(batch, kind);
     return i;
+  }
+
+  // What is done once for each batch is kept out of what is done in every step.
+
+  [[gnu::noinline]] void add(const Batch& batch, const GraphKind& kind) {
+    graphs_.push_back(Entry{batch, kind, 0, {}});
+  }
+
+  /// Captures and runs a micro-batch, or runs it call by call if it cannot be captured.
+  template <class Enqueue, class Undo>
+  [[gnu::noinline]] void capture(Comm& comm, Entry& entry, const Enqueue& enqueue,
+                                 const Undo& undo) {
+    entry.graph.emplace(comm.capture(enqueue));
+    if (*entry.graph) return comm.replay(*entry.graph);
+    give_up(comm, entry.graph->reason());
+    undo();
+    enqueue();
   }
 
   Way choose(std::size_t found) {

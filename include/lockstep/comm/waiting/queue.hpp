@@ -41,9 +41,8 @@ class Queue {
     const std::lock_guard lock(mutex_);
     (first_ == nullptr ? first_ : last_->next) = &call;
     last_ = &call;
-    // `run` throws nothing: the calls keep their errors.
-    if (!thread_.is_running())
-      thread_ = Thread("lockstep calls", [this] { run(); }, [](std::exception_ptr) {});
+    if (!thread_.is_running()) [[unlikely]]
+      begin();
     changed_.notify_all();
   }
 
@@ -70,6 +69,11 @@ class Queue {
   }
 
  private:
+  /// `run` throws nothing: the calls keep their errors.
+  [[gnu::cold, gnu::noinline]] void begin() {
+    thread_ = Thread("lockstep calls", [this] { run(); }, [](const std::exception_ptr&) {});
+  }
+
   void run() {
     std::unique_lock lock(mutex_);
     while (true) {

@@ -14,7 +14,7 @@
 
 using namespace lockstep;
 
-BOOST_FIXTURE_TEST_SUITE(dp_crew, Watchdog)
+BOOST_FIXTURE_TEST_SUITE(replica_crew, Watchdog)
 
 using namespace lockstep::detail;
 
