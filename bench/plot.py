@@ -98,16 +98,17 @@ def overview(machines):
         lost = ratio < 1
         axes.barh(i, ratio - 1, left=1, color="#c23b3b" if lost else SHADES[m % len(SHADES)], height=0.68)
         text = f"{ratio:,.0f}x" if ratio >= 10 else f"{ratio:.2g}x"
-        text += f"   {time_text(seconds_of(row, row['lockstep']))} : {time_text(seconds_of(row, row['peer']))}"
+        text += f" ({time_text(seconds_of(row, row['lockstep']))} against {time_text(seconds_of(row, row['peer']))})"
         axes.text(max(ratio, 1) * 1.12, i, text, va="center", fontsize=8.5, color="#1f2933")
         labels.append(label if i == 0 or label != bars[i - 1][0] else "")
     axes.set_xscale("log")
-    axes.set_xlim(min(0.5, 0.8 * min(b[1] for b in bars)), 60 * max(b[1] for b in bars))
+    axes.set_xlim(min(0.5, 0.8 * min(b[1] for b in bars)), 200 * max(b[1] for b in bars))
     axes.axvline(1, color="#1f2933", linewidth=1)
     axes.set_yticks(range(len(bars)), labels, fontsize=8.5)
     axes.invert_yaxis()
     axes.grid(axis="y", visible=False)
     axes.set_xlabel("times as fast as the peer (logarithmic; red: slower)")
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:,g}x")
     used = sorted({b[2] for b in bars})
     handles = [plt.Rectangle((0, 0), 1, 1, color=SHADES[m % len(SHADES)]) for m in used]
     axes.legend(handles, [machines[m].name for m in used], loc="lower center", bbox_to_anchor=(0.3, 1.0), fontsize=8.5, ncols=1)
@@ -143,6 +144,7 @@ def all_reduce(machines):
                 axes.plot([p[0] for p in points], [p[1] for p in points], color=color, label=label, marker="o", markersize=3,
                           linestyle="--" if name == "concurrent memcpy" else "-")
             axes.set_xscale("log", base=2)
+            axes.set_xlim(2 ** 9.5, 2 ** 26.8)
             axes.set_yscale("log")
             axes.set_xticks([2 ** 10, 2 ** 15, 2 ** 20, 2 ** 26], ["1 KiB", "32 KiB", "1 MiB", "64 MiB"], fontsize=8)
             axes.set_title(f"{key[1]} ranks", fontsize=10)
