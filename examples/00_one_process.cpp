@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One process, no communication: what a model looks like, and where its tensors lie.
+// One process, no communication: how a model is written, and where its tensors lie.
 //
 // The model declares its parameters; the compiler lays them out; the step hands out views. A job of
 // more ranks uses the very same model, and adds strategy, backend and world as policies.
@@ -46,7 +46,7 @@ struct Plane {
     const float scale = 2.f / static_cast<float>(batch.y.size());
     bias() = 0;
     for (float error : errors) bias() += scale * error;
-    step.ready("bias"_p);  // last layer first: with more ranks, its bucket could leave now
+    step.ready("bias"_p);  // last layer first: with more ranks, its average could begin now
     for (std::size_t j = 0; j < inputs; ++j) {
       weight(j) = 0;
       for (std::size_t i = 0; i < errors.size(); ++i) {
@@ -78,7 +78,7 @@ int main() {
   float loss = 0;
   for (int i = 0; i < 300; ++i) {
     Batch batch{std::vector<float>(64 * inputs), std::vector<float>(64, 0.5f)};
-    for (std::size_t k = 0; k < batch.x.size(); ++k) {  // the truth: weight j is j, bias is 0.5
+    for (std::size_t k = 0; k < batch.x.size(); ++k) {  // to be found: weight j is j, bias is 0.5
       batch.x[k] = normal(random);
       batch.y[k / inputs] += static_cast<float>(k % inputs) * batch.x[k];
     }

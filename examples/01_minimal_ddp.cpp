@@ -22,7 +22,7 @@ struct Linear {
   using Parameters = ParameterList<Parameter<"weight", float, 1, 10>, Parameter<"bias", float, 1>>;
 
   float forward(auto& step, const Rows& batch) {
-    const auto weight = step.param("weight"_p);
+    const auto weight = step.param("weight"_p);  // a view, 1 x 10, to read
     const auto bias = step.param("bias"_p);
     errors.resize(batch.size());
     float loss = 0;
@@ -31,16 +31,16 @@ struct Linear {
       for (std::size_t j = 0; j < 10; ++j) errors[i] += weight(0, j) * batch.row(i)[j];
       loss += errors[i] * errors[i];
     }
-    return loss / static_cast<float>(batch.size());
+    return loss / static_cast<float>(batch.size());  // the mean over the batch
   }
 
   void backward(auto& step, const Rows& batch) {
-    const auto weight = step.grad("weight"_p);
+    const auto weight = step.grad("weight"_p);  // the same shape, to write
     const auto bias = step.grad("bias"_p);
     const float scale = 2 / static_cast<float>(batch.size());
     bias(0) = 0;
     for (const float error : errors) bias(0) += scale * error;
-    step.ready("bias"_p);
+    step.ready("bias"_p);  // complete: it may be averaged over ranks now
     for (std::size_t j = 0; j < 10; ++j) {
       weight(0, j) = 0;
       for (std::size_t i = 0; i < errors.size(); ++i)
@@ -49,7 +49,7 @@ struct Linear {
     step.ready("weight"_p);
   }
 
-  std::vector<float> errors;
+  std::vector<float> errors;  // kept by forward for backward
 };
 
 InMemoryDataset<float, float> make_samples() {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks that talk: started as `build/examples/collectives --ranks 4`, or by torchrun, mpirun or
-// srun.
+// Ranks that communicate: `build/examples/collectives --ranks 4`, or by torchrun, mpirun or srun.
 //
-// Every rank fills a vector, all average it in shared memory, groups of two add up, rank 0 speaks.
+// Every rank fills a vector, all ranks average it in shared memory, groups of two add up their
+// ranks, and rank 0 prints.
 #include <cstdio>
 #include <numeric>
 
@@ -19,7 +19,7 @@ int main(int argc, char** argv) {
     const std::size_t me = comm.rank().value();
     const std::size_t world = comm.world_size().value();
 
-    // Memory from the communicator is reduced where it lies; a std::vector would be staged.
+    // Memory from the communicator is reduced where it lies; a std::vector would be copied first.
     auto gradients = comm.allocate<float>(1'000'000);
     std::fill(gradients.begin(), gradients.end(), static_cast<float>(me));
     auto work = comm.all_reduce_async(gradients, Average{});

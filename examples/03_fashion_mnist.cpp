@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fashion-MNIST on local ranks: what `./x train` runs. The whole job is a type; the loop sets the
-// sampler's epoch, shows its progress, and counts every test image once.
+// Fashion-MNIST on the ranks of one host: `./x train` runs this program. The whole job is a type;
+// the loop sets the sampler's epoch, shows its progress, and counts every test image once.
 //
 //   ./fashion_mnist --ranks 2 --log run.jsonl        (a number of epochs may follow)
 //   mpirun -n 4 ./fashion_mnist

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fashion-MNIST on a GPU: what `./x train --gpu` runs. Example 03 with another model, another
-// device, and the whole step captured into a CUDA graph.
+// Fashion-MNIST on a GPU: `./x train --gpu` runs this program. It is example 03 with another model,
+// another device, and the whole step captured into a CUDA graph.
 //
 //   ./fashion_mnist_gpu --log run.jsonl              (a number of epochs may follow)
 //   ./fashion_mnist_gpu --ranks 4                    (they share the GPUs of this host)

@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// A few ranks read, the others are fed: what to do where storage cannot serve every rank at once.
+// A few ranks read and feed the others, for storage that cannot serve every rank at once.
 //
 //   ./feeding_groups --ranks 4            groups of two
 //   ./feeding_groups --ranks 6 3          groups of three
 //
-// First, one rank of every group reads its own files and broadcasts what it has read within the
-// group. Then rank 0 alone reads, deals out to the groups' leaders, and these broadcast. The
-// leaders are a group too: one of the transposed grid. Files differ in rows and columns, and their
-// names come along.
+// First, one rank of every group reads files of its own and broadcasts them within the group. Then
+// rank 0 alone reads: it scatters files to the groups' leaders, and the leaders broadcast. The
+// leaders are a group too, one of the transposed grid. Files differ in rows and columns, and their
+// names travel beside them.
 //
 //   Grid<6, 3>     [0 1 2] [3 4 5]      a group shares a batch
-//   transposed     [0 3] [1 4] [2 5]    of which the first group is that of the leaders
+//   transposed     [0 3] [1 4] [2 5]    the first group is that of the leaders
 #include <cstdio>
 #include <numeric>
 #include <string>
@@ -96,7 +96,7 @@ int main(int argc, char** argv) {
     }
 
     world.all_reduce(sums, Sum{});
-    double all = 0;  // what one process finds that reads everything
+    double all = 0;  // the sum that one process finds if it reads all files
     for (std::size_t n = 0; n < files; ++n) {
       read_file(n, batch);
       all += add_rows(batch, 0, 1);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What is left of a layer around a library's products: conversion, ReLU's way back, the
-/// bias's gradient.
+/// @file The parts of a layer that are no products: conversion, ReLU's gradient, the bias's
+/// gradient.
 
 #include <cstddef>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A linear layer's products in float for few rows, with what follows them in the same
+/// @file A linear layer's products in float for few rows, with bias, ReLU or gate in the same
 /// kernel.
 
 #include <cuda_pipeline_primitives.h>
@@ -17,7 +17,7 @@
 /// Rows of all matrices are multiples of 16 bytes, and start at them.
 namespace few_rows {
 
-/// What runs fastest through an operand's memory: the index of the sum, or that of the result.
+/// Which index runs fastest through an operand's memory: that of the sum, or that of the result.
 enum class Fastest { term, result };
 
 /// A block's tile of the result: warps along its rows and columns, 16 x 16 each, and warps that

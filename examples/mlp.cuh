@@ -23,8 +23,8 @@ using namespace lockstep;  // as every example has it
 /// under `Precision<Mixed<...>>`.
 ///
 /// A batch has `size()` rows in device memory: `inputs`, row-major, `labels`, one integer below
-/// Classes for each row, and `weights`, what each row counts (null: all the same). The loss is the
-/// weighted mean.
+/// Classes for each row, and `weights`, one number for each row (null: all rows weigh the same).
+/// The loss is the weighted mean.
 ///
 /// Batches of up to `FewRows` are multiplied by the kernel of few_rows.cuh if they are float,
 /// others by cuBLASLt.
@@ -55,7 +55,7 @@ class GpuMlp {
     step.ready("fc3.weight"_p);
     step.ready("fc2.bias"_p);
 
-    // The second layer's two products do not fill the GPU, nor wait for each other.
+    // The second layer's two products do not fill the GPU and are independent of each other.
     plan.fork.record(stream);
     plan.fork.block(plan.side);
     plan.fc2.weight_gradient(plan.side, plan.errors2, plan.hidden1, at(step.grad("fc2.weight"_p)));
@@ -68,7 +68,7 @@ class GpuMlp {
     plan.fc1.weight_and_bias_gradient(stream, plan.errors1, inputs_of(plan, batch),
                                       at(step.grad("fc1.weight"_p)), at(step.grad("fc1.bias"_p)));
     step.ready("fc1.bias"_p);
-    step.ready("fc1.weight"_p);  // and nobody asks for the gradient of the inputs
+    step.ready("fc1.weight"_p);  // the gradient of the inputs is not needed
   }
 
   /// **Host** waits for the batch's sums, and adds them to a tally: `add(name, sum, count)`.
@@ -81,8 +81,8 @@ class GpuMlp {
   }
 
  private:
-  /// What batches of one size need, made when the first one comes and kept: a captured step goes on
-  /// using it.
+  /// The memory and plans for batches of one size, made for the first such batch and kept, because
+  /// captured steps refer to them.
   template <class C>
   struct Plan {
     Plan(std::size_t rows, const CublasLt* cublas)

@@ -16,8 +16,8 @@ using namespace lockstep;  // as every example has it
 /// `Mlp<float, 784, 256, 10>` sorts rows of 784 numbers into 10 classes. A batch has `size()` rows:
 /// `inputs`, contiguous and row-major, and `labels`, one integer below Classes for each row.
 ///
-/// Eigen multiplies, on the calling thread alone: a rank is a core. What one step keeps for another
-/// (activations and their gradients) lies in buffers that grow to the largest batch and stay.
+/// Eigen multiplies, on the calling thread alone: a rank is a core. Activations and their gradients
+/// lie in buffers that grow to the largest batch and are kept from step to step.
 template <class T, std::size_t Inputs, std::size_t Hidden, std::size_t Classes>
 struct Mlp {
   using Parameters =
@@ -34,8 +34,8 @@ struct Mlp {
   /// Overwrites all gradients, for the batch that `forward` has just seen.
   void backward(auto& step, const auto& batch) { backward_from(step, batch, outputs_.data()); }
 
-  // The same in two parts, which is what `ParallelStrategy<DP>` with `LossOnOutput` wants: replicas
-  // predict, one loss is taken of all outputs, and replicas go back from its gradient.
+  // The same in two parts, for `ParallelStrategy<DP>` with `LossOnOutput`: replicas predict, one
+  // loss is taken over all outputs, and replicas run backward from its gradient.
 
   using Output = OutputOf<T, Classes>;
 
@@ -85,7 +85,7 @@ struct Mlp {
     gate(errors1, hidden1, matrix(step.grad("fc1.bias"_p)));
     step.ready("fc1.bias"_p);
     matrix(step.grad("fc1.weight"_p)).noalias() = errors1.transpose() * inputs;
-    step.ready("fc1.weight"_p);  // and nobody asks for the gradient of the inputs
+    step.ready("fc1.weight"_p);  // the gradient of the inputs is not needed
   }
 
   // Eigen is told no extents at compile time: they gain nothing at these sizes and cost a second

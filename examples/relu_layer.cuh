@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A linear layer with ReLU on a GPU: its three products and what goes with them.
+/// @file A linear layer with ReLU on a GPU: its three products, bias and gate.
 
 #include <cstddef>
 #include <optional>

@@ -10,7 +10,7 @@
 #include "lockstep/lockstep.cuh"
 
 /// The last layer is narrow: a product with ten columns is a few dot products for each row, and
-/// costs less than what it would take to hand it to another kernel.
+/// costs less than launching another kernel for it would.
 ///
 /// Nothing here depends on which block comes first: sums are taken in a fixed order.
 namespace softmax {
@@ -22,7 +22,7 @@ struct Score {
   double weight = 0;
 };
 
-/// What `forward_rows` writes for each row, and what its blocks tell each other.
+/// The results of `forward_rows` for each row, and a counter that its blocks share.
 struct Scratch {
   float* errors;      // the loss's gradient by the outputs, Classes of them
   float* losses;      // times the row's weight
@@ -45,7 +45,7 @@ inline __device__ float warp_max(float value) {
   return value;
 }
 
-/// What a row counts. Without weights: one.
+/// The weight of a row: one where there are no weights.
 inline __device__ float weight_of(const float* weights, int row) {
   return weights == nullptr ? 1 : weights[row];
 }
@@ -95,7 +95,7 @@ LOCKSTEP_KERNEL __launch_bounds__(32 * Classes)
         share * (power / sum - (lane == label ? 1.f : 0.f));
   }
 
-  // The block that comes last adds up what all have left, in order of rows.
+  // The block that comes last adds up the results of all blocks, in order of rows.
   unsigned earlier = 0;
   if (lane == 0) {
     scratch.losses[row] = counts == 0 ? 0 : counts * (logf(sum) + highest - own);
@@ -192,7 +192,7 @@ class Head {
     lockstep::check_launch("softmax::forward_rows");
   }
 
-  /// For what `forward` has just seen.
+  /// For the batch that `forward` has just seen.
   void backward(cudaStream_t stream, const T* hidden, const T* weight, T* weight_gradient,
                 T* bias_gradient, T* hidden_errors, T* hidden_bias_gradient) {
     constexpr unsigned blocks = (Hidden + tile_columns - 1) / tile_columns;

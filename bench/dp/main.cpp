@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// One step of the same global batch: DP with 1, 2 and 4 replicas, the loss on replicas or of all
-// outputs, against DDP with as many ranks, against the bare model, and against PyTorch, whose
+// One step of the same global batch: DP with 1, 2, 4 and, where there are as many cores, 8
+// replicas, the loss on replicas or of all outputs, against DDP with as many ranks, against the bare model, and against PyTorch, whose
 // DataParallel is the module itself where there is no GPU (bench/gpu/dp.cu has the other, and
 // `./x bench dp` runs it where one is). And the memory that each takes.
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
@@ -175,7 +176,9 @@ int main() try {
   Table table;
   const Cost bare = measure(1, deadline, [](std::size_t) { return std::make_unique<Bare>(); });
   table.row("bare model", bare, bare, bare, {});
-  for (const std::size_t n : {1, 2, 4}) compare(table, n, bare, deadline);
+  for (const std::size_t n : {1, 2, 4, 8}) {
+    if (n <= std::max<std::size_t>(4, cores())) compare(table, n, bare, deadline);
+  }
   table.write();
   others.print();
   return 0;

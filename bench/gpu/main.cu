@@ -6,6 +6,7 @@
 
 #include <cstdio>
 #include <exception>
+#include <string>
 #include <string_view>
 
 #include "all_reduce.hpp"
@@ -24,10 +25,12 @@ int main(int argc, char** argv) try {
   cudaDeviceProp properties{};
   lockstep::check_cuda(cudaGetDeviceProperties(&properties, 0), "cudaGetDeviceProperties");
   std::printf("%s, %d multiprocessors\n", properties.name, properties.multiProcessorCount);
-  if (wants("step")) bench::print_table(bench::compare_steps());
-  if (wants("kernels")) bench::print_table(bench::compare_kernels());
-  if (wants("all_reduce")) bench::print_table(bench::compare_all_reduce());
-  if (wants("dp")) bench::print_table(bench::compare_data_parallel());
+  // One part does not take the place of a whole run's results.
+  const std::string file = argc < 2 ? "gpu" : std::string("gpu_") + argv[1];
+  if (wants("step")) bench::print_table(bench::compare_steps(), file);
+  if (wants("kernels")) bench::print_table(bench::compare_kernels(), file);
+  if (wants("all_reduce")) bench::print_table(bench::compare_all_reduce(), file);
+  if (wants("dp")) bench::print_table(bench::compare_data_parallel(), file);
   return 0;
 } catch (const std::exception& error) {
   std::fprintf(stderr, "bench gpu: %s\n", error.what());

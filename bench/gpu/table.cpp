@@ -35,14 +35,14 @@ nlohmann::json print_row(const Comparison& row) {
 
 }  // namespace
 
-void print_table(const std::vector<Comparison>& rows) {
+void print_table(const std::vector<Comparison>& rows, const std::string& file) {
   static nlohmann::json all = nlohmann::json::array();
   std::printf(
       "\n| | lockstep median us | min | peer median | min | ratio | target |\n"
       "|---|---|---|---|---|---|---|\n");
   for (const Comparison& row : rows) all.push_back(print_row(row));
   std::fflush(stdout);
-  std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/gpu.json") << all.dump(2) << "\n";
+  std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/" + file + ".json") << all.dump(2) << "\n";
 }
 
 }  // namespace bench

@@ -71,12 +71,11 @@ struct Verdict {
                 "lockstep: a policy was given twice; keep one of the two");
   static_assert(
       F != Fault::wrong_choice,
-      "lockstep: a policy was given something that is not one of its choices; README.md lists "
-      "the choices of every policy");
-  static_assert(
-      F != Fault::choice_not_built,
-      "lockstep: this choice has its name but is not built yet; README.md says what works in "
-      "this version");
+      "lockstep: a policy was given something that is not one of its choices; docs/policies.md "
+      "lists the choices of every policy");
+  static_assert(F != Fault::choice_not_built,
+                "lockstep: this choice has its name but is not built yet; docs/policies.md says "
+                "what works in this version");
   static_assert(F != Fault::model_without_parameters,
                 "lockstep: the model declares no parameters; give it using Parameters = "
                 "ParameterList<Parameter<\"weight\", float, 10, 784>, ...>");
@@ -129,8 +128,8 @@ struct Verdict {
                 "lockstep: CapturedStep makes a CUDA graph; add Device<Cuda>, or leave it out");
   static_assert(
       F != Fault::captured_with_unused,
-      "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, and "
-      "CapturedStep leaves it no say; keep one of the two");
+      "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, which "
+      "a captured step cannot change; keep one of the two");
   static_assert(
       F != Fault::captured_with_exact,
       "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "

@@ -1,0 +1,165 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Checks the documents against the repository; `--write` rewrites the generated parts of docs/errors.md.
+
+- Every relative link leads to a file, and to a heading where it names one.
+- Every path of a file or folder in `code` exists: as written, under include/lockstep, or beside the document.
+- A line `<!-- path -->` before a code block says that the block is cut from that file: its lines stand there, one after the
+  other, whatever their common indentation. A block of README.md that is C++ must be so marked.
+- README.md has at most 150 lines, and one whole program. Its benchmark rows stand in docs/benchmarks.md.
+- docs/README.md links every page; docs/policies.md names every axis and choice; docs/errors.md lists every error sentence.
+"""
+import pathlib
+import re
+import sys
+import textwrap
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+import sentences  # noqa: E402
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+HEADERS = ROOT / "include" / "lockstep"
+FOLDERS = ("include", "tests", "bench", "docs", "examples")
+SUFFIXES = r"hpp|cuh|ipp|cpp|cu|py|md|lua|svg|sh"
+pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "sentences": 0}
+
+
+def complain(page, what):
+    problems.append(f"{page.relative_to(ROOT)}: {what}")
+
+
+def without_code(text):
+    return re.sub(r"^```.*?^```$", "", text, flags=re.S | re.M)
+
+
+def anchors_of(page):
+    """The anchors that GitHub gives a page's headings."""
+    found = set()
+    for heading in re.findall(r"^#+ (.+)$", without_code(page.read_text()), flags=re.M):
+        words = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading)).strip().lower()
+        found.add(words.replace(" ", "-"))
+    return found
+
+
+def check_links(page, text):
+    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+        if "://" in target:
+            continue
+        counts["links"] += 1
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        if not file.exists():
+            complain(page, f"the link {target} leads nowhere")
+        elif anchor and anchor not in anchors_of(file):
+            complain(page, f"the link {target} names no heading of {file.name}")
+
+
+def check_paths(page, text):
+    code = re.findall(r"`([^`\n]+)`", without_code(text)) + re.findall(r"^<!-- (\S+) -->$", text, flags=re.M)
+    for word in (word for span in code for word in re.split(r"[\s<>(),;'\"]+", span)):
+        word = word.strip(".:")
+        of_repository = word.split("/")[0] in FOLDERS and "/" in word
+        if not (of_repository or re.fullmatch(rf"[\w.-]+(/[\w.-]+)+\.({SUFFIXES})", word) or
+                re.fullmatch(r"[a-z_]+(/[a-z_]+)*/", word)):
+            continue
+        if re.search(r"[*{}$]|\.\.\.", word) or word.startswith(("build/", "/")):
+            continue
+        counts["paths"] += 1
+        if not any((place / word).exists() for place in (ROOT, ROOT / "include", HEADERS, page.parent)):
+            complain(page, f"there is no {word}")
+
+
+def check_snippets(page, text):
+    blocks = re.findall(r"(?:^<!-- (\S+) -->\n)?^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
+    for path, language, block in blocks:
+        if not path:
+            if page.name == "README.md" and page.parent == ROOT and language == "cpp":
+                complain(page, "a C++ block does not say from which file it is cut: " + block.split("\n")[0])
+            continue
+        counts["snippets"] += 1
+        wanted = [line.rstrip() for line in block.rstrip("\n").split("\n")]
+        file = ROOT / path
+        lines = [line.rstrip() for line in file.read_text().split("\n")] if file.exists() else []
+        for start in range(len(lines) - len(wanted) + 1):
+            cut = textwrap.dedent("\n".join(lines[start:start + len(wanted)])).split("\n")
+            if cut == wanted:
+                break
+        else:
+            complain(page, f"this block is not in {path}: {wanted[0]}")
+
+
+def table_under(text, heading):
+    section = text.split(f"## {heading}\n", 1)[-1].split("\n## ", 1)[0]
+    return [line for line in section.split("\n") if line.startswith("| ")][1:]
+
+
+def check_readme():
+    readme = ROOT / "README.md"
+    text = readme.read_text()
+    lines = text.count("\n")
+    if lines > 150:
+        complain(readme, f"it has {lines} lines, of 150 at most")
+    programs = re.findall(r"^```cpp\n(?:(?!^```).)*?int main\(", text, flags=re.S | re.M)
+    if len(programs) != 1:
+        complain(readme, f"it has {len(programs)} whole programs instead of one")
+    figures = (ROOT / "docs" / "benchmarks.md").read_text()
+    for row in table_under(text, "How fast"):
+        if row not in figures:
+            complain(readme, f"docs/benchmarks.md does not have this row: {row}")
+
+
+def check_index():
+    index = ROOT / "docs" / "README.md"
+    linked = set(re.findall(r"\]\(([^)#\s]+)", index.read_text()))
+    for page in pages[2:]:
+        if str(page.relative_to(ROOT / "docs")) not in linked | {"README.md"}:
+            complain(index, f"it does not link {page.name}")
+
+
+def check_policies():
+    page = ROOT / "docs" / "policies.md"
+    text = page.read_text()
+    for file in sorted(HEADERS.rglob("*.hpp")):
+        source = file.read_text()
+        names = re.findall(r"struct (\w+) : (?:Planned)?Choice<", source)
+        names += re.findall(r"struct (\w+) : (?:ValuePolicy|ChoicePolicy)<", source)
+        for name in names:
+            if not re.search(rf"\b{name}\b", text) and not name.endswith("Rule"):
+                complain(page, f"it does not name {name} of {file.relative_to(HEADERS)}")
+
+
+def check_errors(write):
+    page = ROOT / "docs" / "errors.md"
+    text = page.read_text()
+    for mark, table in sentences.tables(HEADERS).items():
+        counts["sentences"] += table.count("\n| ") - table.count("\n| message |")
+        begin, end = f"<!-- generated: {mark} -->\n", "<!-- end of generated -->"
+        before, rest = text.split(begin, 1)
+        old, after = rest.split(end, 1)
+        if old != table and not write:
+            complain(page, "its list of sentences is not that of the sources; run tests/docs/check.py --write")
+        text = before + begin + table + end + after
+    if write:
+        page.write_text(text)
+
+
+check_errors("--write" in sys.argv)
+for page in pages:
+    text = page.read_text()
+    check_links(page, text)
+    check_paths(page, text)
+    check_snippets(page, text)
+check_readme()
+check_index()
+check_policies()
+for file in [f for folder in ("include", "examples", "tests", "bench") for f in (ROOT / folder).rglob("*")]:
+    if file.suffix in (".hpp", ".cuh", ".ipp", ".cpp", ".cu") or file.name in ("run", "xmake.lua"):
+        for path in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text()):
+            if not (ROOT / path).exists():
+                complain(file, f"there is no {path}")
+
+print(*problems, sep="\n", end="\n" if problems else "")
+print(f"{len(pages)} pages: " + ", ".join(f"{count} {what}" for what, count in counts.items()) + " checked, "
+      f"{len(problems)} wrong")
+sys.exit(1 if problems else 0)

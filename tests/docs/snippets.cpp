@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+// The code blocks of README.md and docs/ that are in no other file. tests/docs/run compiles them;
+// tests/docs/check.py compares them with the pages.
+#include <cstdint>
+#include <cstdio>
+#include <span>
+#include <string>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lockstep/lockstep.hpp"
+#include "mlp.hpp"
+
+using namespace lockstep;
+using Mlp784 = Mlp<float, 784, 256, 10>;
+
+// clang-format off
+namespace change_one_line {
+
+using Mlp = Mlp784;
+using GpuMlp = Mlp784;
+#define Trainer Composed  // what the compiler knows of a job; it needs neither CUDA nor Gloo
+using Ranks = Trainer<Mlp, ParallelStrategy<DDP>, Backend<Shm>>;  // a process for each rank
+using Replicas = Trainer<Mlp, ParallelStrategy<DP>>;              // one process, a thread for each
+using Gpus = Trainer<GpuMlp, Device<Cuda>, CapturedStep>;         // NCCL, a step is one CUDA graph
+using Hosts = Trainer<Mlp, Backend<Hierarchical<Shm, Gloo>>>;     // many machines
+#undef Trainer
+
+static_assert(Ranks::fingerprint() != Replicas::fingerprint());
+static_assert(Gpus::fingerprint() != Hosts::fingerprint());
+
+}  // namespace change_one_line
+
+namespace gpu {
+
+using Classifier = Mlp784;
+#define Trainer Composed
+using Job = Trainer<Classifier, ParallelStrategy<DDP>, Device<Cuda>, CapturedStep,
+                    Sampler<Distributed, Padding>, Optimizer<AdamW>>;
+#undef Trainer
+static_assert(Job::fingerprint() != 0);
+
+}  // namespace gpu
+
+namespace hosts {
+
+using Mlp = Mlp784;
+#define Trainer Composed
+using Job = Trainer<Mlp, ParallelStrategy<DDP>, Backend<Hierarchical<Shm, Gloo>>, Optimizer<AdamW>>;
+#undef Trainer
+static_assert(Job::fingerprint() != 0);
+
+}  // namespace hosts
+
+namespace own_loop {
+
+using Linear = Mlp784;
+
+void train(const auto& dataset) {
+auto group = init_process_group();
+DistributedSampler<> sampler(dataset.size(), group.world_size(), group.rank());
+DataLoader loader(dataset, sampler, {.batch_size = 4});
+DistributedDataParallel<Linear, Optimizer<AdamW>> ddp(*group);
+for (const auto& batch : loader) ddp.forward(batch).backward().reduce().update();
+}
+
+}  // namespace own_loop
+
+namespace communicating {
+
+void talk() {
+auto group = init_process_group();                   // who we are: from the launcher's environment
+auto gradients = group->allocate<float>(1'000'000);  // memory that all ranks of the host see
+group->all_reduce(gradients, Average{});             // in place, the same bits on all ranks
+
+auto work = group->all_reduce_async(gradients, Sum{});
+// ... compute something else ...
+work.wait();
+
+auto row = join_groups(*group, Grid<dynamic, 2>{group.world_size()});  // my group of two neighbours
+auto some = new_group(*group, {Rank{4}, Rank{1}});  // std::optional: empty where not a member
+row.barrier();
+if (some) some->barrier();
+}
+
+void divide(ShmCommunicator<6>& six) {
+auto three = join_groups(six, Grid<6, 3>{});  // the compiler knows its world of 3
+static_assert(std::is_same_v<decltype(three), ShmCommunicator<3>>);
+}
+
+}  // namespace communicating
+
+namespace training {
+
+using Model = Mlp784;
+
+using Job = Trainer<Model, ParallelStrategy<DDP>, Backend<Shm>, Sampler<Distributed, Padding>,
+                    Optimizer<AdamW>, Schedule<Cosine>, World<4>>;
+
+int run(int argc, char** argv) {
+  return launch<Job>(argc, argv, [](Job& job) {
+    const auto train = fashion_mnist("train");
+    const auto test = fashion_mnist("test");
+    job.optimizer().lr = 2e-3;
+    for (auto epoch : job.epochs(8)) {
+      for (const auto& batch : epoch.batches(train, 32)) job.step(batch);
+      const Scores scores = job.evaluate(test, 500);
+      job.on_rank0([&](auto log) {
+        log.print("accuracy " + fixed_text(100 * scores["accuracy"], 2) + "%");
+      });
+    }
+  });
+}
+
+}  // namespace training
+
+namespace one_process {
+
+using Classifier = Mlp784;
+using Job = Trainer<Classifier, ParallelStrategy<DP>, Sampler<Distributed, Padding>,
+                    Optimizer<AdamW>>;
+
+void by_hand(auto& loader) {
+DataParallel<Classifier, Optimizer<AdamW>> dp({.replicas = 4});  // by default all devices
+dp.optimizer().lr = 2e-3;
+for (const auto& batch : loader) dp.step(batch);
+}
+
+void shares(Job& job) {
+job.dp().set_shares({3, 1});  // the first replica gets three quarters of every batch
+job.dp().for_each_model([](auto& model) { static_cast<void>(model); });
+}
+
+}  // namespace one_process
+
+namespace launching {
+
+int run(int argc, char** argv) {
+return launch(argc, argv, [](Session& session) {
+  std::printf("rank %zu of %zu\n", session.rank().value(), session.world().value());
+});
+}
+
+void inside_a_program(std::size_t n) {
+const auto f = [](const Membership& me, Store& store) { store.set("done", me.job); };
+spawn<4>(f);                 // four threads
+spawn<4>(AsProcesses{}, f);  // four forked processes
+spawn(AsThreads{}, n, f);    // a number known at run time
+Session session = join("tcp://host0:29500", Rank{0}, WorldSize{2});  // or env://, file:///path
+}
+
+}  // namespace launching
+
+namespace listing {
+
+using Batch = LabelledBatch<float, float>;
+
+struct Foreign {
+  using Elements = ElementList<float>;
+  void tensors(TensorList& list) const {  // in forward order; the same list while it is trained
+    for (const auto& [name, rows, columns] : layers)
+      list.parameter(name, element_kind<float>(), {rows, columns});
+    list.buffer("mean", element_kind<float>(), {8});
+  }
+  float forward(auto& step, const Batch&) {  // step.param(0): the elements of the first parameter
+    return step.param(0)(0);
+  }
+  void backward(auto& step, const Batch&) {
+    step.grad(0)(0) = 1;
+    step.ready(0);
+  }
+  std::vector<std::tuple<std::string, std::size_t, std::size_t>> layers = {{"weight", 8, 8}};
+};
+
+using Job = Trainer<Foreign>;
+
+}  // namespace listing
+// clang-format on
+
+int main(int argc, char** argv) {
+  const InMemoryDataset<float, int> none({}, {});
+  own_loop::train(none);
+  communicating::talk();
+  DistributedSampler<> sampler(0, WorldSize{1}, Rank{0});
+  DataLoader loader(none, sampler, {.batch_size = 1});
+  one_process::by_hand(loader);
+  launching::inside_a_program(2);
+  launch<listing::Job>(argc, argv, [](listing::Job& job) { job.step(listing::Batch{}); });
+  launch<one_process::Job>(argc, argv, one_process::shares);
+  return training::run(argc, argv) + launching::run(argc, argv);
+}
