@@ -74,7 +74,8 @@ class Safety {
   }
 
   void work(std::uint64_t ticket, const std::vector<float*>& everybody, std::size_t count) {
-    const auto [begin, end] = lockstep::detail::slice_of<float>(count, engine_.rank().value(), Ranks);
+    const auto [begin, end] =
+        lockstep::detail::slice_of<float>(count, engine_.rank().value(), Ranks);
     lockstep::detail::push<Ranks, float>(everybody, begin, end, lockstep::Sum{});
     engine_.finish(ticket);
     engine_.wait_finished(ticket);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // One step of the same global batch: DP with 1, 2, 4 and, where there are as many cores, 8
-// replicas, the loss on replicas or of all outputs, against DDP with as many ranks, against the bare model, and against PyTorch, whose
-// DataParallel is the module itself where there is no GPU (bench/gpu/dp.cu has the other, and
+// replicas, the loss on replicas or of all outputs, against DDP with as many ranks, against the
+// bare model, and against PyTorch, whose DataParallel is the module itself where there is no GPU
+// (bench/gpu/dp.cu has the other, and
 // `./x bench dp` runs it where one is). And the memory that each takes.
 #include <algorithm>
 #include <chrono>
@@ -99,7 +100,8 @@ struct OneRank {
   ShmCommunicator<> comm;
   DistributedDataParallel<Network> ddp{comm};
   OneRank(std::size_t rank, std::size_t ranks, const std::string& address)
-      : comm(Rank{rank}, WorldSize{ranks}, detail::shm::Engine::open(address), std::chrono::minutes(1)) {}
+      : comm(Rank{rank}, WorldSize{ranks}, detail::shm::Engine::open(address),
+             std::chrono::minutes(1)) {}
   void step(const Batch& batch) { ddp.step(batch); }
 };
 

@@ -9,8 +9,8 @@
 
 namespace bench {
 
-/// Prints the rows and adds them to those of build/bench/`file`.json. A ratio is the peer's time over
-/// lockstep's.
+/// Prints the rows and adds them to those of build/bench/`file`.json. A ratio is the peer's time
+/// over lockstep's.
 void print_table(const std::vector<Comparison>& rows, const std::string& file);
 
 }  // namespace bench

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of in
-// every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it are.
+// The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of
+// in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
+// are.
 #include "lockstep/comm/backends/shm/engine.ipp"
 #include "lockstep/comm/backends/shm/memory_file.ipp"
 #include "lockstep/comm/call.ipp"

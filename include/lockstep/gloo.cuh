@@ -3,7 +3,6 @@
 /// @file Everything a GPU job needs, Gloo included: link with -lgloo.
 
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
 #include "lockstep/trainer/gloo.cuh"
 #include "lockstep/trainer/gloo.hpp"

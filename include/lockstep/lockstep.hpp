@@ -2,8 +2,8 @@
 #pragma once
 /// @file Everything a CPU job needs.
 
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/comm/process_group.hpp"
 #include "lockstep/core/error.hpp"

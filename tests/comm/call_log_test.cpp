@@ -92,9 +92,8 @@ BOOST_AUTO_TEST_CASE(a_log_survives_the_wire_and_a_broken_one_is_refused) {
 }
 
 BOOST_AUTO_TEST_CASE(a_disagreement_names_the_first_calls_that_differ) {
-  const auto found =
-      find_disagreement(log_of({sum, sum, cast}), sent(log_of({sum, cast, cast, sum})), Rank{2},
-                        Rank{0});
+  const auto found = find_disagreement(log_of({sum, sum, cast}),
+                                       sent(log_of({sum, cast, cast, sum})), Rank{2}, Rank{0});
   BOOST_TEST(found.value().operation() == "call 1");
   BOOST_TEST(found.value().problem() ==
              "ranks disagree: rank 0 called all_reduce(sum of 100 float) and rank 2 called "

@@ -110,8 +110,9 @@ BOOST_AUTO_TEST_CASE(a_rank_that_never_joins_is_named_too) {
   for (int i = 0; i < repetitions(2, 10); ++i) {
     const detail::shm::MemoryFile file = detail::shm::Engine::make_file(WorldSize{2});
     BOOST_CHECK_EXCEPTION(
-        Shared(Rank{0}, WorldSize{2}, detail::shm::Engine::open(detail::shm::Engine::address(file)), 300ms), Error,
-        [](const Error& error) {
+        Shared(Rank{0}, WorldSize{2}, detail::shm::Engine::open(detail::shm::Engine::address(file)),
+               300ms),
+        Error, [](const Error& error) {
           return std::string(error.what()).find("rank 1 (never joined)") != std::string::npos;
         });
   }

@@ -99,7 +99,8 @@ BOOST_AUTO_TEST_CASE(wrong_arguments_are_errors_here_and_now) {
                nobody, {"7 elements do not divide among 2 ranks"});
 }
 
-BOOST_AUTO_TEST_CASE(an_exception_that_passes_a_call_under_way_comes_out_and_ends_the_communicator) {
+BOOST_AUTO_TEST_CASE(
+    an_exception_that_passes_a_call_under_way_comes_out_and_ends_the_communicator) {
   repeat([](As as) {
     const Ends ends = run(as, 2, [](Shared& comm) {
       auto arena = comm.allocate<float>(4000);
@@ -122,7 +123,9 @@ BOOST_AUTO_TEST_CASE(a_call_that_fails_at_its_handles_end_is_thrown_by_the_next_
     const Ends ends = run(as, 2, [](Shared& comm) {
       auto arena = comm.allocate<float>(4000);
       if (comm.rank() == Rank{1}) return;
-      { const auto work = comm.all_reduce_async(arena); }
+      {
+        const auto work = comm.all_reduce_async(arena);
+      }
       comm.barrier();
     });
     expect_words(ends, 1, {"all_reduce(sum of 4000 float): rank 1 closed its communicator"});

@@ -6,8 +6,8 @@
 #include <memory>
 #include <string>
 
-#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "ranks.hpp"

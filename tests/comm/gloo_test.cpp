@@ -166,7 +166,8 @@ BOOST_AUTO_TEST_CASE(messages_of_different_counts_are_an_error) {
     if (comm.rank() == Rank{0}) comm.send(data, Rank{1});
     if (comm.rank() == Rank{1}) comm.receive(data, Rank{0});
   });
-  expect_words(ends, nobody, {"receive(6 float, from rank 0): rank 0 sends send(5 float, to rank 1)"});
+  expect_words(ends, nobody,
+               {"receive(6 float, from rank 0): rank 0 sends send(5 float, to rank 1)"});
 }
 
 BOOST_AUTO_TEST_CASE(wrong_arguments_are_errors_here_and_now) {

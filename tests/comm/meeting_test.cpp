@@ -12,8 +12,8 @@
 
 #include "exercise.hpp"
 #include "lockstep/comm/backends/threads/mail.hpp"
-#include "repeat.hpp"
 #include "participants.hpp"
+#include "repeat.hpp"
 
 using namespace participants;
 using ranks::expect_all_fine;
@@ -26,9 +26,7 @@ namespace {
 
 constexpr std::size_t worlds[] = {1, 2, 4, 8};
 
-Call sum_of(std::size_t count) {
-  return calls::AllReduce<int, Sum>{{}, {}, count}.call();
-}
+Call sum_of(std::size_t count) { return calls::AllReduce<int, Sum>{{}, {}, count}.call(); }
 
 /// Every rank's out = the sum of all ints.
 void add_up(std::span<const Offer> offers) {
@@ -88,7 +86,8 @@ BOOST_AUTO_TEST_CASE(calls_that_differ_are_an_error_on_all_ranks_before_any_work
     std::atomic<int> worked = 0;
     const Ends ends = run(4, [&](Participant& participant) {
       meet_empty(participant);
-      participant.meet(sum_of(participant.rank() == Rank{2} ? 7 : 8), Offer{}, [&](auto) { ++worked; });
+      participant.meet(sum_of(participant.rank() == Rank{2} ? 7 : 8), Offer{},
+                       [&](auto) { ++worked; });
     });
     expect_words(ends, nobody,
                  {"call 1: ranks disagree: rank 0 called all_reduce(sum of 8 int32)",
@@ -264,20 +263,20 @@ BOOST_AUTO_TEST_SUITE(mail)
 
 namespace {
 
-Call message_to(Rank to, std::size_t count) {
-  return calls::Send<int>{{}, {}, count, to}.call();
-}
+Call message_to(Rank to, std::size_t count) { return calls::Send<int>{{}, {}, count, to}.call(); }
 
-void send(threads::Mailboxes& mail, Participant& participant, int value, Rank to, std::size_t count = 1) {
+void send(threads::Mailboxes& mail, Participant& participant, int value, Rank to,
+          std::size_t count = 1) {
   mail.send(participant, message_to(to, count), Offer{&value, nullptr, nullptr, true}, to);
 }
 
 int receive(threads::Mailboxes& mail, Participant& participant, Rank from, bool on_host = true) {
   int value = -1;
-  mail.receive(participant, message_to(participant.rank(), 1), on_host, from, [&](const Offer& offer) {
-    value = *static_cast<const int*>(offer.in);
-    return nullptr;
-  });
+  mail.receive(participant, message_to(participant.rank(), 1), on_host, from,
+               [&](const Offer& offer) {
+                 value = *static_cast<const int*>(offer.in);
+                 return nullptr;
+               });
   return value;
 }
 
@@ -292,7 +291,8 @@ BOOST_AUTO_TEST_CASE(messages_arrive_in_the_order_of_sending) {
       const Rank left{(me + world - 1) % world};
       for (int i = 0; i < 200; ++i) {
         if (me % 2 == 0) send(mail, participant, 1000 * static_cast<int>(me) + i, right);
-        require(receive(mail, participant, left) == 1000 * static_cast<int>(left.value()) + i, "a value");
+        require(receive(mail, participant, left) == 1000 * static_cast<int>(left.value()) + i,
+                "a value");
         if (me % 2 != 0) send(mail, participant, 1000 * static_cast<int>(me) + i, right);
       }
     }));
@@ -311,7 +311,8 @@ BOOST_AUTO_TEST_CASE(messages_that_do_not_fit_are_an_error_on_both_sides) {
   expect_words(run(2,
                    [&](Participant& participant) {
                      if (participant.rank() == Rank{0}) send(memory, participant, 1, Rank{1});
-                     if (participant.rank() == Rank{1}) receive(memory, participant, Rank{0}, false);
+                     if (participant.rank() == Rank{1})
+                       receive(memory, participant, Rank{0}, false);
                    }),
                nobody, {"rank 0 sends send(1 int32, to rank 1) in host memory"});
 }

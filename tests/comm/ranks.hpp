@@ -41,7 +41,8 @@ inline void require(bool ok, const std::string& what) {
 /// `begin` is called once they have been started.
 struct SharedMemory {
   explicit SharedMemory(std::size_t world)
-      : file(detail::shm::Engine::make_file(WorldSize{world})), address(detail::shm::Engine::address(file)) {}
+      : file(detail::shm::Engine::make_file(WorldSize{world})),
+        address(detail::shm::Engine::address(file)) {}
 
   void begin() {}
   Shared join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {

@@ -29,10 +29,10 @@ class HostThreads : public Collectives<HostThreads>, public HostAllocating {
 
   template <class C>
   void perform(const C& call) {
-    participant_.meet(call.call(),
-                      Offer{call.in.data(), const_cast<typename C::element*>(call.out.data()),
-                            nullptr, true},
-                      [&](std::span<const Offer> ranks) { threads::work_for_all(call, ranks); });
+    participant_.meet(
+        call.call(),
+        Offer{call.in.data(), const_cast<typename C::element*>(call.out.data()), nullptr, true},
+        [&](std::span<const Offer> ranks) { threads::work_for_all(call, ranks); });
   }
 
  private:

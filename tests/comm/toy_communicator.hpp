@@ -73,8 +73,8 @@ class ToyCommunicator : public lockstep::Collectives<ToyCommunicator>,
   void execute(const lockstep::detail::calls::Receive<T>& message) {
     std::unique_lock lock(world_->mutex);
     auto& box = this->box(message.root, rank_);
-    const bool in_time = world_->changed.wait_for(
-        lock, timeout_, [&] { return !box.empty() || world_->failed; });
+    const bool in_time =
+        world_->changed.wait_for(lock, timeout_, [&] { return !box.empty() || world_->failed; });
     const std::string call = message.call().text();
     if (!in_time)
       throw lockstep::detail::time_is_over(call, timeout_,

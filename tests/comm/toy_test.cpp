@@ -53,7 +53,9 @@ BOOST_AUTO_TEST_CASE(strings_travel_whole) {
   run_toys(4, [](auto& comm) { strings_of_four(comm); });
 }
 
-BOOST_AUTO_TEST_CASE(calls_that_differ_are_told_apart) { expect_mismatches<ToyMeeting>(As::threads); }
+BOOST_AUTO_TEST_CASE(calls_that_differ_are_told_apart) {
+  expect_mismatches<ToyMeeting>(As::threads);
+}
 
 BOOST_AUTO_TEST_CASE(a_rank_that_fails_ends_the_others_with_its_words) {
   const Ends ends = run_threads<ToyMeeting>(3, 20s, [](auto& comm) {

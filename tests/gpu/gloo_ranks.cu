@@ -8,7 +8,6 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/adapters/staged/gloo.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"

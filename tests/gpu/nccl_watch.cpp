@@ -125,7 +125,8 @@ void require(bool ok, const std::string& what) {
 /// A rank with a watched engine whose calls can be left undone.
 class Player {
  public:
-  Player(const detail::StoreServer& server, Rank rank, WorldSize world, std::chrono::milliseconds limit)
+  Player(const detail::StoreServer& server, Rank rank, WorldSize world,
+         std::chrono::milliseconds limit)
       : engine_(make(server, rank, world, limit)) {}
 
   nccl::Engine& engine() { return *engine_; }
@@ -144,11 +145,11 @@ class Player {
   void fail_nccl(ncclResult_t state) { (*engine_->link().place())->state = state; }
 
  private:
-  static std::shared_ptr<nccl::Engine> make(const detail::StoreServer& server, Rank rank, WorldSize world,
-                                            std::chrono::milliseconds limit) {
-    auto engine = std::make_shared<nccl::Engine>(
-        nccl::JoinOptions{rank, world, "world", std::make_shared<Gpu>(rank, 0),
-                   std::make_shared<Store>("127.0.0.1", server.port(), "sesame", 5s), limit});
+  static std::shared_ptr<nccl::Engine> make(const detail::StoreServer& server, Rank rank,
+                                            WorldSize world, std::chrono::milliseconds limit) {
+    auto engine = std::make_shared<nccl::Engine>(nccl::JoinOptions{
+        rank, world, "world", std::make_shared<Gpu>(rank, 0),
+        std::make_shared<Store>("127.0.0.1", server.port(), "sesame", 5s), limit});
     engine->connect([](ncclComm_t* comm) { return *comm = new ncclComm, ncclSuccess; });
     return engine;
   }

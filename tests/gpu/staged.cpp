@@ -10,7 +10,6 @@
 #include "comm/repeat.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_cuda.hpp"
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/adapters/staged/gloo.cuh"
 #include "lockstep/comm/groups.hpp"
 

@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.cuh"
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "thread_ranks.cuh"

@@ -11,10 +11,10 @@
 using namespace lockstep;
 using lockstep::detail::Endpoint;
 using lockstep::detail::EnvironmentReader;
-using lockstep::detail::LaunchOptions;
-using lockstep::detail::RankPlacement;
 using lockstep::detail::first_slurm_host;
+using lockstep::detail::LaunchOptions;
 using lockstep::detail::parse_options;
+using lockstep::detail::RankPlacement;
 using lockstep::detail::slurm_tasks_on;
 
 namespace {

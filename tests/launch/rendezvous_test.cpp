@@ -18,12 +18,12 @@
 
 using namespace lockstep;
 using lockstep::detail::Descriptor;
-using lockstep::detail::RankPlacement;
-using lockstep::detail::RendezvousFile;
-using lockstep::detail::StoreServer;
 using lockstep::detail::join_at;
 using lockstep::detail::listen_on;
 using lockstep::detail::local_port;
+using lockstep::detail::RankPlacement;
+using lockstep::detail::RendezvousFile;
+using lockstep::detail::StoreServer;
 using lockstep::detail::try_listen;
 using namespace std::chrono_literals;
 

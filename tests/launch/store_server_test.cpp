@@ -14,13 +14,13 @@
 
 using namespace lockstep;
 namespace store_protocol = lockstep::detail::store_protocol;
+using lockstep::detail::connect_to_store;
 using lockstep::detail::Deadline;
+using lockstep::detail::derive_key;
 using lockstep::detail::Descriptor;
+using lockstep::detail::read_exact;
 using lockstep::detail::StoreServer;
 using lockstep::detail::Transfer;
-using lockstep::detail::connect_to_store;
-using lockstep::detail::derive_key;
-using lockstep::detail::read_exact;
 using lockstep::detail::try_connect;
 using lockstep::detail::write_exact;
 using namespace std::chrono_literals;

@@ -12,8 +12,8 @@
 #include "launch/served.hpp"
 
 using namespace lockstep;
-using lockstep::detail::StoreServer;
 using lockstep::detail::sip_hash;
+using lockstep::detail::StoreServer;
 using lockstep::detail::try_listen;
 using namespace std::chrono_literals;
 

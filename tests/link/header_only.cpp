@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Not compiled with LOCKSTEP_COMPILED, unlike the rest of the program: all definitions are here too.
+// Not compiled with LOCKSTEP_COMPILED, unlike the rest of the program: all definitions are here
+// too.
 #include "job.hpp"
 
 #if defined(LOCKSTEP_COMPILED)

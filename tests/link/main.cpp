@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Translation units that include everything must link, and must agree on every constant; one that is
-// header-only must agree with those that use the library.
+// Translation units that include everything must link, and must agree on every constant; one that
+// is header-only must agree with those that use the library.
 #include <cstdio>
 
 #include "job.hpp"

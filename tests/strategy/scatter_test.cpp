@@ -4,9 +4,9 @@
 
 #include <array>
 #include <boost/test/unit_test.hpp>
-#include <cuda/std/mdspan>
 #include <cstddef>
 #include <cstdint>
+#include <cuda/std/mdspan>
 #include <map>
 #include <span>
 #include <string>

@@ -32,10 +32,9 @@ enum class CollectiveKind : std::uint32_t {
 };
 
 inline constexpr std::string_view collective_names[] = {
-    "barrier",    "all_reduce", "reduce",  "broadcast", "all_gather",
-    "gather",     "scatter",    "reduce_scatter",       "all_to_all",
-    "send",       "receive",    "allocate", "new_group", "replay",
-    "capture"};
+    "barrier", "all_reduce", "reduce",         "broadcast",  "all_gather",
+    "gather",  "scatter",    "reduce_scatter", "all_to_all", "send",
+    "receive", "allocate",   "new_group",      "replay",     "capture"};
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
   return collective_names[static_cast<std::size_t>(kind)];
@@ -46,7 +45,7 @@ constexpr std::string_view collective_name(CollectiveKind kind) {
 struct Call {
   CollectiveKind kind = CollectiveKind::barrier;
   ElementKind element = ElementKind::unsupported;
-  bool staged = false;  // the memory is not visible to other ranks
+  bool staged = false;     // the memory is not visible to other ranks
   std::uint16_t root = 0;  // or the other rank of a message
   std::uint64_t count = 0;
   std::array<char, 24> operation{};  // the reduce operation's name

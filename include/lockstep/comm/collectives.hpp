@@ -75,8 +75,8 @@ class Collectives {
     using T = Writable<decltype(values)>;
     require_operation<T, Op>();
     require_root(detail::CollectiveKind::reduce, root);
-    self().perform(detail::calls::Reduce<T, Op>{
-        values, is_root(root) ? values : std::span<T>(), values.size(), root, op});
+    self().perform(detail::calls::Reduce<T, Op>{values, is_root(root) ? values : std::span<T>(),
+                                                values.size(), root, op});
   }
 
   /// data = root's data.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Combining the values of all ranks on a GPU, always in rank order: results are the same bits
-/// on every GPU that computes them.
+/// @file Combining the values of all ranks on a GPU, always in rank order: results are the same
+/// bits on every GPU that computes them.
 
 #include <cuda_runtime.h>
 
@@ -132,8 +132,7 @@ struct Combine {
 template <class T, class Op, class Values, std::size_t MostOuts>
 LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
     combine(const __grid_constant__ Combination<T, Values, MostOuts> work, const Op op) {
-  work.pass.template sweep<packet_size<T>>(
-      Combine<T, Op, Values, MostOuts>{work, op, blockIdx.y});
+  work.pass.template sweep<packet_size<T>>(Combine<T, Op, Values, MostOuts>{work, op, blockIdx.y});
 }
 
 /// out = op over ranks of `gathered`, which holds as many elements of every rank, one rank's behind
@@ -147,13 +146,13 @@ void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& o
   constexpr std::size_t most_blocks = 1024;  // it is bound by memory: more gain nothing
   const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(gathered.data()) |
                               reinterpret_cast<std::uintptr_t>(out.data()) | out.size_bytes();
-  const Combination<T, GatheredValues<T>, 1> work{{gathered.data(), out.size()},
-                                                  {out.data()},
-                                                  PacketPass::cut<T>(out.size(), bits),
-                                                  0,
-                                                  1,
-                                                  static_cast<unsigned>(gathered.size() /
-                                                                        out.size())};
+  const Combination<T, GatheredValues<T>, 1> work{
+      {gathered.data(), out.size()},
+      {out.data()},
+      PacketPass::cut<T>(out.size(), bits),
+      0,
+      1,
+      static_cast<unsigned>(gathered.size() / out.size())};
   combine<T, Op, GatheredValues<T>, 1>
       <<<work.pass.template grid<T>(most_blocks), PacketPass::threads, 0, stream>>>(work, op);
   check_launch("combine");

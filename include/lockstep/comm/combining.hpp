@@ -10,8 +10,8 @@
 
 namespace lockstep::detail {
 
-/// Op without its first and last step, over values that have been prepared. Values that are prepared
-/// once and finished once may be combined in any number of stages.
+/// Op without its first and last step, over values that have been prepared. Values that are
+/// prepared once and finished once may be combined in any number of stages.
 template <class Op>
 struct Combining : Narrowing {
   static constexpr std::string_view name = Op::name;

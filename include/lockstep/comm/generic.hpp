@@ -34,7 +34,8 @@ void execute_any(B& backend, const C& call) {
 
 // Comparing.
 
-/// Throws on all ranks unless all have described the same call. **Host** blocks until all have come.
+/// Throws on all ranks unless all have described the same call. **Host** blocks until all have
+/// come.
 template <class B>
 void compare_gathered(B& backend, const Call& call) {
   const std::size_t world = backend.world_size().value();
@@ -95,8 +96,8 @@ void together(B& backend, const F& f) {
 
 /// Every rank sends `count` elements of `in` to every rank: those at `send_at(w)` to rank w, which
 /// puts them where `receive_at(v)` says, v being the sender. Messages may block until they are
-/// received: in round s every rank meets the one partner with which its number adds up to s, and the
-/// lower of the two sends first.
+/// received: in round s every rank meets the one partner with which its number adds up to s, and
+/// the lower of the two sends first.
 template <class B, class T, class SendAt, class ReceiveAt>
 void exchange(B& backend, std::span<const T> in, std::span<T> out, std::size_t count,
               const SendAt& send_at, const ReceiveAt& receive_at) {
@@ -189,19 +190,21 @@ void execute_generically(B& backend, const calls::AllReduce<T, Op>& call) {
   in_parts(backend, call.out.data(), call.count,
            [&](std::span<T> all, std::size_t begin, std::size_t n) {
              execute_any(backend, calls::all_gather<T>(call.in.subspan(begin, n), all));
-             passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
+             passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n),
+                                        call.op);
            });
 }
 
 template <class B, class T, class Op>
 void execute_generically(B& backend, const calls::Reduce<T, Op>& call) {
   const bool takes = backend.rank() == call.root;
-  in_parts(backend, call.in.data(), call.count,
-           [&](std::span<T> all, std::size_t begin, std::size_t n) {
-             execute_any(backend, calls::Gather<T>{call.in.subspan(begin, n),
-                                                   takes ? all : std::span<T>(), n, call.root});
-             if (takes) passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
-           });
+  in_parts(
+      backend, call.in.data(), call.count, [&](std::span<T> all, std::size_t begin, std::size_t n) {
+        execute_any(backend, calls::Gather<T>{call.in.subspan(begin, n),
+                                              takes ? all : std::span<T>(), n, call.root});
+        if (takes)
+          passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
+      });
 }
 
 template <class B, class T, class Op>
@@ -217,10 +220,10 @@ void execute_generically(B& backend, const calls::ReduceScatter<T, Op>& call) {
     in_parts(backend, call.out.data(), call.count,
              [&](std::span<T> all, std::size_t begin, std::size_t n) {
                exchange(
-                   backend, call.in, all, n,
-                   [&](std::size_t w) { return w * call.count + begin; },
+                   backend, call.in, all, n, [&](std::size_t w) { return w * call.count + begin; },
                    [&](std::size_t w) { return w * n; });
-               passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n), call.op);
+               passes_of(backend).combine(std::span<const T>(all), call.out.subspan(begin, n),
+                                          call.op);
              });
   }
 }

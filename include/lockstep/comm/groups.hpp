@@ -34,8 +34,7 @@ GroupPlace place_among(const std::vector<Rank>& members, const Parent& parent) {
   Hash hash;
   for (std::size_t i = 0; i < members.size(); ++i) {
     require(members[i].value() < parent.world_size().value(), "a rank is outside the world");
-    require(std::count(members.begin(), members.end(), members[i]) == 1,
-            "a rank is listed twice");
+    require(std::count(members.begin(), members.end(), members[i]) == 1, "a rank is listed twice");
     hash.number(members[i].value());
     if (members[i] != parent.rank()) continue;
     place.group = 0;
@@ -63,8 +62,11 @@ GroupPlace place_in(const T& topology, const Parent& parent) {
     hash.number(topology.local_group_rank(Rank{r}).value());
   }
   const GroupRank group = topology.group_rank(parent.rank());
-  GroupPlace place{group.value(), Rank{topology.local_group_rank(parent.rank()).value()}, {},
-                   hash.value(), parent.world_size().value()};
+  GroupPlace place{group.value(),
+                   Rank{topology.local_group_rank(parent.rank()).value()},
+                   {},
+                   hash.value(),
+                   parent.world_size().value()};
   for (const Rank member : topology.members(group)) place.members.push_back(member);
   return place;
 }

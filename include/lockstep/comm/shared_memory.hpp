@@ -13,9 +13,9 @@
 
 namespace lockstep::detail {
 
-/// Takes elements [begin, begin + n) of the pieces that are for rank `me`. Those elements of piece p
-/// of rank w lie at `source(w) + p * stride`. `Ranks` is the world's size where the compiler knows
-/// it.
+/// Takes elements [begin, begin + n) of the pieces that are for rank `me`. Those elements of piece
+/// p of rank w lie at `source(w) + p * stride`. `Ranks` is the world's size where the compiler
+/// knows it.
 template <std::size_t Ranks, class C, class Source>
 void take_from_all(const C& call, Rank me, std::size_t world, const Source& source,
                    std::size_t stride, std::size_t begin, std::size_t n) {

@@ -30,9 +30,7 @@ class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::Hos
   Subgroup& operator=(Subgroup&&) = delete;
 
   Rank rank() const { return rank_; }
-  WorldSize world_size() const {
-    return WorldSize{Ranks == dynamic ? members_.size() : Ranks};
-  }
+  WorldSize world_size() const { return WorldSize{Ranks == dynamic ? members_.size() : Ranks}; }
   std::chrono::milliseconds timeout() const { return parent_->timeout(); }
   void set_timeout(std::chrono::milliseconds timeout) { parent_->set_timeout(timeout); }
   void abandon(std::string_view reason) { parent_->abandon(reason); }

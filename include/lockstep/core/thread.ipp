@@ -28,7 +28,8 @@ LOCKSTEP_INLINE void Thread::start(const char* name, Signals signals, void* body
                                    void* (*run)(void*)) {
   const auto create = [&] { return ::pthread_create(&thread_, nullptr, run, body); };
   const int error = signals == Signals::blocked ? without_signals(create) : create();
-  if (error != 0) throw std::system_error(error, std::system_category(), "a thread cannot be started");
+  if (error != 0)
+    throw std::system_error(error, std::system_category(), "a thread cannot be started");
   is_running_ = true;
   ::pthread_setname_np(thread_, name);
 }

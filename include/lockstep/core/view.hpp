@@ -181,7 +181,8 @@ class View : public detail::ViewBase<Memory, T, sizeof...(E), ((E == dynamic) ||
   LOCKSTEP_HOST_DEVICE constexpr std::size_t offset(I... indices) const {
     std::size_t at = 0;
     [[maybe_unused]] std::size_t axis = 0;
-    ((at = at * (E == dynamic ? extent(axis) : E) + static_cast<std::size_t>(indices), ++axis), ...);
+    ((at = at * (E == dynamic ? extent(axis) : E) + static_cast<std::size_t>(indices), ++axis),
+     ...);
     return at;
   }
 };

@@ -90,10 +90,10 @@ class DistributedSampler {
   void resume(const SamplerState& state) {
     require_same_draws(this->state(), state);
     if (state.position > share_.longest())
-      detail::fail("DistributedSampler",
-                   {"the saved state is at draw ", state.position, " of an epoch of ",
-                    share_.longest()},
-                   "resume from a state that state() gave");
+      detail::fail(
+          "DistributedSampler",
+          {"the saved state is at draw ", state.position, " of an epoch of ", share_.longest()},
+          "resume from a state that state() gave");
     set_epoch(state.epoch);
     position_ = std::min(state.position, size());  // under Exact, ranks may differ by one
     resumed_ = true;

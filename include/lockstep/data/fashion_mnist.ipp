@@ -10,8 +10,7 @@
 
 namespace lockstep {
 
-LOCKSTEP_INLINE ImageDataset fashion_mnist(const std::string& split,
-                                           Normalization normalization) {
+LOCKSTEP_INLINE ImageDataset fashion_mnist(const std::string& split, Normalization normalization) {
   if (const auto files = find_idx_files(split))
     return read_idx_dataset(*files, {10, normalization});
   std::fprintf(stderr,

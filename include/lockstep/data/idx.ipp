@@ -26,8 +26,7 @@ class IdxFile {
   explicit IdxFile(const std::string& path) : path_(path) {
     errno = 0;
     file_ = gzopen(path.c_str(), "rb");
-    if (file_ == nullptr)
-      fail({"it cannot be opened: ", std::strerror(errno)}, "check the path");
+    if (file_ == nullptr) fail({"it cannot be opened: ", std::strerror(errno)}, "check the path");
     gzbuffer(file_, 256_KiB);
   }
   IdxFile(const IdxFile&) = delete;

@@ -112,10 +112,10 @@ class LoadQueue {
   std::mutex mutex_;
   std::condition_variable requested_;
   std::condition_variable filled_;
-  std::size_t requests_ = 0;           ///< made so far; written by the consumer
-  std::size_t taken_ = 0;              ///< given to the consumer; its own
-  std::size_t claimed_ = 0;            ///< begun by workers
-  std::size_t busy_ = 0;               ///< workers that are filling a slot
+  std::size_t requests_ = 0;  ///< made so far; written by the consumer
+  std::size_t taken_ = 0;     ///< given to the consumer; its own
+  std::size_t claimed_ = 0;   ///< begun by workers
+  std::size_t busy_ = 0;      ///< workers that are filling a slot
   bool stops_ = false;
   std::vector<detail::Thread> workers_;  ///< last: they use all of the above, and stop first
 };

@@ -24,8 +24,7 @@ int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
                      std::size_t default_ranks);
 int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run, std::size_t default_ranks,
                    Processes processes);
-int launch_alone(int argc, char** argv,
-                 FunctionRef<int(Session&, std::optional<std::size_t>)> run);
+int launch_alone(int argc, char** argv, FunctionRef<int(Session&, std::optional<std::size_t>)> run);
 
 /// `f` as a function that returns an exit status: 0 where it returns nothing.
 template <class F>

@@ -49,8 +49,7 @@ LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view th
   const std::string but = text({", and the ", threads, " of this job are threads of one process"});
   if (start.place && start.place->world > WorldSize{1}) {
     const RankPlacement& place = *start.place;
-    fail("launch",
-         {place.launcher, " started this process as one of ", place.world, " ranks", but},
+    fail("launch", {place.launcher, " started this process as one of ", place.world, " ranks", but},
          text({"start it once, with --ranks ", place.world}), place.rank);
   }
   if (start.options.nodes > 1) {

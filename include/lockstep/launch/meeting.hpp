@@ -139,7 +139,8 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
   }
   RendezvousFile::check_unused(path);
   const std::string secret = random_id();
-  std::unique_ptr<StoreHost> host(new StoreHost{StoreServer(secret, is_loopback(name) ? name : "")});
+  std::unique_ptr<StoreHost> host(
+      new StoreHost{StoreServer(secret, is_loopback(name) ? name : "")});
   const std::uint16_t port = host->server.port();
   host->file.emplace(path, RendezvousFile::Contents{name, port, secret});
   Store store(is_loopback(name) ? name : "127.0.0.1", port, secret, timeout);

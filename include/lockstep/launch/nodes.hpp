@@ -126,7 +126,9 @@ class NodeWatch {
     return text({"node ", node, " (ranks ", first, " to ", first + place_.ranks - 1, ")"});
   }
   static std::string beat_key(std::size_t node) { return text({"lockstep/node ", node, "/beat"}); }
-  static std::string place_key(std::size_t node) { return text({"lockstep/node ", node, "/place"}); }
+  static std::string place_key(std::size_t node) {
+    return text({"lockstep/node ", node, "/place"});
+  }
 
   static Store connect(const Endpoint& meeting, const std::string& secret, Milliseconds timeout) {
     try {

@@ -52,9 +52,9 @@ inline std::vector<const RankEnd*> by_operation(const std::vector<RankEnd>& ends
   for (const RankEnd& end : ends) {
     if (!end.failure) continue;
     auto place = ordered.begin();
-    while (place != ordered.end() &&
-           ((*place)->failure->operation < end.failure->operation ||
-            ((*place)->failure->operation == end.failure->operation && (*place)->rank < end.rank))) {
+    while (place != ordered.end() && ((*place)->failure->operation < end.failure->operation ||
+                                      ((*place)->failure->operation == end.failure->operation &&
+                                       (*place)->rank < end.rank))) {
       ++place;
     }
     ordered.insert(place, &end);

@@ -18,9 +18,9 @@
 
 namespace lockstep::detail {
 
-/// Cuts text that arrives in arbitrary pieces into lines. A line longer than `max_line` is passed on
-/// in pieces of that size, each a line of its own, so that memory is bounded. Text that ends in '\r'
-/// instead of '\n' is a status line, as on a terminal: the next text takes its place.
+/// Cuts text that arrives in arbitrary pieces into lines. A line longer than `max_line` is passed
+/// on in pieces of that size, each a line of its own, so that memory is bounded. Text that ends in
+/// '\r' instead of '\n' is a status line, as on a terminal: the next text takes its place.
 class LineCutter {
  public:
   static constexpr std::size_t max_line = 64_KiB;
@@ -44,7 +44,8 @@ class LineCutter {
         if (is_ended_) clear();
         if (partial_.size() == max_line) emit(line);
         const std::size_t room = max_line - partial_.size();
-        const std::size_t count = std::min(std::min(bytes.find_first_of("\r\n"), bytes.size()), room);
+        const std::size_t count =
+            std::min(std::min(bytes.find_first_of("\r\n"), bytes.size()), room);
         partial_ += bytes.substr(0, count);
         bytes.remove_prefix(count);
       }

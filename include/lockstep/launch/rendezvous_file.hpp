@@ -14,8 +14,8 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/store_connection.hpp"
 
@@ -37,8 +37,7 @@ class RendezvousFile {
     const std::string temporary = text({path_, ".", random_id()});
     const Descriptor file(
         ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, S_IRUSR | S_IWUSR));
-    text_ =
-        text({title, "\n", contents.host, "\n", contents.port, "\n", contents.secret, "\n"});
+    text_ = text({title, "\n", contents.host, "\n", contents.port, "\n", contents.secret, "\n"});
     if (!file || !write_all(file.get(), text_) ||
         std::rename(temporary.c_str(), path_.c_str()) != 0) {
       const std::string why = error_text(errno);
@@ -87,8 +86,8 @@ class RendezvousFile {
       sleep_for(std::chrono::milliseconds(10));
     } while (!deadline.passed());
     fail("join",
-         {"rank 0 did not open a store through ", path, " within ", seconds_text(timeout), " (", why,
-          ")"},
+         {"rank 0 did not open a store through ", path, " within ", seconds_text(timeout), " (",
+          why, ")"},
          "check that rank 0 runs, as the same user, and was given the same file", rank);
   }
 

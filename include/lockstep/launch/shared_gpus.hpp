@@ -3,9 +3,9 @@
 /// @file The environment of ranks that share GPUs, set before a process has threads.
 ///
 /// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each rank
-/// pretends to be on a host of its own (NCCL_HOSTID), and ranks talk through sockets: slow, and good
-/// enough for trying out. NCCL avoids the loopback interface, and a host without a network has no
-/// other. Variables that the user has set stay as they are.
+/// pretends to be on a host of its own (NCCL_HOSTID), and ranks talk through sockets: slow, and
+/// good enough for trying out. NCCL avoids the loopback interface, and a host without a network has
+/// no other. Variables that the user has set stay as they are.
 
 #include <glob.h>
 #include <stdlib.h>

@@ -45,8 +45,8 @@ inline Addresses resolve(const std::string& host, std::uint16_t port, std::strin
   hints.ai_socktype = SOCK_STREAM;
   hints.ai_flags = AI_NUMERICSERV | (host.empty() ? AI_PASSIVE : 0);
   addrinfo* found = nullptr;
-  const int status = ::getaddrinfo(host.empty() ? nullptr : host.c_str(),
-                                   text({port}).c_str(), &hints, &found);
+  const int status =
+      ::getaddrinfo(host.empty() ? nullptr : host.c_str(), text({port}).c_str(), &hints, &found);
   if (status != 0) {
     why = text({"host ", host, ": ", ::gai_strerror(status)});
     return nullptr;

@@ -56,8 +56,7 @@ class Store {
   std::string get(std::string_view key, Milliseconds timeout);
 
   /// The value of a key if it has one now, or gets one in that time.
-  std::optional<std::string> try_get(std::string_view key,
-                                     Milliseconds timeout = Milliseconds(0));
+  std::optional<std::string> try_get(std::string_view key, Milliseconds timeout = Milliseconds(0));
 
   /// Waits until all keys have been set.
   void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }

@@ -7,8 +7,8 @@
 #include <mutex>
 #include <utility>
 
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/launch/names.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_connection.hpp"
@@ -108,8 +108,8 @@ class StoreClient {
     }
     const Milliseconds beyond =
         std::clamp(timeout_ - waiting, Milliseconds(500), Milliseconds(5000));
-    const Deadline deadline = waiting > Milliseconds::max() / 2 ? Deadline::never()
-                                                                : Deadline::after(waiting + beyond);
+    const Deadline deadline =
+        waiting > Milliseconds::max() / 2 ? Deadline::never() : Deadline::after(waiting + beyond);
     std::string why;
     Descriptor socket = take_connection(deadline, why);
     if (!socket) fail_at(message.name(), "cannot be reached: ", why);
@@ -241,9 +241,8 @@ LOCKSTEP_INLINE void Store::barrier(std::string_view name, Rank rank, WorldSize 
   detail::fail("barrier",
                {detail::listed_ranks(reply.texts), " did not come to '", name, "' within ",
                 detail::seconds_text(timeout)},
-               reply.texts.size() == 1
-                   ? "look at what that rank is doing, or allow more time"
-                   : "look at what those ranks are doing, or allow more time",
+               reply.texts.size() == 1 ? "look at what that rank is doing, or allow more time"
+                                       : "look at what those ranks are doing, or allow more time",
                rank);
 }
 

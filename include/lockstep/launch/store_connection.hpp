@@ -28,8 +28,7 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   }
   const std::string_view server_nonce(hello + magic.size(), nonce_bytes);
   const std::string client_nonce = random_bytes(nonce_bytes);
-  const std::string answer =
-      text({client_nonce, tag(key, "client", server_nonce, client_nonce)});
+  const std::string answer = text({client_nonce, tag(key, "client", server_nonce, client_nonce)});
   char proof[tag_bytes];
   if (write_exact(socket.get(), answer.data(), answer.size(), limit) != Transfer::complete ||
       read_exact(socket.get(), proof, sizeof proof, limit) != Transfer::complete ||

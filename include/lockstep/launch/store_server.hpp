@@ -59,7 +59,8 @@ class StoreServer {
           close();
         },
         [this](const std::exception_ptr& thrown) {  // ranks then find the store closed
-          write_all(2, text({"lockstep: the job's store ended: ", Failure::of(thrown).problem, "\n"}));
+          write_all(2,
+                    text({"lockstep: the job's store ended: ", Failure::of(thrown).problem, "\n"}));
           close();
         });
   }

@@ -24,7 +24,8 @@ struct StoreWait {
   store_protocol::Operation operation{};
   Deadline deadline = Deadline::never();
   /// get: the one key. barrier: its name. wait: the keys not seen yet; each is taken off once, even
-  /// if it is erased later, so that a long list costs its length and not its length at every change.
+  /// if it is erased later, so that a long list costs its length and not its length at every
+  /// change.
   std::vector<std::string> keys;
   std::uint32_t rank = 0;
   bool is_waiting = false;
@@ -109,8 +110,7 @@ class StoreTable {
 
   static Deadline limit(std::uint64_t milliseconds) {
     const std::uint64_t year = 366ull * 24 * 3600 * 1000;  // beyond it, Deadline says never
-    return Deadline::after(
-        std::chrono::milliseconds(milliseconds < year ? milliseconds : year));
+    return Deadline::after(std::chrono::milliseconds(milliseconds < year ? milliseconds : year));
   }
 
   static void answer(std::string& reply, Status status, std::string_view text = {}) {

@@ -203,8 +203,8 @@ class Supervisor {
     outcome_.first = first;
     print_failure(first);
     if (prints_failures_) {
-      queue_.push(
-          2, text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
+      queue_.push(2,
+                  text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
     }
     terminate();
     if (tell_) (*tell_)(words);
@@ -216,8 +216,8 @@ class Supervisor {
     news_.close();
     if (words.empty() || kill_at_) return;
     outcome_.elsewhere = words;
-    queue_.push(
-        2, text({"lockstep: ", words, is_any_running() ? "; ending the ranks here\n" : "\n"}));
+    queue_.push(2,
+                text({"lockstep: ", words, is_any_running() ? "; ending the ranks here\n" : "\n"}));
     terminate();
   }
 

@@ -103,9 +103,8 @@ class ThreadEnds {
 
 /// Starts a thread for each of `ranks`, from `first` on. `act(rank)` is what it does, and returns
 /// its exit status; `failed()` is called after one that throws. Both must outlive the threads.
-inline std::vector<Thread> start_threads(std::size_t first, std::size_t ranks,
-                                              ThreadEnds& ends, FunctionRef<int(Rank)> act,
-                                              FunctionRef<void()> failed) {
+inline std::vector<Thread> start_threads(std::size_t first, std::size_t ranks, ThreadEnds& ends,
+                                         FunctionRef<int(Rank)> act, FunctionRef<void()> failed) {
   std::vector<Thread> threads;
   threads.reserve(ranks);
   for (std::size_t r = first; r < first + ranks; ++r) {

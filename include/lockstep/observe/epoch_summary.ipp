@@ -9,7 +9,8 @@
 namespace lockstep {
 
 LOCKSTEP_INLINE std::string EpochSummary::title() const {
-  return epochs == 0 ? detail::text({"epoch ", epoch}) : detail::text({"epoch ", epoch, "/", epochs});
+  return epochs == 0 ? detail::text({"epoch ", epoch})
+                     : detail::text({"epoch ", epoch, "/", epochs});
 }
 
 LOCKSTEP_INLINE std::string EpochSummary::text() const {

@@ -52,8 +52,9 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
   const double share = std::min(1.0, static_cast<double>(now.steps) / static_cast<double>(batches));
   const std::size_t cells = std::min(most, room - width);
   const auto filled = static_cast<std::size_t>(share * static_cast<double>(cells));
-  return line(detail::text({"  [", terminal.color ? "\033[32m" : "", std::string(filled, '#'),
-                            terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
+  return line(
+      detail::text({"  [", terminal.color ? "\033[32m" : "", std::string(filled, '#'),
+                    terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
 }
 
 }  // namespace lockstep

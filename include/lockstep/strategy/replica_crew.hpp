@@ -12,10 +12,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/thread.hpp"
-#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 
 namespace lockstep::detail {
@@ -29,8 +28,9 @@ class ReplicaCrew {
     workers_.reserve(replicas - 1);
     try {
       for (std::size_t i = 1; i < replicas; ++i) {
-        workers_.emplace_back(text({"replica ", i}).c_str(), [this, i] { work(i); },
-                              [](const std::exception_ptr&) {});  // phases keep what they throw
+        workers_.emplace_back(
+            text({"replica ", i}).c_str(), [this, i] { work(i); },
+            [](const std::exception_ptr&) {});  // phases keep what they throw
       }
     } catch (...) {  // the system has no more threads
       dismiss();

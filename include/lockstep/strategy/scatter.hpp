@@ -121,8 +121,8 @@ struct Cutting<Tensor> {
     const RowRange rows = rows_of(tensor.extent(0));
     return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
       const std::size_t row = (std::size_t{1} * ... * tensor.extent(Axis + 1));
-      return typename AnyRows<Tensor>::type(tensor.data_handle() + rows.first * row,
-                                                    rows.count, tensor.extent(Axis + 1)...);
+      return typename AnyRows<Tensor>::type(tensor.data_handle() + rows.first * row, rows.count,
+                                            tensor.extent(Axis + 1)...);
     }(std::make_index_sequence<Tensor::rank() - 1>{});
   }
 };

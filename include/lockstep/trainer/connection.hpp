@@ -6,8 +6,8 @@
 #include <type_traits>
 
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/process_group.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/comm/process_group.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/topology/world.hpp"

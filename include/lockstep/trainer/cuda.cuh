@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.cuh"
-#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"

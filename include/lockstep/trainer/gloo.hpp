@@ -2,8 +2,8 @@
 #pragma once
 /// @file Jobs whose ranks communicate through Gloo, all of them or those on different hosts.
 
-#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/trainer/connection.hpp"
 
 namespace lockstep {

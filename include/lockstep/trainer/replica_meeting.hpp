@@ -34,9 +34,7 @@ class ReplicaMeeting<Cpu, Policies> {
       alone, LoopbackCommunicator,
       ShmCommunicator<static_size, typename Pick<axes::Progress, Policies>::choice>>;
 
-  static std::size_t devices() {
-    return detail::core_count();
-  }
+  static std::size_t devices() { return detail::core_count(); }
 
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
       : size_(replicas), timeout_(timeout), files_(replicas) {

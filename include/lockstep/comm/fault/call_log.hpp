@@ -128,8 +128,8 @@ struct SentLog {
   }
 };
 
-/// The error of ranks that made different calls; nothing where both logs are the same as far as both
-/// go. `rank` is the one whose log was sent.
+/// The error of ranks that made different calls; nothing where both logs are the same as far as
+/// both go. `rank` is the one whose log was sent.
 inline std::optional<Error> find_disagreement(const CallLog& rank0, const SentLog& other, Rank rank,
                                               Rank me) {
   const std::uint64_t both = std::min(rank0.calls(), other.first + other.calls.size());

@@ -23,14 +23,15 @@ concept ObservablePeers = requires(const P& peers, std::size_t w) {
   { peers.rank() } -> std::same_as<Rank>;
   { peers.world() } -> std::same_as<std::size_t>;
   { peers.has_joined(w) } -> std::same_as<bool>;
-  { peers.has_left(w) } -> std::same_as<bool>;  // it closed its communicator
-  { peers.has_died(w) } -> std::same_as<bool>;  // its process ended without closing it
+  { peers.has_left(w) } -> std::same_as<bool>;      // it closed its communicator
+  { peers.has_died(w) } -> std::same_as<bool>;      // its process ended without closing it
   { peers.words(w) } -> std::same_as<std::string>;  // why it gave up; empty if it has not said
   { peers.calls_made(w) } -> std::same_as<std::uint64_t>;
 };
 
-/// The error that ends the wait for a call, if there is one. Everybody names the same culprit: first
-/// whoever ended, then whoever gave up because of that. `lacks(w)`: rank w has yet to do its part.
+/// The error that ends the wait for a call, if there is one. Everybody names the same culprit:
+/// first whoever ended, then whoever gave up because of that. `lacks(w)`: rank w has yet to do its
+/// part.
 template <ObservablePeers P, class Lacks>
 std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& lacks) {
   const std::size_t me = peers.rank().value();
@@ -42,9 +43,9 @@ std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& l
   const std::size_t none = peers.world();
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_died(r); }); w != none) {
     const std::string words = peers.words(w);
-    return rank_vanished(
-        call.text(), text({"rank ", w, "'s process ended", words.empty() ? "" : ": ", words}),
-        peers.rank());
+    return rank_vanished(call.text(),
+                         text({"rank ", w, "'s process ended", words.empty() ? "" : ": ", words}),
+                         peers.rank());
   }
   if (const std::size_t w = first([&](std::size_t r) { return !peers.words(r).empty(); });
       w != none) {

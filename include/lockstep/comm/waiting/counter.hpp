@@ -38,9 +38,9 @@ inline void pause_core() {
 }
 
 /// How long a rank tries before it sleeps. Spinning wins while every rank has a core; with more
-/// ranks than cores it only keeps the awaited rank from running. Spinning is bounded by time, not by
-/// count: a pause takes 14 ns on one core and 50 on another, and a rank that shares its core after
-/// all must not pay for it long.
+/// ranks than cores it only keeps the awaited rank from running. Spinning is bounded by time, not
+/// by count: a pause takes 14 ns on one core and 50 on another, and a rank that shares its core
+/// after all must not pay for it long.
 struct SpinBudget {
   std::chrono::nanoseconds spin{4000};
   int yields = 1000;

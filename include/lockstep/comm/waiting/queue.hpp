@@ -11,8 +11,8 @@
 
 namespace lockstep::detail {
 
-/// A call that waits to be made, is being made, or is over. It is a link of the queue itself: posting
-/// one allocates nothing, and it stays where it is until it is over.
+/// A call that waits to be made, is being made, or is over. It is a link of the queue itself:
+/// posting one allocates nothing, and it stays where it is until it is over.
 struct QueuedCall {
   /// Makes the call. The queue's thread does not know its type: this is the one call through a
   /// pointer, and it is on that thread, not on the rank's.

@@ -7,12 +7,12 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/comm/backends/gloo/communicator.hpp"
-#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/process_group.hpp"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/comm/process_group.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
@@ -24,8 +24,8 @@ static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCo
               AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
 
 /// The communicator of a job's ranks on several hosts, equally many on each. The ranks find out by
-/// themselves which of them is where. `name` tells several of one job apart. **Ranks** all. **Host**
-/// blocks until all have come.
+/// themselves which of them is where. `name` tells several of one job apart. **Ranks** all.
+/// **Host** blocks until all have come.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
   // Joined again under the same name, it is another communicator.

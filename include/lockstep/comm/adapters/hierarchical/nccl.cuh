@@ -12,15 +12,15 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/passes.cuh"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/adapters/streamed.cuh"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/passes.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"

@@ -147,8 +147,7 @@ class Stages {
     const Combining<Op> combining(call.op);
     if constexpr (std::same_as<T, Value> && !requires { call.op.factor; }) {
       if (divides) {
-        stage(Part::inside, described,
-              [&] { inside_.reduce_scatter(call.in, piece, combining); });
+        stage(Part::inside, described, [&] { inside_.reduce_scatter(call.in, piece, combining); });
         return;
       }
     }

@@ -103,8 +103,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   template <class T>
   void execute(const calls::Send<T>& message) {
-    to_level_of("send", message.root,
-                [&](auto& level, Rank to) { level.send(message.in, to); });
+    to_level_of("send", message.root, [&](auto& level, Rank to) { level.send(message.in, to); });
   }
   template <class T>
   void execute(const calls::Receive<T>& message) {
@@ -192,9 +191,8 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
                  std::size_t n) {
     for (std::size_t row = 0; row < rows; ++row)
       for (std::size_t column = 0; column < columns; ++column)
-        passes_of(*inside_).copy(
-            std::span<const T>(from).subspan((row * columns + column) * n, n),
-            to.subspan((column * rows + row) * n, n));
+        passes_of(*inside_).copy(std::span<const T>(from).subspan((row * columns + column) * n, n),
+                                 to.subspan((column * rows + row) * n, n));
   }
 
   const Hosts* hosts_;

@@ -14,11 +14,11 @@
 #include <span>
 #include <utility>
 
+#include "lockstep/comm/adapters/staged/pipeline.cuh"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
-#include "lockstep/comm/adapters/staged/pipeline.cuh"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

@@ -7,11 +7,11 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
-#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/launch/membership.hpp"

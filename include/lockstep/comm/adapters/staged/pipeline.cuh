@@ -46,7 +46,7 @@ struct Transfer {
 template <class T>
 struct Piece {
   std::span<T> in;
-  std::span<T> out;  // the same as `in` where the result takes its place
+  std::span<T> out;    // the same as `in` where the result takes its place
   std::size_t length;  // of a row
   bool first;
 };

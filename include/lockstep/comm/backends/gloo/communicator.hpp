@@ -28,15 +28,15 @@
 namespace lockstep {
 
 /// Collectives through Gloo. Results are the same bits on all ranks and in every run with as many
-/// ranks. All-reduces are combined in the order of Gloo's ring, those of 16-bit floats and all other
-/// reductions in rank order.
+/// ranks. All-reduces are combined in the order of Gloo's ring, those of 16-bit floats and all
+/// other reductions in rank order.
 ///
 /// Every call is compared over ranks before anything is written. A thread watches: a rank that is
 /// gone, and a call that is not over at the time limit, end the communicator on all ranks with an
 /// error, which every call throws from then on. Nothing hangs.
 ///
-/// Asynchronous calls are made by another thread, in the order of posting, because Gloo's algorithms
-/// block.
+/// Asynchronous calls are made by another thread, in the order of posting, because Gloo's
+/// algorithms block.
 ///
 /// **Host** every collective blocks until the result is here and the arguments may be used again.
 /// **Stream** none: host memory only.

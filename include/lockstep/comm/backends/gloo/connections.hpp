@@ -3,8 +3,8 @@
 /// @file The sockets between all pairs of ranks, and noticing when one is lost.
 
 #include <algorithm>
-#include <chrono>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
@@ -17,9 +17,9 @@
 #include "lockstep/comm/backends/gloo/abortable.hpp"
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/comm/backends/gloo/meeting_store.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail::over_gloo {
 

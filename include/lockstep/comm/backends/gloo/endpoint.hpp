@@ -8,8 +8,8 @@
 
 #include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/backends/gloo/watch.hpp"
-#include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 
@@ -39,8 +39,8 @@ class Endpoint {
   /// An exception has ended this rank's part: ends what is under way, and tells the others.
   void give_up() {
     if (is_broken()) return;
-    engine_.fail(gave_up("Gloo's communicator '" + engine_.joined().name + "'",
-                         ended_by_exception, engine_.rank()),
+    engine_.fail(gave_up("Gloo's communicator '" + engine_.joined().name + "'", ended_by_exception,
+                         engine_.rank()),
                  ended_by_exception);
   }
 

@@ -16,11 +16,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/backends/gloo/connections.hpp"
 #include "lockstep/comm/backends/gloo/ledger.hpp"
 #include "lockstep/comm/backends/gloo/meeting_store.hpp"
 #include "lockstep/comm/backends/gloo/roll_call.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/within.hpp"
@@ -158,8 +158,7 @@ class Engine {
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& failure) {
-      ledger_.raise_explained(failure.what(), explanation_limit,
-                              unexplained(call, failure.what()));
+      ledger_.raise_explained(failure.what(), explanation_limit, unexplained(call, failure.what()));
     }
     ledger_.raise_fault();
   }

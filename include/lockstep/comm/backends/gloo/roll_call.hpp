@@ -16,8 +16,8 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/backends/gloo/connections.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/deadline.hpp"
 

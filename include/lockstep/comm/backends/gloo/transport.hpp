@@ -89,8 +89,8 @@ class Transport {
   template <class T>
   void execute(const calls::Send<T>& message) const {
     if (message.in.empty()) return;
-    const auto buffer = engine_.connections()->createUnboundBuffer(unguarded(message.in),
-                                                                   message.in.size_bytes());
+    const auto buffer =
+        engine_.connections()->createUnboundBuffer(unguarded(message.in), message.in.size_bytes());
     buffer->send(static_cast<int>(message.root.value()), slot_);
     buffer->waitSend();
   }
@@ -98,8 +98,8 @@ class Transport {
   template <class T>
   void execute(const calls::Receive<T>& message) const {
     if (message.out.empty()) return;
-    const auto buffer = engine_.connections()->createUnboundBuffer(message.out.data(),
-                                                                   message.out.size_bytes());
+    const auto buffer =
+        engine_.connections()->createUnboundBuffer(message.out.data(), message.out.size_bytes());
     buffer->recv(static_cast<int>(message.root.value()), slot_);
     buffer->waitRecv();
   }
@@ -150,8 +150,8 @@ class Transport {
   void all_reduce_slices(const calls::AllReduce<T, Op>& call) const {
     std::vector<std::int64_t> counts(world());
     for (std::size_t w = 0; w < world(); ++w)
-      counts[w] = static_cast<std::int64_t>(call.count * (w + 1) / world() -
-                                            call.count * w / world());
+      counts[w] =
+          static_cast<std::int64_t>(call.count * (w + 1) / world() - call.count * w / world());
     const std::int64_t own = counts[rank().value()];
     std::vector<T> slice(static_cast<std::size_t>(own));
     std::vector<T> parts(slice.size() * world());

@@ -40,18 +40,19 @@
 
 namespace lockstep {
 
-/// Collectives through NCCL. Reductions are its own, averages and pre-multiplied sums included; those
-/// that it lacks (16-bit integers, bit operations, minima that keep a NaN) are made of gathered
-/// elements, in rank order. Sums of 16-bit floats are rounded at every step, as NCCL does it.
+/// Collectives through NCCL. Reductions are its own, averages and pre-multiplied sums included;
+/// those that it lacks (16-bit integers, bit operations, minima that keep a NaN) are made of
+/// gathered elements, in rank order. Sums of 16-bit floats are rounded at every step, as NCCL does
+/// it.
 ///
 /// A thread watches every communicator. A call that is not over at the time limit, a rank that
 /// fails, and ranks that make different calls are noticed, and end the communicator on all ranks
 /// with one error, which every call throws from then on. Nothing hangs.
 ///
-/// **Host** no collective blocks for device memory, except `barrier`; host memory is staged, and the
-/// host blocks until the result is here: it is meant for small control data. **Stream** a call comes
-/// after what the compute stream `gpu().stream()` holds, and what that is given afterwards sees the
-/// result; after an asynchronous call, what it is given after `wait` of the handle.
+/// **Host** no collective blocks for device memory, except `barrier`; host memory is staged, and
+/// the host blocks until the result is here: it is meant for small control data. **Stream** a call
+/// comes after what the compute stream `gpu().stream()` holds, and what that is given afterwards
+/// sees the result; after an asynchronous call, what it is given after `wait` of the handle.
 template <std::size_t Ranks = dynamic>
 class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   using Engine = detail::nccl::Engine;
@@ -158,9 +159,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
       });
     });
     if (!place.is_member()) return std::nullopt;
-    auto group = std::make_shared<Engine>(detail::nccl::JoinOptions{
-        place.rank, place.world(), name, engine_->joined().gpu, engine_->joined().store,
-        engine_->timeout()});
+    auto group = std::make_shared<Engine>(
+        detail::nccl::JoinOptions{place.rank, place.world(), name, engine_->joined().gpu,
+                                  engine_->joined().store, engine_->timeout()});
     group->connect([&](ncclComm_t* comm) {
       *comm = std::exchange(engine_->split_result(), nullptr);
       return ncclSuccess;

@@ -17,19 +17,19 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/call_log.hpp"
-#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/comm/backends/nccl/check.cuh"
 #include "lockstep/comm/backends/nccl/link.cuh"
 #include "lockstep/comm/backends/nccl/memory.cuh"
 #include "lockstep/comm/backends/nccl/under_way.cuh"
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/fault/call_log.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store.hpp"

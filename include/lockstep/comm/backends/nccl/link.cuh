@@ -16,13 +16,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/comm/backends/nccl/check.cuh"
 #include "lockstep/comm/backends/nccl/under_way.cuh"
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/deadline.hpp"
 
 namespace lockstep::detail::nccl {

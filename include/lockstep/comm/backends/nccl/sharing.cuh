@@ -36,14 +36,15 @@ inline bool gpus_are_shared(const Membership& member, Store& store, const Gpu& g
 }
 
 /// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each is told to
-/// be on a host of its own, and they talk through sockets: slow, and good enough for trying out. The
-/// launcher says so in their environment, before there are threads (launch/shared_gpus.hpp).
+/// be on a host of its own, and they talk through sockets: slow, and good enough for trying out.
+/// The launcher says so in their environment, before there are threads (launch/shared_gpus.hpp).
 inline void require_own_hosts(Rank rank) {
   if (std::getenv("NCCL_HOSTID") != nullptr) return;
-  throw Error("Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
-              "start them with lockstep's launcher and LOCKSTEP_SHARE_GPUS=1, or set NCCL_HOSTID to "
-              "another word for every rank before it starts",
-              rank);
+  throw Error(
+      "Backend<Nccl>", "ranks share a GPU, which NCCL takes for a mistake",
+      "start them with lockstep's launcher and LOCKSTEP_SHARE_GPUS=1, or set NCCL_HOSTID to "
+      "another word for every rank before it starts",
+      rank);
 }
 
 }  // namespace lockstep::detail::nccl

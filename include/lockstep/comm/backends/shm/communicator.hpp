@@ -87,7 +87,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` elements that every rank can see, zeroed. The memory lives as long as the communicator.
+  /// `count` elements that every rank can see, zeroed. The memory lives as long as the
+  /// communicator.
   /// **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
@@ -160,7 +161,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Other memory than an arena's is reduced at once, and the call that is handed out is of nothing.
+  /// Other memory than an arena's is reduced at once, and the call that is handed out is of
+  /// nothing.
   template <class T, class Op>
   auto start(const detail::calls::AllReduce<T, Op>& call) {
     const auto offset = location(call);
@@ -238,8 +240,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
         detail::take_from_all<Ranks>(call, peers.rank(), peers.world(),
                                      peers.template in_slots<T>(ticket), 0, 0, call.count);
       } else {
-        peers.push_own_slice(peers.template all<T>(peers.template in_arenas<T>(ticket)),
-                             call.count, call.op);
+        peers.push_own_slice(peers.template all<T>(peers.template in_arenas<T>(ticket)), call.count,
+                             call.op);
       }
     };
     return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
@@ -263,7 +265,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Every other collective: each rank offers what it gives, then takes what it needs of the others.
+  /// Every other collective: each rank offers what it gives, then takes what it needs of the
+  /// others.
   template <class C>
   void exchange(const C& call) {
     using T = typename C::element;

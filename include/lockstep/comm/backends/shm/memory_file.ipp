@@ -121,8 +121,8 @@ LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std
   }
   while (known.size() > kept) known.pop_back();
   if (data_) return;
-  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED,
-                              file.descriptor(), static_cast<off_t>(offset));
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(),
+                              static_cast<off_t>(offset));
   if (mapped == MAP_FAILED) {
     fail("shared memory", {error_text(errno)}, "mapping failed; check ulimit -v");
   }

@@ -41,8 +41,8 @@ namespace lockstep {
 ///
 /// The last rank to make a call enqueues the work of all, on a stream of its own for each GPU: one
 /// kernel loads from all ranks' memory, combines in rank order and stores to all ranks' memory,
-/// through peer access where that is another GPU's. Streams wait for each other by events; no kernel
-/// ever waits for another. Results are the same bits on all ranks and in every run.
+/// through peer access where that is another GPU's. Streams wait for each other by events; no
+/// kernel ever waits for another. Results are the same bits on all ranks and in every run.
 ///
 /// Every call is compared over ranks before anything is launched. Memory need not be from
 /// `allocate`. All ranks give device memory or all give host memory.
@@ -84,9 +84,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   Rank rank() const { return member_->rank(); }
-  WorldSize world_size() const {
-    return WorldSize{Ranks == dynamic ? member_->world() : Ranks};
-  }
+  WorldSize world_size() const { return WorldSize{Ranks == dynamic ? member_->world() : Ranks}; }
   Gpu& gpu() const { return *member_->gpu(); }
   Milliseconds timeout() const { return member_->calls().timeout(); }
   void set_timeout(Milliseconds timeout) { member_->set_timeout(timeout); }
@@ -109,11 +107,11 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// is given next comes after what all of them hold at the call.
   void order_streams() {
     const detail::Call call;
-    const std::uint64_t ticket = member_->start(
-        call, nullptr, nullptr,
-        [](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
-          lanes.run(ranks, number, [](const detail::threads::Lane&) {});
-        });
+    const std::uint64_t ticket =
+        member_->start(call, nullptr, nullptr,
+                       [](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
+                         lanes.run(ranks, number, [](const detail::threads::Lane&) {});
+                       });
     member_->wait(ticket, call);
   }
 
@@ -210,8 +208,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
                     }
                   });
     if (!place.is_member()) return std::nullopt;
-    return std::optional<ThreadCommunicator<GroupRanks>>(
-        std::in_place, std::move(joining.own), place.rank, member_->gpu(), timeout());
+    return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(joining.own),
+                                                         place.rank, member_->gpu(), timeout());
   }
 
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }

@@ -101,8 +101,8 @@ std::vector<T*> outs(std::span<const Offer> ranks, std::size_t offset) {
 
 /// Each lane combines its share of the elements and stores it to all ranks.
 template <std::size_t Ranks, class T, class Op>
-void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
-             std::span<const Offer> ranks, std::uint64_t ticket) {
+void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes, std::span<const Offer> ranks,
+             std::uint64_t ticket) {
   const std::size_t count = call.count;
   const std::size_t packets = (count + packet_size<T> - 1) / packet_size<T>;
   const std::size_t shares = lanes.all().size();
@@ -113,11 +113,10 @@ void enqueue(const calls::AllReduce<T, Op>& call, const Lanes& lanes,
     };
     const std::size_t begin = border(share);
     const std::size_t end = border(++share);
-    enqueue_combine<Ranks, T>(
-        lane,
-        LaneCombination<T>{ins<T>(ranks, begin), outs<T>(ranks, begin), end - begin, 1,
-                           ranks.size()},
-        call.op);
+    enqueue_combine<Ranks, T>(lane,
+                              LaneCombination<T>{ins<T>(ranks, begin), outs<T>(ranks, begin),
+                                                 end - begin, 1, ranks.size()},
+                              call.op);
   });
 }
 
@@ -149,8 +148,8 @@ void enqueue(const calls::ReduceScatter<T, Op>& call, const Lanes& lanes,
     for_ranks_of(lanes, lane, ranks.size(), [&](std::size_t first, std::size_t n) {
       enqueue_combine<Ranks, T>(
           lane,
-          LaneCombination<T>{ins<T>(ranks, first * call.count),
-                             outs<T>(ranks.subspan(first, n), 0), call.count, n},
+          LaneCombination<T>{ins<T>(ranks, first * call.count), outs<T>(ranks.subspan(first, n), 0),
+                             call.count, n},
           call.op);
     });
   });
@@ -233,8 +232,7 @@ void enqueue(const calls::AllGather<T>& call, const Lanes& lanes, std::span<cons
 template <std::size_t, class T>
 void enqueue(const calls::Gather<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {
-  move_from_all(lanes, ranks, ticket,
-                outs<unsigned char>(ranks.subspan(call.root.value(), 1), 0),
+  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks.subspan(call.root.value(), 1), 0),
                 call.count * sizeof(T), 0);
 }
 

@@ -8,11 +8,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
-#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/comm/backends/threads/meeting.hpp"
 #include "lockstep/comm/backends/threads/participant.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::threads {

@@ -82,8 +82,8 @@ class Meeting {
   std::vector<RankState> ranks_;
   std::array<Slot, ring> slots_;
   Counter done_{};  // calls whose work was done
-  /// Held while work is done for all, and by a rank that gives up: once it has given up, nobody uses
-  /// what it has brought.
+  /// Held while work is done for all, and by a rank that gives up: once it has given up, nobody
+  /// uses what it has brought.
   std::mutex working_;
   std::atomic<bool> disagrees_{false};
   std::optional<Error> disagreement_;

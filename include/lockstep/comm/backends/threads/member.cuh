@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank's end of a world of threads: its part in their calls, its GPU, and the events that
-/// order its compute stream with everybody's communication.
+/// @file One rank's end of a world of threads: its part in their calls, its GPU, and the events
+/// that order its compute stream with everybody's communication.
 
 #include <cuda_runtime_api.h>
 
@@ -18,9 +18,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/backends/threads/participant.hpp"
 #include "lockstep/comm/backends/threads/world.cuh"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
@@ -41,10 +41,10 @@ class Member {
     gate_.emplace(world_->gate, rank, timeout);
     calls_.emplace(world_->calls, rank, timeout);
     calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
-                [&](std::span<const Offer> ranks) {
-                  joined();
-                  world_->open(ranks);
-                });
+                 [&](std::span<const Offer> ranks) {
+                   joined();
+                   world_->open(ranks);
+                 });
   }
 
   Member(const Member&) = delete;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One rank at the meeting of a process's ranks: it announces calls, waits for the others, and
-/// notices who is missing or disagrees.
+/// @file One rank at the meeting of a process's ranks: it announces calls, waits for the others,
+/// and notices who is missing or disagrees.
 
 #include <chrono>
 #include <cstddef>
@@ -117,8 +117,8 @@ class Participant {
     });
   }
 
-  /// Works on the memory of the ranks of which `takes_part(w)`, unless one of them has gone, and its
-  /// memory with it. If the work fails, so do all ranks.
+  /// Works on the memory of the ranks of which `takes_part(w)`, unless one of them has gone, and
+  /// its memory with it. If the work fails, so do all ranks.
   template <class TakesPart, class Work>
   void work_on(const Call& call, const TakesPart& takes_part, const Work& work) {
     std::unique_lock working(meeting_->working_);

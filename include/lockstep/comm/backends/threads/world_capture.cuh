@@ -11,9 +11,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/device/cuda/step_graph.cuh"
 
 namespace lockstep::detail::threads {
 
