@@ -39,6 +39,12 @@ struct OneRuleOf : Choice<axes::Optimizer> {
     double lr = 0;
     std::size_t chosen = 0;  // of Rules
 
+    template <class F>
+    constexpr void for_each(F&& f) const {
+      f("lr", lr);
+      f("chosen", static_cast<double>(chosen));
+      (Rules::Options::for_each(f), ...);
+    }
     template <class Rule>
     typename Rule::Options& choose() {
       chosen = 0;
