@@ -14,9 +14,9 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/launch/launch.hpp"
-#include "seats.hpp"
+#include "participants.hpp"
 
-using namespace seats;
+using namespace participants;
 
 namespace {
 
@@ -108,9 +108,9 @@ BOOST_AUTO_TEST_CASE(the_first_failure_is_reported_and_frees_the_others) {
 
   const auto meeting = std::make_shared<Meeting>(WorldSize{4});
   const Result in_call = launched({"--ranks", "4"}, [&](Session& session) {
-    Seat seat(meeting, session.rank(), session.membership().timeout);
+    Participant participant(meeting, session.rank(), session.membership().timeout);
     if (session.rank() == Rank{1}) throw Error("step", "the loss is NaN", "look at the data");
-    seat.meet(Call{}, Offer{}, [](auto) {});
+    participant.meet(Call{}, Offer{}, [](auto) {});
   });
   BOOST_TEST(in_call.status == 1);
   BOOST_TEST(

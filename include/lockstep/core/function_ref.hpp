@@ -13,16 +13,16 @@ namespace lockstep::detail {
 template <class Signature>
 class FunctionRef;
 
-/// Refers to an object that can be called, which must outlive the reference.
+/// Refers to a function, or to an object that can be called, which must outlive the reference.
 template <class Result, class... Arguments>
 class FunctionRef<Result(Arguments...)> {
  public:
   template <class F>
     requires(!std::same_as<std::remove_cvref_t<F>, FunctionRef>)
   FunctionRef(F&& f)
-      : object_(const_cast<void*>(static_cast<const void*>(std::addressof(f)))),
+      : object_(const_cast<void*>(reinterpret_cast<const volatile void*>(std::addressof(f)))),
         call_([](void* object, Arguments... arguments) -> Result {
-          auto& function = *static_cast<std::remove_reference_t<F>*>(object);
+          auto& function = *reinterpret_cast<std::remove_reference_t<F>*>(object);
           return function(std::forward<Arguments>(arguments)...);
         }) {}
 
