@@ -14,5 +14,5 @@ class DeviceArray {
   operator T*() const { return reinterpret_cast<T*>(arena_.data()); }  // NOLINT
 
  private:
-  lockstep::DeviceArena arena_;
+  lockstep::detail::DeviceArena arena_;
 };

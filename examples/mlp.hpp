@@ -163,8 +163,8 @@ struct Mlp {
     Score total;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const auto label = static_cast<Eigen::Index>(std::ranges::data(batch.labels)[i]);
-      check(label >= 0 && label < static_cast<Eigen::Index>(Classes),
-            "labels count from 0 and stay below the number of classes");
+      detail::check(label >= 0 && label < static_cast<Eigen::Index>(Classes),
+                    "labels count from 0 and stay below the number of classes");
       auto row = matrix<1>(gradients + i * Classes, 1, Classes);
       if (gradients != outputs) row = matrix<1>(outputs + i * Classes, 1, Classes);
       Eigen::Index best = 0;

@@ -29,7 +29,7 @@ Batch random_batch() {
 
 std::vector<double> used_mebibytes() {
   std::vector<double> used;
-  for (std::size_t g = 0; g < visible_gpus(); ++g) {
+  for (std::size_t g = 0; g < detail::visible_gpus(); ++g) {
     check_cuda(cudaSetDevice(static_cast<int>(g)), "cudaSetDevice");
     std::size_t free = 0;
     std::size_t total = 0;
@@ -75,8 +75,8 @@ std::vector<Comparison> compare_data_parallel() {
   const std::string what = "DP, MLP 784-512-512-10, batch 64 from the host, SGD, ";
   std::vector<Comparison> rows;
   for (const std::size_t n : {1, 2, 4}) {
-    const std::string count =
-        std::to_string(n) + " replicas on " + std::to_string(std::min(n, visible_gpus())) + " GPU";
+    const std::string count = std::to_string(n) + " replicas on " +
+                              std::to_string(std::min(n, detail::visible_gpus())) + " GPU";
     rows.push_back({what + count + ": graph against PyTorch's DataParallel",
                     measure<CapturedStep>(count + ", graph", n, batch), torch, 0});
     rows.push_back({what + count + ": call by call against PyTorch's DataParallel",

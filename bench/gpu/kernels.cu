@@ -34,7 +34,7 @@ __global__ void fill(float* values, std::size_t size, std::uint32_t seed) {
   }
 }
 
-void launch_fill(cudaStream_t stream, const DeviceArena& arena, std::uint32_t seed) {
+void launch_fill(cudaStream_t stream, const detail::DeviceArena& arena, std::uint32_t seed) {
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<float*>(arena.data()),
                                  arena.bytes() / sizeof(float), seed);
   check_launch("fill");
@@ -48,7 +48,7 @@ class Floats {
   float* data() const { return reinterpret_cast<float*>(arena_.data()); }
 
  private:
-  DeviceArena arena_;
+  detail::DeviceArena arena_;
 };
 
 /// Parameters, gradients, states, and copies of them.
@@ -58,28 +58,30 @@ struct Arrays {
   Floats gradients{stream, 2};
   Floats means{stream, 3};
   Floats squares{stream, 4};
-  DeviceArena packed{count * sizeof(BFloat16)};
-  DeviceArena packed_gradients{count * sizeof(BFloat16)};
-  DeviceArena partials{square_partials<float>(count) * sizeof(double)};
-  DeviceArena adamw{sizeof(StepNumbers<AdamW>)};
-  DeviceArena sgd{sizeof(StepNumbers<SGD>)};
-  DeviceArena from{count * 14};
-  DeviceArena to{count * 14};
+  detail::DeviceArena packed{count * sizeof(BFloat16)};
+  detail::DeviceArena packed_gradients{count * sizeof(BFloat16)};
+  detail::DeviceArena partials{detail::square_partials<float>(count) * sizeof(double)};
+  detail::DeviceArena adamw{sizeof(detail::StepNumbers<AdamW>)};
+  detail::DeviceArena sgd{sizeof(detail::StepNumbers<SGD>)};
+  detail::DeviceArena from{count * 14};
+  detail::DeviceArena to{count * 14};
 
   Arrays() {
     launch_fill(stream, from, 5);
-    launch_store(stream, adamw_numbers(), step_numbers<AdamW>({}, 1e-3, 100, 1));
-    launch_store(stream, sgd_numbers(), step_numbers<SGD>({}, 1e-3, 100, 1));
-    launch_cast(stream, gradients.data(), bfloat16(packed_gradients), 1, count);
+    detail::launch_store(stream, adamw_numbers(), detail::step_numbers<AdamW>({}, 1e-3, 100, 1));
+    detail::launch_store(stream, sgd_numbers(), detail::step_numbers<SGD>({}, 1e-3, 100, 1));
+    detail::launch_cast(stream, gradients.data(), bfloat16(packed_gradients), 1, count);
   }
 
-  static BFloat16* bfloat16(const DeviceArena& arena) {
+  static BFloat16* bfloat16(const detail::DeviceArena& arena) {
     return reinterpret_cast<BFloat16*>(arena.data());
   }
-  StepNumbers<AdamW>* adamw_numbers() const {
-    return reinterpret_cast<StepNumbers<AdamW>*>(adamw.data());
+  detail::StepNumbers<AdamW>* adamw_numbers() const {
+    return reinterpret_cast<detail::StepNumbers<AdamW>*>(adamw.data());
   }
-  StepNumbers<SGD>* sgd_numbers() const { return reinterpret_cast<StepNumbers<SGD>*>(sgd.data()); }
+  detail::StepNumbers<SGD>* sgd_numbers() const {
+    return reinterpret_cast<detail::StepNumbers<SGD>*>(sgd.data());
+  }
 
   /// As many bytes as Adam reads and writes.
   void copy() const {
@@ -89,25 +91,26 @@ struct Arrays {
   }
   template <class Shape, std::size_t Count = dynamic>
   void update() const {
-    launch_update<AdamW, float, float, float, Count, Shape>(
+    detail::launch_update<AdamW, float, float, float, Count, Shape>(
         stream, adamw_numbers(), parameters.data(), gradients.data(),
         {means.data(), squares.data()}, nullptr, count);
   }
   void update_mixed() const {
-    launch_update<AdamW, float, BFloat16, BFloat16>(
+    detail::launch_update<AdamW, float, BFloat16, BFloat16>(
         stream, adamw_numbers(), parameters.data(), bfloat16(packed_gradients),
         {means.data(), squares.data()}, bfloat16(packed), count);
   }
   void update_sgd() const {
-    launch_update<SGD>(stream, sgd_numbers(), parameters.data(), gradients.data(), {}, nullptr,
-                       count);
+    detail::launch_update<SGD>(stream, sgd_numbers(), parameters.data(), gradients.data(), {},
+                               nullptr, count);
   }
-  void pack() const { launch_cast(stream, gradients.data(), bfloat16(packed), 0.5, count); }
+  void pack() const { detail::launch_cast(stream, gradients.data(), bfloat16(packed), 0.5, count); }
   void unpack() const {
-    launch_cast(stream, bfloat16(packed_gradients), gradients.data(), 1, count);
+    detail::launch_cast(stream, bfloat16(packed_gradients), gradients.data(), 1, count);
   }
   void norm() const {
-    launch_squares(stream, gradients.data(), reinterpret_cast<double*>(partials.data()), count);
+    detail::launch_squares(stream, gradients.data(), reinterpret_cast<double*>(partials.data()),
+                           count);
   }
 };
 
@@ -120,15 +123,16 @@ Times of_bytes(Times copy, double bytes) {
 
 std::vector<Comparison> compare_kernels() {
   const Arrays arrays;
-  const auto times = race_on_device(arrays.stream, {
-                                                       [&] { arrays.copy(); },
-                                                       [&] { arrays.update<UpdateShape>(); },
-                                                       [&] { arrays.update_mixed(); },
-                                                       [&] { arrays.update_sgd(); },
-                                                       [&] { arrays.pack(); },
-                                                       [&] { arrays.unpack(); },
-                                                       [&] { arrays.norm(); },
-                                                   });
+  const auto times =
+      race_on_device(arrays.stream, {
+                                        [&] { arrays.copy(); },
+                                        [&] { arrays.update<detail::UpdateShape>(); },
+                                        [&] { arrays.update_mixed(); },
+                                        [&] { arrays.update_sgd(); },
+                                        [&] { arrays.pack(); },
+                                        [&] { arrays.unpack(); },
+                                        [&] { arrays.norm(); },
+                                    });
   const Times copy = times[0];
   const Times adamw = times[1];
   std::printf("copy bandwidth %.2f TB/s, fused AdamW %.2f TB/s\n",
@@ -157,7 +161,7 @@ void print_variant(const Arrays& arrays) {
   const auto times = race_on_device(
       arrays.stream, {[&] { arrays.copy(); }, [&] { arrays.update<Shape, Count>(); }}, 15);
   std::printf("| %u | %u | %s | %s | %.1f | %.3f (minima %.3f) |\n", Shape::threads, Shape::packets,
-              Shape::once == Caching::stream ? "streamed" : "cached",
+              Shape::once == detail::Caching::stream ? "streamed" : "cached",
               Count == dynamic ? "dynamic" : "static", times[1].median,
               times[0].median / times[1].median, times[0].minimum / times[1].minimum);
 }
@@ -169,23 +173,23 @@ void print_update_variants() {
   std::printf(
       "| threads | packets | states | count | median us | share of copy bandwidth |\n"
       "|---|---|---|---|---|---|\n");
-  print_variant<PassShape<128, 1>>(arrays);
-  print_variant<PassShape<128, 1, true>>(arrays);
-  print_variant<PassShape<128, 2>>(arrays);
-  print_variant<PassShape<128, 2, true>>(arrays);
-  print_variant<PassShape<256, 1>>(arrays);
-  print_variant<PassShape<256, 1, true>>(arrays);
-  print_variant<PassShape<256, 2>>(arrays);
-  print_variant<PassShape<256, 2, true>>(arrays);
-  print_variant<PassShape<256, 4>>(arrays);
-  print_variant<PassShape<256, 4, true>>(arrays);
-  print_variant<PassShape<512, 1>>(arrays);
-  print_variant<PassShape<512, 1, true>>(arrays);
-  print_variant<PassShape<512, 2>>(arrays);
-  print_variant<PassShape<512, 2, true>>(arrays);
-  print_variant<PassShape<1024, 1>>(arrays);
-  print_variant<PassShape<1024, 1, true>>(arrays);
-  print_variant<UpdateShape, count>(arrays);
+  print_variant<detail::PassShape<128, 1>>(arrays);
+  print_variant<detail::PassShape<128, 1, true>>(arrays);
+  print_variant<detail::PassShape<128, 2>>(arrays);
+  print_variant<detail::PassShape<128, 2, true>>(arrays);
+  print_variant<detail::PassShape<256, 1>>(arrays);
+  print_variant<detail::PassShape<256, 1, true>>(arrays);
+  print_variant<detail::PassShape<256, 2>>(arrays);
+  print_variant<detail::PassShape<256, 2, true>>(arrays);
+  print_variant<detail::PassShape<256, 4>>(arrays);
+  print_variant<detail::PassShape<256, 4, true>>(arrays);
+  print_variant<detail::PassShape<512, 1>>(arrays);
+  print_variant<detail::PassShape<512, 1, true>>(arrays);
+  print_variant<detail::PassShape<512, 2>>(arrays);
+  print_variant<detail::PassShape<512, 2, true>>(arrays);
+  print_variant<detail::PassShape<1024, 1>>(arrays);
+  print_variant<detail::PassShape<1024, 1, true>>(arrays);
+  print_variant<detail::UpdateShape, count>(arrays);
 }
 
 }  // namespace bench

@@ -18,7 +18,7 @@
 
 int main(int argc, char** argv) try {
   const auto wants = [&](std::string_view part) { return argc < 2 || part == argv[1]; };
-  if (lockstep::visible_gpus() == 0) {
+  if (lockstep::detail::visible_gpus() == 0) {
     std::fprintf(stderr, "bench gpu: there is no GPU here\n");
     return 1;
   }

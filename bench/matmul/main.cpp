@@ -41,11 +41,11 @@ struct Times {
 };
 
 void run_own(std::map<std::size_t, Times>& times) {
-  constexpr std::size_t bytes = Layout<Model>::plan().bytes;
-  const HostArena parameters(bytes);
-  const HostArena gradients(bytes);
+  constexpr std::size_t bytes = detail::Layout<Model>::plan().bytes;
+  const detail::HostArena parameters(bytes);
+  const detail::HostArena gradients(bytes);
   Model model;
-  BareStep<Model> step(model, {parameters.data(), gradients.data()});
+  detail::BareStep<Model> step(model, {parameters.data(), gradients.data()});
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
   auto* const p = reinterpret_cast<float*>(parameters.data());

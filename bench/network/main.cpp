@@ -42,7 +42,7 @@ void measure(Session& session, const std::string& name, std::size_t batches, std
 
 template <class How>
 void run(Session& session) {
-  auto comm = make_communicator<CanonicalPolicies<Backend<How>>>(session);
+  auto comm = detail::make_communicator<CanonicalPolicies<Backend<How>>>(session);
   DistributedDataParallel<Network, Backend<How>, Optimizer<SGD>> ddp(comm);
   const auto barrier = [&] { comm.barrier(); };
   std::vector<float> data(25_MiB / sizeof(float));

@@ -63,7 +63,7 @@ void check_averages(Step<Who>& step, How how, std::size_t rank) {
     const float expected = static_cast<float>(layer) + 0.5f;
     const auto bucket = step.bucket(layer);
     const auto wrong = std::ranges::find_if(bucket, [&](float x) { return x != expected; });
-    lockstep::check(wrong == bucket.end(), "the average is wrong");
+    lockstep::detail::check(wrong == bucket.end(), "the average is wrong");
   }
 }
 

@@ -45,14 +45,14 @@ class HandWritten {
   }
 
  private:
-  static constexpr const auto& plan = Layout<Model>::plan();
+  static constexpr const auto& plan = detail::Layout<Model>::plan();
   static constexpr std::size_t count = plan.bytes / sizeof(float);
   Model model_;
   float rate_ = 0.01f;
   float decay_ = 0;
-  HostArena parameters_{plan.bytes};
-  HostArena gradients_{plan.bytes};
-  BareStep<Model> step_{model_, {parameters_.data(), gradients_.data(), nullptr}};
+  detail::HostArena parameters_{plan.bytes};
+  detail::HostArena gradients_{plan.bytes};
+  detail::BareStep<Model> step_{model_, {parameters_.data(), gradients_.data(), nullptr}};
 };
 
 template <class Trained, class Batch>

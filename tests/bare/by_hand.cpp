@@ -4,13 +4,14 @@
 
 int main(int argc, char** argv) {
   using namespace bare;
-  using Where = Layout<Net>;
+  using Where = detail::Layout<Net>;
   constexpr std::size_t count = Where::plan().bytes / sizeof(float);
-  const HostArena parameters(Where::plan().bytes), gradients(Where::plan().bytes);
-  const HostArena states(2 * Where::plan().bytes);
+  const detail::HostArena parameters(Where::plan().bytes), gradients(Where::plan().bytes);
+  const detail::HostArena states(2 * Where::plan().bytes);
   Net net;
-  BareStep<Net> step(net, {parameters.data(), gradients.data(), nullptr});
-  InitialValues<Net, Where, BufferLayout<Net>>({}, {}, parameters.data(), nullptr, Seed{})
+  detail::BareStep<Net> step(net, {parameters.data(), gradients.data(), nullptr});
+  detail::InitialValues<Net, Where, detail::BufferLayout<Net>>({}, {}, parameters.data(), nullptr,
+                                                               Seed{})
       .fill_by_default();
   const Rule::Options options;
   std::uint64_t updates = 0;

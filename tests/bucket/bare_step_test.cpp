@@ -29,11 +29,12 @@ struct Shaped {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(views_lie_where_the_plan_says_and_do_not_overlap) {
-  constexpr const auto& plan = Layout<Mixed>::plan();
-  HostArena parameters(plan.bytes), gradients(plan.bytes),
-      buffers(BufferLayout<Mixed>::plan().bytes);
-  const BareStep<Mixed> step(Mixed{}, {parameters.data(), gradients.data(), buffers.data()});
-  BOOST_TEST(reinterpret_cast<std::uintptr_t>(parameters.data()) % arena_alignment == 0u);
+  constexpr const auto& plan = detail::Layout<Mixed>::plan();
+  detail::HostArena parameters(plan.bytes), gradients(plan.bytes),
+      buffers(detail::BufferLayout<Mixed>::plan().bytes);
+  const detail::BareStep<Mixed> step(Mixed{},
+                                     {parameters.data(), gradients.data(), buffers.data()});
+  BOOST_TEST(reinterpret_cast<std::uintptr_t>(parameters.data()) % detail::arena_alignment == 0u);
 
   // Fill every gradient with its own number; the sanitizer sees writes outside, this sees overlaps.
   const auto fill = [&](auto key, float value) {
@@ -70,22 +71,23 @@ BOOST_AUTO_TEST_CASE(views_lie_where_the_plan_says_and_do_not_overlap) {
 }
 
 BOOST_AUTO_TEST_CASE(parameters_are_read_gradients_are_written_and_extents_are_types) {
-  using Step = BareStep<Mixed>;
+  using Step = detail::BareStep<Mixed>;
   using Param = decltype(std::declval<Step>().param("a"_p));
   using Grad = decltype(std::declval<Step>().grad("a"_p));
   static_assert(std::is_same_v<Param, HostView<const float, 2, 3>>);
   static_assert(std::is_same_v<Grad, HostView<float, 2, 3>>);
-  static_assert(std::is_same_v<
-                decltype(std::declval<BareStep<Mixed, Buckets<>, DeviceMemory>>().grad("c.1.d"_p)),
-                DeviceView<Half, 7>>);
+  static_assert(
+      std::is_same_v<decltype(std::declval<detail::BareStep<Mixed, Buckets<>, DeviceMemory>>().grad(
+                         "c.1.d"_p)),
+                     DeviceView<Half, 7>>);
   static_assert(sizeof(Step) == 3 * sizeof(void*));  // static layouts take no room
 }
 
 BOOST_AUTO_TEST_CASE(a_dynamic_model_gets_views_of_its_own_shapes) {
   const Shaped model{4};
-  const Layout<Shaped> layout{model};
-  HostArena arena(layout.plan().bytes);
-  const BareStep<Shaped> step(model, {arena.data(), arena.data()});
+  const detail::Layout<Shaped> layout{model};
+  detail::HostArena arena(layout.plan().bytes);
+  const detail::BareStep<Shaped> step(model, {arena.data(), arena.data()});
   static_assert(std::is_same_v<decltype(step.grad("w"_p)), HostView<float, dynamic, 3>>);
   BOOST_TEST(step.grad("w"_p).extent(0) == 4u);
   step.grad("w"_p)(3, 2) = 1;

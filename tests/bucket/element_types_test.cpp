@@ -20,7 +20,7 @@ struct Net {
   using Buffers = BufferList<Buffer<"mean", float, 3>, Buffer<"count", std::int64_t>>;
 };
 
-using Narrow = Layout<Net, Buckets<>, FloatingAs<BFloat16>>;
+using Narrow = detail::Layout<Net, Buckets<>, detail::FloatingAs<BFloat16>>;
 
 }  // namespace
 
@@ -28,21 +28,23 @@ BOOST_AUTO_TEST_CASE(a_layout_in_other_types_has_their_sizes) {
   static_assert(Narrow::plan().placements[0].bytes == 40 * 3 * sizeof(BFloat16));
   static_assert(Narrow::plan().bucket_table[0].element == ElementKind::bf16);
   static_assert(Narrow::infos()[1].element == ElementKind::bf16);
-  static_assert(Layout<Net>::plan().bucket_table[0].element == ElementKind::f32);
-  static_assert(kinds_of<Net, TensorRole::parameter, FloatingAs<Half>>.kinds[0] ==
-                ElementKind::f16);
-  static_assert(make_runs(Narrow::plan()).size == 1);
+  static_assert(detail::Layout<Net>::plan().bucket_table[0].element == ElementKind::f32);
+  static_assert(
+      detail::kinds_of<Net, detail::TensorRole::parameter, detail::FloatingAs<Half>>.kinds[0] ==
+      ElementKind::f16);
+  static_assert(detail::make_runs(Narrow::plan()).size == 1);
 }
 
 BOOST_AUTO_TEST_CASE(integers_stay_as_declared) {
-  using Used = BufferLayout<Net, FloatingAs<Half>>;
+  using Used = detail::BufferLayout<Net, detail::FloatingAs<Half>>;
   static_assert(Used::infos()[0].element == ElementKind::f16);
   static_assert(Used::infos()[1].element == ElementKind::i64);
 }
 
 BOOST_AUTO_TEST_CASE(a_step_sees_the_types_that_are_used) {
-  using Step = BareStep<Net, Buckets<>, HostMemory, FloatingAs<BFloat16>, FloatingAs<Half>>;
-  alignas(arena_alignment) static std::byte arena[4096];
+  using Step = detail::BareStep<Net, Buckets<>, HostMemory, detail::FloatingAs<BFloat16>,
+                                detail::FloatingAs<Half>>;
+  alignas(detail::arena_alignment) static std::byte arena[4096];
   const Step step(Net{}, {arena, arena, arena});
   static_assert(std::is_same_v<decltype(step.param("w"_p)), HostView<const BFloat16, 40, 3>>);
   static_assert(std::is_same_v<decltype(step.grad("b"_p)), HostView<BFloat16, 3>>);
@@ -53,11 +55,11 @@ BOOST_AUTO_TEST_CASE(a_step_sees_the_types_that_are_used) {
 }
 
 BOOST_AUTO_TEST_CASE(an_element_reached_through_its_kind_is_itself) {
-  static_assert(std::is_same_v<SameElement<BFloat16>, BFloat16>);
-  static_assert(std::is_same_v<SameElement<std::int16_t>, std::int16_t>);
-  static_assert(FloatingAs<float>::of(ElementKind::f64) == ElementKind::f32);
-  static_assert(FloatingAs<Half>::of(ElementKind::i32) == ElementKind::i32);
-  static_assert(DeclaredTypes::of(ElementKind::f64) == ElementKind::f64);
+  static_assert(std::is_same_v<detail::SameElement<BFloat16>, BFloat16>);
+  static_assert(std::is_same_v<detail::SameElement<std::int16_t>, std::int16_t>);
+  static_assert(detail::FloatingAs<float>::of(ElementKind::f64) == ElementKind::f32);
+  static_assert(detail::FloatingAs<Half>::of(ElementKind::i32) == ElementKind::i32);
+  static_assert(detail::DeclaredTypes::of(ElementKind::f64) == ElementKind::f64);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -17,11 +17,11 @@ BOOST_AUTO_TEST_SUITE(bucket_plan)
 
 namespace {
 
-TensorInfo tensor(ElementKind element, std::size_t count) { return {element, 1, {count}}; }
+detail::TensorInfo tensor(ElementKind element, std::size_t count) { return {element, 1, {count}}; }
 
 /// Buckets as lists of positions in the reversed parameter list, the way PyTorch's figures are
 /// kept.
-std::vector<std::vector<std::size_t>> over_reversed(const BucketPlan<dynamic>& plan) {
+std::vector<std::vector<std::size_t>> over_reversed(const detail::BucketPlan<dynamic>& plan) {
   std::vector<std::vector<std::size_t>> buckets;
   for (std::size_t b = 0; b < plan.bucket_count; ++b) {
     auto& positions = buckets.emplace_back();
@@ -31,14 +31,14 @@ std::vector<std::vector<std::size_t>> over_reversed(const BucketPlan<dynamic>& p
 }
 
 /// What a plan promises, whatever it was made from.
-void check_plan(const BucketPlan<dynamic>& plan, const std::vector<TensorInfo>& tensors,
-                BucketLimits limits) {
+void check_plan(const detail::BucketPlan<dynamic>& plan,
+                const std::vector<detail::TensorInfo>& tensors, BucketLimits limits) {
   std::size_t end = 0;
   std::size_t members = 0;
   std::map<ElementKind, std::size_t> seen;  // buckets by element type
   std::size_t last_completion = tensors.size();
   for (std::size_t b = 0; b < plan.bucket_count; ++b) {
-    const Bucket& bucket = plan.buckets()[b];
+    const detail::Bucket& bucket = plan.buckets()[b];
     BOOST_TEST_REQUIRE(bucket.offset == end);
     BOOST_TEST_REQUIRE(plan.members(b).size() == bucket.parameters);
     BOOST_TEST_REQUIRE(bucket.parameters != 0u);
@@ -47,14 +47,14 @@ void check_plan(const BucketPlan<dynamic>& plan, const std::vector<TensorInfo>& 
     for (std::size_t i : plan.members(b)) {
       BOOST_TEST_REQUIRE(i < previous);  // in order of arrival: last parameter first
       previous = i;
-      const Placement& place = plan.placements[i];
+      const detail::Placement& place = plan.placements[i];
       BOOST_TEST_REQUIRE(place.bucket == b);
       BOOST_TEST_REQUIRE((tensors[i].element == bucket.element));
       BOOST_TEST_REQUIRE(place.offset == end);
-      BOOST_TEST_REQUIRE(place.offset % arena_alignment == 0u);
+      BOOST_TEST_REQUIRE(place.offset % detail::arena_alignment == 0u);
       BOOST_TEST_REQUIRE(place.bytes == tensors[i].bytes());
       BOOST_TEST_REQUIRE(plan.completes(i) == (i == bucket.completed_by));
-      end += align_up(place.bytes);
+      end += detail::align_up(place.bytes);
       // Append, then close at the limit: before the last one, the bucket was still open.
       const std::size_t limit = seen[bucket.element] == 0 ? limits.first : limits.cap;
       if (i != bucket.completed_by) BOOST_TEST_REQUIRE(payload + place.bytes < limit);
@@ -65,7 +65,7 @@ void check_plan(const BucketPlan<dynamic>& plan, const std::vector<TensorInfo>& 
     BOOST_TEST_REQUIRE(bucket.completed_by < last_completion);  // ordered by completion
     last_completion = bucket.completed_by;
     BOOST_TEST_REQUIRE(bucket.bytes == end - bucket.offset);
-    BOOST_TEST_REQUIRE(bucket.count() * element_size(bucket.element) == bucket.bytes);
+    BOOST_TEST_REQUIRE(bucket.count() * detail::element_size(bucket.element) == bucket.bytes);
     ++seen[bucket.element];
   }
   BOOST_TEST_REQUIRE(plan.bytes == end);
@@ -83,10 +83,10 @@ struct Mlp {
 BOOST_AUTO_TEST_CASE(the_assignment_is_pytorchs_in_every_reference_case) {
   std::size_t cases = 0;
   for (const auto& expected : reference("buckets.json")) {
-    std::vector<TensorInfo> tensors;
+    std::vector<detail::TensorInfo> tensors;
     for (std::size_t size : expected.at("sizes")) tensors.push_back(tensor(ElementKind::f32, size));
     const BucketLimits limits{expected.at("first"), expected.at("cap")};
-    const auto plan = make_bucket_plan<dynamic>(tensors, limits);
+    const auto plan = detail::make_bucket_plan<dynamic>(tensors, limits);
     BOOST_TEST_CONTEXT("case " << cases) {
       const auto assignment =
           expected.at("buckets_over_reversed").get<std::vector<std::vector<std::size_t>>>();
@@ -101,36 +101,36 @@ BOOST_AUTO_TEST_CASE(the_assignment_is_pytorchs_in_every_reference_case) {
 BOOST_AUTO_TEST_CASE(random_models_of_mixed_types_get_sound_plans) {
   std::mt19937 random(3);
   for (int i = 0; i < 200; ++i) {
-    std::vector<TensorInfo> tensors(random() % 40);
-    for (TensorInfo& info : tensors) {
+    std::vector<detail::TensorInfo> tensors(random() % 40);
+    for (detail::TensorInfo& info : tensors) {
       info = tensor(static_cast<ElementKind>(1 + random() % 4), random() % 3000);
     }
     const BucketLimits limits{random() % 3 == 0 ? 0 : random() % 8000, random() % 20000};
-    check_plan(make_bucket_plan<dynamic>(tensors, limits), tensors, limits);
+    check_plan(detail::make_bucket_plan<dynamic>(tensors, limits), tensors, limits);
   }
 }
 
 BOOST_AUTO_TEST_CASE(each_element_type_has_buckets_of_its_own_in_order_of_completion) {
   // Reversed: d2 h1 d1 h0 d0. The halves complete before the last double.
-  const std::vector<TensorInfo> tensors{tensor(ElementKind::f64, 4), tensor(ElementKind::f16, 4),
-                                        tensor(ElementKind::f64, 4), tensor(ElementKind::f16, 4),
-                                        tensor(ElementKind::f64, 4)};
-  const auto plan = make_bucket_plan<dynamic>(tensors, {64, 64});
+  const std::vector<detail::TensorInfo> tensors{
+      tensor(ElementKind::f64, 4), tensor(ElementKind::f16, 4), tensor(ElementKind::f64, 4),
+      tensor(ElementKind::f16, 4), tensor(ElementKind::f64, 4)};
+  const auto plan = detail::make_bucket_plan<dynamic>(tensors, {64, 64});
   BOOST_TEST((over_reversed(plan) == std::vector<std::vector<std::size_t>>{{0, 2}, {1, 3}, {4}}));
 }
 
 BOOST_AUTO_TEST_CASE(a_limit_of_zero_closes_after_every_parameter) {
-  const std::vector<TensorInfo> tensors(3, tensor(ElementKind::f32, 0));
-  BOOST_TEST(make_bucket_plan<dynamic>(tensors, {0, 0}).bucket_count == 3u);
+  const std::vector<detail::TensorInfo> tensors(3, tensor(ElementKind::f32, 0));
+  BOOST_TEST(detail::make_bucket_plan<dynamic>(tensors, {0, 0}).bucket_count == 3u);
 }
 
 BOOST_AUTO_TEST_CASE(the_compilers_plan_is_the_run_times_plan) {
-  constexpr const auto& fixed = static_plan<Mlp, TensorRole::parameter, Buckets<>>;
+  constexpr const auto& fixed = detail::static_plan<Mlp, detail::TensorRole::parameter, Buckets<>>;
   static_assert(fixed.bucket_count == 1 && fixed.bytes == (401408 + 512 + 5120 + 256));
   static_assert(fixed.completes(0) && !fixed.completes(3));
-  const std::vector<TensorInfo> tensors(parameter_table<Mlp>.infos.begin(),
-                                        parameter_table<Mlp>.infos.end());
-  const auto computed = make_bucket_plan<dynamic>(tensors, BucketLimits{});
+  const std::vector<detail::TensorInfo> tensors(detail::parameter_table<Mlp>.infos.begin(),
+                                                detail::parameter_table<Mlp>.infos.end());
+  const auto computed = detail::make_bucket_plan<dynamic>(tensors, BucketLimits{});
   BOOST_TEST(fixed.bytes == computed.bytes);
   BOOST_TEST(fixed.bucket_count == computed.bucket_count);
   for (std::size_t i = 0; i < 4; ++i) {

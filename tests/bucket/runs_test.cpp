@@ -24,12 +24,13 @@ using Pieces = Buckets<BucketLimits{0, 0}>;
 /// Runs follow one another, cover the arena, and neighbours differ.
 template <class Model, class TheBuckets>
 constexpr bool covers() {
-  constexpr const auto& plan = Layout<Model, TheBuckets>::plan();
-  constexpr auto runs = make_runs(plan);
+  constexpr const auto& plan = detail::Layout<Model, TheBuckets>::plan();
+  constexpr auto runs = detail::make_runs(plan);
   std::size_t at = 0;
   ElementKind last = ElementKind::unsupported;
-  for (const Run& run : runs) {
-    if (run.offset != at || run.element == last || run.bytes % arena_alignment != 0) return false;
+  for (const detail::Run& run : runs) {
+    if (run.offset != at || run.element == last || run.bytes % detail::arena_alignment != 0)
+      return false;
     at += run.bytes;
     last = run.element;
   }
@@ -39,15 +40,16 @@ constexpr bool covers() {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(one_element_type_is_one_run_whatever_the_buckets) {
-  static_assert(Layout<Uniform, Pieces>::plan().bucket_count == 2);
-  constexpr auto runs = make_runs(Layout<Uniform, Pieces>::plan());
+  static_assert(detail::Layout<Uniform, Pieces>::plan().bucket_count == 2);
+  constexpr auto runs = detail::make_runs(detail::Layout<Uniform, Pieces>::plan());
   static_assert(runs.size == 1 && runs.runs[0].offset == 0);
-  static_assert(runs.runs[0].count() == Layout<Uniform, Pieces>::plan().bytes / sizeof(float));
+  static_assert(runs.runs[0].count() ==
+                detail::Layout<Uniform, Pieces>::plan().bytes / sizeof(float));
   static_assert(covers<Uniform, Pieces>() && covers<Uniform, Buckets<>>());
 }
 
 BOOST_AUTO_TEST_CASE(runs_end_where_the_element_type_changes) {
-  constexpr auto runs = make_runs(Layout<Mixed, Pieces>::plan());  // d, c, b, a
+  constexpr auto runs = detail::make_runs(detail::Layout<Mixed, Pieces>::plan());  // d, c, b, a
   static_assert(runs.size == 3);
   static_assert(runs.runs[0].element == ElementKind::f32 && runs.runs[0].bytes == 256);
   static_assert(runs.runs[1].element == ElementKind::f64 && runs.runs[1].count() == 32);
@@ -56,13 +58,13 @@ BOOST_AUTO_TEST_CASE(runs_end_where_the_element_type_changes) {
 }
 
 BOOST_AUTO_TEST_CASE(a_kind_becomes_its_type_again) {
-  static_assert(kinds_of<Mixed, TensorRole::parameter>.size == 2);
-  static_assert(kinds_of<Uniform, TensorRole::parameter>.size == 1);
+  static_assert(detail::kinds_of<Mixed, detail::TensorRole::parameter>.size == 2);
+  static_assert(detail::kinds_of<Uniform, detail::TensorRole::parameter>.size == 1);
   std::size_t size = 0;
   const auto note = [&]<class T>(std::type_identity<T>) { size = sizeof(T); };
-  with_element<Mixed, TensorRole::parameter>(ElementKind::f64, note);
+  detail::with_element<Mixed, detail::TensorRole::parameter>(ElementKind::f64, note);
   BOOST_TEST(size == 8u);
-  with_element<Mixed, TensorRole::parameter>(ElementKind::f32, note);
+  detail::with_element<Mixed, detail::TensorRole::parameter>(ElementKind::f32, note);
   BOOST_TEST(size == 4u);
 }
 

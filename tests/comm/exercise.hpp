@@ -47,7 +47,7 @@ void require_equal(const T& a, const T& b, const char* call, const std::string& 
 template <class T, class Op>
 std::string reduction_name(std::size_t count) {
   return std::string(Op::name) + " of " + std::to_string(count) + " " +
-         std::string(element_name(element_kind<T>()));
+         std::string(detail::element_name(element_kind<T>()));
 }
 
 template <class T, class Op>
@@ -93,7 +93,8 @@ void movements(auto& comm, std::span<T> data, std::span<T> pieces, bool messages
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
   const std::size_t n = data.size();
-  const std::string what = std::to_string(n) + " " + std::string(element_name(element_kind<T>()));
+  const std::string what =
+      std::to_string(n) + " " + std::string(detail::element_name(element_kind<T>()));
   const auto fill = [&](std::span<T> values) {
     for (std::size_t i = 0; i < values.size(); ++i) values[i] = value<T>(me, i);
   };

@@ -31,7 +31,7 @@ Ends run_gloo(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s
 
 template <std::size_t... I>
 void every_type(OverGloo& comm, std::size_t n, std::index_sequence<I...>) {
-  (every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
+  (every_operation<std::tuple_element_t<I + 1, detail::ElementTypes>>(comm, n), ...);
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
     BOOST_TEST_CONTEXT("world " << world) {
       expect_all_fine(run_gloo(world, [](OverGloo& comm) {
         for (const std::size_t n : {0, 1, 7})
-          every_type(comm, n, std::make_index_sequence<element_kinds - 1>{});
+          every_type(comm, n, std::make_index_sequence<detail::element_kinds - 1>{});
       }));
     }
   }

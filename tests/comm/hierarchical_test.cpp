@@ -77,7 +77,8 @@ class ColumnsOfTwo : public Sockets {
 
 template <std::size_t... I>
 void every_type(Hierarchy& comm, std::size_t n, std::index_sequence<I...>) {
-  (all_reduce_with_every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
+  (all_reduce_with_every_operation<std::tuple_element_t<I + 1, detail::ElementTypes>>(comm, n),
+   ...);
 }
 
 /// All but messages, which not all ranks can exchange.
@@ -103,7 +104,7 @@ BOOST_AUTO_TEST_CASE(hosts_are_numbered_by_their_first_ranks) {
 BOOST_AUTO_TEST_CASE(every_all_reduce_of_any_type_operation_and_odd_size_is_exact) {
   expect_all_fine(run_hosts(4, [](Hierarchy& comm) {
     for (const std::size_t n : {0, 1, 6, 7})
-      every_type(comm, n, std::make_index_sequence<element_kinds - 1>{});
+      every_type(comm, n, std::make_index_sequence<detail::element_kinds - 1>{});
   }));
 }
 

@@ -22,7 +22,7 @@ void sum_of_ranks(const Membership& member, Store& store) {
   std::vector<std::int64_t> data(3000, static_cast<std::int64_t>(member.rank.value()));
   comm.all_reduce(data);
   const auto world = static_cast<std::int64_t>(member.world.value());
-  for (std::int64_t x : data) check(x == world * (world - 1) / 2, "the sum is wrong");
+  for (std::int64_t x : data) detail::check(x == world * (world - 1) / 2, "the sum is wrong");
 }
 
 }  // namespace
@@ -41,7 +41,7 @@ BOOST_AUTO_TEST_CASE(init_process_group_joins_through_a_file) {
     auto group = init_process_group("file://" + path, member.rank, member.world, 20s);
     std::vector<float> data(10, 1.f);
     group->all_reduce(data, Average{});
-    check(data[9] == 1.f && group.world_size() == WorldSize{3}, "the average is wrong");
+    detail::check(data[9] == 1.f && group.world_size() == WorldSize{3}, "the average is wrong");
     group->monitored_barrier(10s);
   }));
   BOOST_TEST(!std::filesystem::exists(path));
@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_CASE(a_helper_thread_works_while_the_rank_is_away) {
       if (member.rank == Rank{0}) store.get(key, 20s);
       work.wait();
       if (member.rank == Rank{1}) store.set(key, "done");
-      check(data[99999] == 2.f, "the sum is wrong");
+      detail::check(data[99999] == 2.f, "the sum is wrong");
       comm.barrier();
     }
   };

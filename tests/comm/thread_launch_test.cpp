@@ -77,8 +77,9 @@ BOOST_AUTO_TEST_CASE(threads_are_ranks_of_one_job) {
     const int status = launch_threads(4, argv, [&](Session& session) {
       session.store().barrier("all", session.rank(), session.world());
       const Membership& member = session.membership();
-      check(session.arguments() == std::vector<std::string>{"trainer", "--epochs"}, "hand them on");
-      check(member.local_rank == member.rank.value(), "be alone on the host");
+      detail::check(session.arguments() == std::vector<std::string>{"trainer", "--epochs"},
+                    "hand them on");
+      detail::check(member.local_rank == member.rank.value(), "be alone on the host");
       sum += member.rank.value() + 10 * member.local_world;
       const std::lock_guard lock(mutex);
       jobs.insert(member.job);

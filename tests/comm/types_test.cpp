@@ -14,7 +14,7 @@ namespace {
 
 template <std::size_t... I>
 void every_type(Shared& comm, std::size_t n, std::index_sequence<I...>) {
-  (every_operation<std::tuple_element_t<I + 1, ElementTypes>>(comm, n), ...);
+  (every_operation<std::tuple_element_t<I + 1, detail::ElementTypes>>(comm, n), ...);
 }
 
 }  // namespace
@@ -26,7 +26,7 @@ BOOST_AUTO_TEST_CASE(every_collective_type_operation_and_odd_size_is_exact) {
                                   << (as == As::threads ? " of threads" : " of processes")) {
         expect_all_fine(run(as, world, [](Shared& comm) {
           for (const std::size_t n : {0, 1, 7}) {
-            every_type(comm, n, std::make_index_sequence<element_kinds - 1>{});
+            every_type(comm, n, std::make_index_sequence<detail::element_kinds - 1>{});
           }
         }));
       }

@@ -15,8 +15,8 @@ struct Flavour {
 };
 }  // namespace my_axes
 
-struct Flavour : ValuePolicy<my_axes::Flavour> {
-  static constexpr void fingerprint(Hash& hash) { hash.text("Flavour"); }
+struct Flavour : detail::ValuePolicy<my_axes::Flavour> {
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text("Flavour"); }
 };
 
 #ifdef REJECT

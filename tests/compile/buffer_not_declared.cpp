@@ -13,7 +13,7 @@ struct Normed : Net {
 };
 
 #ifdef REJECT
-void use(const BareStep<Normed>& step) { step.buffer("maen"_p); }
+void use(const detail::BareStep<Normed>& step) { step.buffer("maen"_p); }
 #else
-void use(const BareStep<Normed>& step) { step.buffer("mean"_p)(0) = 1; }
+void use(const detail::BareStep<Normed>& step) { step.buffer("mean"_p)(0) = 1; }
 #endif

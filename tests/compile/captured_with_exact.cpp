@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Device<Cuda>, CapturedStep, Sampler<Distributed, Exact>>;
 #else
-using Job = Composed<Net, Device<Cuda>, CapturedStep, Sampler<Distributed, Masked>>;
+using Job = detail::Composed<Net, Device<Cuda>, CapturedStep, Sampler<Distributed, Masked>>;
 #endif

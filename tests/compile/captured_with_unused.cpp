@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Device<Cuda>, CapturedStep, UnusedParameters<Zero>>;
 #else
-using Job = Composed<Net, Device<Cuda>, CapturedStep, UnusedParameters<Forbid>>;
+using Job = detail::Composed<Net, Device<Cuda>, CapturedStep, UnusedParameters<Forbid>>;
 #endif

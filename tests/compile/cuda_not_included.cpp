@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Device<Cuda>, Backend<Shm>>;
 #else
-using Job = Composed<Net, Device<Cuda>, Backend<Shm>>;
+using Job = detail::Composed<Net, Device<Cuda>, Backend<Shm>>;
 #endif

@@ -16,12 +16,12 @@ struct Learner {
   using Parameters = Net::Parameters;
   void backward(auto&, const Batch&) {}
 };
-bool ok() { return require_model<Learner, BareStep<Learner>, Batch>(); }
+bool ok() { return detail::require_model<Learner, detail::BareStep<Learner>, Batch>(); }
 #else
 struct Learner {
   using Parameters = Net::Parameters;
   float forward(auto&, const Batch&) { return 0; }
   void backward(auto&, const Batch&) {}
 };
-bool ok() { return require_model<Learner, BareStep<Learner>, Batch>(); }
+bool ok() { return detail::require_model<Learner, detail::BareStep<Learner>, Batch>(); }
 #endif

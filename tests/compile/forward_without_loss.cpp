@@ -17,12 +17,12 @@ struct Learner {
   void forward(auto&, const Batch&) {}
   void backward(auto&, const Batch&) {}
 };
-bool ok() { return require_model<Learner, BareStep<Learner>, Batch>(); }
+bool ok() { return detail::require_model<Learner, detail::BareStep<Learner>, Batch>(); }
 #else
 struct Learner {
   using Parameters = Net::Parameters;
   float forward(auto&, const Batch&) { return 0; }
   void backward(auto&, const Batch&) {}
 };
-bool ok() { return require_model<Learner, BareStep<Learner>, Batch>(); }
+bool ok() { return detail::require_model<Learner, detail::BareStep<Learner>, Batch>(); }
 #endif

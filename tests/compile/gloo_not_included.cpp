@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Backend<Hierarchical<Shm, Gloo>>>;
 #else
-using Job = Composed<Net, Backend<Hierarchical<Shm, Gloo>>>;
+using Job = detail::Composed<Net, Backend<Hierarchical<Shm, Gloo>>>;
 #endif

@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Device<Cuda>, Backend<Gloo>>;
 #else
-using Job = Composed<Net, Device<Cuda>, Backend<Gloo>>;
+using Job = detail::Composed<Net, Device<Cuda>, Backend<Gloo>>;
 #endif

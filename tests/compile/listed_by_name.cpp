@@ -10,7 +10,7 @@ struct Net {
 };
 
 #ifdef REJECT
-void use(const BareStep<Net>& step) { step.ready("w"_p); }
+void use(const detail::BareStep<Net>& step) { step.ready("w"_p); }
 #else
-void use(const BareStep<Net>& step) { step.ready(0); }
+void use(const detail::BareStep<Net>& step) { step.ready(0); }
 #endif

@@ -10,7 +10,7 @@ struct Net {
 };
 
 #ifdef REJECT
-void use(const BareStep<Net>& step) { static_cast<void>(step.param(0)); }
+void use(const detail::BareStep<Net>& step) { static_cast<void>(step.param(0)); }
 #else
-void use(const BareStep<Net>& step) { static_cast<void>(step.param(Listed<float>{0})); }
+void use(const detail::BareStep<Net>& step) { static_cast<void>(step.param(Listed<float>{0})); }
 #endif

@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Device<Cuda>, Precision<Mixed<int>>>;
 #else
-using Job = Composed<Net, Device<Cuda>, Precision<Mixed<Half, float>>>;
+using Job = detail::Composed<Net, Device<Cuda>, Precision<Mixed<Half, float>>>;
 #endif

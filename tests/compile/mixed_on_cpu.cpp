@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Precision<Mixed<BFloat16>>>;
 #else
-using Job = Composed<Net, Device<Cuda>, Precision<Mixed<BFloat16>>>;
+using Job = detail::Composed<Net, Device<Cuda>, Precision<Mixed<BFloat16>>>;
 #endif

@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-void use(const BareStep<Net>& step) { static_cast<void>(step.param("weight"_p)); }
+void use(const detail::BareStep<Net>& step) { static_cast<void>(step.param("weight"_p)); }
 #else
-void use(const BareStep<Net>& step) { static_cast<void>(step.param("w"_p)); }
+void use(const detail::BareStep<Net>& step) { static_cast<void>(step.param("w"_p)); }
 #endif

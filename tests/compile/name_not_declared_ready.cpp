@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-void use(const BareStep<Net>& step) { step.ready("bais"_p); }
+void use(const detail::BareStep<Net>& step) { step.ready("bais"_p); }
 #else
-void use(const BareStep<Net>& step) { step.ready("b"_p); }
+void use(const detail::BareStep<Net>& step) { step.ready("b"_p); }
 #endif

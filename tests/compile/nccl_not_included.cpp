@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Device<Cuda>>;
 #else
-using Job = Composed<Net, Device<Cuda>>;
+using Job = detail::Composed<Net, Device<Cuda>>;
 #endif

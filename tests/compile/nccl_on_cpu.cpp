@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Backend<Nccl>>;
 #else
-using Job = Composed<Net, Backend<Nccl>, Device<Cuda>>;
+using Job = detail::Composed<Net, Backend<Nccl>, Device<Cuda>>;
 #endif

@@ -20,4 +20,6 @@ struct Net {
 
 using Written = HostView<float, dynamic, 10>;
 using Read = HostView<const float, dynamic, 10>;
-bool ok() { return require_parts<Net, BareStep<Net>, Batch, Batch, Written, Read>(); }
+bool ok() {
+  return detail::require_parts<Net, detail::BareStep<Net>, Batch, Batch, Written, Read>();
+}

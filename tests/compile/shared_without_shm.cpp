@@ -11,5 +11,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Backend<Gloo>, Sharding<HostShared>>;
 #else
-using Job = Composed<Net, Backend<Gloo>, Sharding<Replicated>>;
+using Job = detail::Composed<Net, Backend<Gloo>, Sharding<Replicated>>;
 #endif

@@ -83,17 +83,17 @@ BOOST_AUTO_TEST_CASE(bfloat16_rounds_to_nearest_even_and_keeps_nan) {
 
 BOOST_AUTO_TEST_CASE(kinds_types_and_sizes_agree) {
   const auto agree = []<std::size_t I>(std::integral_constant<std::size_t, I>) {
-    using T = std::tuple_element_t<I, ElementTypes>;
+    using T = std::tuple_element_t<I, detail::ElementTypes>;
     BOOST_TEST((element_kind<T>() == static_cast<ElementKind>(I)));
-    BOOST_TEST(element_size(element_kind<T>()) == sizeof(T));
+    BOOST_TEST(detail::element_size(element_kind<T>()) == sizeof(T));
   };
   [&]<std::size_t... I>(std::index_sequence<I...>) {
     (agree(std::integral_constant<std::size_t, I + 1>{}), ...);
-  }(std::make_index_sequence<element_kinds - 1>{});
+  }(std::make_index_sequence<detail::element_kinds - 1>{});
   static_assert(element_kind<long>() == element_kind<long long>());
   static_assert(element_kind<bool>() == ElementKind::unsupported);
-  BOOST_TEST(element_name(ElementKind::bf16) == "bfloat16");
-  BOOST_TEST((is_floating(ElementKind::f16) && !is_floating(ElementKind::u8)));
+  BOOST_TEST(detail::element_name(ElementKind::bf16) == "bfloat16");
+  BOOST_TEST((detail::is_floating(ElementKind::f16) && !detail::is_floating(ElementKind::u8)));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

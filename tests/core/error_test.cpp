@@ -38,9 +38,9 @@ BOOST_AUTO_TEST_CASE(an_error_says_which_rank_what_and_what_to_do) {
 }
 
 BOOST_AUTO_TEST_CASE(a_check_names_its_place) {
-  BOOST_CHECK_NO_THROW(check(true, "nothing"));
+  BOOST_CHECK_NO_THROW(detail::check(true, "nothing"));
   try {
-    check(false, "do this", "file.cpp", 12);
+    detail::check(false, "do this", "file.cpp", 12);
     BOOST_ERROR("the check passed");
   } catch (const Error& error) {
     BOOST_TEST(error.what() ==

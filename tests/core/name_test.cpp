@@ -26,16 +26,17 @@ BOOST_AUTO_TEST_CASE(keys_join_with_dots_and_indices) {
 BOOST_AUTO_TEST_CASE(decimals_are_written_like_std_to_string) {
   for (std::size_t n : {0ul, 9ul, 10ul, 99ul, 100ul, 12345ul, static_cast<std::size_t>(-2)}) {
     char text[32];
-    const std::string written(text, write_decimal(text, n));
+    const std::string written(text, detail::write_decimal(text, n));
     BOOST_TEST(written == std::to_string(n));
-    BOOST_TEST(decimal_digits(n) == written.size());
+    BOOST_TEST(detail::decimal_digits(n) == written.size());
   }
 }
 
 BOOST_AUTO_TEST_CASE(hashes_tell_where_one_text_ends_and_the_next_begins) {
-  BOOST_TEST(Hash{}.text("ab").text("c").value() != Hash{}.text("a").text("bc").value());
-  BOOST_TEST(Hash{}.text("").value() != Hash{}.value());
-  static_assert(hash_of("weight") == hash_of("weight"));
+  BOOST_TEST(detail::Hash{}.text("ab").text("c").value() !=
+             detail::Hash{}.text("a").text("bc").value());
+  BOOST_TEST(detail::Hash{}.text("").value() != detail::Hash{}.value());
+  static_assert(detail::hash_of("weight") == detail::hash_of("weight"));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

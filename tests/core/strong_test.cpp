@@ -31,12 +31,12 @@ BOOST_AUTO_TEST_CASE(strong_types_do_not_convert_into_each_other) {
 
 BOOST_AUTO_TEST_CASE(byte_counts_round_up_and_notice_overflow) {
   BOOST_TEST(25_MiB == 26214400u);
-  BOOST_TEST(align_up(0) == 0u);
-  BOOST_TEST(align_up(1) == 256u);
-  BOOST_TEST(align_up(256) == 256u);
-  BOOST_TEST(saturating_product(3, 4) == 12u);
-  BOOST_TEST(saturating_product(0, too_large) == 0u);
-  BOOST_TEST(saturating_product(1ull << 40, 1ull << 40) == too_large);
+  BOOST_TEST(detail::align_up(0) == 0u);
+  BOOST_TEST(detail::align_up(1) == 256u);
+  BOOST_TEST(detail::align_up(256) == 256u);
+  BOOST_TEST(detail::saturating_product(3, 4) == 12u);
+  BOOST_TEST(detail::saturating_product(0, detail::too_large) == 0u);
+  BOOST_TEST(detail::saturating_product(1ull << 40, 1ull << 40) == detail::too_large);
 }
 
 BOOST_AUTO_TEST_CASE(an_error_says_who_did_what_and_what_to_do) {
@@ -53,10 +53,10 @@ BOOST_AUTO_TEST_CASE(an_error_says_who_did_what_and_what_to_do) {
 }
 
 BOOST_AUTO_TEST_CASE(check_names_the_callers_line) {
-  check(true, "never thrown");
+  detail::check(true, "never thrown");
   const int line = __LINE__ + 2;
   try {
-    check(false, "turn it on");
+    detail::check(false, "turn it on");
     BOOST_ERROR("check did not throw");
   } catch (const Error& error) {
     BOOST_TEST(error.advice() == "turn it on");

@@ -21,7 +21,7 @@ struct Counted {
 
 BOOST_AUTO_TEST_CASE(every_type_has_one_object_that_stays_and_ends_with_the_storage) {
   {
-    TypedStorage storage;
+    detail::TypedStorage storage;
     Counted<1>& first = storage.get<Counted<1>>();
     first.value = 7;
     BOOST_TEST(storage.get<Counted<2>>().value == 2);

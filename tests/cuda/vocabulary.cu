@@ -15,7 +15,7 @@ namespace {
 struct Net {
   using Parameters = ParameterList<Parameter<"w", float, 4, 8>, Parameter<"b", Half, 5>>;
 };
-using Job = Composed<Net, Device<Cuda>, World<2>>;
+using Job = detail::Composed<Net, Device<Cuda>, World<2>>;
 
 void check_cuda(cudaError_t error, const char* call) {
   if (error == cudaSuccess) return;
@@ -24,8 +24,8 @@ void check_cuda(cudaError_t error, const char* call) {
 }
 
 /// Kernels take element types, sizes and views; never a name (nvcc cannot spell it in a host stub).
-template <class View>
-__global__ void fill(View view) {
+template <class detail::View>
+__global__ void fill(detail::View view) {
   const auto i = threadIdx.x;
   const auto j = threadIdx.y;
   view(i, j) = static_cast<float>(i * 100 + j);

@@ -27,7 +27,7 @@ ImageDataset::batch_type all(const ImageDataset& dataset) {
 }
 
 std::uint64_t hash_of_bytes(const ImageDataset& dataset) {
-  Hash hash;
+  detail::Hash hash;
   const auto batch = all(dataset);
   for (float x : batch.inputs) hash.number(static_cast<std::uint64_t>(x * 255.f + 0.5f));
   for (std::int32_t label : batch.labels) hash.number(static_cast<std::uint64_t>(label));

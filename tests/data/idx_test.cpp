@@ -148,7 +148,7 @@ BOOST_AUTO_TEST_CASE(a_missing_file_and_a_folder_are_named) {
 
 BOOST_AUTO_TEST_CASE(bytes_become_floats_when_a_batch_is_loaded) {
   const Folder folder;
-  const IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
+  const detail::IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
   const ImageDataset dataset = read_idx_dataset(files);
   BOOST_TEST(dataset.size() == 3u);
   BOOST_TEST(dataset.width() == 4u);
@@ -197,7 +197,7 @@ BOOST_AUTO_TEST_CASE(splits_are_found_in_the_folder_of_the_environment) {
 }
 
 BOOST_AUTO_TEST_CASE(fashion_mnist_is_what_it_should_be_where_it_is_installed) {
-  if (std::getenv("LOCKSTEP_DATA") != nullptr || !find_idx_files("test")) return;
+  if (std::getenv("LOCKSTEP_DATA") != nullptr || !detail::find_idx_files("test")) return;
   const ImageDataset dataset = fashion_mnist("test");
   BOOST_TEST(dataset.size() == 10'000u);
   BOOST_TEST(dataset.width() == 784u);

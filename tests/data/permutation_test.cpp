@@ -26,12 +26,12 @@ using Items = std::vector<std::uint32_t>;
 
 Items torch_items(std::size_t n, std::uint64_t seed) {
   Items items(n);
-  torch_permutation(std::span(items), seed);
+  detail::torch_permutation(std::span(items), seed);
   return items;
 }
 
 Items keyed_items(std::size_t n, std::uint64_t key) {
-  const KeyedPermutation permutation(n, key);
+  const detail::KeyedPermutation permutation(n, key);
   Items items(n);
   for (std::size_t i = 0; i < n; ++i) items[i] = static_cast<std::uint32_t>(permutation[i]);
   return items;
@@ -63,8 +63,8 @@ double surprise(const std::vector<std::size_t>& counts) {
 BOOST_AUTO_TEST_CASE(blocks_of_draws_are_the_standard_generators) {
   for (std::uint32_t seed : {0u, 1u, 5489u, 0xffffffffu}) {
     std::mt19937 standard(seed);
-    MersenneTwister ours(seed);
-    MersenneTwister::Block block{};
+    detail::MersenneTwister ours(seed);
+    detail::MersenneTwister::Block block{};
     for (int i = 0; i < 5; ++i) {
       ours.draw(block);
       for (std::uint32_t draw : block) BOOST_TEST_REQUIRE(draw == standard());
@@ -98,11 +98,11 @@ BOOST_AUTO_TEST_CASE(a_draw_divided_as_doubles_leaves_the_integers_remainder) {
   for (int i = 0; i < 100'000; ++i) {
     const auto choices = static_cast<std::uint32_t>(1 + random() % detail::wide_draws_from);
     const auto draw = static_cast<std::uint32_t>(random());
-    check(draw, choices);
-    check(draw / choices * choices, choices);      // exact
-    check(draw / choices * choices - 1, choices);  // and just below
+    detail::check(draw, choices);
+    detail::check(draw / choices * choices, choices);      // exact
+    detail::check(draw / choices * choices - 1, choices);  // and just below
   }
-  check(0xffffffffu, 1);
+  detail::check(0xffffffffu, 1);
 }
 
 BOOST_AUTO_TEST_CASE(huge_sets_are_shuffled_inside_out_with_64_bit_draws) {
@@ -135,9 +135,9 @@ BOOST_AUTO_TEST_CASE(a_keyed_permutation_is_a_bijection_of_any_size) {
 
 BOOST_AUTO_TEST_CASE(a_keyed_permutation_is_the_same_on_every_platform) {
   BOOST_TEST(keyed_items(10, 0) == (Items{0, 6, 2, 1, 8, 3, 9, 5, 4, 7}));
-  BOOST_TEST(KeyedPermutation(std::size_t{1} << 63, 7)[12345] == 1972783878397595067u);
-  static_assert(KeyedPermutation(1, 5)[0] == 0);
-  BOOST_CHECK_THROW(KeyedPermutation((std::size_t{1} << 63) + 1, 0), Error);
+  BOOST_TEST(detail::KeyedPermutation(std::size_t{1} << 63, 7)[12345] == 1972783878397595067u);
+  static_assert(detail::KeyedPermutation(1, 5)[0] == 0);
+  BOOST_CHECK_THROW(detail::KeyedPermutation((std::size_t{1} << 63) + 1, 0), Error);
 }
 
 /// All orders of few items must be equally likely: over keys that count up, as epochs do.
@@ -162,7 +162,7 @@ BOOST_AUTO_TEST_CASE(places_and_distances_are_spread_evenly) {
   std::vector<std::size_t> distances(bins);
   std::size_t fixed_points = 0;
   for (std::uint64_t key = 0; key < 300; ++key) {
-    const KeyedPermutation permutation(n, key);
+    const detail::KeyedPermutation permutation(n, key);
     for (std::size_t i : {0, 1, 499, 500, 998}) {
       const std::size_t a = permutation[i];
       const std::size_t b = permutation[i + 1];

@@ -76,7 +76,7 @@ void check_coverage() {
 }
 
 template <class Sampler>
-void expect_error(Sampler& sampler, const SamplerState& state, const std::string& problem) {
+void expect_error(Sampler& sampler, const detail::SamplerState& state, const std::string& problem) {
   BOOST_CHECK_EXCEPTION(sampler.resume(state), Error, [&](const Error& error) {
     BOOST_TEST(error.problem() == problem);
     return !error.advice().empty();
@@ -156,8 +156,8 @@ BOOST_AUTO_TEST_CASE(epochs_differ_and_repeat) {
     sampler.set_epoch(Epoch{0});
     BOOST_TEST(draws(sampler) == first);
   };
-  check(DistributedSampler<>(100, WorldSize{2}, Rank{1}));
-  check(DistributedSampler<Exact, KeyedShuffle>(100, WorldSize{2}, Rank{1}));
+  detail::check(DistributedSampler<>(100, WorldSize{2}, Rank{1}));
+  detail::check(DistributedSampler<Exact, KeyedShuffle>(100, WorldSize{2}, Rank{1}));
 }
 
 BOOST_AUTO_TEST_CASE(no_epoch_of_a_keyed_shuffle_is_one_of_the_next_seed) {
@@ -175,7 +175,7 @@ BOOST_AUTO_TEST_CASE(resuming_in_mid_epoch_goes_on_as_if_nothing_had_happened) {
     for (std::size_t stop : {std::size_t{0}, std::size_t{1}, whole.size() / 2, whole.size()}) {
       std::vector<std::size_t> seen;
       sampler.start();
-      SamplerState state = sampler.state();
+      detail::SamplerState state = sampler.state();
       for (std::size_t index : sampler) {
         if (seen.size() == stop) break;
         seen.push_back(index);
@@ -190,9 +190,9 @@ BOOST_AUTO_TEST_CASE(resuming_in_mid_epoch_goes_on_as_if_nothing_had_happened) {
       BOOST_TEST(draws(other) == whole);  // once resumed, epochs are whole again
     }
   };
-  check(DistributedSampler<>(101, WorldSize{4}, Rank{3}));
-  check(DistributedSampler<Exact, KeyedShuffle>(101, WorldSize{4}, Rank{3}));
-  check(DistributedSampler<Masked, InOrder>(101, WorldSize{4}, Rank{3}));
+  detail::check(DistributedSampler<>(101, WorldSize{4}, Rank{3}));
+  detail::check(DistributedSampler<Exact, KeyedShuffle>(101, WorldSize{4}, Rank{3}));
+  detail::check(DistributedSampler<Masked, InOrder>(101, WorldSize{4}, Rank{3}));
 }
 
 BOOST_AUTO_TEST_CASE(the_state_of_one_rank_restores_all) {
@@ -207,8 +207,8 @@ BOOST_AUTO_TEST_CASE(the_state_of_one_rank_restores_all) {
 
 BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_refused) {
   DistributedSampler<> sampler(100, WorldSize{4}, Rank{0}, {true, Seed{5}});
-  const SamplerState own = sampler.state();
-  SamplerState state = own;
+  const detail::SamplerState own = sampler.state();
+  detail::SamplerState state = own;
   state.samples = 99;
   expect_error(sampler, state, "the saved state has sample count 99, this sampler has 100");
   state = own;
@@ -239,12 +239,12 @@ BOOST_AUTO_TEST_CASE(the_policy_names_remainder_and_order) {
   static_assert(P::well_formed && P::built());
   static_assert(!Sampler<Distributed, KeyedShuffle, Masked>::well_formed);
   static_assert(std::is_same_v<Sampler<Distributed>::order, TorchShuffle>);
-  const auto fingerprint = []<class Policy>(Policy) {
-    Hash hash;
-    Policy::fingerprint(hash);
+  const auto fingerprint = []<class detail::Policy>(detail::Policy) {
+    detail::Hash hash;
+    detail::Policy::fingerprint(hash);
     return hash.value();
   };
-  BOOST_TEST(fingerprint(P{}) != fingerprint(Sampler<Distributed, Masked>{}));
+  BOOST_TEST(detail::fingerprint(P{}) != detail::fingerprint(Sampler<Distributed, Masked>{}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

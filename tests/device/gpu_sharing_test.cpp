@@ -14,7 +14,7 @@ namespace {
 std::string refusal(std::size_t local_rank, std::size_t local_world, std::size_t gpus,
                     bool may_share) {
   try {
-    gpu_index(Rank{5}, local_rank, local_world, gpus, may_share);
+    detail::gpu_index(Rank{5}, local_rank, local_world, gpus, may_share);
   } catch (const Error& error) {
     return error.what();
   }
@@ -24,8 +24,8 @@ std::string refusal(std::size_t local_rank, std::size_t local_world, std::size_t
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_rank_takes_the_gpu_of_its_place_on_the_host) {
-  for (std::size_t r = 0; r < 4; ++r) BOOST_TEST(gpu_index(Rank{r}, r, 4, 4, false) == r);
-  BOOST_TEST(gpu_index(Rank{9}, 1, 2, 8, false) == 1u);  // GPUs may be left over
+  for (std::size_t r = 0; r < 4; ++r) BOOST_TEST(detail::gpu_index(Rank{r}, r, 4, 4, false) == r);
+  BOOST_TEST(detail::gpu_index(Rank{9}, 1, 2, 8, false) == 1u);  // GPUs may be left over
 }
 
 BOOST_AUTO_TEST_CASE(more_ranks_than_gpus_are_refused_unless_they_were_asked_for) {
@@ -34,8 +34,8 @@ BOOST_AUTO_TEST_CASE(more_ranks_than_gpus_are_refused_unless_they_were_asked_for
              std::string::npos);
   BOOST_TEST(said.find("LOCKSTEP_SHARE_GPUS=1") != std::string::npos);
   BOOST_TEST(refusal(0, 3, 2, false) == said);  // all ranks say it, not only the last
-  BOOST_TEST(gpu_index(Rank{2}, 2, 3, 2, true) == 0u);
-  BOOST_TEST(gpu_index(Rank{7}, 7, 8, 1, true) == 0u);
+  BOOST_TEST(detail::gpu_index(Rank{2}, 2, 3, 2, true) == 0u);
+  BOOST_TEST(detail::gpu_index(Rank{7}, 7, 8, 1, true) == 0u);
 }
 
 BOOST_AUTO_TEST_CASE(without_a_gpu_nothing_is_shared) {
@@ -44,11 +44,11 @@ BOOST_AUTO_TEST_CASE(without_a_gpu_nothing_is_shared) {
 
 BOOST_AUTO_TEST_CASE(the_environment_asks_for_sharing) {
   ::unsetenv("LOCKSTEP_SHARE_GPUS");
-  BOOST_TEST(!wants_shared_gpus());
+  BOOST_TEST(!detail::wants_shared_gpus());
   ::setenv("LOCKSTEP_SHARE_GPUS", "0", 1);
-  BOOST_TEST(!wants_shared_gpus());
+  BOOST_TEST(!detail::wants_shared_gpus());
   ::setenv("LOCKSTEP_SHARE_GPUS", "1", 1);
-  BOOST_TEST(wants_shared_gpus());
+  BOOST_TEST(detail::wants_shared_gpus());
   ::unsetenv("LOCKSTEP_SHARE_GPUS");
 }
 

@@ -25,8 +25,8 @@ struct Samples {
 
 /// A bare step that notes what is ready, and what the gradient was then.
 template <class Model>
-struct NotingStep : BareStep<Model> {
-  using BareStep<Model>::BareStep;
+struct NotingStep : detail::BareStep<Model> {
+  using detail::BareStep<Model>::BareStep;
   std::vector<std::pair<std::string, std::vector<double>>> noted;
 
   void ready(auto key) {
@@ -40,11 +40,11 @@ struct NotingStep : BareStep<Model> {
 template <class T, std::size_t Inputs, std::size_t Hidden, std::size_t Classes>
 struct Fixture {
   using Model = Mlp<T, Inputs, Hidden, Classes>;
-  static constexpr std::size_t bytes = Layout<Model>::plan().bytes;
+  static constexpr std::size_t bytes = detail::Layout<Model>::plan().bytes;
 
   Model model;
-  HostArena parameters{bytes};
-  HostArena gradients{bytes};
+  detail::HostArena parameters{bytes};
+  detail::HostArena gradients{bytes};
   NotingStep<Model> step{model, {parameters.data(), gradients.data()}};
   std::mt19937 random{7};
 
@@ -77,7 +77,8 @@ struct Fixture {
 using Small = Fixture<double, 7, 5, 3>;
 using Wide = Fixture<double, 40, 33, 10>;  // beyond what Eigen multiplies without blocking
 
-static_assert(require_model<Small::Model, BareStep<Small::Model>, Samples<double>>());
+static_assert(
+    detail::require_model<Small::Model, detail::BareStep<Small::Model>, Samples<double>>());
 
 /// One layer and the loss as they are defined, in double.
 std::vector<double> layer(const std::vector<double>& x, auto weight, auto bias) {

@@ -29,12 +29,13 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-template <class View>
-auto downloaded(const View& view) {
-  std::vector<typename View::value_type> values(view.size());
-  check_cuda(cudaMemcpy(values.data(), view.data_handle(),
-                        values.size() * sizeof(typename View::value_type), cudaMemcpyDefault),
-             "cudaMemcpy");
+template <class detail::View>
+auto downloaded(const detail::View& view) {
+  std::vector<typename detail::View::value_type> values(view.size());
+  check_cuda(
+      cudaMemcpy(values.data(), view.data_handle(),
+                 values.size() * sizeof(typename detail::View::value_type), cudaMemcpyDefault),
+      "cudaMemcpy");
   return values;
 }
 
@@ -65,10 +66,11 @@ inline bool close(double a, double b, double tolerance) {
 
 template <class... Ps, class Comm>
 auto make_ddp(Comm& comm, auto model) {
-  return BasicDdp<decltype(model), CanonicalPolicies<Device<Cuda>, Ps...>, Comm>(comm, model);
+  return detail::BasicDdp<decltype(model), CanonicalPolicies<Device<Cuda>, Ps...>, Comm>(comm,
+                                                                                         model);
 }
 template <class Model, class Comm, class... Ps>
-using Ddp = BasicDdp<Model, CanonicalPolicies<Device<Cuda>, Ps...>, Comm>;
+using Ddp = detail::BasicDdp<Model, CanonicalPolicies<Device<Cuda>, Ps...>, Comm>;
 
 /// Can its steps be graphs?
 template <class Comm>
@@ -135,8 +137,8 @@ void check_cpu(auto& comm) {
     on_gpu.out = on_cpu.out = out;
     Ddp<decltype(on_gpu), Comm, Optimizer<AdamW>, Clip<0.5>, Ps...> ddp(comm, std::move(on_gpu));
     LoopbackCommunicator alone;
-    BasicDdp<decltype(on_cpu), CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>>,
-             LoopbackCommunicator>
+    detail::BasicDdp<decltype(on_cpu), CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>>,
+                     LoopbackCommunicator>
         cpu(alone, on_cpu);
     for (std::size_t s = 0; s < 5; ++s) {
       Samples whole{in, {}, {}};
@@ -364,11 +366,11 @@ void run_checks(auto& comm, const std::string& name) {
   const std::size_t world = comm.world_size().value();
   bool known = name == "all";
   const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != check) return;
+    if (name != "all" && name != detail::check) return;
     known = true;
     f();
     comm.barrier();
-    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, world);
+    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", detail::check, world);
   };
   const auto has_cases = [&](std::size_t cases) {
     require(cases != 0 || name == "all",

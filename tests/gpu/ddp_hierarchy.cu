@@ -67,7 +67,7 @@ bool run_case(ThreadedNccl& comm, const std::string& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (visible_gpus() == 0) {
+  if (detail::visible_gpus() == 0) {
     std::puts("compiled and linked; not run: no CUDA device here");
     return 0;
   }

@@ -6,7 +6,7 @@
 
 int main(int argc, char** argv) {
   using namespace lockstep;
-  if (visible_gpus() == 0) {
+  if (detail::visible_gpus() == 0) {
     std::puts("compiled and linked; not run: no CUDA device here");
     return 0;
   }

@@ -27,19 +27,19 @@ namespace gpu_test {
 
 /// Where there is none, a case says so and ends.
 inline bool has_gpu() {
-  if (lockstep::visible_gpus() != 0) return true;
+  if (lockstep::detail::visible_gpus() != 0) return true;
   BOOST_TEST_MESSAGE("not run: no CUDA device here");
   return false;
 }
 
 template <class T>
 LOCKSTEP_HOST_DEVICE double number(T value) {
-  return static_cast<double>(static_cast<lockstep::Accumulator<T>>(value));
+  return static_cast<double>(static_cast<lockstep::detail::Accumulator<T>>(value));
 }
 
 template <class T>
 LOCKSTEP_HOST_DEVICE T rounded(double value) {
-  return static_cast<T>(static_cast<lockstep::Accumulator<T>>(value));
+  return static_cast<T>(static_cast<lockstep::detail::Accumulator<T>>(value));
 }
 
 /// A number in [-1, 1) for each seed and index, the same on host and device: the mixing step of
@@ -147,7 +147,7 @@ class DeviceArray {
   }
 
   std::size_t count_;
-  lockstep::DeviceArena memory_;
+  lockstep::detail::DeviceArena memory_;
 };
 
 /// What a judge says of one element.

@@ -64,9 +64,9 @@ void check_whole(std::size_t replicas, const std::string& how) {
     Dp<decltype(on_gpu), Optimizer<AdamW>, Clip<0.5>, Accumulate<Micro>> dp({.replicas = replicas},
                                                                             std::move(on_gpu));
     LoopbackCommunicator alone;
-    BasicDdp<decltype(on_cpu),
-             CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>, Accumulate<Micro>>,
-             LoopbackCommunicator>
+    detail::BasicDdp<decltype(on_cpu),
+                     CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>, Accumulate<Micro>>,
+                     LoopbackCommunicator>
         cpu(alone, on_cpu);
     if (round % 2 == 1) {
       std::vector<double> weights(replicas);
@@ -194,7 +194,7 @@ void check_trainer(std::size_t replicas) {
   for (const std::size_t y : samples.y) labels.push_back(static_cast<std::int32_t>(y));
   const InMemoryDataset<float, std::int32_t> data(inputs, labels);
   const auto train = [&](std::size_t number) {
-    Session session = join_alone();
+    Session session = detail::join_alone();
     TrainerOptions options;
     options.replicas = number;
     Job job(session, {}, options);
@@ -217,9 +217,9 @@ void check_trainer(std::size_t replicas) {
 
 void run_checks(std::size_t replicas, const std::string& name) {
   const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != check) return;
+    if (name != "all" && name != detail::check) return;
     f();
-    std::printf("ok %s, %zu replicas\n", check, replicas);
+    std::printf("ok %s, %zu replicas\n", detail::check, replicas);
   };
   run("replica", [&] {
     check_whole<GpuPlainMlp>(replicas, "the loss on replicas");
@@ -240,13 +240,14 @@ void run_checks(std::size_t replicas, const std::string& name) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (visible_gpus() == 0) {
+  if (detail::visible_gpus() == 0) {
     std::puts("compiled and linked; not run: no CUDA device here");
     return 0;
   }
-  return launch_one_process(argc, argv, [](Session& session, std::optional<std::size_t> replicas) {
-    const auto& arguments = session.arguments();
-    run_checks(replicas.value_or(2), arguments.size() > 1 ? arguments[1] : "all");
-    return 0;
-  });
+  return detail::launch_one_process(
+      argc, argv, [](Session& session, std::optional<std::size_t> replicas) {
+        const auto& arguments = session.arguments();
+        run_checks(replicas.value_or(2), arguments.size() > 1 ? arguments[1] : "all");
+        return 0;
+      });
 }

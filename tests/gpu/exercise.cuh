@@ -62,7 +62,7 @@ std::string text(T value) {
   if constexpr (std::integral<T>) {
     return std::to_string(value) + hex;
   } else {
-    return std::to_string(static_cast<double>(static_cast<Accumulator<T>>(value))) + hex;
+    return std::to_string(static_cast<double>(static_cast<detail::Accumulator<T>>(value))) + hex;
   }
 }
 
@@ -125,7 +125,7 @@ class Buffer {
 
   Comm& comm_;
   std::vector<T> host_;
-  DeviceArena device_;
+  detail::DeviceArena device_;
   bool on_host_;
 };
 
@@ -134,7 +134,7 @@ void reductions(Comm& comm, std::size_t n, bool on_host, const Op& op) {
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
   const std::string what = "(" + std::string(Op::name) + " of " + std::to_string(n) + " " +
-                           std::string(element_name(element_kind<T>())) + ")";
+                           std::string(detail::element_name(element_kind<T>())) + ")";
   const auto mine = [&](std::size_t i) { return value<T, Op>(me, i); };
   const auto result = [&](std::size_t i) { return reduced<T>(op, world, i); };
   Buffer<Comm, T> data(comm, n, on_host);
@@ -166,7 +166,7 @@ void movements(Comm& comm, std::size_t n, bool on_host, bool messages = true) {
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
   const std::string what =
-      "(" + std::to_string(n) + " " + std::string(element_name(element_kind<T>())) + ")";
+      "(" + std::to_string(n) + " " + std::string(detail::element_name(element_kind<T>())) + ")";
   const auto mine = [&](std::size_t i) { return value<T>(me, i); };
   const auto gathered = [&](std::size_t i) { return value<T>(i / n, i % n); };
   Buffer<Comm, T> data(comm, n, on_host);
@@ -259,17 +259,18 @@ void nan_wins(Comm& comm) {
                "cudaMemcpyAsync");
     comm.synchronize();
     for (std::size_t i = 0; i < 3; ++i) {
-      const auto wide = static_cast<Accumulator<T>>(host[i]);
-      const bool right = i == where ? wide != wide : wide == static_cast<Accumulator<T>>(other);
+      const auto wide = static_cast<detail::Accumulator<T>>(host[i]);
+      const bool right =
+          i == where ? wide != wide : wide == static_cast<detail::Accumulator<T>>(other);
       require(right, name + " with a NaN: element " + std::to_string(i) + " is " + text(host[i]));
     }
   };
   data.fill(mine);
   comm.all_reduce(data.span(), Min{});
-  check("min", 0);
+  detail::check("min", 0);
   data.fill(mine);
   comm.all_reduce(data.span(), Max{});
-  check("max", static_cast<float>(comm.world_size().value() - 1));
+  detail::check("max", static_cast<float>(comm.world_size().value() - 1));
 }
 
 }  // namespace exercise

@@ -17,7 +17,7 @@ namespace {
 namespace bt = boost::unit_test;
 
 boost::test_tools::assertion_result gpu_is_there(bt::test_unit_id) {
-  boost::test_tools::assertion_result result(visible_gpus() > 0);
+  boost::test_tools::assertion_result result(detail::visible_gpus() > 0);
   result.message() << "there is no GPU here";
   return result;
 }
@@ -67,17 +67,18 @@ struct Batch {
 
 /// A step as a strategy hands it to a model, over memory of its own.
 template <class Model>
-struct Step : BareStep<Model, Buckets<>, DeviceMemory> {
-  static constexpr std::size_t bytes = Layout<Model>::plan().bytes;
+struct Step : detail::BareStep<Model, Buckets<>, DeviceMemory> {
+  static constexpr std::size_t bytes = detail::Layout<Model>::plan().bytes;
 
-  explicit Step(const Model& model) : Step(model, DeviceArena(bytes), DeviceArena(bytes)) {}
+  explicit Step(const Model& model)
+      : Step(model, detail::DeviceArena(bytes), detail::DeviceArena(bytes)) {}
 
   cudaStream_t stream() const { return stream_; }
   double* loss() const { return loss_; }
   void synchronize() const { stream_.synchronize(); }
   template <class Key>
   void ready(Key key) {
-    BareStep<Model, Buckets<>, DeviceMemory>::ready(key);
+    detail::BareStep<Model, Buckets<>, DeviceMemory>::ready(key);
     ready_names.emplace_back(std::string_view(Key::name));
   }
 
@@ -89,13 +90,13 @@ struct Step : BareStep<Model, Buckets<>, DeviceMemory> {
   std::vector<std::string> ready_names;
 
  private:
-  Step(const Model& model, DeviceArena parameters, DeviceArena gradients)
-      : BareStep<Model, Buckets<>, DeviceMemory>(model,
-                                                 {parameters.data(), gradients.data(), nullptr}),
+  Step(const Model& model, detail::DeviceArena parameters, detail::DeviceArena gradients)
+      : detail::BareStep<Model, Buckets<>, DeviceMemory>(
+            model, {parameters.data(), gradients.data(), nullptr}),
         parameters_(std::move(parameters)),
         gradients_(std::move(gradients)) {}
 
-  DeviceArena parameters_, gradients_;
+  detail::DeviceArena parameters_, gradients_;
   CudaStream stream_;
   DeviceArray<double> loss_{1};
 };

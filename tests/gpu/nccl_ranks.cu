@@ -178,7 +178,7 @@ void capture(Session& session) {
     comm.all_reduce(y.span(), Max{});
   };
   step();
-  StepGraph graph = comm.capture(step);
+  detail::StepGraph graph = comm.capture(step);
   require(static_cast<bool>(graph), "the step was not captured: " + graph.reason());
   x.expect("capturing runs nothing", [&](std::size_t) { return mean + 1; });
   for (int i = 0; i < 100; ++i) comm.replay(graph);
@@ -190,20 +190,20 @@ void capture(Session& session) {
   x.expect("steps and replays", [&](std::size_t) { return mean + 103; });
 
   // A rank that fails to capture takes the graph from all.
-  const StepGraph refused = comm.capture([&] {
+  const detail::StepGraph refused = comm.capture([&] {
     step();
     if (comm.rank().value() == world - 1) throw std::runtime_error("no way");
   });
   require(!refused && contains(refused.reason(), "no way") &&
               contains(refused.reason(), "rank " + std::to_string(world - 1)),
           "the reason: " + refused.reason());
-  const StepGraph waits = comm.capture([&] {
+  const detail::StepGraph waits = comm.capture([&] {
     step();
     static_cast<void>(cudaStreamSynchronize(comm.gpu().stream()));
     comm.all_reduce(x.span(), Average{});
   });
   require(!waits && !waits.reason().empty(), "a step that waits on the host was captured");
-  const StepGraph nothing = comm.capture([] {});
+  const detail::StepGraph nothing = comm.capture([] {});
   require(!nothing && contains(nothing.reason(), "nothing to do"), "reason: " + nothing.reason());
   if (comm.rank() == Rank{0})
     std::printf("  reasons: %s | %s | %s\n", refused.reason().c_str(), waits.reason().c_str(),

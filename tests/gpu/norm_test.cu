@@ -26,8 +26,8 @@ constexpr double infinity = std::numeric_limits<double>::infinity();
 template <class T>
 std::vector<double> device_partials(const DeviceArray<T>& values, std::size_t count) {
   CudaStream stream;
-  const DeviceArray<double> partials(square_partials<T>(count));
-  launch_squares(stream, values.data(), partials.data(), count);
+  const DeviceArray<double> partials(detail::square_partials<T>(count));
+  detail::launch_squares(stream, values.data(), partials.data(), count);
   const auto sums = partials.download();
   BOOST_TEST(partials.stray_write() == "");
   return sums;
@@ -60,7 +60,7 @@ template <class T>
 void check_squares() {
   if (!has_gpu()) return;
   for (const std::size_t count : sizes()) {
-    BOOST_TEST_CONTEXT(element_name(element_kind<T>()) << ", count " << count) {
+    BOOST_TEST_CONTEXT(detail::element_name(element_kind<T>()) << ", count " << count) {
       DeviceArray<T> values(count);
       values.write(RandomNumbers{count});
       const DeviceArray<double> sum(std::vector<double>{0});
@@ -79,20 +79,22 @@ void check_squares() {
 template <class Rule>
 struct Decision {
   CudaStream stream;
-  DeviceArray<StepInputs<Rule>> inputs{1};
-  DeviceArray<StepState> state{1};
-  DeviceArray<StepNumbers<Rule>> numbers{1};
+  DeviceArray<detail::StepInputs<Rule>> inputs{1};
+  DeviceArray<detail::StepState> state{1};
+  DeviceArray<detail::StepNumbers<Rule>> numbers{1};
 
-  explicit Decision(const StepState& first) { launch_store(stream, state.data(), first); }
-
-  void decide(const StepInputs<Rule>& given, const DeviceArray<double>& partials, std::size_t count,
-              const StepLimits& limits) {
-    launch_store(stream, inputs.data(), given);
-    launch_decide(stream, inputs.data(), partials.data(), count, limits, state.data(),
-                  numbers.data());
+  explicit Decision(const detail::StepState& first) {
+    detail::launch_store(stream, state.data(), first);
   }
-  StepState next() const { return bits_of(state); }
-  StepNumbers<Rule> made() const { return bits_of(numbers); }
+
+  void decide(const detail::StepInputs<Rule>& given, const DeviceArray<double>& partials,
+              std::size_t count, const detail::StepLimits& limits) {
+    detail::launch_store(stream, inputs.data(), given);
+    detail::launch_decide(stream, inputs.data(), partials.data(), count, limits, state.data(),
+                          numbers.data());
+  }
+  detail::StepState next() const { return bits_of(state); }
+  detail::StepNumbers<Rule> made() const { return bits_of(numbers); }
 
  private:
   template <class T>
@@ -109,16 +111,17 @@ bool near(double a, double b) {
 }
 
 /// One decision after the other, on the device and on the host.
-void compare_decisions(const std::vector<std::vector<double>>& steps, const StepLimits& limits) {
-  StepState want;
-  if (limits.scales_loss) want.loss_scale = first_loss_scale(limits.loss_scale);
+void compare_decisions(const std::vector<std::vector<double>>& steps,
+                       const detail::StepLimits& limits) {
+  detail::StepState want;
+  if (limits.scales_loss) want.loss_scale = detail::first_loss_scale(limits.loss_scale);
   Decision<AdamW> device(want);
   for (std::size_t s = 0; s != steps.size(); ++s) {
     BOOST_TEST_CONTEXT("step " << s) {
-      const StepInputs<AdamW> inputs{{}, 0.01 / static_cast<double>(s + 1), 0.25};
+      const detail::StepInputs<AdamW> inputs{{}, 0.01 / static_cast<double>(s + 1), 0.25};
       const DeviceArray<double> partials(steps[s]);
       device.decide(inputs, partials, steps[s].size(), limits);
-      const auto numbers = decide_step(inputs, total(steps[s]), limits, want);
+      const auto numbers = detail::decide_step(inputs, total(steps[s]), limits, want);
       const auto made = device.made();
       const auto state = device.next();
       BOOST_TEST(state.updates == want.updates);
@@ -158,18 +161,18 @@ BOOST_AUTO_TEST_CASE(one_broken_gradient_breaks_the_sum_wherever_it_is) {
     for (const float broken : {std::numeric_limits<float>::infinity(), -1 / 0.0F, std::nanf("")}) {
       std::vector<float> values(10003, 0.5F);
       values[at] = broken;
-      BOOST_TEST(!is_finite(total(device_partials(values))));
+      BOOST_TEST(!detail::is_finite(total(device_partials(values))));
       std::vector<Half> halves(10003, Half(0.5F));
       halves[at] = Half(broken);
-      BOOST_TEST(!is_finite(total(device_partials(halves))));
+      BOOST_TEST(!detail::is_finite(total(device_partials(halves))));
     }
   }
-  BOOST_TEST(is_finite(total(device_partials(std::vector<Half>(10003, Half(65504.0F))))));
+  BOOST_TEST(detail::is_finite(total(device_partials(std::vector<Half>(10003, Half(65504.0F))))));
 }
 
 BOOST_AUTO_TEST_CASE(clipped_steps_are_decided_as_on_the_host) {
   if (!has_gpu()) return;
-  StepLimits limits;
+  detail::StepLimits limits;
   limits.max_norm = 2;
   compare_decisions({random_partials(1),
                      random_partials(511),
@@ -183,7 +186,7 @@ BOOST_AUTO_TEST_CASE(clipped_steps_are_decided_as_on_the_host) {
 
 BOOST_AUTO_TEST_CASE(the_loss_scale_grows_and_backs_off_as_on_the_host) {
   if (!has_gpu()) return;
-  StepLimits limits;
+  detail::StepLimits limits;
   limits.scales_loss = true;
   limits.loss_scale.interval = 3;
   std::vector<std::vector<double>> steps;
@@ -201,8 +204,8 @@ BOOST_AUTO_TEST_CASE(the_loss_scale_grows_and_backs_off_as_on_the_host) {
 BOOST_AUTO_TEST_CASE(a_graph_of_norm_decision_and_update_takes_new_learning_rates) {
   if (!has_gpu()) return;
   constexpr std::size_t count = 70001;
-  const std::size_t parts = square_partials<Half>(count);
-  StepLimits limits;
+  const std::size_t parts = detail::square_partials<Half>(count);
+  detail::StepLimits limits;
   limits.max_norm = 1;
   limits.scales_loss = true;
   limits.loss_scale.interval = 2;
@@ -216,16 +219,17 @@ BOOST_AUTO_TEST_CASE(a_graph_of_norm_decision_and_update_takes_new_learning_rate
     DeviceArray<float> mean{std::vector<float>(count)};
     DeviceArray<float> square{std::vector<float>(count)};
 
-    Replica(std::size_t parts, const StepLimits& limits)
-        : decision(StepState{0, 0, first_loss_scale(limits.loss_scale), false}), partials(parts) {}
-    void step(std::size_t parts, const StepLimits& limits) {
+    Replica(std::size_t parts, const detail::StepLimits& limits)
+        : decision(detail::StepState{0, 0, detail::first_loss_scale(limits.loss_scale), false}),
+          partials(parts) {}
+    void step(std::size_t parts, const detail::StepLimits& limits) {
       const auto& stream = decision.stream;
-      launch_squares<Half, count>(stream, gradients.data(), partials.data());
-      launch_decide(stream, decision.inputs.data(), partials.data(), parts, limits,
-                    decision.state.data(), decision.numbers.data());
-      launch_update<AdamW, float, Half, Half, count>(stream, decision.numbers.data(), master.data(),
-                                                     gradients.data(), {mean.data(), square.data()},
-                                                     copy.data());
+      detail::launch_squares<Half, count>(stream, gradients.data(), partials.data());
+      detail::launch_decide(stream, decision.inputs.data(), partials.data(), parts, limits,
+                            decision.state.data(), decision.numbers.data());
+      detail::launch_update<AdamW, float, Half, Half, count>(
+          stream, decision.numbers.data(), master.data(), gradients.data(),
+          {mean.data(), square.data()}, copy.data());
     }
   };
   Replica eager(parts, limits);
@@ -242,10 +246,10 @@ BOOST_AUTO_TEST_CASE(a_graph_of_norm_decision_and_update_takes_new_learning_rate
   for (int s = 0; s != 6; ++s) {
     auto gradients = Numbers(static_cast<std::uint64_t>(s) + 50).values<Half>(count);
     if (s == 3) gradients[777] = Half(std::numeric_limits<float>::infinity());
-    const StepInputs<AdamW> inputs{{}, 0.01 * (s + 1), 1};
+    const detail::StepInputs<AdamW> inputs{{}, 0.01 * (s + 1), 1};
     for (Replica* replica : {&eager, &captured}) {
       replica->gradients.upload(gradients);
-      launch_store(replica->decision.stream, replica->decision.inputs.data(), inputs);
+      detail::launch_store(replica->decision.stream, replica->decision.inputs.data(), inputs);
     }
     eager.step(parts, limits);
     check_cuda(cudaGraphLaunch(executable, stream), "cudaGraphLaunch");
@@ -256,7 +260,7 @@ BOOST_AUTO_TEST_CASE(a_graph_of_norm_decision_and_update_takes_new_learning_rate
       BOOST_TEST(captured.decision.next().skipped == (s == 3));
     }
   }
-  const StepState last = captured.decision.next();
+  const detail::StepState last = captured.decision.next();
   BOOST_TEST(last.updates == 5u);
   BOOST_TEST(last.loss_scale.scale == 65536 * 2 / 2 * 2);  // grew, backed off, grew
   check_cuda(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");

@@ -45,8 +45,9 @@ std::vector<T> wild_values(std::size_t count) {
 template <class To, class From>
 LOCKSTEP_HOST_DEVICE To cast_plainly(From from, double factor) {
   using A = detail::CastArithmetic<From, To>;
-  const A product = static_cast<A>(factor) * static_cast<A>(static_cast<Accumulator<From>>(from));
-  return static_cast<To>(static_cast<Accumulator<To>>(product));
+  const A product =
+      static_cast<A>(factor) * static_cast<A>(static_cast<detail::Accumulator<From>>(from));
+  return static_cast<To>(static_cast<detail::Accumulator<To>>(product));
 }
 
 /// Of 16 bits, all must be the same; else NaN is as good as any other NaN.
@@ -72,13 +73,13 @@ struct CastJudge {
 
 template <class From, class To, std::size_t Count = dynamic>
 void check_cast(std::size_t count, double factor) {
-  BOOST_TEST_CONTEXT(element_name(element_kind<From>())
-                     << " to " << element_name(element_kind<To>()) << ", count " << count) {
+  BOOST_TEST_CONTEXT(detail::element_name(element_kind<From>())
+                     << " to " << detail::element_name(element_kind<To>()) << ", count " << count) {
     CudaStream stream;
     DeviceArray<From> from(count);
     from.write(WildNumbers{count});
     const DeviceArray<To> to(count);
-    launch_cast<Count>(stream, from.data(), to.data(), factor, count);
+    detail::launch_cast<Count>(stream, from.data(), to.data(), factor, count);
     BOOST_TEST(first_wrong(count, CastJudge<From, To>{from.data(), to.data(), factor}) == "");
     BOOST_TEST(to.stray_write() == "");
   }
@@ -91,7 +92,7 @@ void check_cast_by_host(std::size_t count, double factor) {
   const DeviceArray<From> device_from(from);
   const DeviceArray<To> device_to(count);
   CudaStream stream;
-  launch_cast(stream, device_from.data(), device_to.data(), factor, count);
+  detail::launch_cast(stream, device_from.data(), device_to.data(), factor, count);
   const auto have = device_to.download();
   for (std::size_t i = 0; i != count; ++i) {
     const To want = cast_plainly<To>(from[i], factor);
@@ -112,7 +113,7 @@ void check_cast_sizes() {
 
 template <class T>
 struct AddJudge {
-  using A = Accumulator<T>;
+  using A = detail::Accumulator<T>;
   const T* before;
   const T* more;
   const T* sum;
@@ -126,13 +127,13 @@ template <class T>
 void check_add() {
   if (!has_gpu()) return;
   for (const std::size_t count : sizes()) {
-    BOOST_TEST_CONTEXT(element_name(element_kind<T>()) << ", count " << count) {
+    BOOST_TEST_CONTEXT(detail::element_name(element_kind<T>()) << ", count " << count) {
       DeviceArray<T> before(count), sum(count), more(count);
       before.write(RandomNumbers{2 * count, 100});
       sum.write(RandomNumbers{2 * count, 100});
       more.write(RandomNumbers{2 * count + 1, 100});
       CudaStream stream;
-      launch_add(stream, sum.data(), more.data(), count);
+      detail::launch_add(stream, sum.data(), more.data(), count);
       BOOST_TEST(first_wrong(count, AddJudge<T>{before.data(), more.data(), sum.data()}) == "");
       BOOST_TEST(sum.stray_write() == "");
     }
@@ -144,7 +145,7 @@ struct Net {
       ParameterList<Parameter<"embedding", float, 1000, 37>, Parameter<"weight", float, 129, 65>,
                     Parameter<"bias", float, 65>, Parameter<"scale", float, 1>>;
 };
-using NetLayout = Layout<Net, Buckets<BucketLimits{1_KiB, 25_MiB}>>;
+using NetLayout = detail::Layout<Net, Buckets<BucketLimits{1_KiB, 25_MiB}>>;
 
 template <class To, std::size_t B>
 void check_gather() {
@@ -152,12 +153,12 @@ void check_gather() {
     constexpr const auto& plan = NetLayout::plan();
     constexpr std::size_t begin = plan.bucket_table[B].offset / sizeof(float);
     constexpr std::size_t count = plan.bucket_table[B].count();
-    using Tensors = TensorsOf<NetLayout, B>;
+    using Tensors = detail::TensorsOf<NetLayout, B>;
     std::vector<DeviceArray<float>> tensors;
     std::array<const float*, Tensors::count> pointers{};
     std::vector<double> want(count, std::nan(""));  // padding stays as it was
     for (std::size_t t = 0; t != Tensors::count; ++t) {
-      const Placement& placement = plan.placements[plan.members(B)[t]];
+      const detail::Placement& placement = plan.placements[plan.members(B)[t]];
       const auto values = wild_values<float>(placement.bytes / sizeof(float));
       for (std::size_t i = 0; i != values.size(); ++i) {
         want[placement.offset / sizeof(float) - begin + i] =
@@ -167,7 +168,7 @@ void check_gather() {
     }
     CudaStream stream;
     const DeviceArray<To> bucket(count);
-    launch_gather<Tensors>(stream, pointers, bucket.data(), 0.5);
+    detail::launch_gather<Tensors>(stream, pointers, bucket.data(), 0.5);
     BOOST_TEST(difference(want, bucket.download(), 0, 0) == "");
     BOOST_TEST(bucket.stray_write() == "");
   }

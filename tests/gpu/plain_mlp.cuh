@@ -82,7 +82,7 @@ LOCKSTEP_KERNEL plain_input_gradient(const P* w, const A* d, const A* activation
 template <ElementKind Kind, class X>
 struct PlainKernels {
   using P = ElementOf<Kind>;
-  using A = Accumulator<P>;
+  using A = detail::Accumulator<P>;
   cudaStream_t stream;
   std::size_t rows;
 
@@ -217,16 +217,16 @@ struct GpuPlainMlp {
   }
 
   static auto kernels(auto& step, const auto& batch) {
-    using View = decltype(step.param("fc1.weight"_p));
-    constexpr ElementKind kind = element_kind<typename View::value_type>();
+    using detail::View = decltype(step.param("fc1.weight"_p));
+    constexpr ElementKind kind = element_kind<typename detail::View::value_type>();
     return PlainKernels<kind, T>{step.stream(), batch.size()};
   }
 
  private:
-  template <class View>
-  static auto data(const View& view) {
-    using Address =
-        std::conditional_t<std::is_const_v<typename View::element_type>, const void*, void*>;
+  template <class detail::View>
+  static auto data(const detail::View& view) {
+    using Address = std::conditional_t<std::is_const_v<typename detail::View::element_type>,
+                                       const void*, void*>;
     return static_cast<Address>(view.data_handle());
   }
 
@@ -251,7 +251,7 @@ struct GpuPlainMlp {
     return d2<A>(batch) + batch.size() * hidden;
   }
 
-  std::optional<DeviceArena> memory_;
+  std::optional<detail::DeviceArena> memory_;
 };
 
 /// The same in two parts: outputs, and the loss of all of them.

@@ -178,14 +178,14 @@ inline void run_case(const Cases& cases, Session& session, const std::string& na
 
 /// A program's `main`: `program --ranks N CASE`, or `program gpus`, which says how many there are.
 inline int main_of(int argc, char** argv, const Cases& cases) {
-  if (visible_gpus() == 0) {
+  if (detail::visible_gpus() == 0) {
     std::puts("not run: no GPU here");
     return 0;
   }
   return launch(argc, argv, [&](Session& session) {
     const std::string name = session.arguments().size() > 1 ? session.arguments()[1] : "";
     if (name == "gpus") {
-      std::printf("%zu\n", visible_gpus());
+      std::printf("%zu\n", detail::visible_gpus());
       return;
     }
     run_case(cases, session, name);

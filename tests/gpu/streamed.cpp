@@ -24,7 +24,9 @@ class PlayedPasses {
  public:
   explicit PlayedPasses(cudaStream_t stream) : stream_(stream) {}
 
-  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
+  static bool is_device(const void* data) {
+    return data != nullptr && !detail::is_host_memory(data);
+  }
   static bool takes(const void* data) { return is_device(data); }
 
   template <class T, class Value, class Op>

@@ -56,7 +56,7 @@ class Watchdog {
 
 /// Where there is no GPU, a case says so and ends.
 inline bool no_gpu() {
-  if (visible_gpus() != 0) return false;
+  if (detail::visible_gpus() != 0) return false;
   BOOST_TEST_MESSAGE("not run: no CUDA device here");
   return true;
 }
@@ -91,7 +91,7 @@ template <std::size_t Ranks = dynamic, class F>
 Ends run(std::size_t world, const F& f, std::chrono::milliseconds timeout = 60s) {
   const auto shared = std::make_shared<threads::SharedWorld>(WorldSize{world});
   return run_threads(world, [&](Rank rank) {
-    auto gpu = std::make_shared<Gpu>(rank, rank.value() % visible_gpus());
+    auto gpu = std::make_shared<Gpu>(rank, rank.value() % detail::visible_gpus());
     ThreadCommunicator<Ranks> comm(shared, rank, std::move(gpu), timeout);
     f(comm);
   });
@@ -183,7 +183,7 @@ std::string bits(const T& value) {
   std::memcpy(&all, &value, sizeof(T));
   char text[96];
   std::snprintf(text, sizeof text, "%.17g (0x%llx)",
-                static_cast<double>(static_cast<Accumulator<T>>(value)), all);
+                static_cast<double>(static_cast<detail::Accumulator<T>>(value)), all);
   return text;
 }
 

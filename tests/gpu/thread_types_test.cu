@@ -40,7 +40,8 @@ class Memory {
 template <class T>
 std::string words(const char* call, std::size_t n, bool on_device) {
   return std::string(call) + " of " + std::to_string(n) + " " +
-         std::string(element_name(element_kind<T>())) + (on_device ? " (device)" : " (host)");
+         std::string(detail::element_name(element_kind<T>())) +
+         (on_device ? " (device)" : " (host)");
 }
 
 template <class T, class Op>

@@ -37,7 +37,7 @@ typename Rule::Options options() {
 /// Addresses, in device memory, of everything that an update touches.
 template <class Rule, class Master, class Gradient, class Param>
 struct Addresses {
-  using A = Accumulator<Master>;
+  using A = detail::Accumulator<Master>;
   Master* master;
   Gradient* gradients;
   A* states[Rule::states + 1];  // one more: without states there were none
@@ -47,7 +47,7 @@ struct Addresses {
 /// All of it, with the same numbers every time.
 template <class Rule, class Master, class Gradient, class Param>
 struct Arrays {
-  using A = Accumulator<Master>;
+  using A = detail::Accumulator<Master>;
   DeviceArray<Master> master;
   DeviceArray<Gradient> gradients;
   std::vector<DeviceArray<A>> states;
@@ -73,15 +73,16 @@ struct Arrays {
   template <std::size_t Count>
   void update(bool skip = false) {
     CudaStream stream;
-    StepNumbers<Rule> numbers = step_numbers<Rule>(options<Rule>(), lr, step, scale);
+    detail::StepNumbers<Rule> numbers =
+        detail::step_numbers<Rule>(options<Rule>(), lr, step, scale);
     numbers.skip = skip;
-    const DeviceArray<StepNumbers<Rule>> device_numbers(1);
-    launch_store(stream, device_numbers.data(), numbers);
-    StatesOf<Rule, Master> pointers{};
+    const DeviceArray<detail::StepNumbers<Rule>> device_numbers(1);
+    detail::launch_store(stream, device_numbers.data(), numbers);
+    detail::StatesOf<Rule, Master> pointers{};
     for (std::size_t s = 0; s != Rule::states; ++s) pointers[s] = states[s].data();
-    launch_update<Rule, Master, Gradient, Param, Count>(stream, device_numbers.data(),
-                                                        master.data(), gradients.data(), pointers,
-                                                        copy.data(), count);
+    detail::launch_update<Rule, Master, Gradient, Param, Count>(stream, device_numbers.data(),
+                                                                master.data(), gradients.data(),
+                                                                pointers, copy.data(), count);
     stream.synchronize();
     BOOST_TEST(master.stray_write() == "");
     BOOST_TEST(gradients.stray_write() == "");
@@ -113,7 +114,7 @@ LOCKSTEP_HOST_DEVICE inline bool is_near(double have, double want, double tolera
 /// Judges one element after an update by what the rule makes of it in double.
 template <class Rule, class Master, class Gradient, class Param>
 struct UpdateJudge {
-  using A = Accumulator<Master>;
+  using A = detail::Accumulator<Master>;
   Addresses<Rule, Master, Gradient, Param> before;
   Addresses<Rule, Master, Gradient, Param> after;
   decltype(Rule::template at<double>({}, 0.0, 1)) update;
@@ -149,9 +150,9 @@ struct UpdateJudge {
 template <class Rule, class Master, class Gradient, class Param, std::size_t Count = dynamic>
 void check(std::size_t count) {
   using All = Arrays<Rule, Master, Gradient, Param>;
-  BOOST_TEST_CONTEXT(Rule::name << ", master " << element_name(element_kind<Master>())
-                                << ", gradient " << element_name(element_kind<Gradient>())
-                                << ", parameter " << element_name(element_kind<Param>())
+  BOOST_TEST_CONTEXT(Rule::name << ", master " << detail::element_name(element_kind<Master>())
+                                << ", gradient " << detail::element_name(element_kind<Gradient>())
+                                << ", parameter " << detail::element_name(element_kind<Param>())
                                 << ", count " << count) {
     const All before(count);
     All after(count);
@@ -170,7 +171,7 @@ void check(std::size_t count) {
 
 template <class Rule, class Master, class Gradient, class Param>
 void check_sizes() {
-  for (const std::size_t count : sizes()) check<Rule, Master, Gradient, Param>(count);
+  for (const std::size_t count : sizes()) detail::check<Rule, Master, Gradient, Param>(count);
 }
 
 template <class Rule>
@@ -197,10 +198,10 @@ BOOST_AUTO_TEST_CASE(adamw) { check_types<AdamW>(); }
 
 BOOST_AUTO_TEST_CASE(a_count_that_the_compiler_knows) {
   if (!has_gpu()) return;
-  check<AdamW, float, float, float, 3>(3);
-  check<AdamW, float, float, float, 4096>(4096);
-  check<AdamW, float, float, float, 100001>(100001);
-  check<SGD, float, BFloat16, BFloat16, 6464>(6464);
+  detail::check<AdamW, float, float, float, 3>(3);
+  detail::check<AdamW, float, float, float, 4096>(4096);
+  detail::check<AdamW, float, float, float, 100001>(100001);
+  detail::check<SGD, float, BFloat16, BFloat16, 6464>(6464);
 }
 
 BOOST_AUTO_TEST_CASE(a_step_that_is_skipped_leaves_everything_as_it_is) {
@@ -218,17 +219,17 @@ BOOST_AUTO_TEST_CASE(a_step_that_is_skipped_leaves_everything_as_it_is) {
 BOOST_AUTO_TEST_CASE(arrays_that_begin_inside_a_packet_are_refused) {
   if (!has_gpu()) return;
   DeviceArray<float> array(64);
-  DeviceArray<StepNumbers<SGD>> numbers(1);
-  BOOST_CHECK_THROW(
-      launch_update<SGD>(nullptr, numbers.data(), array.data() + 1, array.data(), {}, nullptr, 8),
-      Error);
+  DeviceArray<detail::StepNumbers<SGD>> numbers(1);
+  BOOST_CHECK_THROW(detail::launch_update<SGD>(nullptr, numbers.data(), array.data() + 1,
+                                               array.data(), {}, nullptr, 8),
+                    Error);
 }
 
 BOOST_AUTO_TEST_CASE(nothing_to_update_is_no_error) {
   if (!has_gpu()) return;
-  DeviceArray<StepNumbers<SGD>> numbers(1);
+  DeviceArray<detail::StepNumbers<SGD>> numbers(1);
   DeviceArray<float> array(1);
-  launch_update<SGD>(nullptr, numbers.data(), array.data(), array.data(), {}, nullptr, 0);
+  detail::launch_update<SGD>(nullptr, numbers.data(), array.data(), array.data(), {}, nullptr, 0);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -34,15 +34,15 @@ void for_each_product(auto f, List<Ts...>, Rest... rest) {
 template <class Job>
 std::uint64_t instantiate() {
   using Step = typename Job::bare_step;
-  static_assert(std::is_same_v<Composed<Net, typename Job::template policy<axes::Backend>,
-                                        typename Job::template policy<axes::Device>>,
-                               Composed<Net, typename Job::template policy<axes::Device>,
-                                        typename Job::template policy<axes::Backend>>>);
-  alignas(arena_alignment) static std::byte arena[Job::layout::plan().bytes];
+  static_assert(std::is_same_v<detail::Composed<Net, typename Job::template policy<axes::Backend>,
+                                                typename Job::template policy<axes::Device>>,
+                               detail::Composed<Net, typename Job::template policy<axes::Device>,
+                                                typename Job::template policy<axes::Backend>>>);
+  alignas(detail::arena_alignment) static std::byte arena[Job::layout::plan().bytes];
   const Step step(Net{}, {arena, arena, arena});
   BOOST_TEST_REQUIRE(step.param("w"_p).data_handle() == step.grad("w"_p).data_handle());
   static_assert(decltype(step.grad("b"_p))::static_extent(0) == 3);
-  static_assert(Job::layout::plan().bytes == 2 * arena_alignment);
+  static_assert(Job::layout::plan().bytes == 2 * detail::arena_alignment);
   step.ready("b"_p);
   return Job::fingerprint();
 }
@@ -53,15 +53,15 @@ struct Count {
 };
 
 /// Instantiates what is legal, and nothing else may be wrong with the rest than `Faults`.
-template <Fault... Faults, class... Lists>
+template <detail::Fault... Faults, class... Lists>
 Count instantiate_product(Lists... lists) {
   Count count;
   for_each_product(
       [&]<class... Ps>() {
-        constexpr Fault fault = composition_fault<Net, Ps...>;
-        static_assert(fault == Fault::none || ((fault == Faults) || ...));
-        if constexpr (fault == Fault::none) {
-          count.fingerprints.insert(instantiate<Composed<Net, Ps...>>());
+        constexpr detail::Fault fault = composition_fault<Net, Ps...>;
+        static_assert(fault == detail::Fault::none || ((fault == Faults) || ...));
+        if constexpr (fault == detail::Fault::none) {
+          count.fingerprints.insert(instantiate<detail::Composed<Net, Ps...>>());
           ++count.legal;
         }
       },
@@ -77,28 +77,29 @@ using Backends = List<Backend<Shm>, Backend<Gloo>, Backend<Nccl>, Backend<Hierar
 /// The rules of composition once more, as a reader of the documents would put them.
 template <class Strategy, class TheDevice, class TheBackend, class TheSharding, class Execution,
           class Unused, class TheSampler, class ThePrecision>
-constexpr Fault expected_fault() {
+constexpr detail::Fault expected_fault() {
   constexpr bool cpu = std::is_same_v<TheDevice, Device<Cpu>>;
   constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
   if (cpu && (std::is_same_v<TheBackend, Backend<Nccl>> ||
               std::is_same_v<TheBackend, Backend<Hierarchical<Shm, Nccl>>>)) {
-    return Fault::nccl_on_cpu;
+    return detail::Fault::nccl_on_cpu;
   }
   if (std::is_same_v<TheSharding, Sharding<HostShared>> &&
       !(cpu && (dp || std::is_same_v<TheBackend, Backend<Shm>>))) {
-    return Fault::shared_without_shm;
+    return detail::Fault::shared_without_shm;
   }
-  if (!std::is_same_v<ThePrecision, Precision<AsDeclared>> && cpu) return Fault::mixed_on_cpu;
+  if (!std::is_same_v<ThePrecision, Precision<AsDeclared>> && cpu)
+    return detail::Fault::mixed_on_cpu;
   if (std::is_same_v<Execution, CapturedStep>) {
-    if (cpu) return Fault::captured_on_cpu;
-    if (std::is_same_v<Unused, UnusedParameters<Zero>>) return Fault::captured_with_unused;
+    if (cpu) return detail::Fault::captured_on_cpu;
+    if (std::is_same_v<Unused, UnusedParameters<Zero>>) return detail::Fault::captured_with_unused;
     if (!dp && std::is_same_v<TheSampler, Sampler<Distributed, Exact>>)
-      return Fault::captured_with_exact;
+      return detail::Fault::captured_with_exact;
     if (!dp && !std::is_same_v<TheBackend, Backend<Shm>> &&
         !std::is_same_v<TheBackend, Backend<Nccl>>)
-      return Fault::captured_through_host;
+      return detail::Fault::captured_through_host;
   }
-  return Fault::none;
+  return detail::Fault::none;
 }
 
 /// All parameters are float, which mixed precision wants.
@@ -116,7 +117,7 @@ BOOST_AUTO_TEST_CASE(what_goes_together_is_what_the_rules_say) {
   for_each_product(
       [&]<class... Ps>() {
         static_assert(composition_fault<Floats, Ps...> == expected_fault<Ps...>());
-        legal += composition_fault<Floats, Ps...> == Fault::none;
+        legal += composition_fault<Floats, Ps...> == detail::Fault::none;
         ++all;
       },
       Strategies{}, Devices{}, Backends{}, List<Sharding<HostShared>, Sharding<Replicated>>{},
@@ -130,7 +131,7 @@ BOOST_AUTO_TEST_CASE(what_goes_together_is_what_the_rules_say) {
 }
 
 BOOST_AUTO_TEST_CASE(strategies_devices_backends_and_worlds) {
-  const Count count = instantiate_product<Fault::nccl_on_cpu>(
+  const Count count = instantiate_product<detail::Fault::nccl_on_cpu>(
       Strategies{}, Devices{}, Backends{}, List<World<1>, World<4>, World<dynamic>>{},
       List<LossOnOutput, LossOnReplica>{});
   BOOST_TEST(count.legal == 2u * 8 * 3 * 2);
@@ -148,7 +149,7 @@ BOOST_AUTO_TEST_CASE(samplers_with_either_strategy) {
 }
 
 BOOST_AUTO_TEST_CASE(shardings_wherever_they_are_legal) {
-  const Count count = instantiate_product<Fault::shared_without_shm>(
+  const Count count = instantiate_product<detail::Fault::shared_without_shm>(
       Strategies{}, Devices{}, List<Backend<Shm>, Backend<Gloo>>{},
       List<Sharding<HostShared>, Sharding<Replicated>>{}, List<Clip<>, Clip<1.0>>{});
   BOOST_TEST(count.legal == (8u + 3) * 2);  // shared: on the CPU, through Shm or with DP
@@ -216,7 +217,7 @@ struct Summing {
 template <class... Ps>
 void train_once(std::size_t replicas) {
   using Job = Trainer<Summing, Ps...>;
-  Session session = join_alone();
+  Session session = detail::join_alone();
   TrainerOptions options;
   if constexpr (Job::is_one_process) options.replicas = replicas;
   Job job(session, {}, options);

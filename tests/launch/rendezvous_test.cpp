@@ -188,7 +188,7 @@ BOOST_AUTO_TEST_CASE(init_methods_that_are_none_are_errors) {
 }
 
 BOOST_AUTO_TEST_CASE(alone_is_a_world_of_one) {
-  Session session = join_alone();
+  Session session = detail::join_alone();
   BOOST_TEST(session.world().value() == 1u);
   BOOST_TEST(session.membership().local_world == 1u);
   BOOST_TEST(session.store().add("n", 1) == 1);

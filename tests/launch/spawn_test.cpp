@@ -39,11 +39,11 @@ BOOST_AUTO_TEST_CASE(processes_are_ranks_of_one_job) {
   const pid_t parent = ::getpid();
   for (std::size_t ranks : {1, 2, 4}) {
     spawn(AsProcesses{}, ranks, [&](const Membership& m, Store& store) {
-      check(::getpid() != parent && ::getppid() == parent, "be a child");
+      detail::check(::getpid() != parent && ::getppid() == parent, "be a child");
       store.add("sum", static_cast<std::int64_t>(m.rank.value() + 1));
       store.barrier("all", m.rank, m.world);
       const auto n = static_cast<std::int64_t>(ranks);
-      check(store.add("sum", 0) == n * (n + 1) / 2, "count right");
+      detail::check(store.add("sum", 0) == n * (n + 1) / 2, "count right");
     });
   }
 }

@@ -124,7 +124,7 @@ int behave(Session& session, const std::string& how) {
     for (const std::string& argument : session.arguments()) text += " <" + argument + ">";
     std::printf("%s%s\n", std::getenv("LOCKSTEP_SECRET") != nullptr ? "secret" : "", text.c_str());
   } else if (how == "bar" || how == "bar_dies") {
-    ProgressDisplay display(rank == 0 ? detect_terminal(stdout) : Terminal{});
+    ProgressDisplay display(rank == 0 ? detail::detect_terminal(stdout) : detail::Terminal{});
     display.begin_epoch(1, 1, 4);
     session.store().barrier("the bar is there", m.rank, m.world);
     if (how == "bar_dies" && rank == 0) std::raise(SIGKILL);

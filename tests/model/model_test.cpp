@@ -66,7 +66,7 @@ struct Dynamic {
 
 template <class M>
 constexpr std::uint64_t fingerprint() {
-  return fingerprint_of<PolicyPack<>>(Layout<M>{}, BufferLayout<M>{});
+  return detail::fingerprint_of<PolicyPack<>>(detail::Layout<M>{}, detail::BufferLayout<M>{});
 }
 
 /// A model around one shapes function, to provoke its errors.
@@ -80,10 +80,11 @@ struct Saying {
 
 void expect_shape_error(auto say, const std::string& problem) {
   const Saying<decltype(say)> model{say};
-  BOOST_CHECK_EXCEPTION(Layout<Saying<decltype(say)>>{model}, Error, [&](const Error& error) {
-    BOOST_TEST(error.problem() == problem);
-    return true;
-  });
+  BOOST_CHECK_EXCEPTION(detail::Layout<Saying<decltype(say)>>{model}, Error,
+                        [&](const Error& error) {
+                          BOOST_TEST(error.problem() == problem);
+                          return true;
+                        });
 }
 
 // One clause missing each.
@@ -105,53 +106,56 @@ struct NoParameters {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(nested_declarations_flatten_in_order_with_dotted_names) {
-  const auto& table = parameter_table<Transformer>;
+  const auto& table = detail::parameter_table<Transformer>;
   BOOST_TEST(table.size() == 1 + 12 * 4 + 2 + 1);
   BOOST_TEST(table.name(0) == "embed");
   BOOST_TEST(table.name(1) == "blocks.0.attn.weight");
   BOOST_TEST(table.name(1 + 4 * 11 + 3) == "blocks.11.mlp.bias");
   BOOST_TEST(table.name(49) == "head.out.weight");
   BOOST_TEST(table.name(51) == "temperature");
-  BOOST_TEST((table.infos[1] == TensorInfo{ElementKind::bf16, 2, {8, 4}}));
+  BOOST_TEST((table.infos[1] == detail::TensorInfo{ElementKind::bf16, 2, {8, 4}}));
   BOOST_TEST(table.infos[51].count() == 1u);  // no extents: a scalar
-  BOOST_TEST(buffer_table<Transformer>.size() == 3u);
-  BOOST_TEST(buffer_table<Transformer>.name(1) == "norms.1.mean");
-  BOOST_TEST(buffer_table<Flat>.size() == 0u);
+  BOOST_TEST(detail::buffer_table<Transformer>.size() == 3u);
+  BOOST_TEST(detail::buffer_table<Transformer>.name(1) == "norms.1.mean");
+  BOOST_TEST(detail::buffer_table<Flat>.size() == 0u);
 }
 
 BOOST_AUTO_TEST_CASE(every_declared_name_is_found_and_no_other) {
-  const auto& table = parameter_table<Transformer>;
+  const auto& table = detail::parameter_table<Transformer>;
   for (std::size_t i = 0; i < table.size(); ++i) {
-    BOOST_TEST((name_index<Transformer, TensorRole::parameter>.find(table.name(i)) == i));
+    BOOST_TEST(
+        (detail::name_index<Transformer, detail::TensorRole::parameter>.find(table.name(i)) == i));
   }
   for (const char* name :
        {"", "embe", "embedd", "blocks.12.attn.weight", "blocks", "norms.0.mean"}) {
-    BOOST_TEST((name_index<Transformer, TensorRole::parameter>.find(name) == not_found));
+    BOOST_TEST((detail::name_index<Transformer, detail::TensorRole::parameter>.find(name) ==
+                detail::not_found));
   }
-  using Found = NamedTensor<Transformer, TensorRole::parameter,
+  using Found = NamedTensor<Transformer, detail::TensorRole::parameter,
                             decltype("blocks"_p / at<3> / "attn.weight"_p)>;
   BOOST_TEST(Found::index == 13u);
   BOOST_TEST(Found::info.extents[1] == 4u);
 }
 
 BOOST_AUTO_TEST_CASE(a_fingerprint_sees_names_types_extents_order_and_buffers) {
-  const std::uint64_t all[] = {fingerprint<Flat>(),     fingerprint<Reordered>(),
-                               fingerprint<Retyped>(),  fingerprint<Reshaped>(),
-                               fingerprint<Renamed>(),  fingerprint<Scoped>(),
-                               fingerprint<Buffered>(), fingerprint<Transformer>()};
+  const std::uint64_t all[] = {detail::fingerprint<Flat>(),     detail::fingerprint<Reordered>(),
+                               detail::fingerprint<Retyped>(),  detail::fingerprint<Reshaped>(),
+                               detail::fingerprint<Renamed>(),  detail::fingerprint<Scoped>(),
+                               detail::fingerprint<Buffered>(), detail::fingerprint<Transformer>()};
   for (const std::uint64_t& a : all) {
     for (const std::uint64_t& b : all) BOOST_TEST((&a == &b || a != b));
   }
-  static_assert(fingerprint<Flat>() == fingerprint<Flat>());  // a constant
+  static_assert(detail::fingerprint<Flat>() == detail::fingerprint<Flat>());  // a constant
 }
 
 BOOST_AUTO_TEST_CASE(dynamic_shapes_are_collected_from_the_model) {
   const Dynamic model{5, 7};
-  const Layout<Dynamic> layout{model};
-  BOOST_TEST((layout.infos()[0] == TensorInfo{ElementKind::f32, 2, {7, 5}}));
-  BOOST_TEST((layout.infos()[1] == TensorInfo{ElementKind::f32, 1, {3}}));
-  BOOST_TEST((BufferLayout<Dynamic>{model}.infos()[0] == TensorInfo{ElementKind::f32, 1, {7}}));
-  static_assert(is_dynamic_model<Dynamic> && !is_dynamic_model<Flat>);
+  const detail::Layout<Dynamic> layout{model};
+  BOOST_TEST((layout.infos()[0] == detail::TensorInfo{ElementKind::f32, 2, {7, 5}}));
+  BOOST_TEST((layout.infos()[1] == detail::TensorInfo{ElementKind::f32, 1, {3}}));
+  BOOST_TEST((detail::BufferLayout<Dynamic>{model}.infos()[0] ==
+              detail::TensorInfo{ElementKind::f32, 1, {7}}));
+  static_assert(detail::is_dynamic_model<Dynamic> && !detail::is_dynamic_model<Flat>);
 }
 
 BOOST_AUTO_TEST_CASE(wrong_shapes_are_errors_with_the_tensors_name) {
@@ -170,8 +174,8 @@ BOOST_AUTO_TEST_CASE(wrong_shapes_are_errors_with_the_tensors_name) {
 }
 
 BOOST_AUTO_TEST_CASE(the_model_concept_names_each_clause) {
-  using Step = BareStep<Flat>;
-  static_assert(Trainable<Flat, Step, Batch> && require_model<Flat, Step, Batch>());
+  using Step = detail::BareStep<Flat>;
+  static_assert(Trainable<Flat, Step, Batch> && detail::require_model<Flat, Step, Batch>());
   static_assert(!ForwardRunning<NoForward, Step, Batch> && !Trainable<NoForward, Step, Batch>);
   static_assert(ForwardRunning<NoLoss, Step, Batch> && !LossGiving<NoLoss, Step, Batch>);
   static_assert(!BackwardRunning<NoBackward, Step, Batch> && LossGiving<NoBackward, Step, Batch>);

@@ -25,7 +25,7 @@ namespace {
 
 template <class J>
 std::uint64_t hash_of_parameters(const J& job) {
-  Hash hash;
+  detail::Hash hash;
   const auto add = [&](auto view) {
     hash.text({reinterpret_cast<const char*>(view.data_handle()), view.size() * sizeof(float)});
   };
@@ -59,7 +59,7 @@ void train(Session& session, std::size_t steps) {
 /// Every element of every sum is known, so that a wrong one cannot pass.
 template <class How>
 int sum(Session& session) {
-  auto comm = make_communicator<CanonicalPolicies<Backend<How>>>(session);
+  auto comm = detail::make_communicator<CanonicalPolicies<Backend<How>>>(session);
   const std::size_t world = comm.world_size().value();
   const auto share = static_cast<float>(comm.rank().value() + 1);
   const auto whole = static_cast<float>(world * (world + 1) / 2);

@@ -96,7 +96,8 @@ BOOST_AUTO_TEST_CASE(texts_and_truths_are_not_numbers) {
   BOOST_TEST(read_back(std::string("1")).is_string());
   const char* pointer = "text";
   BOOST_TEST(read_back(pointer).is_string());
-  static_assert(!JsonScalar<char> && !JsonScalar<void*> && !JsonScalar<JsonLine>);
+  static_assert(!detail::JsonScalar<char> && !detail::JsonScalar<void*> &&
+                !detail::JsonScalar<JsonLine>);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

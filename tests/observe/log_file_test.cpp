@@ -41,37 +41,37 @@ auto says(std::string text) {
 
 BOOST_AUTO_TEST_CASE(lines_are_there_as_soon_as_they_are_written) {
   const Folder folder;
-  LogFile log(folder.file(), Rank{0});
+  detail::LogFile log(folder.file(), Rank{0});
   BOOST_TEST(static_cast<bool>(log));
   log.write(JsonLine().add("epoch", 1));
   BOOST_TEST(content(folder.file()) == "{\"epoch\":1}\n");
   log.write(JsonLine().add("epoch", 2));
   BOOST_TEST(content(folder.file()) == "{\"epoch\":1}\n{\"epoch\":2}\n");
-  LogFile(folder.file(), Rank{0}).write(JsonLine());
+  detail::LogFile(folder.file(), Rank{0}).write(JsonLine());
   BOOST_TEST(content(folder.file()) == "{\"epoch\":1}\n{\"epoch\":2}\n{}\n");
 }
 
 BOOST_AUTO_TEST_CASE(only_rank_0_touches_the_file) {
   const Folder folder;
-  LogFile log(folder.file(), Rank{1});
+  detail::LogFile log(folder.file(), Rank{1});
   log.write(JsonLine().add("epoch", 1));
-  LogFile().write(JsonLine());
+  detail::LogFile().write(JsonLine());
   BOOST_TEST(!log);
   BOOST_TEST(!fs::exists(folder.file()));
 }
 
 BOOST_AUTO_TEST_CASE(a_path_that_cannot_be_opened_is_an_error) {
   BOOST_CHECK_EXCEPTION(
-      LogFile("/no/such/folder/run.jsonl", Rank{0}), Error,
+      detail::LogFile("/no/such/folder/run.jsonl", Rank{0}), Error,
       says("lockstep: rank 0, log: '/no/such/folder/run.jsonl' cannot be opened: No such file or "
            "directory; make its folder first, or name another file"));
-  BOOST_CHECK_EXCEPTION(LogFile("/", Rank{0}), Error,
+  BOOST_CHECK_EXCEPTION(detail::LogFile("/", Rank{0}), Error,
                         says("lockstep: rank 0, log: '/' cannot be opened: Is a directory; name a "
                              "file that may be written"));
 }
 
 BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error) {
-  LogFile log("/dev/full", Rank{0});
+  detail::LogFile log("/dev/full", Rank{0});
   BOOST_CHECK_EXCEPTION(log.write(JsonLine().add("epoch", 1)), Error,
                         says("lockstep: rank 0, log: '/dev/full' cannot be written: No space left "
                              "on device; make room there, or name a file elsewhere"));
@@ -79,7 +79,7 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error) {
 
 BOOST_AUTO_TEST_CASE(half_a_line_does_not_stay_when_room_runs_out) {
   const Folder folder;
-  LogFile log(folder.file(), Rank{0});
+  detail::LogFile log(folder.file(), Rank{0});
   log.write(JsonLine().add("epoch", 1));
   // A file that may not grow beyond 20 bytes takes the first part of a line, like a disk that
   // fills.

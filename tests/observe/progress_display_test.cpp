@@ -28,7 +28,7 @@ struct FakeClock {
   static inline time_point time;
   static inline int looks = 0;
 };
-using Display = BasicProgressDisplay<FakeClock>;
+using Display = detail::BasicProgressDisplay<FakeClock>;
 
 /// A file in memory that is, or is not, a terminal.
 struct Screen {
@@ -43,8 +43,8 @@ struct Screen {
     std::fclose(file);
     std::free(bytes);
   }
-  Terminal terminal(std::size_t columns) const { return {file, true, columns, false}; }
-  Terminal pipe() const { return {.file = file}; }
+  detail::Terminal terminal(std::size_t columns) const { return {file, true, columns, false}; }
+  detail::Terminal pipe() const { return {.file = file}; }
   std::string text() const { return {bytes, size}; }
 
   /// What a person sees: each '\r' goes back, each "\033[K" erases the rest of the line.
@@ -80,7 +80,7 @@ EpochSummary under_way() {
 }
 
 std::string line_of(std::size_t columns) {
-  return progress_line(under_way(), 1875, {nullptr, true, columns, false});
+  return detail::progress_line(under_way(), 1875, {nullptr, true, columns, false});
 }
 
 /// Sets a variable of the environment, or removes it, until the end of the block.
@@ -120,13 +120,13 @@ BOOST_AUTO_TEST_CASE(a_line_gives_up_the_bar_then_rate_loss_and_time) {
   for (std::size_t columns = 0; columns < 300; ++columns) {
     BOOST_TEST_REQUIRE(line_of(columns).size() <= std::max<std::size_t>(columns, 1) - 1);
   }
-  BOOST_TEST(progress_line(under_way(), 1875, {}) ==
+  BOOST_TEST(detail::progress_line(under_way(), 1875, {}) ==
              "epoch 3/10   812/1875  loss 0.4123  3200 samples/s  0:11 left");
 }
 
 BOOST_AUTO_TEST_CASE(the_bar_is_coloured_only_where_colour_is_wanted) {
   const auto bar = [](bool color) {
-    return progress_line(under_way(), 1875, {nullptr, true, 90, color});
+    return detail::progress_line(under_way(), 1875, {nullptr, true, 90, color});
   };
   BOOST_TEST(bar(true).find("[\033[32m##########\033[0m  ") != std::string::npos);
   BOOST_TEST(bar(true).size() == bar(false).size() + 9);
@@ -137,7 +137,7 @@ BOOST_AUTO_TEST_CASE(what_is_left_follows_from_the_rate) {
   const auto left = [&](std::uint64_t steps, double seconds) {
     now.steps = steps;
     now.seconds = seconds;
-    const std::string line = progress_line(now, 1000, {});
+    const std::string line = detail::progress_line(now, 1000, {});
     return line.substr(line.rfind("  ") + 2);
   };
   BOOST_TEST(left(250, 10) == "0:30 left");
@@ -150,13 +150,13 @@ BOOST_AUTO_TEST_CASE(what_is_left_follows_from_the_rate) {
 
 BOOST_AUTO_TEST_CASE(what_is_not_known_is_not_shown) {
   EpochSummary now;
-  BOOST_TEST(progress_line(now, 0, {}) == "epoch 1  0 steps");
-  BOOST_TEST(progress_line(now, 10, {nullptr, true, 40, false}) ==
+  BOOST_TEST(detail::progress_line(now, 0, {}) == "epoch 1  0 steps");
+  BOOST_TEST(detail::progress_line(now, 10, {nullptr, true, 40, false}) ==
              "epoch 1  [                     ]   0/10");
   now.steps = 5;
   now.samples = 10;
   now.seconds = 4;
-  BOOST_TEST(progress_line(now, 0, {nullptr, true, 80, false}) ==
+  BOOST_TEST(detail::progress_line(now, 0, {nullptr, true, 80, false}) ==
              "epoch 1  5 steps  2.5 samples/s");
 }
 
@@ -167,13 +167,13 @@ BOOST_AUTO_TEST_CASE(numbers_read_well) {
   BOOST_TEST(value_text(0.0000312) == "3.120e-05");
   BOOST_TEST(value_text(1e30) == "1.000e+30");
   BOOST_TEST(value_text(std::nan("")) == "nan");
-  BOOST_TEST(rate_text(54321.4) == "54321");
-  BOOST_TEST(rate_text(3.21) == "3.2");
-  BOOST_TEST(clock_text(3723) == "1:02:03");
-  BOOST_TEST(clock_text(59.6) == "1:00");
-  BOOST_TEST(clock_text(1e300) == "?");
-  BOOST_TEST(duration_text(12.34) == "12.3 s");
-  BOOST_TEST(duration_text(59.96) == "1:00");
+  BOOST_TEST(detail::rate_text(54321.4) == "54321");
+  BOOST_TEST(detail::rate_text(3.21) == "3.2");
+  BOOST_TEST(detail::clock_text(3723) == "1:02:03");
+  BOOST_TEST(detail::clock_text(59.6) == "1:00");
+  BOOST_TEST(detail::clock_text(1e300) == "?");
+  BOOST_TEST(detail::duration_text(12.34) == "12.3 s");
+  BOOST_TEST(detail::duration_text(59.96) == "1:00");
 }
 
 BOOST_AUTO_TEST_CASE(a_summary_is_a_line_for_people_and_one_for_programs) {
@@ -316,7 +316,7 @@ BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
   const Variable term("TERM", "xterm");
   const Variable columns(detail::columns_variable, "57");
   std::FILE* file = std::tmpfile();
-  BOOST_TEST(!detect_terminal(file).is_terminal);
+  BOOST_TEST(!detail::detect_terminal(file).is_terminal);
   std::fclose(file);
 
   // stdout as a rank of lockstep's launcher has it: a pipe.
@@ -325,19 +325,19 @@ BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
   std::fflush(stdout);
   const int before = dup(STDOUT_FILENO);
   dup2(ends[1], STDOUT_FILENO);
-  const Terminal told = detect_terminal(stdout);
-  const Terminal other = detect_terminal(stderr);
-  const Terminal plain = [] {
+  const detail::Terminal told = detail::detect_terminal(stdout);
+  const detail::Terminal other = detail::detect_terminal(stderr);
+  const detail::Terminal plain = [] {
     const Variable no_color("NO_COLOR", "1");
-    return detect_terminal(stdout);
+    return detail::detect_terminal(stdout);
   }();
-  const Terminal dumb = [] {
+  const detail::Terminal dumb = [] {
     const Variable term("TERM", "dumb");
-    return detect_terminal(stdout);
+    return detail::detect_terminal(stdout);
   }();
-  const Terminal untold = [] {
+  const detail::Terminal untold = [] {
     const Variable columns(detail::columns_variable, nullptr);
-    return detect_terminal(stdout);
+    return detail::detect_terminal(stdout);
   }();
   dup2(before, STDOUT_FILENO);
   for (int fd : {before, ends[0], ends[1]}) close(fd);

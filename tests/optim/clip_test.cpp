@@ -18,12 +18,12 @@ double error_of_squares(std::size_t count) {
   std::vector<T> values(count);
   long double want = 0;
   for (std::size_t i = 0; i < count; ++i) {
-    values[i] =
-        static_cast<T>(static_cast<Accumulator<T>>(std::sin(0.1 * static_cast<double>(i)) * 3));
-    const auto value = static_cast<long double>(static_cast<Accumulator<T>>(values[i]));
+    values[i] = static_cast<T>(
+        static_cast<detail::Accumulator<T>>(std::sin(0.1 * static_cast<double>(i)) * 3));
+    const auto value = static_cast<long double>(static_cast<detail::Accumulator<T>>(values[i]));
     want += value * value;
   }
-  const double have = sum_of_squares<T>(values);
+  const double have = detail::sum_of_squares<T>(values);
   return want == 0 ? have : std::abs(static_cast<double>(have / want - 1));
 }
 
@@ -38,12 +38,12 @@ BOOST_AUTO_TEST_CASE(sums_of_squares_keep_their_digits) {
 }
 
 BOOST_AUTO_TEST_CASE(a_norm_is_clipped_to_the_limit_and_never_raised) {
-  BOOST_TEST(clip_factor(0, 1.0) == 1);
-  BOOST_TEST(clip_factor(0.5, 1.0) == 1);
-  BOOST_TEST(std::abs(clip_factor(4, 1.0) - 0.25) < 1e-6);
-  BOOST_TEST(clip_factor(4, 1.0) < 0.25);  // the guard against zero, as in PyTorch
-  BOOST_TEST(clip_factor(std::numeric_limits<double>::infinity(), 1.0) == 0);
-  BOOST_TEST(std::isnan(clip_factor(std::nan(""), 1.0)));
+  BOOST_TEST(detail::clip_factor(0, 1.0) == 1);
+  BOOST_TEST(detail::clip_factor(0.5, 1.0) == 1);
+  BOOST_TEST(std::abs(detail::clip_factor(4, 1.0) - 0.25) < 1e-6);
+  BOOST_TEST(detail::clip_factor(4, 1.0) < 0.25);  // the guard against zero, as in PyTorch
+  BOOST_TEST(detail::clip_factor(std::numeric_limits<double>::infinity(), 1.0) == 0);
+  BOOST_TEST(std::isnan(detail::clip_factor(std::nan(""), 1.0)));
 }
 
 BOOST_AUTO_TEST_CASE(a_limit_of_infinity_is_no_clipping) {

@@ -9,22 +9,22 @@ using namespace lockstep;
 BOOST_AUTO_TEST_SUITE(optim_loss_scale)
 
 BOOST_AUTO_TEST_CASE(the_defaults_are_grad_scalers) {
-  constexpr LossScale first = first_loss_scale({});
+  constexpr detail::LossScale first = detail::first_loss_scale({});
   static_assert(first.scale == 65536 && first.good_steps == 0);
-  LossScale scale = first;
-  for (int step = 0; step != 1999; ++step) scale = next_loss_scale(scale, true, {});
+  detail::LossScale scale = first;
+  for (int step = 0; step != 1999; ++step) scale = detail::next_loss_scale(scale, true, {});
   BOOST_TEST(scale.scale == 65536);
   BOOST_TEST(scale.good_steps == 1999u);
-  scale = next_loss_scale(scale, true, {});
+  scale = detail::next_loss_scale(scale, true, {});
   BOOST_TEST(scale.scale == 131072);
   BOOST_TEST(scale.good_steps == 0u);
 }
 
 BOOST_AUTO_TEST_CASE(a_bad_step_halves_it_and_counting_begins_anew) {
   const LossScaleOptions options{.initial = 8, .growth = 4, .backoff = 0.5, .interval = 3};
-  LossScale scale = first_loss_scale(options);
+  detail::LossScale scale = detail::first_loss_scale(options);
   const auto after = [&](bool finite) {
-    scale = next_loss_scale(scale, finite, options);
+    scale = detail::next_loss_scale(scale, finite, options);
     return scale.scale;
   };
   BOOST_TEST(after(true) == 8);
@@ -39,15 +39,16 @@ BOOST_AUTO_TEST_CASE(a_bad_step_halves_it_and_counting_begins_anew) {
 
 BOOST_AUTO_TEST_CASE(it_does_not_grow_out_of_floats_range) {
   const LossScaleOptions options{.initial = 0x1p127F, .growth = 2, .backoff = 0.5, .interval = 1};
-  const LossScale scale = next_loss_scale(first_loss_scale(options), true, options);
+  const detail::LossScale scale =
+      detail::next_loss_scale(detail::first_loss_scale(options), true, options);
   BOOST_TEST(scale.scale == 0x1p127F);
 }
 
 BOOST_AUTO_TEST_CASE(infinities_and_what_is_no_number_are_not_finite) {
-  static_assert(is_finite(0) && is_finite(-1e308) && is_finite(0x1p-1074));
-  BOOST_TEST(!is_finite(std::numeric_limits<double>::infinity()));
-  BOOST_TEST(!is_finite(-std::numeric_limits<double>::infinity()));
-  BOOST_TEST(!is_finite(std::numeric_limits<double>::quiet_NaN()));
+  static_assert(detail::is_finite(0) && detail::is_finite(-1e308) && detail::is_finite(0x1p-1074));
+  BOOST_TEST(!detail::is_finite(std::numeric_limits<double>::infinity()));
+  BOOST_TEST(!detail::is_finite(-std::numeric_limits<double>::infinity()));
+  BOOST_TEST(!detail::is_finite(std::numeric_limits<double>::quiet_NaN()));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

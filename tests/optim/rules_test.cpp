@@ -26,7 +26,7 @@ double gradient_at(std::size_t step, std::size_t i) {
 /// Twelve steps in storage T; the worst difference from the plain rule in double.
 template <class Rule, class T>
 double worst_error(const typename Rule::Options& options, const auto& plain_rule) {
-  using A = Accumulator<T>;
+  using A = detail::Accumulator<T>;
   std::vector<T> parameters(count), gradients(count);
   std::array<std::vector<A>, 2> memory{std::vector<A>(count), std::vector<A>(count)};
   std::vector<double> expected(count);
@@ -39,9 +39,9 @@ double worst_error(const typename Rule::Options& options, const auto& plain_rule
   for (std::size_t s = 1; s <= 12; ++s) {
     for (std::size_t i = 0; i < count; ++i)
       gradients[i] = static_cast<T>(static_cast<A>(gradient_at(s, i)));
-    StatesOf<Rule, T> states{};
+    detail::StatesOf<Rule, T> states{};
     for (std::size_t k = 0; k < Rule::states; ++k) states[k] = memory[k].data();
-    const UpdatePass<Rule, T, Unscaled> pass{
+    const detail::UpdatePass<Rule, T, detail::Unscaled> pass{
         Rule::template at<A>(options, options.lr, s), parameters.data(), states, 0, {}};
     pass(0, std::span<const T>(gradients).first(16));
     pass(16, std::span<const T>(gradients).subspan(16));
@@ -67,38 +67,41 @@ void check(const typename Rule::Options& options, const auto& plain_rule) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(sgd_with_and_without_decay) {
-  check<SGD>({.lr = 0.1}, plain::Sgd{.lr = 0.1});
-  check<SGD>({.lr = 0.1, .weight_decay = 0.3}, plain::Sgd{.lr = 0.1, .weight_decay = 0.3});
+  detail::check<SGD>({.lr = 0.1}, plain::Sgd{.lr = 0.1});
+  detail::check<SGD>({.lr = 0.1, .weight_decay = 0.3}, plain::Sgd{.lr = 0.1, .weight_decay = 0.3});
 }
 
 BOOST_AUTO_TEST_CASE(momentum_dampening_and_decay) {
-  check<SGDMomentum>({.lr = 0.1, .momentum = 0.8}, plain::Sgd{.lr = 0.1, .momentum = 0.8});
-  check<SGDMomentum>({.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2},
-                     plain::Sgd{.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2});
+  detail::check<SGDMomentum>({.lr = 0.1, .momentum = 0.8}, plain::Sgd{.lr = 0.1, .momentum = 0.8});
+  detail::check<SGDMomentum>(
+      {.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2},
+      plain::Sgd{.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2});
 }
 
 BOOST_AUTO_TEST_CASE(nesterov_looks_ahead) {
-  check<SGDNesterov>({.lr = 0.1, .momentum = 0.7, .dampening = 0, .weight_decay = 0.2},
-                     plain::Sgd{.lr = 0.1, .momentum = 0.7, .weight_decay = 0.2, .nesterov = true});
+  detail::check<SGDNesterov>(
+      {.lr = 0.1, .momentum = 0.7, .dampening = 0, .weight_decay = 0.2},
+      plain::Sgd{.lr = 0.1, .momentum = 0.7, .weight_decay = 0.2, .nesterov = true});
 }
 
 BOOST_AUTO_TEST_CASE(adam_decays_through_the_gradient) {
-  check<Adam>({.lr = 0.02}, plain::Adam{.lr = 0.02});
-  check<Adam>(
+  detail::check<Adam>({.lr = 0.02}, plain::Adam{.lr = 0.02});
+  detail::check<Adam>(
       {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.3},
       plain::Adam{.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.3});
 }
 
 BOOST_AUTO_TEST_CASE(adamw_decays_the_parameter) {
-  check<AdamW>({.lr = 0.02}, plain::Adam{.lr = 0.02, .weight_decay = 0.01, .decoupled = true});
-  check<AdamW>({.lr = 0.02, .weight_decay = 0.5},
-               plain::Adam{.lr = 0.02, .weight_decay = 0.5, .decoupled = true});
+  detail::check<AdamW>({.lr = 0.02},
+                       plain::Adam{.lr = 0.02, .weight_decay = 0.01, .decoupled = true});
+  detail::check<AdamW>({.lr = 0.02, .weight_decay = 0.5},
+                       plain::Adam{.lr = 0.02, .weight_decay = 0.5, .decoupled = true});
 }
 
 BOOST_AUTO_TEST_CASE(a_pass_scales_before_the_rule) {
   std::array<double, 2> parameters{1, 2};
   const std::array<double, 2> gradients{4, 8};
-  const UpdatePass<SGD, double, Scaled<double>> pass{
+  const detail::UpdatePass<SGD, double, detail::Scaled<double>> pass{
       SGD::at<double>({}, 0.5, 1), parameters.data(), {}, 0, {0.25}};
   pass(0, gradients);
   BOOST_TEST(parameters[0] == 0.5);

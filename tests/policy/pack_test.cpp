@@ -28,9 +28,9 @@ struct Blue : PlannedChoice<questions::Color> {
   static constexpr std::string_view name = "Blue";
 };
 template <class C>
-struct Color : ChoicePolicy<questions::Color, C> {};
-struct Dark : ValuePolicy<questions::Shade> {
-  static constexpr void fingerprint(Hash& hash) { hash.text("Dark"); }
+struct Color : detail::ChoicePolicy<questions::Color, C> {};
+struct Dark : detail::ValuePolicy<questions::Shade> {
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text("Dark"); }
 };
 
 using Defaults = PolicyPack<Color<Red>, Dark>;
@@ -38,29 +38,29 @@ using Defaults = PolicyPack<Color<Red>, Dark>;
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_policy_is_told_from_a_choice_and_from_anything_else) {
-  static_assert(Policy<Color<Red>> && Policy<Dark> && Policy<Color<int>>);
-  static_assert(!Policy<Red> && BareChoice<Red> && !BareChoice<Dark>);
-  static_assert(!Policy<int> && !BareChoice<int>);
+  static_assert(detail::Policy<Color<Red>> && detail::Policy<Dark> && detail::Policy<Color<int>>);
+  static_assert(!detail::Policy<Red> && detail::BareChoice<Red> && !detail::BareChoice<Dark>);
+  static_assert(!detail::Policy<int> && !detail::BareChoice<int>);
   static_assert(Color<Red>::well_formed && !Color<int>::well_formed && !Color<Dark>::well_formed);
   static_assert(Color<Red>::built() && !Color<Blue>::built());
 }
 
 BOOST_AUTO_TEST_CASE(packs_are_counted_picked_and_brought_into_one_order) {
-  static_assert(policies_for<questions::Color, Color<Red>, Dark, Color<Blue>> == 2);
-  static_assert(policies_for<questions::Shade> == 0);
-  static_assert(std::is_same_v<Pick<questions::Shade, PolicyPack<Color<Red>, Dark>>, Dark>);
-  static_assert(std::is_same_v<PickOr<Color<Red>, Dark>, Color<Red>>);
-  static_assert(std::is_same_v<PickOr<Color<Red>, Dark, Color<Blue>>, Color<Blue>>);
-  static_assert(std::is_same_v<Canonical<Defaults>, Defaults>);
-  static_assert(
-      std::is_same_v<Canonical<Defaults, Dark, Color<Blue>>, PolicyPack<Color<Blue>, Dark>>);
-  static_assert(answers<questions::Color>(Defaults{}) && !answers<int>(Defaults{}));
+  static_assert(detail::policies_for<questions::Color, Color<Red>, Dark, Color<Blue>> == 2);
+  static_assert(detail::policies_for<questions::Shade> == 0);
+  static_assert(std::is_same_v<detail::Pick<questions::Shade, PolicyPack<Color<Red>, Dark>>, Dark>);
+  static_assert(std::is_same_v<detail::PickOr<Color<Red>, Dark>, Color<Red>>);
+  static_assert(std::is_same_v<detail::PickOr<Color<Red>, Dark, Color<Blue>>, Color<Blue>>);
+  static_assert(std::is_same_v<detail::Canonical<Defaults>, Defaults>);
+  static_assert(std::is_same_v<detail::Canonical<Defaults, Dark, Color<Blue>>,
+                               PolicyPack<Color<Blue>, Dark>>);
+  static_assert(detail::answers<questions::Color>(Defaults{}) && !detail::answers<int>(Defaults{}));
 }
 
 BOOST_AUTO_TEST_CASE(a_fingerprint_covers_every_policy_of_the_pack) {
   const auto of = [](auto pack) {
-    Hash hash;
-    fingerprint(hash, pack);
+    detail::Hash hash;
+    detail::fingerprint(hash, pack);
     return hash.value();
   };
   BOOST_TEST(of(Defaults{}) != of(PolicyPack<Color<Red>>{}));

@@ -48,18 +48,18 @@ struct Pass {
   }
   template <class Key>
   void give(Key, float value) {
-    using Tensor = NamedTensor<Net, TensorRole::parameter, Key>;
-    const Placement& place = where.plan().placements[Tensor::index];
-    for (T& gradient :
-         elements_at<T>(adds ? buckets.second_arena() : buckets.arena(), place.offset, place.bytes))
+    using Tensor = NamedTensor<Net, detail::TensorRole::parameter, Key>;
+    const detail::Placement& place = where.plan().placements[Tensor::index];
+    for (T& gradient : detail::elements_at<T>(adds ? buckets.second_arena() : buckets.arena(),
+                                              place.offset, place.bytes))
       gradient = static_cast<T>(value);
     buckets.ready(Tensor{});
   }
   /// The first and the last element of a parameter's gradient.
   template <class Key>
   std::vector<float> ends(Key) const {
-    const Placement& place =
-        where.plan().placements[NamedTensor<Net, TensorRole::parameter, Key>::index];
+    const detail::Placement& place =
+        where.plan().placements[NamedTensor<Net, detail::TensorRole::parameter, Key>::index];
     const auto all = buckets.template averages<T>(place.offset, place.bytes);
     return {static_cast<float>(all.front()), static_cast<float>(all.back())};
   }
@@ -161,7 +161,7 @@ BOOST_AUTO_TEST_CASE(gradients_travel_in_another_type_and_are_cast_before_they_s
   pass.buckets.end_backward();
   pass.buckets.reduce();
   BOOST_TEST((pass.ends("d"_p) == Numbers{104, 104}));
-  const Placement& place = pass.where.plan().placements[3];
+  const detail::Placement& place = pass.where.plan().placements[3];
   const auto own = pass.buckets.own<BFloat16>(place.offset, place.bytes);
   BOOST_TEST(static_cast<float>(own[8]) == 4);  // the model's own stay as they were
 }

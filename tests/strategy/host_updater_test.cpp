@@ -50,11 +50,11 @@ struct Source {
 
   template <class T>
   std::span<T> own(std::size_t offset, std::size_t bytes) {
-    return elements_at<T>(arena, offset, bytes);
+    return detail::elements_at<T>(arena, offset, bytes);
   }
   template <class T>
   std::span<T> averages(std::size_t offset, std::size_t bytes) {
-    return elements_at<T>(arena, offset, bytes);
+    return detail::elements_at<T>(arena, offset, bytes);
   }
   void wait(std::size_t bucket) {
     if (averaged[bucket]) return;
@@ -79,8 +79,8 @@ struct Arrays {
   static_assert(Updater<Updating, Source<Traits, Comm>>);
 
   typename Traits::layout where;
-  HostArena parameters{where.plan().bytes};
-  HostArena gradients{where.plan().bytes};
+  detail::HostArena parameters{where.plan().bytes};
+  detail::HostArena gradients{where.plan().bytes};
 
   explicit Arrays(double offset = 0) {
     each(parameters, start);
@@ -91,11 +91,11 @@ struct Arrays {
     return Source<Traits, Comm>{comm, gradients.data(), where.plan().bucket_count};
   }
 
-  void each(const HostArena& arena, auto number) {
+  void each(const detail::HostArena& arena, auto number) {
     for (std::size_t p = 0; p != 3; ++p) {
-      const Placement& place = where.plan().placements[p];
+      const detail::Placement& place = where.plan().placements[p];
       Traits::with_element(where.infos()[p].element, [&]<class T>(std::type_identity<T>) {
-        const auto values = elements_at<T>(arena.data(), place.offset, place.bytes);
+        const auto values = detail::elements_at<T>(arena.data(), place.offset, place.bytes);
         for (std::size_t i = 0; i != values.size(); ++i) values[i] = static_cast<T>(number(p, i));
       });
     }
@@ -105,9 +105,9 @@ struct Arrays {
   /// gradient.
   void check(auto rule, auto updates, double scale = 1) const {
     for (std::size_t p = 0; p != 3; ++p) {
-      const Placement& place = where.plan().placements[p];
+      const detail::Placement& place = where.plan().placements[p];
       Traits::with_element(where.infos()[p].element, [&]<class T>(std::type_identity<T>) {
-        const auto values = elements_at<T>(parameters.data(), place.offset, place.bytes);
+        const auto values = detail::elements_at<T>(parameters.data(), place.offset, place.bytes);
         for (std::size_t i = 0; i != sizes[p]; ++i) {
           const double within = std::is_same_v<T, float> ? 3e-5 : 1e-12;
           double want = start(p, i);
@@ -267,9 +267,10 @@ BOOST_AUTO_TEST_CASE(clipped_slices_are_reduced_in_place_before_the_norm_is_know
   BOOST_TEST(comm.calls[0] == "slice -99");
   BOOST_TEST(comm.calls[3].starts_with("reduce "));
   BOOST_TEST(comm.calls[4] == "barrier");
-  const Placement& place = arrays.where.plan().placements[0];
+  const detail::Placement& place = arrays.where.plan().placements[0];
   const auto own = source.own<double>(place.offset, place.bytes);
-  const auto values = elements_at<double>(arrays.parameters.data(), place.offset, place.bytes);
+  const auto values =
+      detail::elements_at<double>(arrays.parameters.data(), place.offset, place.bytes);
   const auto [begin, end] = comm.slice<double>(arrays.where.plan().buckets()[2].count());
   BOOST_TEST_REQUIRE((begin < 40 && end > begin));
   BOOST_TEST(own[0] == gradient(0, 0) - 100);

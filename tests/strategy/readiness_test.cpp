@@ -20,7 +20,7 @@ struct Net {
   using Parameters = ParameterList<Parameter<"a", float, 10>, Parameter<"b", double, 20>,
                                    Parameter<"c", float, 2>, Parameter<"d", float, 10>>;
 };
-using Where = Layout<Net, Buckets<BucketLimits{45, 1}>>;
+using Where = detail::Layout<Net, Buckets<BucketLimits{45, 1}>>;
 static_assert(Where::plan().bucket_count == 3);
 
 /// The same, known at run time.
@@ -33,16 +33,16 @@ struct ListedNet {
     list.parameter("d", ElementKind::f32, {10});
   }
 };
-using ListedWhere = Layout<ListedNet, Buckets<BucketLimits{45, 1}>>;
+using ListedWhere = detail::Layout<ListedNet, Buckets<BucketLimits{45, 1}>>;
 
 /// Calls `check(readiness)` for a layout that the compiler knows and for one that it does not.
 void for_both(auto check) {
   const Where where;
   Readiness<Where> known(where);
-  check(known);
+  detail::check(known);
   const ListedWhere listed_where{ListedNet{}};
   Readiness<ListedWhere> listed(listed_where);
-  check(listed);
+  detail::check(listed);
 }
 
 std::string words_of(auto f) {
@@ -103,8 +103,8 @@ BOOST_AUTO_TEST_CASE(missing_gradients_are_named_eight_at_the_most) {
   struct Many {
     using Parameters = ParameterList<Repeat<"block", 11, ParameterList<Parameter<"w", float, 3>>>>;
   };
-  const Layout<Many> where;
-  Readiness<Layout<Many>> readiness(where);
+  const detail::Layout<Many> where;
+  Readiness<detail::Layout<Many>> readiness(where);
   readiness.reset();
   readiness.mark(0);
   BOOST_TEST(readiness.missing_names() ==

@@ -91,12 +91,13 @@ class Communicator : public Collectives<Communicator<MostUnderWay>>, public deta
  private:
   template <class T>
   static std::string name(std::span<T> values) {
-    return std::to_string(static_cast<int>(static_cast<Accumulator<T>>(values[0])));
+    return std::to_string(static_cast<int>(static_cast<detail::Accumulator<T>>(values[0])));
   }
   template <class T>
   static void finish(std::span<T> values) {
     for (T& value : values)
-      value = static_cast<T>(static_cast<Accumulator<T>>(static_cast<Accumulator<T>>(value) + 100));
+      value = static_cast<T>(
+          static_cast<detail::Accumulator<T>>(static_cast<detail::Accumulator<T>>(value) + 100));
   }
 
   std::size_t rank_;

@@ -97,7 +97,7 @@ Outcome with_ddp(std::size_t ranks) {
 template <class... Ps>
 Outcome with_dp(std::size_t replicas) {
   using Job = Trainer<Line, ParallelStrategy<DP>, Ps...>;
-  Session session = join_alone();
+  Session session = detail::join_alone();
   Job job(session, {}, {.seed = Seed{5}, .log = "", .replicas = replicas, .arguments = {}});
   BOOST_TEST(job.dp().replicas() == replicas);
   BOOST_TEST((job.world_size() == WorldSize{1}));

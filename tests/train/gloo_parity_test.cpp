@@ -31,10 +31,10 @@ BOOST_AUTO_TEST_CASE(policies_lead_to_communicators) {
   const auto sum_ranks = []<class... Ps>(const Membership& member) {
     setenv("LOCKSTEP_HOST", std::to_string(member.rank.value() % 2).c_str(), 1);
     Session session(member, Store(member.host, member.port, member.secret, member.timeout));
-    auto comm = make_communicator<CanonicalPolicies<Ps...>>(session);
+    auto comm = detail::make_communicator<CanonicalPolicies<Ps...>>(session);
     std::vector<std::size_t> sum(5, member.rank.value());
     comm.all_reduce(sum);
-    check(sum[4] == 0 + 1 + 2 + 3, "the sum is wrong");
+    detail::check(sum[4] == 0 + 1 + 2 + 3, "the sum is wrong");
   };
   BOOST_CHECK_NO_THROW(spawn<4>(AsProcesses{}, [&](const Membership& member, Store&) {
     sum_ranks.operator()<Backend<Gloo>, World<4>>(member);

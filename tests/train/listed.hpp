@@ -25,17 +25,20 @@ class ByName {
   explicit ByName(const Step& step) : step_(step) {}
 
   auto param(auto key) const {
-    return shaped<TensorRole::parameter>(key, [&](auto number) { return step_.param(number); });
+    return shaped<detail::TensorRole::parameter>(key,
+                                                 [&](auto number) { return step_.param(number); });
   }
   auto grad(auto key) const {
-    return shaped<TensorRole::parameter>(key, [&](auto number) { return step_.grad(number); });
+    return shaped<detail::TensorRole::parameter>(key,
+                                                 [&](auto number) { return step_.grad(number); });
   }
   auto buffer(auto key) const {
-    return shaped<TensorRole::buffer>(key, [&](auto number) { return step_.buffer(number); });
+    return shaped<detail::TensorRole::buffer>(key,
+                                              [&](auto number) { return step_.buffer(number); });
   }
   template <class Key>
   void ready(Key) const {
-    step_.ready(NamedTensor<Declared, TensorRole::parameter, Key>::index);
+    step_.ready(NamedTensor<Declared, detail::TensorRole::parameter, Key>::index);
   }
   template <class S = Step>
   auto stream() const -> decltype(std::declval<const S&>().stream()) {
@@ -47,13 +50,13 @@ class ByName {
   }
 
  private:
-  template <TensorRole Role, class Key>
+  template <detail::TensorRole Role, class Key>
   static auto shaped(Key, const auto& find) {
     using Tensor = NamedTensor<Declared, Role, Key>;
     const auto row = find(Listed<ElementOf<Tensor::info.element>>{Tensor::index});
     return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
       using T = typename decltype(row)::element_type;
-      return View<Memory, T, Tensor::info.extents[Axis]...>(row.data_handle());
+      return detail::View<Memory, T, Tensor::info.extents[Axis]...>(row.data_handle());
     }(std::make_index_sequence<Tensor::info.rank>{});
   }
 
@@ -66,11 +69,11 @@ struct ListedIn {
   Declared model;
 
   void tensors(TensorList& list) const {
-    const auto& parameters = parameter_table<Declared>;
+    const auto& parameters = detail::parameter_table<Declared>;
     for (std::size_t i = 0; i != parameters.size(); ++i)
       list.parameter(std::string(parameters.name(i)), parameters.infos[i].element,
                      extents_of(parameters.infos[i]));
-    const auto& buffers = buffer_table<Declared>;
+    const auto& buffers = detail::buffer_table<Declared>;
     for (std::size_t i = 0; i != buffers.size(); ++i)
       list.buffer(std::string(buffers.name(i)), buffers.infos[i].element,
                   extents_of(buffers.infos[i]));
@@ -90,7 +93,7 @@ struct ListedIn {
   }
 
  private:
-  static std::vector<std::size_t> extents_of(const TensorInfo& info) {
+  static std::vector<std::size_t> extents_of(const detail::TensorInfo& info) {
     return {info.extents.begin(), info.extents.begin() + static_cast<std::ptrdiff_t>(info.rank)};
   }
 };

@@ -151,11 +151,12 @@ BOOST_AUTO_TEST_CASE(phases_and_a_trainer_take_such_a_model) {
   BOOST_TEST(loss == stepping.step(batch));
   BOOST_TEST((bits_of_listed(ddp) == bits_of_listed(stepping)));
 
-  Session session = join_alone();
+  Session session = detail::join_alone();
   Trainer<ListedNetwork> job(session);
   BOOST_TEST(job.step(batch) == loss);
   BOOST_TEST(job.param(1).size() == 9u);
-  BOOST_TEST(Composed<ListedNetwork>::fingerprint({}) == Composed<Network>::fingerprint());
+  BOOST_TEST(detail::Composed<ListedNetwork>::fingerprint({}) ==
+             detail::Composed<Network>::fingerprint());
 }
 
 // ---- What can go wrong

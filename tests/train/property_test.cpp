@@ -93,7 +93,7 @@ void for_each_number(const auto& step, const F& f) {
 
 /// An arena's tensors, all to be written.
 struct Writable {
-  const Layout<Network>& layout;
+  const detail::Layout<Network>& layout;
   std::byte* data;
   auto param(auto key) const { return layout.view<HostMemory, false>(data, key); }
 };
@@ -102,9 +102,9 @@ struct Writable {
 template <class Rule>
 std::vector<double> train_in_one_process(const Case& c, const Rule& rule, double max_norm) {
   Network network = c.network();
-  const Layout<Network> layout(network);
-  const HostArena parameters(layout.plan().bytes), gradients(layout.plan().bytes);
-  BareStep<Network> step(network, {parameters.data(), gradients.data(), nullptr});
+  const detail::Layout<Network> layout(network);
+  const detail::HostArena parameters(layout.plan().bytes), gradients(layout.plan().bytes);
+  detail::BareStep<Network> step(network, {parameters.data(), gradients.data(), nullptr});
   Writable initial{layout, parameters.data()};
   network.initialize(initial);
   const Writable slopes{layout, gradients.data()};
@@ -129,7 +129,7 @@ std::vector<double> train_in_one_process(const Case& c, const Rule& rule, double
 }
 
 std::uint64_t hash_of_bits(const auto& ddp) {
-  Hash hash;
+  detail::Hash hash;
   for_each_number(ddp, [&](std::size_t, double value) {
     std::uint64_t bits;
     std::memcpy(&bits, &value, sizeof(bits));

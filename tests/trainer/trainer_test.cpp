@@ -16,10 +16,10 @@ struct Net {
 };
 
 template <class... Ps>
-using PolicyOfBackend = typename Composed<Net, Ps...>::template policy<axes::Backend>;
+using PolicyOfBackend = typename detail::Composed<Net, Ps...>::template policy<axes::Backend>;
 
 template <class... Ps>
-using PolicyOfSharding = typename Composed<Net, Ps...>::template policy<axes::Sharding>;
+using PolicyOfSharding = typename detail::Composed<Net, Ps...>::template policy<axes::Sharding>;
 
 }  // namespace
 
@@ -48,7 +48,7 @@ BOOST_AUTO_TEST_CASE(the_default_backend_follows_the_device) {
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>>, Backend<Nccl>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, Backend<Shm>>, Backend<Shm>>);
   static_assert(std::is_same_v<PolicyOfBackend<Device<Cuda>, ParallelStrategy<DP>>, Backend<Shm>>);
-  static_assert(std::is_same_v<Composed<Net, Device<Cuda>>::memory, DeviceMemory>);
+  static_assert(std::is_same_v<detail::Composed<Net, Device<Cuda>>::memory, DeviceMemory>);
 }
 
 BOOST_AUTO_TEST_CASE(parameters_are_shared_where_memory_is) {
@@ -77,11 +77,11 @@ BOOST_AUTO_TEST_CASE(every_policy_changes_the_fingerprint) {
       Trainer<Net>::fingerprint(),
       Trainer<Net, ParallelStrategy<DP>>::fingerprint(),
       Trainer<Net, ParallelStrategy<DP>, LossOnReplica>::fingerprint(),
-      Composed<Net, Backend<Gloo>>::fingerprint(),
-      Composed<Net, Backend<Hierarchical<Shm, Gloo>>>::fingerprint(),
-      Composed<Net, Device<Cuda>, Backend<Hierarchical<Shm, Nccl>>>::fingerprint(),
-      Composed<Net, Device<Cuda>, Backend<Shm>>::fingerprint(),
-      Composed<Net, Device<Cuda>>::fingerprint(),
+      detail::Composed<Net, Backend<Gloo>>::fingerprint(),
+      detail::Composed<Net, Backend<Hierarchical<Shm, Gloo>>>::fingerprint(),
+      detail::Composed<Net, Device<Cuda>, Backend<Hierarchical<Shm, Nccl>>>::fingerprint(),
+      detail::Composed<Net, Device<Cuda>, Backend<Shm>>::fingerprint(),
+      detail::Composed<Net, Device<Cuda>>::fingerprint(),
       Trainer<Net, World<1>>::fingerprint(),
       Trainer<Net, World<2>>::fingerprint(),
       Trainer<Net, Sampler<Distributed, Exact>>::fingerprint(),
@@ -96,20 +96,23 @@ BOOST_AUTO_TEST_CASE(every_policy_changes_the_fingerprint) {
 }
 
 BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
-  static_assert(composition_fault<Net> == Fault::none);
-  static_assert(composition_fault<Net, World<0>> == Fault::world_of_zero);
-  static_assert(composition_fault<Net, Backend<Shm>, Backend<Shm>> == Fault::policy_given_twice);
-  static_assert(composition_fault<Net, Backend<Nccl>> == Fault::nccl_on_cpu);
-  static_assert(composition_fault<Net, int> == Fault::unknown_policy);
+  static_assert(composition_fault<Net> == detail::Fault::none);
+  static_assert(composition_fault<Net, World<0>> == detail::Fault::world_of_zero);
+  static_assert(composition_fault<Net, Backend<Shm>, Backend<Shm>> ==
+                detail::Fault::policy_given_twice);
+  static_assert(composition_fault<Net, Backend<Nccl>> == detail::Fault::nccl_on_cpu);
+  static_assert(composition_fault<Net, int> == detail::Fault::unknown_policy);
   using Shared = Sharding<HostShared>;
-  static_assert(composition_fault<Net, Shared> == Fault::none);
-  static_assert(composition_fault<Net, Shared, Backend<Gloo>> == Fault::shared_without_shm);
-  static_assert(composition_fault<Net, Shared, Device<Cuda>> == Fault::shared_without_shm);
-  static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>, Backend<Gloo>> == Fault::none);
+  static_assert(composition_fault<Net, Shared> == detail::Fault::none);
+  static_assert(composition_fault<Net, Shared, Backend<Gloo>> == detail::Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Shared, Device<Cuda>> == detail::Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>, Backend<Gloo>> ==
+                detail::Fault::none);
   static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>, Device<Cuda>> ==
-                Fault::shared_without_shm);
-  static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> == Fault::choice_not_built);
-  static_assert(composition_fault<Net, Buffers<Synced>> == Fault::choice_not_built);
+                detail::Fault::shared_without_shm);
+  static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> ==
+                detail::Fault::choice_not_built);
+  static_assert(composition_fault<Net, Buffers<Synced>> == detail::Fault::choice_not_built);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

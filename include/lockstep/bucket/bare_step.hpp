@@ -9,7 +9,7 @@
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Where a replica's tensors start. Each arena is as long as its layout's plan says and aligned to
 /// `arena_alignment`.
@@ -57,7 +57,7 @@ class BareStep {
   template <class Key>
   constexpr void ready(Key key) const {
     // A misspelt name is an error here too.
-    static_cast<void>(detail::find_tensor<Model, TensorRole::parameter>(key).index);
+    static_cast<void>(find_tensor<Model, TensorRole::parameter>(key).index);
   }
 
  private:
@@ -66,4 +66,4 @@ class BareStep {
   Arenas arenas_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -25,9 +25,9 @@ struct BucketLimits {
 };
 
 template <BucketLimits Limits = BucketLimits{}>
-struct Buckets : ValuePolicy<axes::Buckets> {
+struct Buckets : detail::ValuePolicy<axes::Buckets> {
   static constexpr BucketLimits limits = Limits;
-  static constexpr void fingerprint(Hash& hash) {
+  static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Buckets::name).number(Limits.first).number(Limits.cap);
   }
 };

@@ -5,7 +5,7 @@
 
 #include "lockstep/core/element.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Every tensor in the type in which the model declares it.
 struct DeclaredTypes {
@@ -20,4 +20,4 @@ struct FloatingAs {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -14,7 +14,7 @@
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The element kinds that Model's tensors of one role can have in a layout, each once.
 template <class Model, TensorRole Role, class Types>
@@ -65,4 +65,4 @@ std::span<T> elements_at(std::byte* arena, std::size_t offset, std::size_t bytes
   return {reinterpret_cast<T*>(arena + offset), bytes / sizeof(T)};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

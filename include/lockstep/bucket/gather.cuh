@@ -16,7 +16,7 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A bucket's tensors: how many elements each has, and where in the bucket it begins.
 template <class Sizes, class Offsets>
@@ -37,8 +37,6 @@ struct BucketTensors<std::index_sequence<Size...>, std::index_sequence<Offset...
   }();
 };
 
-namespace detail {
-
 template <class TheLayout, std::size_t B, std::size_t... I>
 constexpr auto tensors_of_bucket(std::index_sequence<I...>) {
   constexpr const auto& plan = TheLayout::plan();
@@ -49,14 +47,10 @@ constexpr auto tensors_of_bucket(std::index_sequence<I...>) {
       std::index_sequence<(plan.placements[plan.members(B)[I]].offset - begin) / size...>>{};
 }
 
-}  // namespace detail
-
 /// Those of bucket B of a layout with static shapes, in order of arrival (`BucketPlan::members`).
 template <class TheLayout, std::size_t B>
-using TensorsOf = decltype(detail::tensors_of_bucket<TheLayout, B>(
+using TensorsOf = decltype(tensors_of_bucket<TheLayout, B>(
     std::make_index_sequence<TheLayout::plan().bucket_table[B].parameters>{}));
-
-namespace detail {
 
 template <class From, std::size_t Count>
 struct TensorPointers {
@@ -92,16 +86,14 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   gather_tile<Tensors, Shape, 0, Tensors::count>(tensors, blockIdx.x, bucket, factor);
 }
 
-}  // namespace detail
-
 /// Scales, casts and packs the tensors into `bucket`; what lies between them there is not touched.
 /// `Tensors` is a `TensorsOf<Layout, b>`. **Stream** in its order. **Host** does not block.
 template <class Tensors, class Shape = PackShape, FloatingElement From, FloatingElement To>
 void launch_gather(cudaStream_t stream, const std::array<const From*, Tensors::count>& tensors,
                    To* bucket, double factor) {
-  using Sweep = detail::CastSweep<From, To>;
+  using Sweep = CastSweep<From, To>;
   static_assert(Tensors::count > 0);
-  detail::TensorPointers<From, Tensors::count> pointers{};
+  TensorPointers<From, Tensors::count> pointers{};
   for (std::size_t t = 0; t != Tensors::count; ++t) {
     require_alignment("gather", {tensors[t], bucket + Tensors::offsets[t]});
     pointers.at[t] = tensors[t];
@@ -109,10 +101,10 @@ void launch_gather(cudaStream_t stream, const std::array<const From*, Tensors::c
   constexpr std::size_t tiles =
       Tensors::template first_tile<Tensors::count, Shape::tile * Sweep::packet>;
   if constexpr (tiles != 0) {
-    detail::gather<Tensors, Shape><<<static_cast<unsigned>(tiles), Shape::threads, 0, stream>>>(
+    gather<Tensors, Shape><<<static_cast<unsigned>(tiles), Shape::threads, 0, stream>>>(
         pointers, bucket, static_cast<typename Sweep::A>(factor));
     check_launch("gather");
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

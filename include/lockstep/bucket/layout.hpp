@@ -24,19 +24,17 @@
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
-namespace detail {
 template <class Types, class Infos>
 constexpr Infos in_types(Infos infos) {
   for (TensorInfo& info : infos) info.element = Types::of(info.element);
   return infos;
 }
-}  // namespace detail
 
 /// The tensors in the types in which they are laid out.
 template <class Model, TensorRole Role, class Types>
-inline constexpr auto static_infos = detail::in_types<Types>(tensor_table<Model, Role>.infos);
+inline constexpr auto static_infos = in_types<Types>(tensor_table<Model, Role>.infos);
 
 /// The plan of static tensors. The limits come as the policy, a type: g++ 12 does not survive
 /// values of class type passed on through alias templates.
@@ -54,8 +52,6 @@ inline constexpr auto static_offsets = [] {
   }
   return offsets;
 }();
-
-namespace detail {
 
 /// Makes views from an element kind and numbers alone. nvcc writes types the way they were reached,
 /// and cannot write a name into a kernel's host stub: here the tensor's name has been left behind.
@@ -133,24 +129,22 @@ using LayoutBase =
     std::conditional_t<has_dynamic_shapes<Model, Role>, RunTimeLayout<Model, Role, Limits, Types>,
                        StaticLayout<Model, Role, Limits, Types>>;
 
-}  // namespace detail
-
 /// Where Model's tensors of one role lie. A layout of static shapes is empty and its answers are
 /// constants; one of dynamic shapes is constructed from the model.
 template <class Model, TensorRole Role, class Limits, class Types>
-class TensorLayout : public detail::LayoutBase<Model, Role, Limits, Types> {
+class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
  public:
-  using detail::LayoutBase<Model, Role, Limits, Types>::LayoutBase;
+  using LayoutBase<Model, Role, Limits, Types>::LayoutBase;
 
   /// The tensor behind a key, as `T` or `const T` elements, in the arena that starts at `arena`.
   /// One that is listed has a view of its elements in a row: their model knows their shape.
   template <class Memory, bool Const, class Key>
   constexpr auto view(std::byte* arena, Key key) const {
     if constexpr (TensorListing<Model>) {
-      constexpr ElementKind element = Types::of(detail::kind_of_listed<Model, Key>());
-      const std::size_t tensor = detail::find_tensor<Model, Role>(key).index;
+      constexpr ElementKind element = Types::of(kind_of_listed<Model, Key>());
+      const std::size_t tensor = find_tensor<Model, Role>(key).index;
       require_element(tensor, element);
-      return detail::make_view<Memory, Const, element, dynamic>(
+      return make_view<Memory, Const, element, dynamic>(
           arena + this->plan().placements[tensor].offset,
           Extents<dynamic>{this->infos()[tensor].count()});
     } else {
@@ -165,12 +159,12 @@ class TensorLayout : public detail::LayoutBase<Model, Role, Limits, Types> {
     constexpr TensorInfo info = Tensor::info;
     constexpr ElementKind element = Types::of(info.element);
     if constexpr (has_dynamic_shapes<Model, Role>) {
-      return detail::make_view<Memory, Const, element, info.extents[Axis]...>(
+      return make_view<Memory, Const, element, info.extents[Axis]...>(
           arena + this->plan().placements[Tensor::index].offset,
           this->infos()[Tensor::index].extents[Axis]...);
     } else {
       constexpr std::size_t offset = static_offsets<Model, Role, Limits, Types>[Tensor::index];
-      return detail::make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset);
+      return make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset);
     }
   }
 
@@ -196,4 +190,4 @@ template <class Model, class Types = DeclaredTypes>
 using BufferLayout =
     TensorLayout<Model, TensorRole::buffer, Buckets<BucketLimits{too_large, too_large}>, Types>;
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

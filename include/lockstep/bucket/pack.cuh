@@ -14,11 +14,9 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 using PackShape = PassShape<256, 4>;
-
-namespace detail {
 
 /// In double where one side is; else in float. The result is rounded to `To` once.
 template <class From, class To>
@@ -92,8 +90,6 @@ void launch_sweep(cudaStream_t stream, const char* name, const Sweep& sweep, std
   check_launch(name);
 }
 
-}  // namespace detail
-
 /// `to[i] = factor * from[i]`, in the type of `to`: packs gradients into a bucket of fewer bits, or
 /// unpacks it. A `Count` that the compiler knows becomes part of the kernel. **Stream** in its
 /// order. **Host** does not block.
@@ -101,10 +97,10 @@ template <std::size_t Count = dynamic, class Shape = PackShape, FloatingElement 
           FloatingElement To>
 void launch_cast(cudaStream_t stream, const From* from, To* to, double factor,
                  std::size_t count = Count) {
-  using Sweep = detail::CastSweep<From, To>;
+  using Sweep = CastSweep<From, To>;
   require_alignment("cast", {from, to});
-  detail::launch_sweep<Shape, Count>(
-      stream, "cast", Sweep{from, to, static_cast<typename Sweep::A>(factor)}, count);
+  launch_sweep<Shape, Count>(stream, "cast",
+                             Sweep{from, to, static_cast<typename Sweep::A>(factor)}, count);
 }
 
 /// `sum[i] += more[i]`: another micro-batch. **Stream** in its order. **Host** does not block.
@@ -112,7 +108,7 @@ template <std::size_t Count = dynamic, class Shape = PackShape, Element T>
 void launch_add(cudaStream_t stream, T* sum, const std::type_identity_t<T>* more,
                 std::size_t count = Count) {
   require_alignment("add", {sum, more});
-  detail::launch_sweep<Shape, Count>(stream, "add", detail::AddSweep<T>{sum, more}, count);
+  launch_sweep<Shape, Count>(stream, "add", AddSweep<T>{sum, more}, count);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

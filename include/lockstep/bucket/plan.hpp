@@ -15,7 +15,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Where one parameter lies. Parameters and gradients have the same layout.
 struct Placement {
@@ -37,7 +37,6 @@ struct Bucket {
   constexpr std::size_t count() const { return bytes / element_size(element); }
 };
 
-namespace detail {
 /// `Count` values, or as many as the table's maker says where `Count` is `dynamic`.
 template <class T, std::size_t Count>
 using Table = std::conditional_t<Count == dynamic, std::vector<T>,
@@ -52,13 +51,12 @@ constexpr Table<T, Count> make_table(std::size_t size) {
     return {};
   }
 }
-}  // namespace detail
 
 /// A plan for `Count` parameters, known to the compiler or (`dynamic`) to the constructor.
 template <std::size_t Count>
 struct BucketPlan {
   template <class T>
-  using Table = detail::Table<T, Count>;
+  using Table = Table<T, Count>;
 
   Table<Placement> placements{};  // by parameter, in declaration order
   Table<std::size_t> arrivals{};  // parameters by bucket, then in order of arrival
@@ -89,13 +87,13 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
                                              BucketLimits limits) {
   const std::size_t count = tensors.size();
   BucketPlan<Count> plan;
-  plan.placements = detail::make_table<Placement, Count>(count);
-  plan.arrivals = detail::make_table<std::size_t, Count>(count);
-  plan.bucket_table = detail::make_table<Bucket, Count>(count);
+  plan.placements = make_table<Placement, Count>(count);
+  plan.arrivals = make_table<std::size_t, Count>(count);
+  plan.bucket_table = make_table<Bucket, Count>(count);
   // A bucket has a number by opening until all are known, and then one by completion.
-  auto opening = detail::make_table<std::size_t, Count>(count);       // by parameter
-  auto completed_by = detail::make_table<std::size_t, Count>(count);  // by number of opening
-  auto completion = detail::make_table<std::size_t, Count>(count);    // by number of opening
+  auto opening = make_table<std::size_t, Count>(count);       // by parameter
+  auto completed_by = make_table<std::size_t, Count>(count);  // by number of opening
+  auto completion = make_table<std::size_t, Count>(count);    // by number of opening
 
   struct Open {
     std::size_t number = dynamic;  // `dynamic`: none is open
@@ -146,4 +144,4 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
   return plan;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -7,7 +7,7 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Neighbouring buckets of one element type. What is done to every element alike, such as an
 /// optimizer's update, goes over runs and need not stop at buckets.
@@ -23,7 +23,7 @@ struct Run {
 
 template <std::size_t Count>
 struct RunTable {
-  detail::Table<Run, Count> runs{};
+  Table<Run, Count> runs{};
   std::size_t size = 0;
 
   constexpr const Run* begin() const { return runs.data(); }
@@ -33,7 +33,7 @@ struct RunTable {
 template <std::size_t Count>
 constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
   RunTable<Count> table;
-  table.runs = detail::make_table<Run, Count>(plan.bucket_count);
+  table.runs = make_table<Run, Count>(plan.bucket_count);
   for (std::size_t b = 0; b != plan.bucket_count; ++b) {
     const Bucket& bucket = plan.bucket_table[b];
     if (table.size == 0 || table.runs[table.size - 1].element != bucket.element)
@@ -44,8 +44,6 @@ constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
   }
   return table;
 }
-
-namespace detail {
 
 /// The runs of a layout: a constant and an empty type where the compiler knows its plan.
 template <class Layout>
@@ -60,6 +58,4 @@ struct LayoutRuns<Layout> {
   explicit LayoutRuns(const Layout& layout) : table(make_runs(layout.plan())) {}
 };
 
-}  // namespace detail
-
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -51,6 +51,6 @@ struct Hierarchical : Choice<axes::Backend> {
 static_assert(Hierarchical<Shm, Gloo>::name == "Hierarchical<Shm, Gloo>");
 
 template <class Transport>
-struct Backend : ChoicePolicy<axes::Backend, Transport> {};
+struct Backend : detail::ChoicePolicy<axes::Backend, Transport> {};
 
 }  // namespace lockstep

@@ -199,8 +199,8 @@ class Collectives {
   /// The element type that both arguments have.
   template <class In, class Out>
   struct CommonElement {
-    using type = FlatElement<Out>;
-    static_assert(std::same_as<std::remove_const_t<FlatElement<const In>>, type>,
+    using type = detail::FlatElement<Out>;
+    static_assert(std::same_as<std::remove_const_t<detail::FlatElement<const In>>, type>,
                   "lockstep: a collective's arguments have one element type");
   };
   template <class In, class Out>

@@ -25,6 +25,6 @@ struct HelperThread : Choice<axes::Progress> {
 };
 
 template <class Who>
-struct Progress : ChoicePolicy<axes::Progress, Who> {};
+struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
 
 }  // namespace lockstep

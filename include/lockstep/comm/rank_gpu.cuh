@@ -8,7 +8,7 @@
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The one that the rank's place on its host gives it. This thread computes on it from then on.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
@@ -16,4 +16,4 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
       Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

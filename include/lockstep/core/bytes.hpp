@@ -15,6 +15,8 @@ constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
 
 }  // namespace literals
 
+namespace detail {
+
 /// Where every parameter and bucket starts: a multiple of a cache line, of a CUDA memory
 /// transaction and of every vector register there is.
 inline constexpr std::size_t arena_alignment = 256;
@@ -32,5 +34,7 @@ constexpr std::size_t saturating_product(std::size_t a, std::size_t b) {
   if (a == 0 || b == 0) return 0;
   return a > too_large / b ? too_large : a * b;
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

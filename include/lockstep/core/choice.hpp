@@ -24,6 +24,8 @@ struct PlannedChoice : Choice<Axis> {
   static constexpr bool built = false;
 };
 
+namespace detail {
+
 /// C is one of the answers to Axis.
 template <class C, class Axis>
 concept ChoiceOf = requires {
@@ -49,5 +51,7 @@ struct ValuePolicy {
   static constexpr bool well_formed = true;
   static constexpr bool built() { return true; }
 };
+
+}  // namespace detail
 
 }  // namespace lockstep

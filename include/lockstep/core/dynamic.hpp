@@ -28,6 +28,8 @@ struct Size<dynamic> {
   std::size_t size_;
 };
 
+namespace detail {
+
 /// `size`, unless the compiler knows it.
 template <std::size_t N>
 constexpr Size<N> make_size(std::size_t size) {
@@ -37,5 +39,7 @@ constexpr Size<N> make_size(std::size_t size) {
     return {};
   }
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -30,8 +30,12 @@ enum class ElementKind : std::uint8_t {
   u64 = 12,
 };
 
+namespace detail {
+
 /// One more than the largest `ElementKind`: the size of a table indexed by it.
 inline constexpr std::size_t element_kinds = 13;
+
+}  // namespace detail
 
 /// The kind of T; `unsupported` where no tensor can hold T. Integers are told apart by size and
 /// sign, so that `long` and `long long` are one kind.
@@ -68,6 +72,8 @@ static_assert(FloatingElement<Half> && FloatingElement<BFloat16>);
 static_assert(IntegerElement<std::int8_t> && IntegerElement<std::uint64_t>);
 static_assert(!Element<bool> && !Element<long double> && !Element<const float>);
 
+namespace detail {
+
 constexpr bool is_floating(ElementKind kind) {
   return kind >= ElementKind::f64 && kind <= ElementKind::bf16;
 }
@@ -91,9 +97,13 @@ using ElementTypes =
     std::tuple<void, double, float, Half, BFloat16, std::int8_t, std::int16_t, std::int32_t,
                std::int64_t, std::uint8_t, std::uint16_t, std::uint32_t, std::uint64_t>;
 
+}  // namespace detail
+
 /// The type behind a kind: how tables of values become views again.
 template <ElementKind Kind>
-using ElementOf = std::tuple_element_t<static_cast<std::size_t>(Kind), ElementTypes>;
+using ElementOf = std::tuple_element_t<static_cast<std::size_t>(Kind), detail::ElementTypes>;
+
+namespace detail {
 
 /// T itself, reached through its kind: what nvcc is given where it could not write how T came
 /// about.
@@ -124,5 +134,7 @@ struct AccumulatorFor<T> {
 
 template <Element T>
 using Accumulator = typename AccumulatorFor<T>::type;
+
+}  // namespace detail
 
 }  // namespace lockstep

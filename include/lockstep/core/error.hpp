@@ -55,14 +55,14 @@ namespace detail {
 
 [[noreturn, gnu::cold]] void fail_check(std::string_view advice, const char* file, int line);
 
-}  // namespace detail
-
 /// Throws unless `ok`. The advice says what the user should do; the place is the caller's.
 constexpr void check(bool ok, std::string_view advice, const char* file = __builtin_FILE(),
                      int line = __builtin_LINE()) {
   if (!ok) [[unlikely]]
-    detail::fail_check(advice, file, line);
+    fail_check(advice, file, line);
 }
+
+}  // namespace detail
 
 }  // namespace lockstep
 

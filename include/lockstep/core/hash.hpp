@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// FNV-1a (Fowler, Noll, Vo). Fed with names and numbers only, never with addresses or a
 /// compiler's spelling of a type, so that ranks built by different compilers agree.
@@ -32,4 +32,4 @@ class Hash {
 
 constexpr std::uint64_t hash_of(std::string_view text) { return Hash{}.text(text).value(); }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -23,18 +23,16 @@ struct Name {
   constexpr std::string_view view() const { return {text, N - 1}; }
 };
 
+namespace detail {
+
 /// A name as a type, so that looking it up is the compiler's work.
 template <Name Text>
 struct Key {
   static constexpr std::string_view name = Text.view();
 };
 
-/// One replica of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
 template <std::size_t Index>
 struct At {};
-
-template <std::size_t Index>
-inline constexpr At<Index> at{};
 
 template <class T>
 concept NameKey = requires {
@@ -86,12 +84,18 @@ constexpr auto operator/(Scope, At<Index>) {
   return Key<joined>{};
 }
 
+}  // namespace detail
+
+/// One replica of a `Repeat`: `"blocks"_p / at<3> / "attn.weight"_p`.
+template <std::size_t Index>
+inline constexpr detail::At<Index> at{};
+
 inline namespace literals {
 
 /// `"fc1.weight"_p`: the key of a parameter or buffer. Not `consteval`: clang 14 would leave it
 /// undefined inside templates.
 template <Name Text>
-constexpr Key<Text> operator""_p() {
+constexpr detail::Key<Text> operator""_p() {
   return {};
 }
 

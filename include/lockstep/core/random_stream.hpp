@@ -9,21 +9,10 @@
 #include <limits>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/mix_bits.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep {
-
-namespace detail {
-/// The odd number nearest 2^64 divided by the golden ratio: its multiples spread evenly.
-inline constexpr std::uint64_t golden_step = 0x9e3779b97f4a7c15u;
-
-/// SplitMix64's output function (Stafford's 13th mix): a permutation of the 64-bit numbers.
-constexpr std::uint64_t mix_bits(std::uint64_t bits) {
-  bits = (bits ^ (bits >> 30)) * 0xbf58476d1ce4e5b9u;
-  bits = (bits ^ (bits >> 27)) * 0x94d049bb133111ebu;
-  return bits ^ (bits >> 31);
-}
-}  // namespace detail
 
 /// A seed for each rank, where every rank must see other random numbers: environments, dropout,
 /// augmentation. Ranks of one job never share a seed, and seeds that users write in a row (0, 1, 2)
@@ -74,7 +63,7 @@ class RandomStream {
 
   /// In [0, n), all equally likely.
   constexpr std::uint64_t below(std::uint64_t n) {
-    check(n > 0, "there is no number below 0: draw below 1 or more");
+    detail::check(n > 0, "there is no number below 0: draw below 1 or more");
     const int unused = std::countl_zero(n - 1);
     for (;;) {
       const std::uint64_t x = unused == 64 ? 0 : (*this)() >> unused;

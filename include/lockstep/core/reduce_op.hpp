@@ -25,11 +25,11 @@ concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t rank
   } -> std::same_as<T>;
 };
 
+namespace detail {
+
 /// What values of T are while Op combines them.
 template <class T, class Op>
 using Prepared = decltype(std::declval<const Op&>().prepare(T{}));
-
-namespace detail {
 
 template <Element T>
 LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> widen(T value) {
@@ -106,8 +106,8 @@ struct Average {
     return a + b;
   }
   template <FloatingElement T>
-  LOCKSTEP_HOST_DEVICE constexpr T finish(Accumulator<T> sum, std::size_t ranks) const {
-    return static_cast<T>(sum / static_cast<Accumulator<T>>(ranks));
+  LOCKSTEP_HOST_DEVICE constexpr T finish(detail::Accumulator<T> sum, std::size_t ranks) const {
+    return static_cast<T>(sum / static_cast<detail::Accumulator<T>>(ranks));
   }
 };
 
@@ -120,8 +120,8 @@ struct PreMultipliedSum : detail::Narrowing {
   constexpr explicit PreMultipliedSum(Factor f) : factor(f) {}
 
   template <FloatingElement T>
-  LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> prepare(T value) const {
-    return detail::widen(value) * static_cast<Accumulator<T>>(factor);
+  LOCKSTEP_HOST_DEVICE constexpr detail::Accumulator<T> prepare(T value) const {
+    return detail::widen(value) * static_cast<detail::Accumulator<T>>(factor);
   }
   template <class A>
   LOCKSTEP_HOST_DEVICE constexpr A combine(A a, A b) const {

@@ -9,6 +9,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// An integer with a meaning. It is made explicitly, read with `value()`, compared only with its
 /// own kind, and has no arithmetic: a rank plus a rank means nothing.
 template <class Meaning, class Integer>
@@ -32,33 +34,35 @@ class Strong {
   Integer value_{};
 };
 
+}  // namespace detail
+
 /// A rank's number in the world, from 0. What a collective calls source or destination.
-struct Rank : Strong<Rank, std::size_t> {
+struct Rank : detail::Strong<Rank, std::size_t> {
   using Strong::Strong;
 };
 
 /// How many ranks there are.
-struct WorldSize : Strong<WorldSize, std::size_t> {
+struct WorldSize : detail::Strong<WorldSize, std::size_t> {
   using Strong::Strong;
 };
 
 /// Which of a topology's groups, from 0.
-struct GroupRank : Strong<GroupRank, std::size_t> {
+struct GroupRank : detail::Strong<GroupRank, std::size_t> {
   using Strong::Strong;
 };
 
 /// A rank's place inside its group, from 0.
-struct LocalGroupRank : Strong<LocalGroupRank, std::size_t> {
+struct LocalGroupRank : detail::Strong<LocalGroupRank, std::size_t> {
   using Strong::Strong;
 };
 
 /// How often the data set was begun. Samplers shuffle by seed + epoch.
-struct Epoch : Strong<Epoch, std::uint64_t> {
+struct Epoch : detail::Strong<Epoch, std::uint64_t> {
   using Strong::Strong;
 };
 
 /// Where random numbers start.
-struct Seed : Strong<Seed, std::uint64_t> {
+struct Seed : detail::Strong<Seed, std::uint64_t> {
   using Strong::Strong;
 };
 

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A class whose members are templates over batches cannot name what it keeps for each type of
 /// batch. Here each has one object, made when it is first asked for, and found by comparing
@@ -29,4 +29,4 @@ class TypedStorage {
   std::vector<std::pair<const char*, std::shared_ptr<void>>> values_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

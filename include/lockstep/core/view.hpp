@@ -94,13 +94,11 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
 template <class Mdspan>
 concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
 
-}  // namespace detail
-
 /// A tensor somewhere: a pointer, and extents that cost nothing where they are static.
 template <class Memory, class T, std::size_t... E>
-class View : public detail::ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
+class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   static constexpr bool is_dynamic = ((E == dynamic) || ...);
-  using Base = detail::ViewBase<Memory, T, sizeof...(E), is_dynamic>;
+  using Base = ViewBase<Memory, T, sizeof...(E), is_dynamic>;
 
  public:
   using extents_type = Extents<E...>;
@@ -167,7 +165,7 @@ class View : public detail::ViewBase<Memory, T, sizeof...(E), ((E == dynamic) ||
   }
 
   /// The same elements as an mdspan.
-  template <detail::RowMajorMdspan Mdspan>
+  template <RowMajorMdspan Mdspan>
     requires std::convertible_to<T (*)[], typename Mdspan::element_type (*)[]>
   LOCKSTEP_HOST_DEVICE constexpr operator Mdspan() const {
     static_assert(Mdspan::rank() == sizeof...(E), "lockstep: an mdspan of a view has its rank");
@@ -187,11 +185,13 @@ class View : public detail::ViewBase<Memory, T, sizeof...(E), ((E == dynamic) ||
   }
 };
 
-template <class T, std::size_t... E>
-using HostView = View<HostMemory, T, E...>;
+}  // namespace detail
 
 template <class T, std::size_t... E>
-using DeviceView = View<DeviceMemory, T, E...>;
+using HostView = detail::View<HostMemory, T, E...>;
+
+template <class T, std::size_t... E>
+using DeviceView = detail::View<DeviceMemory, T, E...>;
 
 static_assert(sizeof(HostView<float, 128, 784>) == sizeof(float*));
 static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);

@@ -50,12 +50,13 @@ class BatchUpload<LabelledBatch<X, Y>> {
   /// Samples [first, first + count) alone, with room for `room` of them at least.
   const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, std::size_t first,
                                       std::size_t count, std::size_t room, cudaStream_t stream) {
-    const std::size_t inputs = align_up(count * batch.width * sizeof(X));
-    const std::size_t labels = align_up(count * sizeof(Y));
-    const std::size_t bytes = inputs + labels + align_up(count * sizeof(float));
+    const std::size_t inputs = detail::align_up(count * batch.width * sizeof(X));
+    const std::size_t labels = detail::align_up(count * sizeof(Y));
+    const std::size_t bytes = inputs + labels + detail::align_up(count * sizeof(float));
     if (!device_ || device_->bytes() < bytes) {
-      grow(std::max(bytes, align_up(room * batch.width * sizeof(X)) + align_up(room * sizeof(Y)) +
-                               align_up(room * sizeof(float))),
+      grow(std::max(bytes, detail::align_up(room * batch.width * sizeof(X)) +
+                               detail::align_up(room * sizeof(Y)) +
+                               detail::align_up(room * sizeof(float))),
            stream);
     }
 
@@ -81,7 +82,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
   /// Host memory that must not be written before it has been copied.
   struct Staging {
     explicit Staging(std::size_t bytes) : memory(bytes) {}
-    PinnedArena memory;
+    detail::PinnedArena memory;
     CudaEvent copied;
   };
 
@@ -96,7 +97,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     if (count != 0) std::memcpy(to, values.data() + first, count * sizeof(values[0]));
   }
 
-  std::optional<DeviceArena> device_;
+  std::optional<detail::DeviceArena> device_;
   std::array<std::optional<Staging>, 2> stagings_;
   std::size_t turn_ = 0;
   DeviceBatch<X, Y> placed_;

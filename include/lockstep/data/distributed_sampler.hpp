@@ -30,7 +30,8 @@ struct SamplerOptions {
 /// taken. Say `set_epoch` before every epoch, or every epoch has the same order.
 template <class Remainder = Padding, class Order = TorchShuffle>
 class DistributedSampler {
-  static_assert(ChoiceOf<Remainder, axes::Remainder> && ChoiceOf<Order, axes::Order>,
+  static_assert(detail::ChoiceOf<Remainder, axes::Remainder> &&
+                    detail::ChoiceOf<Order, axes::Order>,
                 "lockstep: DistributedSampler takes a remainder (Padding, DropLast, Exact, Masked) "
                 "and an order (TorchShuffle, KeyedShuffle, InOrder)");
 
@@ -82,13 +83,13 @@ class DistributedSampler {
   /// Counts draws as over.
   void advance(std::size_t draws) { position_ += draws; }
 
-  SamplerState state() const {
+  detail::SamplerState state() const {
     return {share_.samples(), share_.world(), options_.seed, rule(), epoch_, position_};
   }
 
   /// Goes on where `state` was taken, on any rank of an equal job.
-  void resume(const SamplerState& state) {
-    require_same_draws(this->state(), state);
+  void resume(const detail::SamplerState& state) {
+    detail::require_same_draws(this->state(), state);
     if (state.position > share_.longest())
       detail::fail(
           "DistributedSampler",
@@ -135,19 +136,19 @@ class DistributedSampler {
   }
 
   std::uint64_t rule() const {
-    return Hash{}
+    return detail::Hash{}
         .text(Remainder::name)
         .text(options_.shuffle ? Order::name : InOrder::name)
         .value();
   }
 
-  Share<Remainder> share_;
+  detail::Share<Remainder> share_;
   SamplerOptions options_;
   Epoch epoch_{0};
   std::size_t position_ = 0;
   bool resumed_ = false;
   mutable bool prepared_ = false;
-  mutable EpochOrder<Order> order_;
+  mutable detail::EpochOrder<Order> order_;
 };
 
 static_assert(std::input_iterator<DistributedSampler<>::Iterator>);

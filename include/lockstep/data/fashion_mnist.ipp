@@ -11,12 +11,12 @@
 namespace lockstep {
 
 LOCKSTEP_INLINE ImageDataset fashion_mnist(const std::string& split, Normalization normalization) {
-  if (const auto files = find_idx_files(split))
+  if (const auto files = detail::find_idx_files(split))
     return read_idx_dataset(*files, {10, normalization});
   std::fprintf(stderr,
                "lockstep: no Fashion-MNIST in %s, so \"%s\" is generated data; install Debian's "
                "dataset-fashion-mnist or set LOCKSTEP_DATA\n",
-               idx_folder().c_str(), split.c_str());
+               detail::idx_folder().c_str(), split.c_str());
   GeneratedOptions options;
   options.samples = split == "train" ? 60'000 : 10'000;
   options.normalization = normalization;

@@ -86,7 +86,7 @@ LOCKSTEP_INLINE IdxArray read_idx(const std::string& path, std::optional<std::si
   for (std::size_t& extent : array.extents) {
     file.fill(word, "its header");
     extent = detail::big_endian(word);
-    bytes = saturating_product(bytes, extent);
+    bytes = detail::saturating_product(bytes, extent);
   }
   // In steps: a damaged header may promise more than memory holds, and the file ends soon enough.
   while (array.bytes.size() < bytes) {

@@ -16,14 +16,20 @@ struct IdxOptions {
   Normalization normalization{};
 };
 
+namespace detail {
+
 /// Where images and their labels lie.
 struct IdxFiles {
   std::string images;
   std::string labels;
 };
 
+}  // namespace detail
+
 /// Reads the two files and checks that they belong together.
-ImageDataset read_idx_dataset(const IdxFiles& files, const IdxOptions& options = {});
+ImageDataset read_idx_dataset(const detail::IdxFiles& files, const IdxOptions& options = {});
+
+namespace detail {
 
 /// The folder of `idx_dataset`: $LOCKSTEP_DATA, else where Debian's dataset-fashion-mnist is.
 std::string idx_folder();
@@ -31,6 +37,8 @@ std::string idx_folder();
 /// The files of a split, "train" or "test", under the names that MNIST gave them; nothing if one of
 /// them is missing.
 std::optional<IdxFiles> find_idx_files(const std::string& split);
+
+}  // namespace detail
 
 /// The split of MNIST, Fashion-MNIST or another set in their format that `idx_folder` holds.
 ImageDataset idx_dataset(const std::string& split, const IdxOptions& options = {});

@@ -13,7 +13,8 @@
 
 namespace lockstep {
 
-LOCKSTEP_INLINE ImageDataset read_idx_dataset(const IdxFiles& files, const IdxOptions& options) {
+LOCKSTEP_INLINE ImageDataset read_idx_dataset(const detail::IdxFiles& files,
+                                              const IdxOptions& options) {
   IdxArray images = read_idx(files.images, 3);
   IdxArray labels = read_idx(files.labels, 1);
   if (images.extents[0] != labels.extents[0]) {
@@ -25,6 +26,8 @@ LOCKSTEP_INLINE ImageDataset read_idx_dataset(const IdxFiles& files, const IdxOp
   return {std::move(images.bytes), std::move(labels.bytes), options.classes, options.normalization,
           files.labels};
 }
+
+namespace detail {
 
 LOCKSTEP_INLINE std::string idx_folder() {
   const char* const folder = std::getenv("LOCKSTEP_DATA");
@@ -48,13 +51,16 @@ LOCKSTEP_INLINE std::optional<IdxFiles> find_idx_files(const std::string& split)
   return files;
 }
 
+}  // namespace detail
+
 LOCKSTEP_INLINE ImageDataset idx_dataset(const std::string& split, const IdxOptions& options) {
-  const std::optional<IdxFiles> files = find_idx_files(split);
+  const std::optional<detail::IdxFiles> files = detail::find_idx_files(split);
   if (files) return read_idx_dataset(*files, options);
-  detail::fail("idx_dataset",
-               {"no ", split == "train" ? "train" : "t10k",
-                "-images-idx3-ubyte and -labels-idx1-ubyte, plain or .gz, in ", idx_folder()},
-               "install Debian's dataset-fashion-mnist, or set LOCKSTEP_DATA to their folder");
+  detail::fail(
+      "idx_dataset",
+      {"no ", split == "train" ? "train" : "t10k",
+       "-images-idx3-ubyte and -labels-idx1-ubyte, plain or .gz, in ", detail::idx_folder()},
+      "install Debian's dataset-fashion-mnist, or set LOCKSTEP_DATA to their folder");
 }
 
 }  // namespace lockstep

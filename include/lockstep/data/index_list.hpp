@@ -11,7 +11,7 @@
 
 #include "lockstep/core/bytes.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A shuffle touches its memory at random: with pages of 4 KiB, finding the page takes as long as
 /// fetching what lies there. And it writes everything before it reads, so `resize` need not.
@@ -50,4 +50,4 @@ struct HugePageAllocator {
 /// Indices below 2^32.
 using IndexList = std::vector<std::uint32_t, HugePageAllocator<std::uint32_t>>;
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

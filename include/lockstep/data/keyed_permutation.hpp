@@ -9,9 +9,9 @@
 #include <cstdint>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/mix_bits.hpp"
+#include "lockstep/core/mix_bits.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A bijection of 0 .. size-1 chosen by a key: a Feistel network over the smallest power of two
 /// that holds them, walked until it lands inside (Black and Rogaway, 2002), which takes fewer than
@@ -66,4 +66,4 @@ class KeyedPermutation {
   std::array<std::uint64_t, rounds> keys_{};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

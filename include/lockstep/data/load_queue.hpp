@@ -12,7 +12,7 @@
 
 #include "lockstep/core/thread.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Workers claim requests in the order in which they were made; a batch that is filled before its
 /// turn waits in its slot. Slots, and all memory in them, are used again. Without workers the
@@ -117,7 +117,7 @@ class LoadQueue {
   std::size_t claimed_ = 0;   ///< begun by workers
   std::size_t busy_ = 0;      ///< workers that are filling a slot
   bool stops_ = false;
-  std::vector<detail::Thread> workers_;  ///< last: they use all of the above, and stop first
+  std::vector<Thread> workers_;  ///< last: they use all of the above, and stop first
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -17,6 +17,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// What a loader asks of a sampler: the draws of an epoch by number, and a position in it.
 template <class S>
 concept Sampling = requires(S& sampler, const S& sampled, SamplerState state, std::size_t k) {
@@ -34,6 +36,8 @@ concept Sampling = requires(S& sampler, const S& sampled, SamplerState state, st
 
 static_assert(Sampling<DistributedSampler<>>);
 
+}  // namespace detail
+
 struct LoaderOptions {
   std::size_t batch_size = 1;
   bool drop_last = false;    ///< leave out a last batch that is not full
@@ -45,7 +49,7 @@ struct LoaderOptions {
 /// are the same for any number of workers. A batch is valid until the next; its memory is reused.
 /// What a worker throws is thrown where its batch was due. Data set and sampler must outlive the
 /// loader; one thread iterates.
-template <Dataset Source, Sampling Sampler>
+template <Dataset Source, detail::Sampling Sampler>
 class DataLoader {
  public:
   using batch_type = typename Source::batch_type;
@@ -65,8 +69,8 @@ class DataLoader {
   std::size_t size() const { return batches(sampler_.size()); }
 
   /// Where the next batch begins that was not given out: batches loaded ahead do not count.
-  SamplerState state() const { return sampler_.state(); }
-  void resume(const SamplerState& state) { sampler_.resume(state); }
+  detail::SamplerState state() const { return sampler_.state(); }
+  void resume(const detail::SamplerState& state) { sampler_.resume(state); }
 
   class Iterator {
    public:
@@ -163,7 +167,7 @@ class DataLoader {
   std::size_t requested_ = 0;    ///< draws of the epoch up to here are in the queue or behind us
   std::size_t unrequested_ = 0;  ///< batches not in the queue yet
   std::size_t left_ = 0;         ///< batches not given out yet
-  LoadQueue<Slot, Load> queue_;
+  detail::LoadQueue<Slot, Load> queue_;
 };
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Matsumoto and Nishimura's MT19937. The same draws as `std::mt19937(seed)`, 624 per call.
 class MersenneTwister {
@@ -48,4 +48,4 @@ class MersenneTwister {
   std::array<std::uint32_t, block_size> state_{};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -9,14 +9,14 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/mix_bits.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/index_list.hpp"
 #include "lockstep/data/keyed_permutation.hpp"
-#include "lockstep/data/mix_bits.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/data/torch_permutation.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// An order: `prepare(share, seed, epoch)` once an epoch, then `at(share, k)` gives the k-th sample
 /// of the share.
@@ -68,4 +68,4 @@ class EpochOrder<TorchShuffle> {
   IndexList drawn_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -63,14 +63,14 @@ struct InOrder : Choice<axes::Order> {
 };
 
 template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>
-struct Sampler : ChoicePolicy<axes::Sampler, Scheme> {
+struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
   using remainder = Rest;
   using order = Sequence;
-  static constexpr bool well_formed = ChoiceOf<Scheme, axes::Sampler> &&
-                                      ChoiceOf<Rest, axes::Remainder> &&
-                                      ChoiceOf<Sequence, axes::Order>;
+  static constexpr bool well_formed = detail::ChoiceOf<Scheme, axes::Sampler> &&
+                                      detail::ChoiceOf<Rest, axes::Remainder> &&
+                                      detail::ChoiceOf<Sequence, axes::Order>;
   static constexpr bool built() { return Scheme::built && Rest::built && Sequence::built; }
-  static constexpr void fingerprint(Hash& hash) {
+  static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name).text(Sequence::name);
   }
 };

@@ -8,7 +8,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The same on every rank, so that the state of one restores all.
 struct SamplerState {
@@ -40,4 +40,4 @@ inline void require_same_draws(const SamplerState& own, const SamplerState& save
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

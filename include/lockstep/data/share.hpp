@@ -9,7 +9,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A rank's share of n samples. Its k-th draw is the sample at place `(r + k*W) mod n`; how many
 /// draws there are, and which of them count, is the remainder policy's choice. Where padding
@@ -60,4 +60,4 @@ class Share {
   std::size_t rank_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

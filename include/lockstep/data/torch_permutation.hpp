@@ -13,9 +13,7 @@
 
 #include "lockstep/data/mersenne_twister.hpp"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 /// From this many items on PyTorch draws 64 bits, because 32 would favour small numbers.
 inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
@@ -78,17 +76,15 @@ void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
   }
 }
 
-}  // namespace detail
-
 /// Fills `items` with what `torch.randperm(items.size())` gives after `torch.manual_seed(seed)`.
 template <std::unsigned_integral Index>
 void torch_permutation(std::span<Index> items, std::uint64_t seed) {
   const auto low_bits = static_cast<std::uint32_t>(seed);  // all that PyTorch's generator takes
-  if (items.size() < detail::wide_draws_from) {
-    detail::shuffle_with_narrow_draws(items, low_bits);
+  if (items.size() < wide_draws_from) {
+    shuffle_with_narrow_draws(items, low_bits);
   } else {
-    detail::shuffle_with_wide_draws(items, low_bits);
+    shuffle_with_wide_draws(items, low_bits);
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

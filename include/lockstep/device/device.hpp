@@ -26,6 +26,6 @@ struct Cuda : Choice<axes::Device> {
 };
 
 template <class Kind>
-struct Device : ChoicePolicy<axes::Device, Kind> {};
+struct Device : detail::ChoicePolicy<axes::Device, Kind> {};
 
 }  // namespace lockstep

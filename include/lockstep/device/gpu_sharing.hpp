@@ -10,7 +10,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// `LOCKSTEP_SHARE_GPUS=1`: more ranks than GPUs are wanted, for trying out and for tests.
 inline bool wants_shared_gpus() {
@@ -39,4 +39,4 @@ inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t loca
   return local_rank % gpus;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

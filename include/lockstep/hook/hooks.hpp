@@ -16,9 +16,9 @@ struct Hooks {
 
 /// Gradient hooks, applied from left to right: compression, quantisation, a user's own.
 template <class... Pipeline>
-struct Hooks : ValuePolicy<axes::Hooks> {
+struct Hooks : detail::ValuePolicy<axes::Hooks> {
   static constexpr bool built() { return sizeof...(Pipeline) == 0; }
-  static constexpr void fingerprint(Hash& hash) {
+  static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Hooks::name);
     (hash.text(Pipeline::name), ...);
   }

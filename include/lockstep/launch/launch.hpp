@@ -74,6 +74,8 @@ int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dyn
   return detail::launch_threads(argc, argv, detail::returning_status(f), default_ranks, processes);
 }
 
+namespace detail {
+
 /// `int main(int argc, char** argv) { return launch_one_process(argc, argv, [](Session& session,
 /// std::optional<std::size_t> replicas) { ... }); }`
 ///
@@ -81,8 +83,10 @@ int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dyn
 /// exit status is 1; otherwise it is what `f` returns. **Host** runs `f`. **Stream** none.
 template <class F>
 int launch_one_process(int argc, char** argv, F&& f) {
-  return detail::launch_alone(argc, argv, f);
+  return launch_alone(argc, argv, f);
 }
+
+}  // namespace detail
 
 }  // namespace lockstep
 

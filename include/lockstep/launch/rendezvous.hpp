@@ -48,8 +48,12 @@ class Session {
   std::unique_ptr<Store> store_;
 };
 
+namespace detail {
+
 /// A world of one: a rank with a store that no other process uses.
 Session join_alone(std::chrono::milliseconds timeout = default_timeout);
+
+}  // namespace detail
 
 /// Joins as PyTorch's init_process_group does: `env://` (MASTER_ADDR, MASTER_PORT),
 /// `tcp://host:port`, where rank 0 is or will be, or `file:///path`, which all ranks can reach.

@@ -39,13 +39,17 @@ LOCKSTEP_INLINE void Session::set_arguments(std::vector<std::string> arguments) 
   arguments_ = std::move(arguments);
 }
 
+namespace detail {
+
 LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
-  detail::RankPlacement place = detail::chosen_place(Rank{0}, WorldSize{1});
+  RankPlacement place = chosen_place(Rank{0}, WorldSize{1});
   place.local_world = 1;
   place.ports = {0};
-  place.secret = detail::random_id();
-  return detail::join_at(std::move(place), timeout);
+  place.secret = random_id();
+  return join_at(std::move(place), timeout);
 }
+
+}  // namespace detail
 
 LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
                              std::chrono::milliseconds timeout) {
@@ -69,10 +73,12 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
 
 LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
   auto place = detail::environment().placement();
-  return place ? detail::join_at(*std::move(place), timeout) : join_alone(timeout);
+  return place ? detail::join_at(*std::move(place), timeout) : detail::join_alone(timeout);
 }
 
-LOCKSTEP_INLINE std::string detail::host_identity() {
+namespace detail {
+
+LOCKSTEP_INLINE std::string host_identity() {
   if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
     return told;
   char name[256] = {};
@@ -80,5 +86,7 @@ LOCKSTEP_INLINE std::string detail::host_identity() {
   const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
   return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

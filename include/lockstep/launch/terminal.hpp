@@ -7,7 +7,7 @@
 
 #include "lockstep/core/macros.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Where text goes. On a terminal, a line that ends in '\r' instead of '\n' is a status line: the
 /// next one takes its place. A launcher passes status lines on, so a pipe to one counts as the
@@ -23,12 +23,10 @@ struct Terminal {
 /// (no-color.org) asks for plain text.
 Terminal detect_terminal(std::FILE* file);
 
-namespace detail {
 /// How lockstep's launcher tells the ranks' stdout how wide the terminal is that it ends at.
 inline constexpr const char* columns_variable = "LOCKSTEP_COLUMNS";
-}  // namespace detail
 
-}  // namespace lockstep
+}  // namespace lockstep::detail
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/launch/terminal.ipp"

@@ -11,7 +11,7 @@
 
 #include "lockstep/launch/terminal.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 LOCKSTEP_INLINE Terminal detect_terminal(std::FILE* file) {
   Terminal found;
@@ -21,7 +21,7 @@ LOCKSTEP_INLINE Terminal detect_terminal(std::FILE* file) {
 
   const int fd = ::fileno(file);
   struct stat status{};
-  const char* told = fd == STDOUT_FILENO ? std::getenv(detail::columns_variable) : nullptr;
+  const char* told = fd == STDOUT_FILENO ? std::getenv(columns_variable) : nullptr;
   // A rank whose stdout was redirected to a file still has the variable.
   if (told != nullptr && ::fstat(fd, &status) == 0 && S_ISFIFO(status.st_mode)) {
     if (*told >= '0' && *told <= '9') found.columns = std::strtoul(told, nullptr, 10);
@@ -36,4 +36,4 @@ LOCKSTEP_INLINE Terminal detect_terminal(std::FILE* file) {
   return found;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -15,6 +15,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// An entry of a list: one tensor, or a scope with tensors inside. It knows how many tensors it
 /// holds and how long their joined names are, and writes both into a `TensorSink`.
 template <class D>
@@ -25,8 +27,6 @@ concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
   { D::well_formed } -> std::convertible_to<bool>;
   D::declare(sink, outer);
 };
-
-namespace detail {
 
 template <TensorRole Role, Name Text, class T, std::size_t... E>
 struct TensorDeclaration {
@@ -95,18 +95,18 @@ struct Scoped<List> {
 /// A trained tensor: `Parameter<"fc1.weight", float, 128, 784>`, row-major. Without extents, a
 /// scalar; with `dynamic` extents, shaped by the model at construction.
 template <Name Text, class T, std::size_t... E>
-struct Parameter : detail::TensorDeclaration<TensorRole::parameter, Text, T, E...> {};
+struct Parameter : detail::TensorDeclaration<detail::TensorRole::parameter, Text, T, E...> {};
 
 /// A tensor that is part of the model's state but not trained, such as a running mean.
 template <Name Text, class T, std::size_t... E>
-struct Buffer : detail::TensorDeclaration<TensorRole::buffer, Text, T, E...> {};
+struct Buffer : detail::TensorDeclaration<detail::TensorRole::buffer, Text, T, E...> {};
 
 /// A model's parameters, in forward order: gradients are expected in reverse.
 template <class... Entries>
-struct ParameterList : detail::DeclarationList<TensorRole::parameter, Entries...> {};
+struct ParameterList : detail::DeclarationList<detail::TensorRole::parameter, Entries...> {};
 
 template <class... Entries>
-struct BufferList : detail::DeclarationList<TensorRole::buffer, Entries...> {};
+struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries...> {};
 
 /// A list under a name: `Scope<"head", L>` turns `weight` into `head.weight`.
 template <Name Text, class List>
@@ -116,8 +116,8 @@ struct Scope : detail::Scoped<List> {
   static constexpr std::size_t characters =
       Inner::inner_characters + tensors * (Text.view().size() + 1);
 
-  static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
-    const NamePrefix prefix{outer, Text.view()};
+  static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
+    const detail::NamePrefix prefix{outer, Text.view()};
     List::declare(sink, &prefix);
   }
 };
@@ -131,19 +131,21 @@ struct Repeat : detail::Scoped<List> {
   static constexpr std::size_t characters = [] {
     std::size_t sum = 0;
     for (std::size_t i = 0; i != Times; ++i) {
-      const std::size_t prefix = Text.view().size() + decimal_digits(i) + 2;
+      const std::size_t prefix = Text.view().size() + detail::decimal_digits(i) + 2;
       sum += Inner::inner_characters + Inner::inner_tensors * prefix;
     }
     return sum;
   }();
 
-  static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
+  static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     for (std::size_t i = 0; i != Times; ++i) {
-      const NamePrefix prefix{outer, Text.view(), i};
+      const detail::NamePrefix prefix{outer, Text.view(), i};
       List::declare(sink, &prefix);
     }
   }
 };
+
+namespace detail {
 
 /// A list whose entries are all of this role, and of its children likewise.
 template <class L, TensorRole Role>
@@ -152,5 +154,7 @@ concept DeclarationListOf = Declaration<L> && L::well_formed && L::role == Role;
 static_assert(Declaration<Parameter<"w", float, 2, 3>> && Declaration<ParameterList<>>);
 static_assert(Declaration<Scope<"s", ParameterList<>>> &&
               Declaration<Repeat<"r", 2, BufferList<>>>);
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -10,7 +10,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/version.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Adds names, element types and extents, in order. `tensors` is a layout: it has `infos()`, every
 /// extent known, and `name(tensor)`.
@@ -35,4 +35,4 @@ constexpr std::uint64_t fingerprint_of(const auto& parameters, const auto& buffe
   return hash.value();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -14,23 +14,23 @@ namespace lockstep {
 
 /// The tensor that Key names among Model's parameters or buffers: one instantiation per name,
 /// however often it is used.
-template <class Model, TensorRole Role, class Key>
+template <class Model, detail::TensorRole Role, class Key>
 struct NamedTensor {
  private:
-  static constexpr std::size_t found = name_index<Model, Role>.find(Key::name);
+  static constexpr std::size_t found = detail::name_index<Model, Role>.find(Key::name);
   static_assert(
-      Role != TensorRole::parameter || found != not_found,
+      Role != detail::TensorRole::parameter || found != detail::not_found,
       "lockstep: the model declares no parameter of this name; compare the spelling with its "
       "ParameterList (the compiler prints the name beside this sentence)");
   static_assert(
-      Role != TensorRole::buffer || found != not_found,
+      Role != detail::TensorRole::buffer || found != detail::not_found,
       "lockstep: the model declares no buffer of this name; compare the spelling with its "
       "BufferList (the compiler prints the name beside this sentence)");
 
  public:
   /// Its place in declaration order. After an error, any: one error is enough.
-  static constexpr std::size_t index = found == not_found ? 0 : found;
-  static constexpr TensorInfo info = tensor_table<Model, Role>.infos[index];
+  static constexpr std::size_t index = found == detail::not_found ? 0 : found;
+  static constexpr detail::TensorInfo info = detail::tensor_table<Model, Role>.infos[index];
 };
 
 /// The key of a listed tensor whose model lists several element types: `Listed<double>{3}`. Where a

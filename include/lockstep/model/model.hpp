@@ -13,7 +13,8 @@ namespace lockstep {
 template <class M>
 concept ParameterDeclaring =
     requires { typename M::Parameters; } &&
-    DeclarationListOf<typename M::Parameters, TensorRole::parameter> && M::Parameters::tensors != 0;
+    detail::DeclarationListOf<typename M::Parameters, detail::TensorRole::parameter> &&
+    M::Parameters::tensors != 0;
 
 /// `forward(step, batch)` can be called; it reads `step.param("name"_p)`.
 template <class M, class Step, class Batch>
@@ -45,6 +46,8 @@ template <class M, class Step, class Batch>
 concept Trainable =
     ParameterDeclaring<M> && LossGiving<M, Step, Batch> && BackwardRunning<M, Step, Batch>;
 
+namespace detail {
+
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
 /// known.
 template <class M, class Step, class Batch>
@@ -63,5 +66,7 @@ consteval bool require_model() {
                 "void backward(auto& step, const Batch& batch)");
   return forward && loss && backward;
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -54,6 +54,8 @@ concept OutputNaming = requires { typename M::Output; };
 template <class M>
 concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Output>;
 
+namespace detail {
+
 /// Reports the first part that such a model misses, as a sentence. Called where a batch's type is
 /// first known; `Written` and `Read` are rows of outputs.
 template <class M, class Step, class Batch, class Whole, class Written, class Read>
@@ -85,5 +87,7 @@ consteval bool require_parts() {
                 "it void backward(auto& step, const Batch& batch, auto gradients)");
   return predict && loss && number && backward;
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

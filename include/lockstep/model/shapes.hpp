@@ -15,6 +15,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// Is any extent of this role's tensors known at run time only?
 template <class Model, TensorRole Role>
 inline constexpr bool has_dynamic_shapes = [] {
@@ -74,6 +76,8 @@ class RoleShapes {
   std::array<bool, count> given_{};
 };
 
+}  // namespace detail
+
 /// Collects what a model says in `void shapes(auto& shape) const`:
 ///
 ///     shape("fc1.weight"_p, hidden, inputs);
@@ -86,16 +90,17 @@ class Shapes {
   template <class Key, std::convertible_to<std::size_t>... Extent>
   void operator()(Key, Extent... extents) {
     const std::array<std::size_t, sizeof...(Extent)> values{static_cast<std::size_t>(extents)...};
-    if constexpr (name_index<Model, TensorRole::buffer>.find(Key::name) != not_found) {
+    if constexpr (detail::name_index<Model, detail::TensorRole::buffer>.find(Key::name) !=
+                  detail::not_found) {
       buffers_.template set<Key>(values);
     } else {
       parameters_.template set<Key>(values);
     }
   }
 
-  template <TensorRole Role>
+  template <detail::TensorRole Role>
   const auto& infos() const {
-    if constexpr (Role == TensorRole::parameter) {
+    if constexpr (Role == detail::TensorRole::parameter) {
       return parameters_.infos();
     } else {
       return buffers_.infos();
@@ -103,8 +108,8 @@ class Shapes {
   }
 
  private:
-  RoleShapes<Model, TensorRole::parameter> parameters_;
-  RoleShapes<Model, TensorRole::buffer> buffers_;
+  detail::RoleShapes<Model, detail::TensorRole::parameter> parameters_;
+  detail::RoleShapes<Model, detail::TensorRole::buffer> buffers_;
 };
 
 /// A model that can say its shapes.

@@ -12,7 +12,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The most extents a tensor can have. A bound keeps the tables flat.
 inline constexpr std::size_t max_tensor_rank = 8;
@@ -48,4 +48,4 @@ struct TensorInfo {
 /// What of a model a tensor is.
 enum class TensorRole : std::uint8_t { parameter, buffer };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -38,21 +38,21 @@ class TensorList {
   explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}
 
   void parameter(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
-    require(is_floating(element), name, "is a parameter of integers, which have no gradient",
-            "list it as a buffer");
-    add(TensorRole::parameter, std::move(name), element, extents);
+    require(detail::is_floating(element), name,
+            "is a parameter of integers, which have no gradient", "list it as a buffer");
+    add(detail::TensorRole::parameter, std::move(name), element, extents);
   }
   void buffer(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
-    add(TensorRole::buffer, std::move(name), element, extents);
+    add(detail::TensorRole::buffer, std::move(name), element, extents);
   }
 
   /// The tensors of one role: `infos`, and their names.
   struct Tensors {
-    std::vector<TensorInfo> infos;
+    std::vector<detail::TensorInfo> infos;
     std::vector<std::string> names;
     std::string_view name(std::size_t tensor) const { return names[tensor]; }
   };
-  Tensors& of(TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
+  Tensors& of(detail::TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
 
   /// Throws unless there is a parameter and every tensor has a name of its own.
   void check() const {
@@ -70,15 +70,17 @@ class TensorList {
     if (!ok) throw Error("tensors", "tensor '" + name + "' " + problem, advice);
   }
 
-  void add(TensorRole role, std::string name, ElementKind element,
+  void add(detail::TensorRole role, std::string name, ElementKind element,
            const std::vector<std::size_t>& extents) {
     require(!name.empty(), name, "has no name", "give every tensor one");
     require(std::ranges::find(kinds_, element) != kinds_.end(), name,
             "has an element type that the model's Elements do not list", "add it there");
-    require(extents.size() <= max_tensor_rank, name, "has more than eight extents", "merge some");
-    TensorInfo info{element, extents.size(), {}};
+    require(extents.size() <= detail::max_tensor_rank, name, "has more than eight extents",
+            "merge some");
+    detail::TensorInfo info{element, extents.size(), {}};
     std::ranges::copy(extents, info.extents.begin());
-    require(info.bytes() != too_large, name, "is larger than memory can be", "check its extents");
+    require(info.bytes() != detail::too_large, name, "is larger than memory can be",
+            "check its extents");
     of(role).infos.push_back(info);
     of(role).names.push_back(std::move(name));
   }

@@ -9,7 +9,7 @@
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/tensor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The scopes around a declaration, innermost first.
 struct NamePrefix {
@@ -47,4 +47,4 @@ struct TensorSink {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -15,7 +15,7 @@
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_sink.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// What look-ups return when a name is not there.
 inline constexpr std::size_t not_found = static_cast<std::size_t>(-1);
@@ -89,8 +89,6 @@ consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>&
   return index;
 }
 
-namespace detail {
-
 template <class Model, TensorRole Role>
 struct ListOf {
   using type = BufferList<>;
@@ -105,11 +103,9 @@ struct ListOf<Model, TensorRole::buffer> {
   using type = typename Model::Buffers;
 };
 
-}  // namespace detail
-
 /// What a model declares of a role; an empty list where it says nothing of buffers.
 template <class Model, TensorRole Role>
-using DeclaredList = typename detail::ListOf<Model, Role>::type;
+using DeclaredList = typename ListOf<Model, Role>::type;
 
 // The tables of a model. Everything downstream is parameterised on the model, never on its list: a
 // symbol that spells a thousand parameters takes a compiler a minute. And each table that is read
@@ -137,4 +133,4 @@ inline constexpr const auto& parameter_table = tensor_table<Model, TensorRole::p
 template <class Model>
 inline constexpr const auto& buffer_table = tensor_table<Model, TensorRole::buffer>;
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -19,8 +19,8 @@ LOCKSTEP_INLINE std::string EpochSummary::text() const {
   for (const Score& score : scores) {
     line += detail::text({"  ", score.name, " ", value_text(score.mean)});
   }
-  return detail::text(
-      {line, "  ", rate_text(samples_per_second()), " samples/s  ", duration_text(seconds)});
+  return detail::text({line, "  ", detail::rate_text(samples_per_second()), " samples/s  ",
+                       detail::duration_text(seconds)});
 }
 
 LOCKSTEP_INLINE JsonLine EpochSummary::json() const {

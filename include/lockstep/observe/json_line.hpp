@@ -11,13 +11,14 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// What JSON has a word for. Characters are left out, because one may be a number or a text.
 template <class T>
 concept JsonScalar =
     std::convertible_to<T, std::string_view> || std::same_as<T, bool> || std::floating_point<T> ||
     (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t>);
 
-namespace detail {
 /// The shortest number that reads back as the same; `null` where it is not finite.
 std::string json_number(float value);
 std::string json_number(double value);
@@ -33,7 +34,7 @@ void append_json_string(std::string& out, std::string_view text);
 /// null.
 class JsonLine {
  public:
-  template <JsonScalar T>
+  template <detail::JsonScalar T>
   JsonLine& add(std::string_view name, const T& value) {
     if constexpr (std::convertible_to<T, std::string_view>) {
       add_name(name);

@@ -9,7 +9,7 @@
 #include "lockstep/launch/descriptor.hpp"
 #include "lockstep/observe/json_line.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Appends to what is there, so that a run that goes on from a checkpoint goes on with its log.
 /// Each line reaches the file whole and at once: a program that follows it (`tail -f`) never sees
@@ -29,10 +29,10 @@ class LogFile {
 
  private:
   std::string path_;
-  detail::Descriptor file_;
+  Descriptor file_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/observe/log_file.ipp"

@@ -11,15 +11,15 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/observe/log_file.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 LOCKSTEP_INLINE LogFile::LogFile(const std::string& path, Rank rank) : path_(path) {
   if (rank != Rank{0}) return;
   constexpr int flags = O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC;
-  file_ = detail::Descriptor(::open(path_.c_str(), flags, 0666));
+  file_ = Descriptor(::open(path_.c_str(), flags, 0666));
   if (file_) return;
   const int error = errno;
-  detail::fail("log", {"'", path_, "' cannot be opened: ", detail::error_text(error)},
+  detail::fail("log", {"'", path_, "' cannot be opened: ", error_text(error)},
                error == ENOENT ? "make its folder first, or name another file"
                                : "name a file that may be written",
                rank);
@@ -34,7 +34,7 @@ LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
     if (n >= 0) {
       done += static_cast<std::size_t>(n);
     } else if (errno != EINTR) {
-      const std::string why = detail::error_text(errno);
+      const std::string why = error_text(errno);
       // Part of the line may have found room: it is removed.
       const off_t end = done == 0 ? -1 : ::lseek(file_.get(), 0, SEEK_END);
       if (end >= 0) {
@@ -46,4 +46,4 @@ LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -13,6 +13,8 @@ std::string fixed_text(double value, int decimals);
 /// A loss or a score: `0.4123`, and `3.100e-05` where four decimals would say too little.
 std::string value_text(double value);
 
+namespace detail {
+
 /// A rate: `54321`, and `3.2` where that is more than nothing.
 std::string rate_text(double value);
 
@@ -21,6 +23,8 @@ std::string clock_text(double seconds);
 
 /// How long something took: `12.3 s`, above a minute by the second.
 std::string duration_text(double seconds);
+
+}  // namespace detail
 
 }  // namespace lockstep
 

@@ -29,6 +29,8 @@ LOCKSTEP_INLINE std::string value_text(double value) {
   return fixed_text(value, 4);
 }
 
+namespace detail {
+
 LOCKSTEP_INLINE std::string rate_text(double value) {
   return fixed_text(value, value < 100 ? 1 : 0);
 }
@@ -45,5 +47,7 @@ LOCKSTEP_INLINE std::string clock_text(double seconds) {
 LOCKSTEP_INLINE std::string duration_text(double seconds) {
   return seconds < 59.95 ? fixed_text(seconds, 1) + " s" : clock_text(seconds);
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -12,6 +12,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// On a terminal, one line drawn again about ten times a second and replaced by the summary at the
 /// end of the epoch. Elsewhere the summary alone, and a line every ten seconds before it, so that
 /// log files stay short. With `Terminal{}` it shows nothing and still counts: the display of all
@@ -91,12 +93,14 @@ class BasicProgressDisplay {
   Time shown_ = created_;
 };
 
-using ProgressDisplay = BasicProgressDisplay<std::chrono::steady_clock>;
+}  // namespace detail
+
+using ProgressDisplay = detail::BasicProgressDisplay<std::chrono::steady_clock>;
 
 }  // namespace lockstep
 
 #if defined(LOCKSTEP_COMPILED)
-extern template class lockstep::BasicProgressDisplay<std::chrono::steady_clock>;
+extern template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 #else
 #include "lockstep/observe/progress_display.ipp"
 #endif

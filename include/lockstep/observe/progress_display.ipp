@@ -9,7 +9,7 @@
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/progress_line.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 template <class Clock>
 void BasicProgressDisplay<Clock>::begin_epoch(std::uint64_t epoch, std::uint64_t epochs,
@@ -78,4 +78,4 @@ void BasicProgressDisplay<Clock>::write(std::string_view text) const {
   std::fflush(terminal_.file);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -9,7 +9,7 @@
 #include "lockstep/launch/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// `epoch 3/10  [######      ]   812/1875  loss 0.4123  54321 samples/s  0:12 left`
 ///
@@ -18,7 +18,7 @@ namespace lockstep {
 /// no terminal gets everything but the bar.
 std::string progress_line(const EpochSummary& now, std::uint64_t batches, const Terminal& terminal);
 
-}  // namespace lockstep
+}  // namespace lockstep::detail
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/observe/progress_line.ipp"

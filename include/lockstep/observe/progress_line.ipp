@@ -9,7 +9,7 @@
 #include "lockstep/observe/number_text.hpp"
 #include "lockstep/observe/progress_line.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t batches,
                                           const Terminal& terminal) {
@@ -57,4 +57,4 @@ LOCKSTEP_INLINE std::string progress_line(const EpochSummary& now, std::uint64_t
                     terminal.color ? "\033[0m" : "", std::string(cells - filled, ' '), "]"}));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -25,13 +25,15 @@ struct Clip {
 /// Gradients are scaled down until their norm over all parameters is at most `Norm`. An infinite
 /// norm clips nothing.
 template <double Norm = std::numeric_limits<double>::infinity()>
-struct Clip : ValuePolicy<axes::Clip> {
+struct Clip : detail::ValuePolicy<axes::Clip> {
   static constexpr double norm = Norm;
   static constexpr bool clips = Norm != std::numeric_limits<double>::infinity();
-  static constexpr void fingerprint(Hash& hash) {
+  static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Clip::name).number(__builtin_bit_cast(std::uint64_t, Norm));
   }
 };
+
+namespace detail {
 
 /// The sum of squares, in double: blocks are summed in the elements' own arithmetic, which keeps
 /// the loop wide, and are short enough not to lose digits.
@@ -59,5 +61,7 @@ LOCKSTEP_HOST_DEVICE constexpr double clip_factor(double norm, double max_norm) 
   const double factor = max_norm / (norm + 1e-6);
   return factor > 1 ? 1 : factor;
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

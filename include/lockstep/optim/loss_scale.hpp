@@ -16,6 +16,8 @@ struct LossScaleOptions {
   std::uint32_t interval = 2000;  // good steps until it grows
 };
 
+namespace detail {
+
 /// What the loss is multiplied with, so that small gradients do not vanish in 16 bits.
 struct LossScale {
   float scale = 1;
@@ -37,5 +39,7 @@ LOCKSTEP_HOST_DEVICE constexpr LossScale next_loss_scale(LossScale now, bool fin
   const float grown = now.scale * options.growth;
   return {is_finite(grown) ? grown : now.scale, 0};
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

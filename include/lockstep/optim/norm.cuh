@@ -15,11 +15,9 @@
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/step_numbers.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 using NormShape = PassShape<256, 4>;
-
-namespace detail {
 
 /// Eight blocks for each of an H200's 132 multiprocessors. A constant, so that sums are the same on
 /// every GPU.
@@ -79,12 +77,10 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   *state = next;
 }
 
-}  // namespace detail
-
 /// How many partial sums `launch_squares` writes.
 template <class T>
 constexpr std::size_t square_partials(std::size_t count) {
-  return std::min(tiles_of<NormShape, packet_size<T>>(count), detail::most_norm_blocks);
+  return std::min(tiles_of<NormShape, packet_size<T>>(count), most_norm_blocks);
 }
 
 /// The sum of squares of a bucket, in parts. Launched as the bucket lands, it reads what is still
@@ -95,7 +91,7 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   if (count == 0) return;
   require_alignment("sum of squares", {values});
   const auto blocks = static_cast<unsigned>(square_partials<T>(count));
-  detail::sum_squares<T, Count>
+  sum_squares<T, Count>
       <<<blocks, NormShape::threads, 0, stream>>>(values, partials, make_size<Count>(count));
   check_launch("sum of squares");
 }
@@ -108,9 +104,8 @@ template <class Rule>
 void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
                    std::size_t count, const StepLimits& limits, StepState* state,
                    StepNumbers<Rule>* numbers) {
-  detail::decide<Rule>
-      <<<1, detail::decide_threads, 0, stream>>>(inputs, partials, count, limits, state, numbers);
+  decide<Rule><<<1, decide_threads, 0, stream>>>(inputs, partials, count, limits, state, numbers);
   check_launch("step numbers");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

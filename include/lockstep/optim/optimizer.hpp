@@ -42,6 +42,6 @@ concept UpdateRule =
     };
 
 template <class Rule>
-struct Optimizer : ChoicePolicy<axes::Optimizer, Rule> {};
+struct Optimizer : detail::ChoicePolicy<axes::Optimizer, Rule> {};
 
 }  // namespace lockstep

@@ -95,6 +95,6 @@ struct Cosine : Choice<axes::Schedule> {
 static_assert(LearningCurve<Constant> && LearningCurve<StepDecay> && LearningCurve<Cosine>);
 
 template <class Curve>
-struct Schedule : ChoicePolicy<axes::Schedule, Curve> {};
+struct Schedule : detail::ChoicePolicy<axes::Schedule, Curve> {};
 
 }  // namespace lockstep

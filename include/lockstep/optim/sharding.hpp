@@ -31,6 +31,6 @@ struct ZeroRedundancy : PlannedChoice<axes::Sharding> {
 };
 
 template <class How>
-struct Sharding : ChoicePolicy<axes::Sharding, How> {};
+struct Sharding : detail::ChoicePolicy<axes::Sharding, How> {};
 
 }  // namespace lockstep

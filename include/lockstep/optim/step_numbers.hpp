@@ -11,7 +11,7 @@
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/loss_scale.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A rule's constants of one step, and the factor of the gradients, in arithmetic of type A.
 template <class Rule, class A>
@@ -98,4 +98,4 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Ru
                             unscale * clip_factor(state.norm, limits.max_norm));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

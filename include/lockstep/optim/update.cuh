@@ -16,11 +16,9 @@
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 using UpdateShape = PassShape<256, 2>;
-
-namespace detail {
 
 /// Where a piece lies. Element types alone: a kernel's argument.
 template <class Rule, class Master, class Gradient, class Param>
@@ -109,8 +107,6 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
 }
 
-}  // namespace detail
-
 /// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
 /// `states`. Where Param is another type, `parameters` are a copy of the master in it, written;
 /// else they are not looked at. A `Count` that the compiler knows becomes part of the kernel.
@@ -120,7 +116,7 @@ template <class Rule, class Master, class Gradient, class Param = Master,
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,
                    const Gradient* gradients, const StatesOf<Rule, Master>& states,
                    std::type_identity_t<Param>* parameters, std::size_t count = Count) {
-  using Arrays = detail::UpdateArrays<Rule, Master, Gradient, Param>;
+  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
   if (count == 0) return;
   Arrays arrays{master, gradients, parameters, {}};
   require_alignment("update", {master, gradients});
@@ -132,9 +128,8 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
     }
   }
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
-  detail::update<Shape>
-      <<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
+  update<Shape><<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
   check_launch("update");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

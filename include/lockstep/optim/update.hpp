@@ -9,7 +9,7 @@
 
 #include "lockstep/core/element.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Where the states of a piece lie, one array per state, in the type in which sums are kept.
 template <class Rule, class T>
@@ -72,4 +72,4 @@ struct UpdatePass {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -7,7 +7,7 @@
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 template <UpdateRule Rule, LearningCurve Curve>
 class UpdateClock {
@@ -38,4 +38,4 @@ class UpdateClock {
   std::uint64_t epoch_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

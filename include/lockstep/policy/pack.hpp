@@ -14,11 +14,11 @@ namespace lockstep {
 template <class... Ps>
 struct PolicyPack {};
 
+namespace detail {
+
 /// How many policies of the pack answer Axis.
 template <class Axis, class... Ps>
 inline constexpr std::size_t policies_for = (std::size_t{PolicyOf<Ps, Axis>} + ... + 0);
-
-namespace detail {
 
 /// The place of the first policy for Axis; the pack's size where there is none.
 template <class Axis, class... Ps>
@@ -43,11 +43,9 @@ struct Canonicalize<PolicyPack<Defaults...>, Ps...> {
       PolicyPack<typename PickFrom<typename Defaults::axis, PolicyPack<Ps..., Defaults>>::type...>;
 };
 
-}  // namespace detail
-
 /// The policy for Axis in a pack that has one.
 template <class Axis, class Pack>
-using Pick = typename detail::PickFrom<Axis, Pack>::type;
+using Pick = typename PickFrom<Axis, Pack>::type;
 
 /// The policy given for Default's axis, else Default.
 template <class Default, class... Ps>
@@ -56,7 +54,7 @@ using PickOr = Pick<typename Default::axis, PolicyPack<Ps..., Default>>;
 /// One policy per axis, in the order of `Defaults`: the list of all axes and their order in one.
 /// Any order of the same policies gives the same type.
 template <class Defaults, class... Ps>
-using Canonical = typename detail::Canonicalize<Defaults, Ps...>::type;
+using Canonical = typename Canonicalize<Defaults, Ps...>::type;
 
 /// Is Axis one of those that a pack answers?
 template <class Axis, class... Ps>
@@ -69,5 +67,7 @@ template <class... Ps>
 constexpr void fingerprint(Hash& hash, PolicyPack<Ps...>) {
   (Ps::fingerprint(hash), ...);
 }
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -7,7 +7,7 @@
 
 #include "lockstep/core/hash.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A policy names its axis, says whether its arguments make sense and whether it is built, and adds
 /// itself to a job's fingerprint. Policies are never constructed.
@@ -28,4 +28,4 @@ concept BareChoice = requires { typename C::answers; } && !requires { typename C
 template <class P, class Axis>
 concept PolicyOf = requires { typename P::axis; } && std::same_as<typename P::axis, Axis>;
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

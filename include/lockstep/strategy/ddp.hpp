@@ -12,15 +12,15 @@
 #include "lockstep/strategy/step_graphs.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// The replica of this rank. What goes wrong on a rank is said to all others before it is thrown,
 /// so that every rank ends with the words of the first failure.
 template <class Model, class Policies, class Comm>
 class BasicDdp : private Replica<Model, Policies, Comm>,
-                 public detail::OutOfOrder<BasicDdp<Model, Policies, Comm>> {
+                 public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using Base = Replica<Model, Policies, Comm>;
-  using Phases = detail::OutOfOrder<BasicDdp>;
+  using Phases = OutOfOrder<BasicDdp>;
   using typename Base::traits;
 
  public:
@@ -48,10 +48,10 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
   explicit BasicDdp(Comm& comm, Model model = {}, Seed seed = {})
-      : Base(comm,
-             detail::tell_others_of<traits::alone>(
-                 comm, [&] { return typename Base::layouts_type(model); }),
-             std::move(model)) {
+      : Base(
+            comm,
+            tell_others_of<traits::alone>(comm, [&] { return typename Base::layouts_type(model); }),
+            std::move(model)) {
     tell([&] { this->initialize_from_model(seed); });
   }
 
@@ -68,8 +68,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   template <class Batch>
   Loss step(const Batch& batch) {
     const auto& placed = this->place(batch);
-    return detail::tell_others(replica(),
-                               [&] { return detail::run_step(replica(), runner_, placed); });
+    return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
   }
 
   /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
@@ -77,7 +76,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// **Host** blocks.
   template <class Batch>
   auto forward(const Batch& batch) {
-    return detail::forward_phase<detail::Sync::yes>(replica(), batch);
+    return forward_phase<detail::Sync::yes>(replica(), batch);
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
@@ -88,7 +87,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
                   "add up gradients; add Accumulate<N>, or use World<dynamic>");
-    return detail::LocalScope<Base>(*this);
+    return LocalScope<Base>(*this);
   }
 
   /// The loss of a batch, with nothing kept for backward and no communication.
@@ -116,10 +115,10 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
 
   template <class F>
   void tell(const F& f) {
-    detail::tell_others(replica(), f);
+    tell_others(replica(), f);
   }
 
-  [[no_unique_address]] detail::StepRunner<traits> runner_;
+  [[no_unique_address]] StepRunner<traits> runner_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

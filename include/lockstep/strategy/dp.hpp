@@ -52,7 +52,6 @@ Model replicate(const Model& model) {
     std::terminate();  // is never compiled
   }
 }
-}  // namespace detail
 
 /// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
 /// the parameters. A batch is cut into shares, replicas run them at the same time, and the step is
@@ -65,8 +64,8 @@ Model replicate(const Model& model) {
 /// All members are called by the thread that has made the object, which is replica 0.
 template <class Model, class Policies, class Meeting>
 class BasicDp {
-  using traits = detail::ReplicaTraits<Model, Policies>;
-  using LedReplica = detail::DpReplica<Model, Policies, typename Meeting::communicator>;
+  using traits = ReplicaTraits<Model, Policies>;
+  using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
   using Sync = detail::Sync;
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 
@@ -84,7 +83,7 @@ class BasicDp {
     crew_.run(
         [&](std::size_t i) {
           meeting_.prepare(Rank{i});
-          if (i != 0) models[i].emplace(detail::replicate(std::as_const(model)));
+          if (i != 0) models[i].emplace(replicate(std::as_const(model)));
         },
         [&](std::size_t i) {
           replicas_[i] = std::make_unique<LedReplica>(
@@ -156,7 +155,7 @@ class BasicDp {
 
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
-    if constexpr (detail::StreamCommunicator<typename Meeting::communicator>)
+    if constexpr (StreamCommunicator<typename Meeting::communicator>)
       crew_.run([&](std::size_t i) { replicas_[i]->synchronize(); });
   }
 
@@ -171,7 +170,7 @@ class BasicDp {
     if constexpr (traits::alone) {
       return replicas_[0]->run_alone(batch);
     } else {
-      const detail::BatchCut cut = scatter(batch);
+      const BatchCut cut = scatter(batch);
       if constexpr (traits::captures) {
         run_captured(batch, cut);
       } else {
@@ -205,7 +204,7 @@ class BasicDp {
       const auto samples = static_cast<double>(parts_[0].all);
       tally.add("loss", loss * samples, samples);
     } else {
-      const detail::BatchCut cut = scatter(batch);
+      const BatchCut cut = scatter(batch);
       std::vector<Tally> tallies(replicas());
       crew_.run([&](std::size_t i) { take(i, batch, cut); },
                 [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
@@ -236,20 +235,20 @@ class BasicDp {
 
   /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>
-  detail::BatchCut scatter(const Batch& batch) {
-    static_assert(detail::require_scattering<Batch>());
-    const detail::BatchCut cut{replicas(), weights_};
+  BatchCut scatter(const Batch& batch) {
+    static_assert(require_scattering<Batch>());
+    const BatchCut cut{replicas(), weights_};
     std::size_t all = 0;
     std::size_t largest = 0;
     for (std::size_t i = 0; i != replicas(); ++i) {
-      const std::size_t samples = detail::samples_of(batch, cut, i);
+      const std::size_t samples = samples_of(batch, cut, i);
       parts_[i].samples = {all, samples};
       all += samples;
       largest = std::max(largest, samples);
     }
     if (all == 0)
       throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
-    for (detail::BatchPart& part : parts_) {
+    for (BatchPart& part : parts_) {
       part.all = all;
       part.largest = largest;
     }
@@ -259,7 +258,7 @@ class BasicDp {
 
   template <class Batch>
   void make_room(const Batch& batch, std::size_t all) {
-    if (all != detail::samples_of(batch, detail::BatchCut{}, 0)) {
+    if (all != samples_of(batch, BatchCut{}, 0)) {
       throw Error("DP", "parts of the batch differ in size, and some samples would be left out",
                   "give all parts the same size, or use LossOnReplica");
     }
@@ -269,13 +268,13 @@ class BasicDp {
   }
 
   template <class Batch>
-  void take(std::size_t i, const Batch& batch, const detail::BatchCut& cut) {
+  void take(std::size_t i, const Batch& batch, const BatchCut& cut) {
     replicas_[i]->follow(*replicas_[0]);
     replicas_[i]->take(batch, cut, parts_[i]);
   }
 
   template <class Batch>
-  void run_phases(const Batch& batch, const detail::BatchCut& cut) {
+  void run_phases(const Batch& batch, const BatchCut& cut) {
     const Sync sync = first().completes_step() ? Sync::yes : Sync::no;
     bool backward_began = false;
     try {
@@ -298,7 +297,7 @@ class BasicDp {
 
   /// The whole micro-batch as one graph, which depends on the shares of all replicas.
   template <class Batch>
-  void run_captured(const Batch& batch, const detail::BatchCut& cut) {
+  void run_captured(const Batch& batch, const BatchCut& cut) {
     std::vector<std::uint64_t> digests(replicas());
     crew_.run(
         [&](std::size_t i) {
@@ -316,7 +315,7 @@ class BasicDp {
   /// Runs a batch up to its loss, and then the phases that follow. `forward` is that of a model
   /// whose output is its loss.
   template <class Batch, class Forward, class... Then>
-  void run_to_loss(const Batch& batch, const detail::BatchCut& cut, const Forward& forward,
+  void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
     const auto share = [&](std::size_t i) { take(i, batch, cut); };
     if constexpr (traits::gathers_outputs) {
@@ -340,10 +339,12 @@ class BasicDp {
   }
 
   Meeting meeting_;
-  detail::ReplicaCrew crew_;
+  ReplicaCrew crew_;
   std::vector<std::unique_ptr<LedReplica>> replicas_;
-  std::vector<detail::BatchPart> parts_;  // of the batch that is under way
-  std::vector<double> weights_;           // of `set_shares`
+  std::vector<BatchPart> parts_;  // of the batch that is under way
+  std::vector<double> weights_;   // of `set_shares`
 };
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/tensor.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Hands out a model's tensors to be written, before training begins:
 ///
@@ -83,7 +83,6 @@ class InitialValues {
   RandomStream random_;
 };
 
-namespace detail {
 /// A model that gives its tensors their initial values.
 template <class Model, class Initial>
 concept Initializing = requires(Model& model, Initial& initial) { model.initialize(initial); };
@@ -97,6 +96,5 @@ void initialize_model(Model& model, Initial& initial) {
     initial.fill_by_default();
   }
 }
-}  // namespace detail
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

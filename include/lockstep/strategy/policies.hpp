@@ -46,15 +46,15 @@ struct DP : Choice<axes::ParallelStrategy> {
 };
 
 template <class Strategy>
-struct ParallelStrategy : ChoicePolicy<axes::ParallelStrategy, Strategy> {};
+struct ParallelStrategy : detail::ChoicePolicy<axes::ParallelStrategy, Strategy> {};
 
 // How many micro-batches make one step.
 
 /// Gradients of `MicroBatches` batches are added locally; ranks communicate once, with the last.
 template <std::size_t MicroBatches>
-struct Accumulate : ValuePolicy<axes::Accumulate> {
+struct Accumulate : detail::ValuePolicy<axes::Accumulate> {
   static constexpr std::size_t micro_batches = MicroBatches;
-  static constexpr void fingerprint(Hash& hash) {
+  static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Accumulate::name).number(MicroBatches);
   }
 };
@@ -62,16 +62,16 @@ struct Accumulate : ValuePolicy<axes::Accumulate> {
 // Whether a step runs call by call or is replayed as one CUDA graph.
 
 /// Call by call.
-struct EagerStep : ValuePolicy<axes::StepExecution> {
+struct EagerStep : detail::ValuePolicy<axes::StepExecution> {
   static constexpr bool captures = false;
-  static constexpr void fingerprint(Hash& hash) { hash.text("EagerStep"); }
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text("EagerStep"); }
 };
 
 /// Forward, backward, collectives and update captured once for each shape of batch, replayed ever
 /// after. A model that cannot be captured is run call by call; a sentence says why.
-struct CapturedStep : ValuePolicy<axes::StepExecution> {
+struct CapturedStep : detail::ValuePolicy<axes::StepExecution> {
   static constexpr bool captures = true;
-  static constexpr void fingerprint(Hash& hash) { hash.text("CapturedStep"); }
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text("CapturedStep"); }
 };
 
 // What a parameter without a gradient means.
@@ -93,7 +93,7 @@ struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
 };
 
 template <class Meaning>
-struct UnusedParameters : ChoicePolicy<axes::UnusedParameters, Meaning> {};
+struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 
 // What ranks do about state that is not trained, such as running means.
 
@@ -113,18 +113,18 @@ struct Synced : PlannedChoice<axes::Buffers> {
 };
 
 template <class How>
-struct Buffers : ChoicePolicy<axes::Buffers, How> {};
+struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
 
 // Where `DP` computes the loss of a scattered batch.
 
 /// On the output device, over the gathered outputs, as in PyTorch.
-struct LossOnOutput : ValuePolicy<axes::LossPlacement> {
-  static constexpr void fingerprint(Hash& hash) { hash.text("LossOnOutput"); }
+struct LossOnOutput : detail::ValuePolicy<axes::LossPlacement> {
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnOutput"); }
 };
 
 /// On every replica, over its own share: no gather, no imbalance.
-struct LossOnReplica : ValuePolicy<axes::LossPlacement> {
-  static constexpr void fingerprint(Hash& hash) { hash.text("LossOnReplica"); }
+struct LossOnReplica : detail::ValuePolicy<axes::LossPlacement> {
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnReplica"); }
 };
 
 // What happens when ranks run out of batches at different times.
@@ -140,6 +140,6 @@ struct Join : PlannedChoice<axes::UnevenInputs> {
 };
 
 template <class How>
-struct UnevenInputs : ChoicePolicy<axes::UnevenInputs, How> {};
+struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {};
 
 }  // namespace lockstep

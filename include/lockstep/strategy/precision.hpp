@@ -21,8 +21,8 @@ struct Precision {
 /// Everything in the type in which the model declares it.
 struct AsDeclared : Choice<axes::Precision> {
   static constexpr std::string_view name = "AsDeclared";
-  using parameter_types = DeclaredTypes;
-  using buffer_types = DeclaredTypes;
+  using parameter_types = detail::DeclaredTypes;
+  using buffer_types = detail::DeclaredTypes;
   /// The type in which gradients of T are reduced.
   template <class T>
   using reduced = T;
@@ -36,8 +36,8 @@ struct AsDeclared : Choice<axes::Precision> {
 template <class Parameters, class Reduction = Parameters, class Buffers = float>
 struct Mixed : Choice<axes::Precision> {
   static constexpr std::string_view name = "Mixed";
-  using parameter_types = FloatingAs<Parameters>;
-  using buffer_types = FloatingAs<Buffers>;
+  using parameter_types = detail::FloatingAs<Parameters>;
+  using buffer_types = detail::FloatingAs<Buffers>;
   template <class>
   using reduced = Reduction;
   static constexpr bool keeps_masters = !std::is_same_v<Parameters, float>;
@@ -46,12 +46,12 @@ struct Mixed : Choice<axes::Precision> {
 };
 
 template <class Types>
-struct Precision : ChoicePolicy<axes::Precision, Types> {};
+struct Precision : detail::ChoicePolicy<axes::Precision, Types> {};
 
 /// Two mixtures differ in their types, not in their name.
 template <class P, class R, class B>
-struct Precision<Mixed<P, R, B>> : ChoicePolicy<axes::Precision, Mixed<P, R, B>> {
-  static constexpr void fingerprint(Hash& hash) {
+struct Precision<Mixed<P, R, B>> : detail::ChoicePolicy<axes::Precision, Mixed<P, R, B>> {
+  static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Precision::name).text("Mixed");
     for (const ElementKind kind : {element_kind<P>(), element_kind<R>(), element_kind<B>()})
       hash.number(static_cast<std::uint64_t>(kind));

@@ -137,7 +137,7 @@ class Replica {
   /// all, or this one with `Sync::no`.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
-    static_assert(require_model<Model, step_type, Batch>());
+    static_assert(detail::require_model<Model, step_type, Batch>());
     if constexpr (traits::broadcasts_buffers) {
       if (sync == Sync::yes) synchronize_buffers();
     }
@@ -274,22 +274,23 @@ class Replica {
   template <class F>
   void write_initial_values(F&& f, Seed seed) {
     const typename traits::declared_layout declared(model_);
-    const BufferLayout<Model> declared_buffers(model_);
+    const detail::BufferLayout<Model> declared_buffers(model_);
     std::byte* masters = nullptr;
     if constexpr (traits::keeps_masters) masters = updater_.masters().data();
-    execution_.initialize(
-        model_, {parameters_, nullptr, buffers_}, masters,
-        [&](std::byte* parameters, std::byte* buffers) {
-          InitialValues<Model, typename traits::declared_layout, BufferLayout<Model>> initial(
-              declared, declared_buffers, parameters, buffers, seed);
-          f(initial);
-        });
+    execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
+                          [&](std::byte* parameters, std::byte* buffers) {
+                            detail::InitialValues<Model, typename traits::declared_layout,
+                                                  detail::BufferLayout<Model>>
+                                initial(declared, declared_buffers, parameters, buffers, seed);
+                            f(initial);
+                          });
   }
 
   std::byte* agree_and_allocate() {
     if constexpr (!traits::alone) {
-      const auto fingerprint = fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers);
-      detail::require_agreement(comm_, fingerprint, [&] {
+      const auto fingerprint =
+          detail::fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers);
+      detail::require_agreement(comm_, detail::fingerprint, [&] {
         return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers);
       });
     }

@@ -24,7 +24,7 @@ namespace lockstep::detail {
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
-      : spin_(detail::SpinBudget::for_ranks(replicas)), errors_(replicas) {
+      : spin_(SpinBudget::for_ranks(replicas)), errors_(replicas) {
     workers_.reserve(replicas - 1);
     try {
       for (std::size_t i = 1; i < replicas; ++i) {
@@ -57,7 +57,7 @@ class ReplicaCrew {
     for (std::exception_ptr& error : errors_) error = nullptr;
     errand_ = &run_phases<All>;
     phases_ = &all;
-    detail::publish(begun_, ++errands_);
+    publish(begun_, ++errands_);
     run_phases<All>(*this, 0);
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
   }
@@ -102,16 +102,16 @@ class ReplicaCrew {
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
       arrived_.store(0, std::memory_order_relaxed);
       goes_on_ = !has_failed_.load(std::memory_order_relaxed);
-      detail::publish(met_, before + 1);
+      publish(met_, before + 1);
     } else {
-      detail::wait_for(met_, before + 1, spin_, [] {});
+      wait_for(met_, before + 1, spin_, [] {});
     }
     return goes_on_;
   }
 
   void work(std::size_t replica) {
     for (std::uint64_t errand = 1;; ++errand) {
-      detail::wait_for(begun_, errand, spin_, [] {});
+      wait_for(begun_, errand, spin_, [] {});
       if (errand_ == nullptr) return;
       errand_(*this, replica);
     }
@@ -119,7 +119,7 @@ class ReplicaCrew {
 
   void dismiss() {
     errand_ = nullptr;
-    detail::publish(begun_, ++errands_);
+    publish(begun_, ++errands_);
     workers_.clear();
   }
 
@@ -150,9 +150,9 @@ class ReplicaCrew {
     }
   }
 
-  detail::SpinBudget spin_;
-  detail::Counter begun_{};  // errands that were given out
-  detail::Counter met_{};    // phases that all are done with
+  SpinBudget spin_;
+  Counter begun_{};  // errands that were given out
+  Counter met_{};    // phases that all are done with
   std::atomic<std::size_t> arrived_{0};
   std::atomic<bool> has_failed_{false};
   std::atomic<bool> is_running_{false};

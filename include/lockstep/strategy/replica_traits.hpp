@@ -94,7 +94,8 @@ struct ReplicaTraits {
   /// Calls `f(std::type_identity<T>{})` with the type behind a bucket's elements.
   template <class F>
   static constexpr void with_element(ElementKind kind, F&& f) {
-    lockstep::with_element<Model, TensorRole::parameter, parameter_types>(kind, std::forward<F>(f));
+    lockstep::detail::with_element<Model, TensorRole::parameter, parameter_types>(
+        kind, std::forward<F>(f));
   }
 };
 

@@ -31,7 +31,7 @@ inline void check_divides(std::size_t group, std::size_t world) {
 /// `WorldRanks` ranks in groups of `GroupRanks` neighbours. Either may be `dynamic`; then it is
 /// given, and checked, at construction: `Grid<dynamic, 3>{WorldSize{6}}`.
 template <std::size_t WorldRanks, std::size_t GroupRanks>
-class Grid : public TopologyQueries<Grid<WorldRanks, GroupRanks>> {
+class Grid : public detail::TopologyQueries<Grid<WorldRanks, GroupRanks>> {
   static_assert(WorldRanks != 0, "lockstep: a grid needs a world of at least one rank");
   static_assert(detail::divides(GroupRanks, WorldRanks),
                 "lockstep: the group size does not divide the world size, so some group would be "
@@ -77,6 +77,6 @@ class Grid : public TopologyQueries<Grid<WorldRanks, GroupRanks>> {
   [[no_unique_address]] Size<GroupRanks> group_;
 };
 
-static_assert(EvenTopology<Grid<6, 3>> && EvenTopology<Grid<dynamic, dynamic>>);
+static_assert(detail::EvenTopology<Grid<6, 3>> && detail::EvenTopology<Grid<dynamic, dynamic>>);
 
 }  // namespace lockstep

@@ -76,13 +76,13 @@ class Groups : public detail::PartitionQueries<Groups<TheWorld, Listed...>> {
   static constexpr auto listed =
       detail::make_partition<world_ranks == dynamic ? 0 : world_ranks, Listed...>();
 
-  static_assert(listed.fault != PartitionFault::empty_group,
+  static_assert(listed.fault != detail::PartitionFault::empty_group,
                 "lockstep: a group is empty; every group needs a rank");
-  static_assert(world_ranks == dynamic || listed.fault != PartitionFault::out_of_range,
+  static_assert(world_ranks == dynamic || listed.fault != detail::PartitionFault::out_of_range,
                 "lockstep: a group lists a rank outside the world; ranks are 0 to world size - 1");
-  static_assert(listed.fault != PartitionFault::overlap,
+  static_assert(listed.fault != detail::PartitionFault::overlap,
                 "lockstep: a rank is listed twice; groups must not overlap");
-  static_assert(listed.fault != PartitionFault::gap,
+  static_assert(listed.fault != detail::PartitionFault::gap,
                 "lockstep: a rank is in no group; the groups must cover the world");
 
  public:
@@ -100,23 +100,23 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
       ranks.insert(ranks.end(), group.begin(), group.end());
       sizes.push_back(group.size());
     }
-    partition_ = Partition<dynamic>::of(world.value(), ranks, sizes);
-    if (partition_.fault == PartitionFault::none) return;
+    partition_ = detail::Partition<dynamic>::of(world.value(), ranks, sizes);
+    if (partition_.fault == detail::PartitionFault::none) return;
     const std::string rank = "rank " + std::to_string(partition_.culprit.value());
     const char* const what[] = {"", "", " is outside the world", " is listed twice",
                                 " is in no group"};
     throw Error("topology",
-                partition_.fault == PartitionFault::empty_group
+                partition_.fault == detail::PartitionFault::empty_group
                     ? "a group is empty"
                     : rank + what[static_cast<int>(partition_.fault)],
                 "list every rank of the world of " + std::to_string(world.value()) +
                     " in exactly one group");
   }
 
-  const Partition<dynamic>& partition() const { return partition_; }
+  const detail::Partition<dynamic>& partition() const { return partition_; }
 
  private:
-  Partition<dynamic> partition_;
+  detail::Partition<dynamic> partition_;
 };
 
 static_assert(Topology<Groups<World<3>, Group<0, 2>, Group<1>>> &&

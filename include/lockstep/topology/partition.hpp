@@ -11,7 +11,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// What can be wrong with a list of groups.
 enum class PartitionFault { none, empty_group, out_of_range, overlap, gap };
@@ -74,4 +74,4 @@ struct Partition {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -14,9 +14,9 @@ namespace lockstep {
 /// `Split<Grid<8, 4>, 2>` is `[0 1] [2 3] [4 5] [6 7]`; `Split<Transposed<Grid<8, 2>>, 2>` is
 /// `[0 2] [4 6] [1 3] [5 7]`: members of a parent group stay together, in the parent's order.
 template <class Parent, std::size_t Part>
-class Split : public TopologyQueries<Split<Parent, Part>> {
+class Split : public detail::TopologyQueries<Split<Parent, Part>> {
   static_assert(
-      EvenTopology<Parent>,
+      detail::EvenTopology<Parent>,
       "lockstep: only a topology whose groups all have the same size can be split evenly");
   static_assert(detail::divides(Part, detail::static_group_size<Parent>()),
                 "lockstep: the part does not divide the group size; choose a part that divides it");
@@ -64,6 +64,6 @@ class Split : public TopologyQueries<Split<Parent, Part>> {
   [[no_unique_address]] Size<Part> part_;
 };
 
-static_assert(EvenTopology<Split<Grid<8, 4>, 2>>);
+static_assert(detail::EvenTopology<Split<Grid<8, 4>, 2>>);
 
 }  // namespace lockstep

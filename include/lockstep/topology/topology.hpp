@@ -26,13 +26,14 @@ concept Topology =
       { t.member(group, place) } -> std::same_as<Rank>;
     };
 
+namespace detail {
+
 /// A topology all of whose groups have one size.
 template <class T>
 concept EvenTopology = Topology<T> && requires(const T t) {
   { t.group_size() } -> std::same_as<std::size_t>;
 };
 
-namespace detail {
 /// The size that all groups of a topology have, if the compiler knows it.
 template <class T>
 consteval std::size_t static_group_size() {
@@ -45,7 +46,6 @@ consteval std::size_t static_group_size() {
     return dynamic;
   }
 }
-}  // namespace detail
 
 /// The ranks of one group, in the group's order: a range that computes its elements.
 template <class T>
@@ -119,5 +119,7 @@ class TopologyQueries {
  private:
   constexpr const T& self() const { return static_cast<const T&>(*this); }
 };
+
+}  // namespace detail
 
 }  // namespace lockstep

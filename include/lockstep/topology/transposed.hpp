@@ -9,6 +9,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// Of `[0 1 2] [3 4 5]`, the groups `[0 3] [1 4] [2 5]`: what feeds data across replicas.
 template <class T>
 class TransposeOf : public TopologyQueries<TransposeOf<T>> {
@@ -41,7 +43,6 @@ class TransposeOf : public TopologyQueries<TransposeOf<T>> {
   [[no_unique_address]] T original_;
 };
 
-namespace detail {
 template <class T>
 struct Transpose {
   using type = TransposeOf<T>;
@@ -62,7 +63,7 @@ constexpr Transposed<T> transpose(T topology) {
   return Transposed<T>{topology};
 }
 template <class T>
-constexpr T transpose(TransposeOf<T> topology) {
+constexpr T transpose(detail::TransposeOf<T> topology) {
   return topology.original();
 }
 

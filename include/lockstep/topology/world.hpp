@@ -20,9 +20,9 @@ struct World {
 }  // namespace axes
 
 template <std::size_t N = dynamic>
-struct World : ValuePolicy<axes::World>, TopologyQueries<World<N>> {
+struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N>> {
   static constexpr std::size_t static_size = N;
-  static constexpr void fingerprint(Hash& hash) { hash.text(axes::World::name).number(N); }
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text(axes::World::name).number(N); }
 
   constexpr World()
     requires(N != dynamic)
@@ -49,6 +49,8 @@ struct World : ValuePolicy<axes::World>, TopologyQueries<World<N>> {
   [[no_unique_address]] Size<N> size_;
 };
 
+namespace detail {
+
 /// Throws unless a job has as many ranks as the program was compiled for.
 template <std::size_t N>
 void require_world(WorldSize world, Rank rank) {
@@ -60,5 +62,7 @@ void require_world(WorldSize world, Rank rank) {
 }
 
 static_assert(EvenTopology<World<4>> && EvenTopology<World<dynamic>>);
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -24,6 +24,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// Do ranks have a host's memory in common, as replicas of one process always do?
 template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
 inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> &&
@@ -42,8 +44,6 @@ using DefaultPolicies = PolicyPack<
                                 HostShared, Replicated>>,
     Hooks<>, Progress<Callers>>;
 
-namespace detail {
-
 template <class... Ps>
 struct DefaultsFor {
   using StrategyPolicy = PickOr<ParallelStrategy<DDP>, Ps...>;
@@ -58,7 +58,7 @@ struct DefaultsFor {
 
 /// One policy per axis, whatever was given and in whatever order.
 template <class... Ps>
-using CanonicalPolicies = Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>;
+using CanonicalPolicies = detail::Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>;
 
 namespace detail {
 template <class... Ps>

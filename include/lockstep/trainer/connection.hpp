@@ -16,8 +16,12 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// Stands for the backend of a world that the compiler knows to be of one.
 struct NoBackend {};
+
+}  // namespace detail
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
 /// `make<Policies>(session)` and whether ranks are threads of one process. Specialised beside what
@@ -27,13 +31,13 @@ template <class Device, class Backend>
 struct Connection;
 
 template <>
-struct Connection<Cpu, NoBackend> {
+struct Connection<Cpu, detail::NoBackend> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
   using communicator = LoopbackCommunicator;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    require_world<1>(session.world(), session.rank());
+    detail::require_world<1>(session.world(), session.rank());
     return {};
   }
 };
@@ -42,15 +46,17 @@ template <>
 struct Connection<Cpu, Shm> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = ShmCommunicator<Pick<axes::World, Policies>::static_size,
-                                       typename Pick<axes::Progress, Policies>::choice>;
+  using communicator = ShmCommunicator<detail::Pick<axes::World, Policies>::static_size,
+                                       typename detail::Pick<axes::Progress, Policies>::choice>;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    return make_shm_communicator<Pick<axes::World, Policies>::static_size,
-                                 typename Pick<axes::Progress, Policies>::choice>(
+    return make_shm_communicator<detail::Pick<axes::World, Policies>::static_size,
+                                 typename detail::Pick<axes::Progress, Policies>::choice>(
         session.membership(), session.store());
   }
 };
+
+namespace detail {
 
 /// Are replicas in one process? Then they meet in its memory, and a backend, which is how processes
 /// meet, has no say.
@@ -112,7 +118,6 @@ consteval bool require_connection() {
 /// Stands for a job that was rejected, so that one error stays one error.
 struct RejectedJob {};
 
-namespace detail {
 template <template <class, class> class Job, class Model, class... Ps>
 consteval auto compose() {
   if constexpr (!require_composition<Model, Ps...>()) {

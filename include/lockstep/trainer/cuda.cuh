@@ -25,14 +25,14 @@ static_assert(detail::JointlyCapturing<ThreadCommunicator<>> &&
               detail::StreamOrdering<ThreadCommunicator<>>);
 
 template <>
-struct Connection<Cuda, NoBackend> {
+struct Connection<Cuda, detail::NoBackend> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
   using communicator = CudaLoopbackCommunicator;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    require_world<1>(session.world(), session.rank());
-    return CudaLoopbackCommunicator(gpu_of(session.membership()));
+    detail::require_world<1>(session.world(), session.rank());
+    return CudaLoopbackCommunicator(detail::gpu_of(session.membership()));
   }
 };
 
@@ -40,13 +40,15 @@ template <>
 struct Connection<Cuda, Shm> {
   static constexpr bool ranks_are_threads = true;
   template <class Policies>
-  using communicator = ThreadCommunicator<Pick<axes::World, Policies>::static_size>;
+  using communicator = ThreadCommunicator<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    return make_thread_communicator<Pick<axes::World, Policies>::static_size>(session.membership(),
-                                                                              session.store());
+    return make_thread_communicator<detail::Pick<axes::World, Policies>::static_size>(
+        session.membership(), session.store());
   }
 };
+
+namespace detail {
 
 /// Replicas are on the GPUs there are, one each, or in turn with `LOCKSTEP_SHARE_GPUS=1`.
 template <class Policies>
@@ -62,7 +64,7 @@ class ReplicaMeeting<Cuda, Policies> {
 
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
       : timeout_(timeout),
-        world_(std::make_shared<detail::threads::SharedWorld>(WorldSize{replicas})),
+        world_(std::make_shared<threads::SharedWorld>(WorldSize{replicas})),
         gpus_(replicas) {}
 
   std::size_t size() const { return gpus_.size(); }
@@ -82,8 +84,10 @@ class ReplicaMeeting<Cuda, Policies> {
 
  private:
   std::chrono::milliseconds timeout_;
-  std::shared_ptr<detail::threads::SharedWorld> world_;
+  std::shared_ptr<threads::SharedWorld> world_;
   std::vector<std::shared_ptr<Gpu>> gpus_;
 };
+
+}  // namespace detail
 
 }  // namespace lockstep

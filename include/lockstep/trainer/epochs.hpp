@@ -15,7 +15,7 @@
 #include "lockstep/data/share.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
 template <class Trainer, Dataset Source>
@@ -169,4 +169,4 @@ class EpochRange {
   std::uint64_t last_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

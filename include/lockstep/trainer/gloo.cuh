@@ -13,10 +13,10 @@ template <>
 struct Connection<Cuda, Gloo> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = StagedGloo<Pick<axes::World, Policies>::static_size>;
+  using communicator = StagedGloo<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    return make_staged_gloo_communicator<Pick<axes::World, Policies>::static_size>(
+    return make_staged_gloo_communicator<detail::Pick<axes::World, Policies>::static_size>(
         session.membership(), session.store());
   }
 };
@@ -28,7 +28,8 @@ struct Connection<Cuda, Hierarchical<Shm, Gloo>> {
   using communicator = StagedHierarchy;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    require_world<Pick<axes::World, Policies>::static_size>(session.world(), session.rank());
+    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
+                                                                            session.rank());
     return make_staged_hierarchical_communicator(session.membership(), session.store());
   }
 };

@@ -12,7 +12,7 @@ template <>
 struct Connection<Cpu, Gloo> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = GlooCommunicator<Pick<axes::World, Policies>::static_size>;
+  using communicator = GlooCommunicator<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
     return communicator<Policies>(session.membership(), session.store());
@@ -26,7 +26,8 @@ struct Connection<Cpu, Hierarchical<Shm, Gloo>> {
   using communicator = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    require_world<Pick<axes::World, Policies>::static_size>(session.world(), session.rank());
+    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
+                                                                            session.rank());
     return make_hierarchical_communicator(session.membership(), session.store());
   }
 };

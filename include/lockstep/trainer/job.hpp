@@ -11,7 +11,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/trainer/axes.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A model under canonical policies, one per axis.
 template <class Model, class Policies>
@@ -41,4 +41,4 @@ struct ComposedJob {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -37,7 +37,7 @@ int launch(int argc, char** argv, F&& f) {
   };
   constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
   if constexpr (Job::is_one_process) {
-    return launch_one_process(argc, argv, run);
+    return detail::launch_one_process(argc, argv, run);
   } else if constexpr (Job::ranks_are_threads) {
     return launch_threads(argc, argv, run, ranks,
                           Job::spans_processes ? Processes::many : Processes::one);

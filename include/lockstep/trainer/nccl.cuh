@@ -18,11 +18,11 @@ template <>
 struct Connection<Cuda, Nccl> {
   static constexpr bool ranks_are_threads = false;
   template <class Policies>
-  using communicator = NcclCommunicator<Pick<axes::World, Policies>::static_size>;
+  using communicator = NcclCommunicator<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    return make_nccl_communicator<Pick<axes::World, Policies>::static_size>(session.membership(),
-                                                                            session.store());
+    return make_nccl_communicator<detail::Pick<axes::World, Policies>::static_size>(
+        session.membership(), session.store());
   }
 };
 
@@ -35,7 +35,8 @@ struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
   using communicator = ThreadedNccl;
   template <class Policies>
   static communicator<Policies> make(Session& session) {
-    require_world<Pick<axes::World, Policies>::static_size>(session.world(), session.rank());
+    detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
+                                                                            session.rank());
     return make_threaded_nccl_communicator(session.membership(), session.store());
   }
 };

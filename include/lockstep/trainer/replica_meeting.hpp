@@ -16,7 +16,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/trainer/axes.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// How the replicas of `ParallelStrategy<DP>`, threads of one process, get their communicators. A
 /// meeting is made once; then every replica calls `prepare` and `join` on its own thread. `prepare`
@@ -34,11 +34,11 @@ class ReplicaMeeting<Cpu, Policies> {
       alone, LoopbackCommunicator,
       ShmCommunicator<static_size, typename Pick<axes::Progress, Policies>::choice>>;
 
-  static std::size_t devices() { return detail::core_count(); }
+  static std::size_t devices() { return core_count(); }
 
   ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
       : size_(replicas), timeout_(timeout), files_(replicas) {
-    if constexpr (!alone) files_[0] = detail::shm::Engine::make_file(WorldSize{replicas});
+    if constexpr (!alone) files_[0] = shm::Engine::make_file(WorldSize{replicas});
   }
 
   std::size_t size() const { return size_; }
@@ -46,7 +46,7 @@ class ReplicaMeeting<Cpu, Policies> {
   void prepare(Rank rank) {
     if constexpr (!alone) {
       if (rank != Rank{0})
-        files_[rank.value()] = detail::shm::Engine::open(detail::shm::Engine::address(files_[0]));
+        files_[rank.value()] = shm::Engine::open(shm::Engine::address(files_[0]));
     }
   }
   communicator join(Rank rank) {
@@ -60,11 +60,11 @@ class ReplicaMeeting<Cpu, Policies> {
  private:
   std::size_t size_;
   std::chrono::milliseconds timeout_;
-  std::vector<detail::shm::MemoryFile> files_;
+  std::vector<shm::MemoryFile> files_;
 };
 
 /// Where the replicas of a job's policies meet.
 template <class Policies>
 using ReplicaMeetingOf = ReplicaMeeting<typename Pick<axes::Device, Policies>::choice, Policies>;
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

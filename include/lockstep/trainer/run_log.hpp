@@ -10,7 +10,7 @@
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/progress_display.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// What `on_rank0` hands out: ways to say something, and no way to communicate.
 class RunLog {
@@ -36,4 +36,4 @@ class RunLog {
   LogFile* file_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -36,13 +36,15 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
 class BasicTrainer : public ComposedJob<Model, Policies> {
   using Base = ComposedJob<Model, Policies>;
   using Training = TrainingOf<Model, Policies>;
   using Comm = typename Training::communicator;
-  using traits = detail::ReplicaTraits<Model, Policies>;
+  using traits = ReplicaTraits<Model, Policies>;
 
  public:
   using typename Base::layout;
@@ -67,7 +69,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
     if constexpr (is_one_process) busy = wrapped_.replicas();
-    const bool has_free_cores = detail::core_count() > busy;
+    const bool has_free_cores = core_count() > busy;
     loader_options_.workers = has_free_cores ? 1 : 0;
   }
 
@@ -264,7 +266,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     };
     add("optimizer ", optimizer());
     add("schedule ", schedule());
-    detail::require_agreement(comm_, hash_of(numbers), [&] { return numbers; });
+    require_agreement(comm_, hash_of(numbers), [&] { return numbers; });
   }
 
   Session& session_;
@@ -288,14 +290,20 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   bool on_rank0_ = false;
 };
 
+}  // namespace detail
+
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
 /// one type. What does not go together is one sentence from the compiler.
 template <class Model, class... Ps>
-using Trainer = detail::Compose<BasicTrainer, Model, Ps...>;
+using Trainer = detail::Compose<detail::BasicTrainer, Model, Ps...>;
+
+namespace detail {
 
 /// What the compiler knows of such a job, for tools and tests: it needs no CUDA, even if the job
 /// does.
 template <class Model, class... Ps>
 using Composed = ComposedJob<Model, CanonicalPolicies<Ps...>>;
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -14,13 +14,13 @@
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/options.hpp"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// `communicator` is what the trainer itself uses, among ranks; `wrapper` is what steps.
 template <class Model, class Policies>
 struct DdpTraining {
   using communicator = CommunicatorOf<Policies>;
-  using wrapper = detail::DdpOf<Model, Policies>;
+  using wrapper = DdpOf<Model, Policies>;
 
   /// **Ranks** all. **Host** blocks until all have come.
   static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
@@ -38,7 +38,7 @@ struct DdpTraining {
 template <class Model, class Policies>
 struct DpTraining {
   using communicator = LoopbackCommunicator;
-  using wrapper = detail::DpOf<Model, Policies>;
+  using wrapper = DpOf<Model, Policies>;
 
   static communicator communicate(Session& session) {
     if (session.world() > WorldSize{1}) {
@@ -62,4 +62,4 @@ template <class Model, class Policies>
 using TrainingOf =
     std::conditional_t<is_dp<Policies>, DpTraining<Model, Policies>, DdpTraining<Model, Policies>>;
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -53,10 +53,10 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
 
   /// Captures what `f` enqueues as a graph, or says why it could not. **Host** runs `f`.
   template <class F>
-  StepGraph capture(F&& f) const {
-    return capture_stream(gpu_->stream(), std::forward<F>(f));
+  detail::StepGraph capture(F&& f) const {
+    return detail::capture_stream(gpu_->stream(), std::forward<F>(f));
   }
-  void replay(const StepGraph& graph) const { graph.launch(gpu_->stream()); }
+  void replay(const detail::StepGraph& graph) const { graph.launch(gpu_->stream()); }
 
   // For the front.
 

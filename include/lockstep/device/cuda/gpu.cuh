@@ -15,6 +15,8 @@
 
 namespace lockstep {
 
+namespace detail {
+
 /// The GPUs that this process may use (CUDA_VISIBLE_DEVICES), 0 where there is no driver.
 inline std::size_t visible_gpus() {
   int count = 0;
@@ -28,6 +30,8 @@ inline std::size_t visible_gpus() {
   return static_cast<std::size_t>(count);
 }
 
+}  // namespace detail
+
 /// A rank's GPU. The thread that makes it computes on it from then on.
 class Gpu {
  public:
@@ -35,7 +39,8 @@ class Gpu {
 
   /// The GPU of the host's `local_rank`-th rank of `local_world`.
   static Gpu of(Rank rank, std::size_t local_rank, std::size_t local_world, bool may_share) {
-    return {rank, gpu_index(rank, local_rank, local_world, visible_gpus(), may_share)};
+    return {rank,
+            detail::gpu_index(rank, local_rank, local_world, detail::visible_gpus(), may_share)};
   }
 
   Rank rank() const { return rank_; }

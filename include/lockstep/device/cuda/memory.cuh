@@ -12,7 +12,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Zeroed memory of the current GPU. What `HostArena` is on the host.
 class DeviceArena {
@@ -96,4 +96,4 @@ inline bool is_host_memory(const void* pointer) {
   return attributes.type != cudaMemoryTypeDevice;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -14,7 +14,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A captured step, or the reason why there is none.
 class StepGraph {
@@ -67,8 +67,6 @@ class StepGraph {
   std::string reason_;
 };
 
-namespace detail {
-
 /// The reason for a call that failed while capturing. CUDA is to forget the error: it is handled.
 inline std::string capture_fault(cudaError_t error, const char* call) {
   static_cast<void>(cudaGetLastError());
@@ -106,8 +104,6 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   return step;
 }
 
-}  // namespace detail
-
 /// Runs `f()` without running what it enqueues: that becomes the graph. It does not throw: whatever
 /// goes wrong, and whatever `f` throws, is the reason why there is none. **Host** runs `f`.
 /// **Stream** `stream` must not be capturing; streams that `f` makes wait for it are captured too,
@@ -117,8 +113,7 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
 template <class F>
 StepGraph capture_stream(cudaStream_t stream, F&& f) {
   const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);
-  if (begun != cudaSuccess)
-    return StepGraph(detail::capture_fault(begun, "cudaStreamBeginCapture"));
+  if (begun != cudaSuccess) return StepGraph(capture_fault(begun, "cudaStreamBeginCapture"));
   std::string reason;
   try {
     std::forward<F>(f)();
@@ -129,13 +124,13 @@ StepGraph capture_stream(cudaStream_t stream, F&& f) {
   }
   cudaGraph_t captured = nullptr;
   const cudaError_t ended = cudaStreamEndCapture(stream, &captured);
-  const detail::OwnedGraph graph(captured);
+  const OwnedGraph graph(captured);
   if (ended != cudaSuccess) {
-    const std::string fault = detail::capture_fault(ended, "cudaStreamEndCapture");
+    const std::string fault = capture_fault(ended, "cudaStreamEndCapture");
     return StepGraph(reason.empty() ? fault : reason);
   }
   if (!reason.empty()) return StepGraph(reason);
-  return detail::instantiate(graph, stream);
+  return instantiate(graph, stream);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -9,24 +9,20 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 template <class T>
 LOCKSTEP_KERNEL store(T* to, T value) {
   *to = value;
 }
 
-}  // namespace detail
-
 /// `*to = value` on the device. The value travels as a kernel's argument: unlike a copy's source it
 /// may change as soon as this returns. **Stream** in its order. **Host** does not block.
 template <class T>
 void launch_store(cudaStream_t stream, T* to, const std::type_identity_t<T>& value) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 2048);
-  detail::store<<<1, 1, 0, stream>>>(to, value);
+  store<<<1, 1, 0, stream>>>(to, value);
   check_launch("store");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

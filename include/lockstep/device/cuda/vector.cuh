@@ -15,7 +15,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// Neighbouring elements that one instruction loads or stores.
 template <class T, std::size_t N>
@@ -42,21 +42,17 @@ struct PassShape {
   static constexpr std::size_t tile = std::size_t{Threads} * Packets;  // packets of a block
 };
 
-namespace detail {
-
 template <std::size_t Bytes>
 using BitsOf = std::conditional_t<
     Bytes == 16, uint4,
     std::conditional_t<Bytes == 8, uint2,
                        std::conditional_t<Bytes == 4, unsigned int, unsigned short>>>;
 
-}  // namespace detail
-
 /// Loads go past the L1 cache, where nothing would be found. The intrinsics keep their order: what
 /// a pass loads first is under way before it decides anything.
 template <Caching How, std::size_t N, class T>
 __device__ Packet<T, N> load_packet(const T* from) {
-  const auto* bits = reinterpret_cast<const detail::BitsOf<N * sizeof(T)>*>(from);
+  const auto* bits = reinterpret_cast<const BitsOf<N * sizeof(T)>*>(from);
   if constexpr (How == Caching::stream) {
     return cuda::std::bit_cast<Packet<T, N>>(__ldcs(bits));
   } else {
@@ -66,7 +62,7 @@ __device__ Packet<T, N> load_packet(const T* from) {
 
 template <Caching How, std::size_t N, class T>
 __device__ void store_packet(T* to, const Packet<T, N>& packet) {
-  using Bits = detail::BitsOf<N * sizeof(T)>;
+  using Bits = BitsOf<N * sizeof(T)>;
   auto* bits = reinterpret_cast<Bits*>(to);
   if constexpr (How == Caching::stream) {
     __stcs(bits, cuda::std::bit_cast<Bits>(packet));
@@ -130,4 +126,4 @@ inline void require_alignment(const char* pass, std::initializer_list<const void
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

@@ -136,7 +136,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
 
   static detail::over_gloo::JoinOptions join_options(const Membership& member, Store& store,
                                                      const std::string& name) {
-    require_world<Ranks>(member.world, member.rank);
+    detail::require_world<Ranks>(member.world, member.rank);
     // Joined again under the same name, it is another communicator.
     const std::string count =
         "lockstep/gloo/" + name + "/joined/" + std::to_string(member.rank.value());

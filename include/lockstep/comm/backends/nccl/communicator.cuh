@@ -67,7 +67,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// Joins the job's communicator of this name, on the GPU that is this rank's. **Ranks** all.
   /// **Host** blocks until all have come.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
-      : NcclCommunicator(member, store, name, gpu_of(member)) {}
+      : NcclCommunicator(member, store, name, detail::gpu_of(member)) {}
   /// The same with a GPU, and a compute stream, of the caller's choice.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
                    std::shared_ptr<Gpu> gpu)
@@ -109,9 +109,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// it. If that fails on any rank, no rank gets a graph, and each is told why. Run the step once
   /// before: what is set up at first use cannot be captured. **Ranks** all. **Host** blocks.
   template <class F>
-  StepGraph capture(F&& f) {
+  detail::StepGraph capture(F&& f) {
     engine_->raise_fault();
-    StepGraph graph = agreed(capture_stream(gpu().stream(), std::forward<F>(f)));
+    detail::StepGraph graph = agreed(detail::capture_stream(gpu().stream(), std::forward<F>(f)));
     engine_->adopt(graph);
     return graph;
   }
@@ -119,7 +119,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// Runs a captured step. The graph must not be used after the communicator's end. **Ranks** all.
   /// **Host** does not block. **Stream** after what the compute stream holds, and before what it is
   /// given next.
-  void replay(const StepGraph& graph) { engine_->replay(graph); }
+  void replay(const detail::StepGraph& graph) { engine_->replay(graph); }
 
   // For the front and for adapters.
 
@@ -198,7 +198,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   template <class T>
   static bool is_host(std::span<T> values) {
-    return !values.empty() && is_host_memory(values.data());
+    return !values.empty() && detail::is_host_memory(values.data());
   }
 
   /// A call with host memory goes through device memory, and is waited for.
@@ -208,7 +208,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     engine_->require_no_capture(described, "give it device memory, or do it outside of the step");
     const bool in_staged = is_host(call.in);
     const bool out_staged = is_host(call.out);
-    const std::size_t out_begin = in_staged ? align_up(call.in.size_bytes()) : 0;
+    const std::size_t out_begin = in_staged ? detail::align_up(call.in.size_bytes()) : 0;
     engine_->staging().reserve(out_begin + call.out.size_bytes());
     std::byte* const host = engine_->staging().host();
     std::byte* const device = engine_->staging().device();
@@ -228,7 +228,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
                                       const std::string& name, std::shared_ptr<Gpu> gpu) {
-    require_world<Ranks>(member.world, member.rank);
+    detail::require_world<Ranks>(member.world, member.rank);
     const bool alone = member.world == WorldSize{1};
     if (!alone && detail::nccl::gpus_are_shared(member, store, *gpu, name))
       detail::nccl::require_own_hosts(member.rank);
@@ -260,7 +260,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return id;
   }
 
-  StepGraph agreed(StepGraph graph) {
+  detail::StepGraph agreed(detail::StepGraph graph) {
     const std::uint8_t own[] = {static_cast<std::uint8_t>(graph ? 1 : 0)};
     std::vector<std::uint8_t> all(world_size().value());
     this->all_gather(own, all);
@@ -269,7 +269,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     const Rank first{static_cast<std::size_t>(failed - all.begin())};
     std::string reason = graph.reason();
     broadcast_object(*this, reason, first);
-    return StepGraph("on rank " + std::to_string(first.value()) + ": " + reason);
+    return detail::StepGraph("on rank " + std::to_string(first.value()) + ": " + reason);
   }
 
   detail::nccl::WatchedEngine engine_;

@@ -58,7 +58,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   /// Joins a world through a file that one rank made (`Engine::make_file`) and all opened.
   ShmCommunicator(Rank rank, WorldSize world, detail::shm::MemoryFile file, Milliseconds timeout)
       : engine_(std::make_unique<Engine>(rank, world, std::move(file), timeout)) {
-    require_world<Ranks>(world, rank);
+    detail::require_world<Ranks>(world, rank);
     this->barrier();
     if constexpr (has_helper) helper_ = std::make_unique<detail::shm::Helper>(*engine_);
   }
@@ -71,7 +71,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <class Tell, class Hear>
   static ShmCommunicator join(Rank rank, WorldSize world, Milliseconds timeout, const Tell& tell,
                               const Hear& hear) {
-    require_world<Ranks>(world, rank);  // before there is a file that the others could miss
+    detail::require_world<Ranks>(world, rank);  // before there is a file that the others could miss
     detail::shm::MemoryFile file;
     if (rank == Rank{0}) {
       file = Engine::make_file(world);
@@ -121,7 +121,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   template <class Data, class Op, class Consume>
   void reduce_slice(Data&& data, Op op, const Consume& consume) {
     const auto values = flat(data);
-    using T = FlatElement<Data>;
+    using T = detail::FlatElement<Data>;
     static_assert(ReduceOp<Op, T>,
                   "lockstep: this reduce operation is not defined for these elements");
     detail::Call call =

@@ -74,7 +74,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
   static ThreadCommunicator join(const Membership& member, Store& store, std::shared_ptr<Gpu> gpu,
                                  const std::string& name = "world") {
-    require_world<Ranks>(member.world, member.rank);
+    detail::require_world<Ranks>(member.world, member.rank);
     // A rank that fails before it gets here closes the store: nobody waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
     const std::string key = member.job + " " + name;
@@ -120,12 +120,12 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// says why; everything is then as before. **Ranks** all; they run `f` by turns. **Host** runs
   /// `f`. **Stream** nothing is run.
   template <class F>
-  WorldStepGraph capture(F&& f) {
+  detail::WorldStepGraph capture(F&& f) {
     return member_->capture(std::forward<F>(f));
   }
 
   /// Runs a captured step. **Ranks** all, with the graph of the same capture.
-  void replay(const WorldStepGraph& graph) {
+  void replay(const detail::WorldStepGraph& graph) {
     detail::Call call;
     call.kind = detail::CollectiveKind::replay;
     if (!graph) {
@@ -235,7 +235,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <class Joined>
   ThreadCommunicator(std::shared_ptr<detail::threads::SharedWorld> world, Rank rank,
                      std::shared_ptr<Gpu> gpu, Milliseconds timeout, const Joined& joined) {
-    require_world<Ranks>(WorldSize{world->calls->world()}, rank);
+    detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
     member_ = std::make_unique<Member>(std::move(world), rank, std::move(gpu), timeout, joined);
   }
 
@@ -264,7 +264,7 @@ ThreadCommunicator<Ranks> make_thread_communicator(const Membership& member, Sto
                     std::to_string(member.world.value()),
                 member.rank);
   }
-  return ThreadCommunicator<Ranks>::join(member, store, gpu_of(member), name);
+  return ThreadCommunicator<Ranks>::join(member, store, detail::gpu_of(member), name);
 }
 
 }  // namespace lockstep

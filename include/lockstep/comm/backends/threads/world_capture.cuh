@@ -54,10 +54,10 @@ class WorldCapture {
     for (const Lane& lane : lanes.all()) join(lane.stream, lane.done[0].get());
     cudaGraph_t captured = nullptr;
     note(cudaStreamEndCapture(streams[0], &captured), "cudaStreamEndCapture", reason);
-    const detail::OwnedGraph graph(captured);
-    graph_ = std::make_shared<const StepGraph>(
-        reason.empty() ? detail::instantiate(graph, lanes.all().front().stream)
-                       : StepGraph(std::move(reason)));
+    const OwnedGraph graph(captured);
+    graph_ = std::make_shared<const StepGraph>(reason.empty()
+                                                   ? instantiate(graph, lanes.all().front().stream)
+                                                   : StepGraph(std::move(reason)));
   }
 
   const std::shared_ptr<const StepGraph>& graph() const { return graph_; }
@@ -68,7 +68,7 @@ class WorldCapture {
   /// The first fault is the reason.
   static void note(cudaError_t error, const char* call, std::string& reason) {
     if (error == cudaSuccess) return;
-    const std::string fault = detail::capture_fault(error, call);
+    const std::string fault = capture_fault(error, call);
     if (reason.empty()) reason = fault;
   }
 
@@ -77,7 +77,7 @@ class WorldCapture {
 
 }  // namespace lockstep::detail::threads
 
-namespace lockstep {
+namespace lockstep::detail {
 
 /// A step of all ranks of a process, captured as one graph, or the reason why there is none. All
 /// ranks have the same.
@@ -96,4 +96,4 @@ class WorldStepGraph {
   std::shared_ptr<const StepGraph> graph_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

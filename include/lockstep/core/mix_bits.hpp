@@ -4,7 +4,10 @@
 
 #include <cstdint>
 
-namespace lockstep {
+namespace lockstep::detail {
+
+/// The odd number nearest 2^64 divided by the golden ratio: its multiples spread evenly.
+inline constexpr std::uint64_t golden_step = 0x9e3779b97f4a7c15u;
 
 /// SplitMix64's finaliser (Steele, Lea, Flood 2014): a bijection under which every bit of the
 /// result depends on every bit of x.
@@ -16,7 +19,7 @@ constexpr std::uint64_t mix_bits(std::uint64_t x) {
 
 /// Number i of a SplitMix64 that starts from `stream`.
 constexpr std::uint64_t random_at(std::uint64_t stream, std::uint64_t i) {
-  return mix_bits(stream + (i + 1) * 0x9e3779b97f4a7c15u);
+  return mix_bits(stream + (i + 1) * golden_step);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail
