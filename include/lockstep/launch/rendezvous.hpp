@@ -30,14 +30,6 @@ Session join(std::string_view init_method, Rank rank, WorldSize world,
 /// Joins as the rank that the environment says this process is; alone where it says nothing.
 Session join(std::chrono::milliseconds timeout = default_timeout);
 
-namespace detail {
-
-/// What tells one host from another: containers share a boot id, hosts can share a name. Where that
-/// is not how ranks should be told apart, LOCKSTEP_HOST says which host a rank is on.
-std::string host_identity();
-
-}  // namespace detail
-
 }  // namespace lockstep
 
 #if !defined(LOCKSTEP_COMPILED)

@@ -13,8 +13,14 @@
 namespace lockstep {
 
 namespace detail {
+
 struct StoreHost;
-}
+
+/// What tells one host from another: containers share a boot id, hosts can share a name. Where that
+/// is not how ranks should be told apart, LOCKSTEP_HOST says which host a rank is on.
+std::string host_identity();
+
+}  // namespace detail
 
 /// A rank's membership in a job, while it lasts. The rank that hosts the store stays in its
 /// destructor until all others have gone, as long as the job's time limit at most, and not at all
