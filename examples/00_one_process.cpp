@@ -58,19 +58,19 @@ struct Plane {
 };
 
 using Job = Trainer<Plane, World<1>>;
-static_assert(detail::require_model<Plane, Job::bare_step, Batch>());
+static_assert(Trainable<Plane, Job::bare_step, Batch>);
 
 }  // namespace
 
 int main() {
   constexpr const auto& plan = Job::layout::plan();
   std::printf("%zu parameters in %zu bucket, %zu bytes, fingerprint %016llx\n",
-              detail::parameter_table<Plane>.size(), plan.bucket_count, plan.bytes,
+              Plane::Parameters::tensors, plan.bucket_count, plan.bytes,
               static_cast<unsigned long long>(Job::fingerprint()));
 
   Plane model;
-  const detail::HostArena parameters(plan.bytes);
-  const detail::HostArena gradients(plan.bytes);
+  const HostArena parameters(plan.bytes);
+  const HostArena gradients(plan.bytes);
   Job::bare_step step(model, {parameters.data(), gradients.data()});
 
   std::mt19937 random(1);

@@ -14,5 +14,5 @@ class DeviceArray {
   operator T*() const { return reinterpret_cast<T*>(arena_.data()); }  // NOLINT
 
  private:
-  lockstep::detail::DeviceArena arena_;
+  lockstep::DeviceArena arena_;
 };

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <stdexcept>
 #include <string>
 #include <type_traits>
 
@@ -68,8 +69,7 @@ class Matmul {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE, epilogue);
     if (epilogue == CUBLASLT_EPILOGUE_RELU_BIAS) {
       // The heuristics want to know how a bias will be aligned; this one is never read.
-      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER,
-          reinterpret_cast<const T*>(lockstep::detail::arena_alignment));
+      set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, reinterpret_cast<const T*>(lockstep::arena_alignment));
     }
     a_ = a == Stored::plain ? layout(rows, terms) : layout(terms, rows);
     b_ = b == Stored::plain ? layout(terms, columns) : layout(columns, terms);
@@ -125,15 +125,16 @@ class Matmul {
     check_cublas(cublasLtMatmulAlgoGetHeuristic(cublas_, &product_, &b_, &a_, &d_, &d_, &preference,
                                                 1, &result, &count),
                  "cublasLtMatmulAlgoGetHeuristic");
-    lockstep::detail::check(count == 1,
-                            "cuBLASLt has no algorithm for this product: take another shape");
+    if (count != 1) {
+      throw std::runtime_error("cuBLASLt has no algorithm for this product: take another shape");
+    }
     algorithm_ = result.algo;
-    workspace_ = std::make_unique<lockstep::detail::DeviceArena>(result.workspaceSize);
+    workspace_ = std::make_unique<lockstep::DeviceArena>(result.workspaceSize);
   }
 
   cublasLtHandle_t cublas_;
   cublasLtMatmulDescOpaque_t product_;
   cublasLtMatrixLayoutOpaque_t a_, b_, d_;
   cublasLtMatmulAlgo_t algorithm_;
-  std::unique_ptr<lockstep::detail::DeviceArena> workspace_;
+  std::unique_ptr<lockstep::DeviceArena> workspace_;
 };

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstddef>
 #include <ranges>
+#include <stdexcept>
 #include <type_traits>
 #include <vector>
 
@@ -163,8 +164,9 @@ struct Mlp {
     Score total;
     for (std::size_t i = 0; i < batch.size(); ++i) {
       const auto label = static_cast<Eigen::Index>(std::ranges::data(batch.labels)[i]);
-      detail::check(label >= 0 && label < static_cast<Eigen::Index>(Classes),
-                    "labels count from 0 and stay below the number of classes");
+      if (label < 0 || label >= static_cast<Eigen::Index>(Classes)) {
+        throw std::out_of_range("labels count from 0 and stay below the number of classes");
+      }
       auto row = matrix<1>(gradients + i * Classes, 1, Classes);
       if (gradients != outputs) row = matrix<1>(outputs + i * Classes, 1, Classes);
       Eigen::Index best = 0;

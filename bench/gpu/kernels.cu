@@ -34,7 +34,7 @@ __global__ void fill(float* values, std::size_t size, std::uint32_t seed) {
   }
 }
 
-void launch_fill(cudaStream_t stream, const detail::DeviceArena& arena, std::uint32_t seed) {
+void launch_fill(cudaStream_t stream, const DeviceArena& arena, std::uint32_t seed) {
   fill<<<1024, 256, 0, stream>>>(reinterpret_cast<float*>(arena.data()),
                                  arena.bytes() / sizeof(float), seed);
   check_launch("fill");
@@ -48,7 +48,7 @@ class Floats {
   float* data() const { return reinterpret_cast<float*>(arena_.data()); }
 
  private:
-  detail::DeviceArena arena_;
+  DeviceArena arena_;
 };
 
 /// Parameters, gradients, states, and copies of them.
@@ -58,13 +58,13 @@ struct Arrays {
   Floats gradients{stream, 2};
   Floats means{stream, 3};
   Floats squares{stream, 4};
-  detail::DeviceArena packed{count * sizeof(BFloat16)};
-  detail::DeviceArena packed_gradients{count * sizeof(BFloat16)};
-  detail::DeviceArena partials{detail::square_partials<float>(count) * sizeof(double)};
-  detail::DeviceArena adamw{sizeof(detail::StepNumbers<AdamW>)};
-  detail::DeviceArena sgd{sizeof(detail::StepNumbers<SGD>)};
-  detail::DeviceArena from{count * 14};
-  detail::DeviceArena to{count * 14};
+  DeviceArena packed{count * sizeof(BFloat16)};
+  DeviceArena packed_gradients{count * sizeof(BFloat16)};
+  DeviceArena partials{detail::square_partials<float>(count) * sizeof(double)};
+  DeviceArena adamw{sizeof(detail::StepNumbers<AdamW>)};
+  DeviceArena sgd{sizeof(detail::StepNumbers<SGD>)};
+  DeviceArena from{count * 14};
+  DeviceArena to{count * 14};
 
   Arrays() {
     launch_fill(stream, from, 5);
@@ -73,7 +73,7 @@ struct Arrays {
     detail::launch_cast(stream, gradients.data(), bfloat16(packed_gradients), 1, count);
   }
 
-  static BFloat16* bfloat16(const detail::DeviceArena& arena) {
+  static BFloat16* bfloat16(const DeviceArena& arena) {
     return reinterpret_cast<BFloat16*>(arena.data());
   }
   detail::StepNumbers<AdamW>* adamw_numbers() const {

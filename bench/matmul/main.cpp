@@ -42,8 +42,8 @@ struct Times {
 
 void run_own(std::map<std::size_t, Times>& times) {
   constexpr std::size_t bytes = detail::Layout<Model>::plan().bytes;
-  const detail::HostArena parameters(bytes);
-  const detail::HostArena gradients(bytes);
+  const HostArena parameters(bytes);
+  const HostArena gradients(bytes);
   Model model;
   detail::BareStep<Model> step(model, {parameters.data(), gradients.data()});
   std::mt19937 random(1);

@@ -50,8 +50,8 @@ class HandWritten {
   Model model_;
   float rate_ = 0.01f;
   float decay_ = 0;
-  detail::HostArena parameters_{plan.bytes};
-  detail::HostArena gradients_{plan.bytes};
+  HostArena parameters_{plan.bytes};
+  HostArena gradients_{plan.bytes};
   detail::BareStep<Model> step_{model_, {parameters_.data(), gradients_.data(), nullptr}};
 };
 

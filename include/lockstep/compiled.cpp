@@ -32,8 +32,8 @@
 #include "lockstep/strategy/agreement.ipp"
 #include "lockstep/trainer/options.ipp"
 
-template class lockstep::BasicProgressDisplay<std::chrono::steady_clock>;
+template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 
 template <>
-const char lockstep::detail::LibraryOfThisVersion<lockstep::hash_of(lockstep::version)>::is_linked =
-    1;
+const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::hash_of(
+    lockstep::version)>::is_linked = 1;

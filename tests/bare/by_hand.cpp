@@ -6,8 +6,8 @@ int main(int argc, char** argv) {
   using namespace bare;
   using Where = detail::Layout<Net>;
   constexpr std::size_t count = Where::plan().bytes / sizeof(float);
-  const detail::HostArena parameters(Where::plan().bytes), gradients(Where::plan().bytes);
-  const detail::HostArena states(2 * Where::plan().bytes);
+  const HostArena parameters(Where::plan().bytes), gradients(Where::plan().bytes);
+  const HostArena states(2 * Where::plan().bytes);
   Net net;
   detail::BareStep<Net> step(net, {parameters.data(), gradients.data(), nullptr});
   detail::InitialValues<Net, Where, detail::BufferLayout<Net>>({}, {}, parameters.data(), nullptr,

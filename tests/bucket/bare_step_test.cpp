@@ -30,11 +30,11 @@ struct Shaped {
 
 BOOST_AUTO_TEST_CASE(views_lie_where_the_plan_says_and_do_not_overlap) {
   constexpr const auto& plan = detail::Layout<Mixed>::plan();
-  detail::HostArena parameters(plan.bytes), gradients(plan.bytes),
+  HostArena parameters(plan.bytes), gradients(plan.bytes),
       buffers(detail::BufferLayout<Mixed>::plan().bytes);
   const detail::BareStep<Mixed> step(Mixed{},
                                      {parameters.data(), gradients.data(), buffers.data()});
-  BOOST_TEST(reinterpret_cast<std::uintptr_t>(parameters.data()) % detail::arena_alignment == 0u);
+  BOOST_TEST(reinterpret_cast<std::uintptr_t>(parameters.data()) % arena_alignment == 0u);
 
   // Fill every gradient with its own number; the sanitizer sees writes outside, this sees overlaps.
   const auto fill = [&](auto key, float value) {
@@ -86,7 +86,7 @@ BOOST_AUTO_TEST_CASE(parameters_are_read_gradients_are_written_and_extents_are_t
 BOOST_AUTO_TEST_CASE(a_dynamic_model_gets_views_of_its_own_shapes) {
   const Shaped model{4};
   const detail::Layout<Shaped> layout{model};
-  detail::HostArena arena(layout.plan().bytes);
+  HostArena arena(layout.plan().bytes);
   const detail::BareStep<Shaped> step(model, {arena.data(), arena.data()});
   static_assert(std::is_same_v<decltype(step.grad("w"_p)), HostView<float, dynamic, 3>>);
   BOOST_TEST(step.grad("w"_p).extent(0) == 4u);

@@ -44,7 +44,7 @@ BOOST_AUTO_TEST_CASE(integers_stay_as_declared) {
 BOOST_AUTO_TEST_CASE(a_step_sees_the_types_that_are_used) {
   using Step = detail::BareStep<Net, Buckets<>, HostMemory, detail::FloatingAs<BFloat16>,
                                 detail::FloatingAs<Half>>;
-  alignas(detail::arena_alignment) static std::byte arena[4096];
+  alignas(arena_alignment) static std::byte arena[4096];
   const Step step(Net{}, {arena, arena, arena});
   static_assert(std::is_same_v<decltype(step.param("w"_p)), HostView<const BFloat16, 40, 3>>);
   static_assert(std::is_same_v<decltype(step.grad("b"_p)), HostView<BFloat16, 3>>);

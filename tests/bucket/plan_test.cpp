@@ -51,7 +51,7 @@ void check_plan(const detail::BucketPlan<dynamic>& plan,
       BOOST_TEST_REQUIRE(place.bucket == b);
       BOOST_TEST_REQUIRE((tensors[i].element == bucket.element));
       BOOST_TEST_REQUIRE(place.offset == end);
-      BOOST_TEST_REQUIRE(place.offset % detail::arena_alignment == 0u);
+      BOOST_TEST_REQUIRE(place.offset % arena_alignment == 0u);
       BOOST_TEST_REQUIRE(place.bytes == tensors[i].bytes());
       BOOST_TEST_REQUIRE(plan.completes(i) == (i == bucket.completed_by));
       end += detail::align_up(place.bytes);

@@ -29,8 +29,7 @@ constexpr bool covers() {
   std::size_t at = 0;
   ElementKind last = ElementKind::unsupported;
   for (const detail::Run& run : runs) {
-    if (run.offset != at || run.element == last || run.bytes % detail::arena_alignment != 0)
-      return false;
+    if (run.offset != at || run.element == last || run.bytes % arena_alignment != 0) return false;
     at += run.bytes;
     last = run.element;
   }

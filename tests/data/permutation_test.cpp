@@ -98,11 +98,11 @@ BOOST_AUTO_TEST_CASE(a_draw_divided_as_doubles_leaves_the_integers_remainder) {
   for (int i = 0; i < 100'000; ++i) {
     const auto choices = static_cast<std::uint32_t>(1 + random() % detail::wide_draws_from);
     const auto draw = static_cast<std::uint32_t>(random());
-    detail::check(draw, choices);
-    detail::check(draw / choices * choices, choices);      // exact
-    detail::check(draw / choices * choices - 1, choices);  // and just below
+    check(draw, choices);
+    check(draw / choices * choices, choices);      // exact
+    check(draw / choices * choices - 1, choices);  // and just below
   }
-  detail::check(0xffffffffu, 1);
+  check(0xffffffffu, 1);
 }
 
 BOOST_AUTO_TEST_CASE(huge_sets_are_shuffled_inside_out_with_64_bit_draws) {

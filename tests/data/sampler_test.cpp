@@ -156,8 +156,8 @@ BOOST_AUTO_TEST_CASE(epochs_differ_and_repeat) {
     sampler.set_epoch(Epoch{0});
     BOOST_TEST(draws(sampler) == first);
   };
-  detail::check(DistributedSampler<>(100, WorldSize{2}, Rank{1}));
-  detail::check(DistributedSampler<Exact, KeyedShuffle>(100, WorldSize{2}, Rank{1}));
+  check(DistributedSampler<>(100, WorldSize{2}, Rank{1}));
+  check(DistributedSampler<Exact, KeyedShuffle>(100, WorldSize{2}, Rank{1}));
 }
 
 BOOST_AUTO_TEST_CASE(no_epoch_of_a_keyed_shuffle_is_one_of_the_next_seed) {
@@ -190,9 +190,9 @@ BOOST_AUTO_TEST_CASE(resuming_in_mid_epoch_goes_on_as_if_nothing_had_happened) {
       BOOST_TEST(draws(other) == whole);  // once resumed, epochs are whole again
     }
   };
-  detail::check(DistributedSampler<>(101, WorldSize{4}, Rank{3}));
-  detail::check(DistributedSampler<Exact, KeyedShuffle>(101, WorldSize{4}, Rank{3}));
-  detail::check(DistributedSampler<Masked, InOrder>(101, WorldSize{4}, Rank{3}));
+  check(DistributedSampler<>(101, WorldSize{4}, Rank{3}));
+  check(DistributedSampler<Exact, KeyedShuffle>(101, WorldSize{4}, Rank{3}));
+  check(DistributedSampler<Masked, InOrder>(101, WorldSize{4}, Rank{3}));
 }
 
 BOOST_AUTO_TEST_CASE(the_state_of_one_rank_restores_all) {

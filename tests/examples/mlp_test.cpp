@@ -43,8 +43,8 @@ struct Fixture {
   static constexpr std::size_t bytes = detail::Layout<Model>::plan().bytes;
 
   Model model;
-  detail::HostArena parameters{bytes};
-  detail::HostArena gradients{bytes};
+  HostArena parameters{bytes};
+  HostArena gradients{bytes};
   NotingStep<Model> step{model, {parameters.data(), gradients.data()}};
   std::mt19937 random{7};
 

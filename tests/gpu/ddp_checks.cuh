@@ -366,11 +366,11 @@ void run_checks(auto& comm, const std::string& name) {
   const std::size_t world = comm.world_size().value();
   bool known = name == "all";
   const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != detail::check) return;
+    if (name != "all" && name != check) return;
     known = true;
     f();
     comm.barrier();
-    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", detail::check, world);
+    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, world);
   };
   const auto has_cases = [&](std::size_t cases) {
     require(cases != 0 || name == "all",

@@ -21,10 +21,10 @@ int main(int argc, char** argv) {
       const std::size_t on_each = world % 2 == 0 ? world / 2 : 1;
       ::setenv("LOCKSTEP_HOST", std::to_string(session.rank().value() / on_each).c_str(), 1);
       auto comm = make_staged_hierarchical_communicator(session.membership(), session.store());
-      gpu_test::run_checks<false>(comm, detail::check);
+      gpu_test::run_checks<false>(comm, check);
     } else {
       auto comm = make_staged_gloo_communicator(session.membership(), session.store());
-      gpu_test::run_checks<LOCKSTEP_RUNS_ON_GPU>(comm, detail::check);
+      gpu_test::run_checks<LOCKSTEP_RUNS_ON_GPU>(comm, check);
     }
   });
 }

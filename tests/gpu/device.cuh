@@ -147,7 +147,7 @@ class DeviceArray {
   }
 
   std::size_t count_;
-  lockstep::detail::DeviceArena memory_;
+  lockstep::DeviceArena memory_;
 };
 
 /// What a judge says of one element.

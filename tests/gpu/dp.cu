@@ -217,9 +217,9 @@ void check_trainer(std::size_t replicas) {
 
 void run_checks(std::size_t replicas, const std::string& name) {
   const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != detail::check) return;
+    if (name != "all" && name != check) return;
     f();
-    std::printf("ok %s, %zu replicas\n", detail::check, replicas);
+    std::printf("ok %s, %zu replicas\n", check, replicas);
   };
   run("replica", [&] {
     check_whole<GpuPlainMlp>(replicas, "the loss on replicas");

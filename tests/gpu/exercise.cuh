@@ -125,7 +125,7 @@ class Buffer {
 
   Comm& comm_;
   std::vector<T> host_;
-  detail::DeviceArena device_;
+  DeviceArena device_;
   bool on_host_;
 };
 
@@ -267,10 +267,10 @@ void nan_wins(Comm& comm) {
   };
   data.fill(mine);
   comm.all_reduce(data.span(), Min{});
-  detail::check("min", 0);
+  check("min", 0);
   data.fill(mine);
   comm.all_reduce(data.span(), Max{});
-  detail::check("max", static_cast<float>(comm.world_size().value() - 1));
+  check("max", static_cast<float>(comm.world_size().value() - 1));
 }
 
 }  // namespace exercise

@@ -70,8 +70,7 @@ template <class Model>
 struct Step : detail::BareStep<Model, Buckets<>, DeviceMemory> {
   static constexpr std::size_t bytes = detail::Layout<Model>::plan().bytes;
 
-  explicit Step(const Model& model)
-      : Step(model, detail::DeviceArena(bytes), detail::DeviceArena(bytes)) {}
+  explicit Step(const Model& model) : Step(model, DeviceArena(bytes), DeviceArena(bytes)) {}
 
   cudaStream_t stream() const { return stream_; }
   double* loss() const { return loss_; }
@@ -90,13 +89,13 @@ struct Step : detail::BareStep<Model, Buckets<>, DeviceMemory> {
   std::vector<std::string> ready_names;
 
  private:
-  Step(const Model& model, detail::DeviceArena parameters, detail::DeviceArena gradients)
+  Step(const Model& model, DeviceArena parameters, DeviceArena gradients)
       : detail::BareStep<Model, Buckets<>, DeviceMemory>(
             model, {parameters.data(), gradients.data(), nullptr}),
         parameters_(std::move(parameters)),
         gradients_(std::move(gradients)) {}
 
-  detail::DeviceArena parameters_, gradients_;
+  DeviceArena parameters_, gradients_;
   CudaStream stream_;
   DeviceArray<double> loss_{1};
 };

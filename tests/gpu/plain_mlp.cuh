@@ -251,7 +251,7 @@ struct GpuPlainMlp {
     return d2<A>(batch) + batch.size() * hidden;
   }
 
-  std::optional<detail::DeviceArena> memory_;
+  std::optional<DeviceArena> memory_;
 };
 
 /// The same in two parts: outputs, and the loss of all of them.

@@ -129,11 +129,11 @@ BOOST_AUTO_TEST_CASE(worlds_that_the_compiler_knows_give_the_same) {
     require_equal(download(comm, data), reduced<float>(Sum{}, comm.world_size().value(), 5003),
                   "sum");
   };
-  expect_all_fine(run<1>(1, detail::check));
-  expect_all_fine(run<2>(2, detail::check));
-  expect_all_fine(run<3>(3, detail::check));
-  expect_all_fine(run<8>(8, detail::check));
-  expect_words(run<4>(2, detail::check), nobody, {"the program is for 4 ranks and the job has 2"});
+  expect_all_fine(run<1>(1, check));
+  expect_all_fine(run<2>(2, check));
+  expect_all_fine(run<3>(3, check));
+  expect_all_fine(run<8>(8, check));
+  expect_words(run<4>(2, check), nobody, {"the program is for 4 ranks and the job has 2"});
 }
 
 BOOST_AUTO_TEST_CASE(work_is_ordered_with_the_compute_streams_and_the_host_does_not_wait) {
@@ -184,7 +184,7 @@ BOOST_AUTO_TEST_CASE(many_calls_are_under_way_and_waited_for_in_any_order) {
 BOOST_AUTO_TEST_CASE(memory_need_not_be_the_communicators) {
   if (no_gpu()) return;
   expect_all_fine(run(4, [](Comm& comm) {
-    const detail::DeviceArena memory(1000 * sizeof(float));
+    const DeviceArena memory(1000 * sizeof(float));
     const std::span<float> data(reinterpret_cast<float*>(memory.data()), 1000);
     upload(comm, values<float>(comm.rank().value(), 1000), data);
     comm.all_reduce(data);

@@ -171,7 +171,7 @@ void check(std::size_t count) {
 
 template <class Rule, class Master, class Gradient, class Param>
 void check_sizes() {
-  for (const std::size_t count : sizes()) detail::check<Rule, Master, Gradient, Param>(count);
+  for (const std::size_t count : sizes()) check<Rule, Master, Gradient, Param>(count);
 }
 
 template <class Rule>
@@ -198,10 +198,10 @@ BOOST_AUTO_TEST_CASE(adamw) { check_types<AdamW>(); }
 
 BOOST_AUTO_TEST_CASE(a_count_that_the_compiler_knows) {
   if (!has_gpu()) return;
-  detail::check<AdamW, float, float, float, 3>(3);
-  detail::check<AdamW, float, float, float, 4096>(4096);
-  detail::check<AdamW, float, float, float, 100001>(100001);
-  detail::check<SGD, float, BFloat16, BFloat16, 6464>(6464);
+  check<AdamW, float, float, float, 3>(3);
+  check<AdamW, float, float, float, 4096>(4096);
+  check<AdamW, float, float, float, 100001>(100001);
+  check<SGD, float, BFloat16, BFloat16, 6464>(6464);
 }
 
 BOOST_AUTO_TEST_CASE(a_step_that_is_skipped_leaves_everything_as_it_is) {

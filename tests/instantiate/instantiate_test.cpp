@@ -38,11 +38,11 @@ std::uint64_t instantiate() {
                                                 typename Job::template policy<axes::Device>>,
                                detail::Composed<Net, typename Job::template policy<axes::Device>,
                                                 typename Job::template policy<axes::Backend>>>);
-  alignas(detail::arena_alignment) static std::byte arena[Job::layout::plan().bytes];
+  alignas(arena_alignment) static std::byte arena[Job::layout::plan().bytes];
   const Step step(Net{}, {arena, arena, arena});
   BOOST_TEST_REQUIRE(step.param("w"_p).data_handle() == step.grad("w"_p).data_handle());
   static_assert(decltype(step.grad("b"_p))::static_extent(0) == 3);
-  static_assert(Job::layout::plan().bytes == 2 * detail::arena_alignment);
+  static_assert(Job::layout::plan().bytes == 2 * arena_alignment);
   step.ready("b"_p);
   return Job::fingerprint();
 }

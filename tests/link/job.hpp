@@ -15,7 +15,7 @@ struct Net {
 using Job = Trainer<Net, ParallelStrategy<DDP>, World<4>>;
 
 inline std::size_t offset() {
-  alignas(detail::arena_alignment) static std::byte arena[Job::layout::plan().bytes];
+  alignas(arena_alignment) static std::byte arena[Job::layout::plan().bytes];
   const Job::bare_step step(Net{}, {arena, arena});
   const auto* const data = reinterpret_cast<std::byte*>(step.grad("layers.1.w"_p).data_handle());
   return static_cast<std::size_t>(data - arena);

@@ -67,35 +67,32 @@ void check(const typename Rule::Options& options, const auto& plain_rule) {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(sgd_with_and_without_decay) {
-  detail::check<SGD>({.lr = 0.1}, plain::Sgd{.lr = 0.1});
-  detail::check<SGD>({.lr = 0.1, .weight_decay = 0.3}, plain::Sgd{.lr = 0.1, .weight_decay = 0.3});
+  check<SGD>({.lr = 0.1}, plain::Sgd{.lr = 0.1});
+  check<SGD>({.lr = 0.1, .weight_decay = 0.3}, plain::Sgd{.lr = 0.1, .weight_decay = 0.3});
 }
 
 BOOST_AUTO_TEST_CASE(momentum_dampening_and_decay) {
-  detail::check<SGDMomentum>({.lr = 0.1, .momentum = 0.8}, plain::Sgd{.lr = 0.1, .momentum = 0.8});
-  detail::check<SGDMomentum>(
-      {.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2},
-      plain::Sgd{.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2});
+  check<SGDMomentum>({.lr = 0.1, .momentum = 0.8}, plain::Sgd{.lr = 0.1, .momentum = 0.8});
+  check<SGDMomentum>({.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2},
+                     plain::Sgd{.lr = 0.1, .momentum = 0.8, .dampening = 0.4, .weight_decay = 0.2});
 }
 
 BOOST_AUTO_TEST_CASE(nesterov_looks_ahead) {
-  detail::check<SGDNesterov>(
-      {.lr = 0.1, .momentum = 0.7, .dampening = 0, .weight_decay = 0.2},
-      plain::Sgd{.lr = 0.1, .momentum = 0.7, .weight_decay = 0.2, .nesterov = true});
+  check<SGDNesterov>({.lr = 0.1, .momentum = 0.7, .dampening = 0, .weight_decay = 0.2},
+                     plain::Sgd{.lr = 0.1, .momentum = 0.7, .weight_decay = 0.2, .nesterov = true});
 }
 
 BOOST_AUTO_TEST_CASE(adam_decays_through_the_gradient) {
-  detail::check<Adam>({.lr = 0.02}, plain::Adam{.lr = 0.02});
-  detail::check<Adam>(
+  check<Adam>({.lr = 0.02}, plain::Adam{.lr = 0.02});
+  check<Adam>(
       {.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.3},
       plain::Adam{.lr = 0.02, .beta1 = 0.8, .beta2 = 0.95, .eps = 1e-5, .weight_decay = 0.3});
 }
 
 BOOST_AUTO_TEST_CASE(adamw_decays_the_parameter) {
-  detail::check<AdamW>({.lr = 0.02},
-                       plain::Adam{.lr = 0.02, .weight_decay = 0.01, .decoupled = true});
-  detail::check<AdamW>({.lr = 0.02, .weight_decay = 0.5},
-                       plain::Adam{.lr = 0.02, .weight_decay = 0.5, .decoupled = true});
+  check<AdamW>({.lr = 0.02}, plain::Adam{.lr = 0.02, .weight_decay = 0.01, .decoupled = true});
+  check<AdamW>({.lr = 0.02, .weight_decay = 0.5},
+               plain::Adam{.lr = 0.02, .weight_decay = 0.5, .decoupled = true});
 }
 
 BOOST_AUTO_TEST_CASE(a_pass_scales_before_the_rule) {

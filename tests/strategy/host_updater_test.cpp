@@ -79,8 +79,8 @@ struct Arrays {
   static_assert(Updater<Updating, Source<Traits, Comm>>);
 
   typename Traits::layout where;
-  detail::HostArena parameters{where.plan().bytes};
-  detail::HostArena gradients{where.plan().bytes};
+  HostArena parameters{where.plan().bytes};
+  HostArena gradients{where.plan().bytes};
 
   explicit Arrays(double offset = 0) {
     each(parameters, start);
@@ -91,7 +91,7 @@ struct Arrays {
     return Source<Traits, Comm>{comm, gradients.data(), where.plan().bucket_count};
   }
 
-  void each(const detail::HostArena& arena, auto number) {
+  void each(const HostArena& arena, auto number) {
     for (std::size_t p = 0; p != 3; ++p) {
       const detail::Placement& place = where.plan().placements[p];
       Traits::with_element(where.infos()[p].element, [&]<class T>(std::type_identity<T>) {

@@ -39,10 +39,10 @@ using ListedWhere = detail::Layout<ListedNet, Buckets<BucketLimits{45, 1}>>;
 void for_both(auto check) {
   const Where where;
   Readiness<Where> known(where);
-  detail::check(known);
+  check(known);
   const ListedWhere listed_where{ListedNet{}};
   Readiness<ListedWhere> listed(listed_where);
-  detail::check(listed);
+  check(listed);
 }
 
 std::string words_of(auto f) {

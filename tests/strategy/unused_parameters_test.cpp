@@ -95,10 +95,10 @@ BOOST_AUTO_TEST_CASE(a_forbidden_one_is_named_on_every_rank) {
       BOOST_TEST((ends[r].find(words) != std::string::npos) == (r != culprit), ends[r]);
     }
   };
-  detail::check(forbidden(1, 0), 0);
-  detail::check(forbidden(2, 1), 1);
-  detail::check(forbidden(3, 0), 0);
-  detail::check(forbidden(3, 2, Sharding<Replicated>{}, Buckets<BucketLimits{0, 0}>{}), 2);
+  check(forbidden(1, 0), 0);
+  check(forbidden(2, 1), 1);
+  check(forbidden(3, 0), 0);
+  check(forbidden(3, 2, Sharding<Replicated>{}, Buckets<BucketLimits{0, 0}>{}), 2);
 }
 
 BOOST_AUTO_TEST_CASE(momentum_of_unused_parameters_stays) {

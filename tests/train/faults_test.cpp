@@ -57,23 +57,22 @@ struct Wide {
 
 BOOST_AUTO_TEST_CASE(an_exception_in_forward_reaches_all_ranks) {
   const std::string words = "forward ran out of luck";
-  detail::check(run_with<>(Trouble::in_forward, 3, 1), 1, words);
-  detail::check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_forward, 2, 0), 0, words);
+  check(run_with<>(Trouble::in_forward, 3, 1), 1, words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_forward, 2, 0), 0, words);
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_in_backward_reaches_all_ranks) {
   const std::string words = "backward ran out of luck";
-  detail::check(run_with<>(Trouble::in_backward, 3, 2), 2, words);
+  check(run_with<>(Trouble::in_backward, 3, 2), 2, words);
   // Two buckets are under way when it is thrown.
-  detail::check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_backward, 3, 1), 1, words);
-  detail::check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_backward, 2, 1, As::threads), 1,
-                words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_backward, 3, 1), 1, words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::in_backward, 2, 1, As::threads), 1, words);
 }
 
 BOOST_AUTO_TEST_CASE(a_gradient_that_is_ready_twice_is_named) {
   const std::string words = "the gradient of b was marked ready twice";
-  detail::check(run_with<>(Trouble::ready_twice, 2, 1), 1, words);
-  detail::check(run_with<Sharding<Replicated>, Pieces>(Trouble::ready_twice, 3, 0), 0, words);
+  check(run_with<>(Trouble::ready_twice, 2, 1), 1, words);
+  check(run_with<Sharding<Replicated>, Pieces>(Trouble::ready_twice, 3, 0), 0, words);
 }
 
 BOOST_AUTO_TEST_CASE(something_thrown_that_is_no_exception_reaches_the_others) {
@@ -87,7 +86,7 @@ BOOST_AUTO_TEST_CASE(something_thrown_that_is_no_exception_reaches_the_others) {
       throw std::runtime_error("an exception that is no std::exception: " + std::to_string(thrown));
     }
   });
-  detail::check(ends, 1, "an exception that is no std::exception");
+  check(ends, 1, "an exception that is no std::exception");
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_while_initializing_reaches_all_ranks) {
@@ -95,7 +94,7 @@ BOOST_AUTO_TEST_CASE(an_exception_while_initializing_reaches_all_ranks) {
     DistributedDataParallel<Net> ddp(comm);
     ddp.initialize([](auto&) { throw std::runtime_error("no values today"); });
   });
-  detail::check(ends, 0, "no values today");
+  check(ends, 0, "no values today");
 }
 
 BOOST_AUTO_TEST_CASE(an_exception_between_phases_is_the_programs_own_although_a_peer_has_gone) {

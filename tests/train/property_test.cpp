@@ -103,7 +103,7 @@ template <class Rule>
 std::vector<double> train_in_one_process(const Case& c, const Rule& rule, double max_norm) {
   Network network = c.network();
   const detail::Layout<Network> layout(network);
-  const detail::HostArena parameters(layout.plan().bytes), gradients(layout.plan().bytes);
+  const HostArena parameters(layout.plan().bytes), gradients(layout.plan().bytes);
   detail::BareStep<Network> step(network, {parameters.data(), gradients.data(), nullptr});
   Writable initial{layout, parameters.data()};
   network.initialize(initial);

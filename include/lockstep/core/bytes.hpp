@@ -15,11 +15,11 @@ constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
 
 }  // namespace literals
 
-namespace detail {
-
 /// Where every parameter and bucket starts: a multiple of a cache line, of a CUDA memory
 /// transaction and of every vector register there is.
 inline constexpr std::size_t arena_alignment = 256;
+
+namespace detail {
 
 /// The smallest multiple of `alignment` (a power of two) that is not below `n`.
 constexpr std::size_t align_up(std::size_t n, std::size_t alignment = arena_alignment) {

@@ -97,7 +97,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     if (count != 0) std::memcpy(to, values.data() + first, count * sizeof(values[0]));
   }
 
-  std::optional<detail::DeviceArena> device_;
+  std::optional<DeviceArena> device_;
   std::array<std::optional<Staging>, 2> stagings_;
   std::size_t turn_ = 0;
   DeviceBatch<X, Y> placed_;

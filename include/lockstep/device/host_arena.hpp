@@ -9,7 +9,7 @@
 
 #include "lockstep/core/bytes.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
 
 /// Zeroed memory, aligned as bucket plans expect. Communicators allocate arenas of their own, from
 /// the memory they communicate best.
@@ -33,4 +33,4 @@ class HostArena {
   std::size_t bytes_;
 };
 
-}  // namespace lockstep::detail
+}  // namespace lockstep

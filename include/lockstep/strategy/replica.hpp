@@ -290,7 +290,7 @@ class Replica {
     if constexpr (!traits::alone) {
       const auto fingerprint =
           detail::fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers);
-      detail::require_agreement(comm_, detail::fingerprint, [&] {
+      detail::require_agreement(comm_, fingerprint, [&] {
         return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers);
       });
     }

@@ -12,7 +12,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
-namespace lockstep::detail {
+namespace lockstep {
 
 /// Zeroed memory of the current GPU. What `HostArena` is on the host.
 class DeviceArena {
@@ -38,6 +38,8 @@ class DeviceArena {
   std::unique_ptr<std::byte, Free> data_;
   std::size_t bytes_;
 };
+
+namespace detail {
 
 /// Zeroed host memory that stays where it is: copies from and to it need no host thread.
 class PinnedArena {
@@ -96,4 +98,6 @@ inline bool is_host_memory(const void* pointer) {
   return attributes.type != cudaMemoryTypeDevice;
 }
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep
