@@ -7,6 +7,7 @@
 
 namespace lockstep {
 
+/// The version of the library, which is part of every job's fingerprint.
 inline constexpr std::string_view version = "0.1.0";
 
 }  // namespace lockstep

@@ -50,6 +50,7 @@ struct Hierarchical : Choice<axes::Backend> {
 };
 static_assert(Hierarchical<Shm, Gloo>::name == "Hierarchical<Shm, Gloo>");
 
+/// The policy that says through what ranks communicate: `Backend<Shm>`.
 template <class Transport>
 struct Backend : detail::ChoicePolicy<axes::Backend, Transport> {};
 

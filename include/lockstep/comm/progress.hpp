@@ -24,6 +24,7 @@ struct HelperThread : Choice<axes::Progress> {
   static constexpr std::string_view name = "HelperThread";
 };
 
+/// The policy that says who carries asynchronous calls on: `Progress<HelperThread>`.
 template <class Who>
 struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
 

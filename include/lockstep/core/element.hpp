@@ -64,6 +64,7 @@ concept Element = element_kind<T>() != ElementKind::unsupported;
 template <class T>
 concept FloatingElement = Element<T> && !std::integral<T>;
 
+/// An element type that is an integer.
 template <class T>
 concept IntegerElement = Element<T> && std::integral<T>;
 

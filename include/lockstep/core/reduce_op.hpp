@@ -81,6 +81,7 @@ LOCKSTEP_HOST_DEVICE constexpr bool is_nan(T a) {
 
 }  // namespace detail
 
+/// The sum over ranks; integers wrap around.
 struct Sum : detail::Narrowing {
   static constexpr std::string_view name = "sum";
   template <Element T>
@@ -129,6 +130,7 @@ struct PreMultipliedSum : detail::Narrowing {
   }
 };
 
+/// The product over ranks; integers wrap around.
 struct Product : detail::Narrowing {
   static constexpr std::string_view name = "product";
   template <Element T>
@@ -163,6 +165,7 @@ struct Max : detail::Unwidened {
   }
 };
 
+/// Bits that all ranks have.
 struct BitAnd : detail::Bitwise {
   static constexpr std::string_view name = "bitwise and";
   template <IntegerElement T>
@@ -171,6 +174,7 @@ struct BitAnd : detail::Bitwise {
   }
 };
 
+/// Bits that any rank has.
 struct BitOr : detail::Bitwise {
   static constexpr std::string_view name = "bitwise or";
   template <IntegerElement T>
@@ -179,6 +183,7 @@ struct BitOr : detail::Bitwise {
   }
 };
 
+/// Bits that an odd number of ranks has.
 struct BitXor : detail::Bitwise {
   static constexpr std::string_view name = "bitwise xor";
   template <IntegerElement T>

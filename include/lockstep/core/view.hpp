@@ -187,9 +187,11 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
 
 }  // namespace detail
 
+/// A view of host memory: `HostView<float, 128, 784>`.
 template <class T, std::size_t... E>
 using HostView = detail::View<HostMemory, T, E...>;
 
+/// A view of a GPU's memory.
 template <class T, std::size_t... E>
 using DeviceView = detail::View<DeviceMemory, T, E...>;
 

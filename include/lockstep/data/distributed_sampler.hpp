@@ -18,6 +18,7 @@
 
 namespace lockstep {
 
+/// How a `DistributedSampler` draws.
 struct SamplerOptions {
   bool shuffle = true;  ///< false: in order, whatever the order policy
   Seed seed{0};         ///< the same on every rank

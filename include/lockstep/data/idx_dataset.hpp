@@ -11,6 +11,7 @@
 
 namespace lockstep {
 
+/// How many classes an IDX data set has, and what its bytes become.
 struct IdxOptions {
   std::size_t classes = 10;
   Normalization normalization{};

@@ -22,6 +22,7 @@ struct Normalization {
   float deviation = 1;
 };
 
+/// Images of bytes with labels, in memory; batches are floats.
 class ImageDataset {
  public:
   using batch_type = LabelledBatch<float, std::int32_t>;

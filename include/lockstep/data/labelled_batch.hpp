@@ -10,6 +10,7 @@
 
 namespace lockstep {
 
+/// Samples with their labels, and how often each of them counts.
 template <class X, class Y>
 struct LabelledBatch {
   std::vector<X> inputs;  ///< row-major, `width` columns

@@ -38,6 +38,7 @@ static_assert(Sampling<DistributedSampler<>>);
 
 }  // namespace detail
 
+/// How a `DataLoader` makes batches.
 struct LoaderOptions {
   std::size_t batch_size = 1;
   bool drop_last = false;    ///< leave out a last batch that is not full

@@ -62,6 +62,7 @@ struct InOrder : Choice<axes::Order> {
   static constexpr std::string_view name = "InOrder";
 };
 
+/// The policy that says which samples a rank sees: `Sampler<Distributed, DropLast>`.
 template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>
 struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
   using remainder = Rest;

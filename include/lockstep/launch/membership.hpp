@@ -14,6 +14,7 @@ namespace lockstep {
 /// How long ranks wait for each other unless they are told otherwise.
 inline constexpr std::chrono::milliseconds default_timeout{300'000};
 
+/// What a rank knows of its job: its own number, the world, and where the store is.
 struct Membership {
   Rank rank;
   WorldSize world;

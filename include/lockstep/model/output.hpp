@@ -47,6 +47,7 @@ template <class T, std::size_t... E>
 inline constexpr bool is_output<OutputOf<T, E...>> = true;
 }  // namespace detail
 
+/// A model that says the type of its outputs: `using Output = ...;`.
 template <class M>
 concept OutputNaming = requires { typename M::Output; };
 

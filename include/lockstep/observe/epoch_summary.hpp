@@ -12,6 +12,7 @@
 
 namespace lockstep {
 
+/// The figures of one epoch, as they are printed and logged.
 struct EpochSummary {
   std::uint64_t epoch = 1;   // from 1, as it is shown
   std::uint64_t epochs = 0;  // 0: not known

@@ -8,6 +8,7 @@
 
 namespace lockstep {
 
+/// A number with so many decimals.
 std::string fixed_text(double value, int decimals);
 
 /// A loss or a score: `0.4123`, and `3.100e-05` where four decimals would say too little.

@@ -95,6 +95,7 @@ class BasicProgressDisplay {
 
 }  // namespace detail
 
+/// The progress display of a job.
 using ProgressDisplay = detail::BasicProgressDisplay<std::chrono::steady_clock>;
 
 }  // namespace lockstep

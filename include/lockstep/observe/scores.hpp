@@ -12,6 +12,7 @@
 
 namespace lockstep {
 
+/// The mean of one figure over samples, under its name.
 struct Score {
   std::string name;
   double mean = 0;  // NaN where nothing was counted

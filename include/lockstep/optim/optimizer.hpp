@@ -41,6 +41,7 @@ concept UpdateRule =
       R::template at<float>(options, 0.1, std::uint64_t{1})(parameter, gradient, state);
     };
 
+/// The policy that says by which rule parameters are updated: `Optimizer<AdamW>`.
 template <class Rule>
 struct Optimizer : detail::ChoicePolicy<axes::Optimizer, Rule> {};
 

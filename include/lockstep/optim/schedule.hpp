@@ -35,6 +35,7 @@ concept LearningCurve = NumberOptions<typename C::Options> &&
                           { C::factor(options, point) } -> std::same_as<double>;
                         };
 
+/// The learning rate stays as it is.
 struct Constant : Choice<axes::Schedule> {
   static constexpr std::string_view name = "Constant";
   struct Options {
@@ -94,6 +95,7 @@ struct Cosine : Choice<axes::Schedule> {
 
 static_assert(LearningCurve<Constant> && LearningCurve<StepDecay> && LearningCurve<Cosine>);
 
+/// The policy that says how the learning rate changes: `Schedule<Cosine>`.
 template <class Curve>
 struct Schedule : detail::ChoicePolicy<axes::Schedule, Curve> {};
 

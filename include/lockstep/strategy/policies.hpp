@@ -45,6 +45,7 @@ struct DP : Choice<axes::ParallelStrategy> {
   static constexpr std::string_view name = "DP";
 };
 
+/// The policy that says what a replica is: a rank (`DDP`) or a thread of one process (`DP`).
 template <class Strategy>
 struct ParallelStrategy : detail::ChoicePolicy<axes::ParallelStrategy, Strategy> {};
 
@@ -92,6 +93,7 @@ struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Subgraphs";
 };
 
+/// The policy for parameters that get no gradient in a step.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 
@@ -112,6 +114,7 @@ struct Synced : PlannedChoice<axes::Buffers> {
   static constexpr std::string_view name = "Synced";
 };
 
+/// The policy for state that is not trained.
 template <class How>
 struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
 
@@ -139,6 +142,7 @@ struct Join : PlannedChoice<axes::UnevenInputs> {
   static constexpr std::string_view name = "Join";
 };
 
+/// The policy for ranks that have different numbers of batches.
 template <class How>
 struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {};
 

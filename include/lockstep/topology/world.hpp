@@ -19,6 +19,8 @@ struct World {
 };
 }  // namespace axes
 
+/// All ranks of a job: their number, or `dynamic` where the command says it. As a topology it is
+/// one group.
 template <std::size_t N = dynamic>
 struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N>> {
   static constexpr std::size_t static_size = N;

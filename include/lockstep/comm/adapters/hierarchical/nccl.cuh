@@ -35,6 +35,7 @@ using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail
 
+/// Ranks that are threads of one process on each host, with NCCL between hosts.
 using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
 static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl>);
 

@@ -19,6 +19,7 @@
 
 namespace lockstep {
 
+/// Gloo for ranks on GPUs, through pinned memory of the host.
 template <std::size_t Ranks = dynamic>
 using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
 /// The pinned memory that ranks of one host have is shared: what they reduce there, none copies.
