@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The library's version. This line is its only source: the build, the packages and the
-/// fingerprint of a job read it here.
+/// @file The library's version, in one place: the build, the packages and the fingerprint of a job
+/// read it here.
 
 #include <string_view>
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Gradients that live in tensors of their own, gathered into a bucket in one launch. Sizes
-/// and offsets are constants of the kernel: it reads no table.
+/// @file Gathers gradients that lie in tensors of their own into a bucket, in one launch. Sizes and
+/// offsets are constants of the kernel.
 
 #include <cuda_runtime.h>
 
@@ -47,7 +47,8 @@ constexpr auto tensors_of_bucket(std::index_sequence<I...>) {
       std::index_sequence<(plan.placements[plan.members(B)[I]].offset - begin) / size...>>{};
 }
 
-/// Those of bucket B of a layout with static shapes, in order of arrival (`BucketPlan::members`).
+/// The tensors of bucket B of a layout with static shapes, in order of arrival
+/// (`BucketPlan::members`).
 template <class TheLayout, std::size_t B>
 using TensorsOf = decltype(tensors_of_bucket<TheLayout, B>(
     std::make_index_sequence<TheLayout::plan().bucket_table[B].parameters>{}));
@@ -86,7 +87,7 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
   gather_tile<Tensors, Shape, 0, Tensors::count>(tensors, blockIdx.x, bucket, factor);
 }
 
-/// Scales, casts and packs the tensors into `bucket`; what lies between them there is not touched.
+/// Scales, casts and packs the tensors into `bucket`; the gaps between them are not touched.
 /// `Tensors` is a `TensorsOf<Layout, b>`. **Stream** in its order. **Host** does not block.
 template <class Tensors, class Shape = PackShape, FloatingElement From, FloatingElement To>
 void launch_gather(cudaStream_t stream, const std::array<const From*, Tensors::count>& tensors,

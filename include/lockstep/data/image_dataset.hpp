@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-/// What a byte becomes: `(byte / 255 - mean) / deviation`.
+/// How a byte becomes a float: `(byte / 255 - mean) / deviation`.
 struct Normalization {
   float mean = 0;
   float deviation = 1;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Whether what is printed ends at a terminal, and how wide that is.
+/// @file Whether output goes to a terminal, and how wide that is.
 
 #include <cstddef>
 #include <cstdio>
@@ -19,11 +19,11 @@ struct Terminal {
   bool color = false;
 };
 
-/// What `file` is, by its descriptor and the environment: TERM=dumb can redraw nothing, NO_COLOR
-/// (no-color.org) asks for plain text.
+/// Finds out what `file` is by its descriptor and the environment: TERM=dumb cannot redraw,
+/// NO_COLOR (no-color.org) asks for plain text.
 Terminal detect_terminal(std::FILE* file);
 
-/// How lockstep's launcher tells the ranks' stdout how wide the terminal is that it ends at.
+/// The variable by which lockstep's launcher tells ranks the width of its terminal.
 inline constexpr const char* columns_variable = "LOCKSTEP_COLUMNS";
 
 }  // namespace lockstep::detail

@@ -44,7 +44,8 @@ template <TensorRole Role, class... Entries>
 struct DeclarationList {
   static constexpr TensorRole role = Role;
 
-  /// Only declarations of the list's own role. The rest is meaningful only if this holds.
+  /// Are all entries declarations of the list's own role? The other members are meaningful only
+  /// then.
   static constexpr bool well_formed = [] {
     if constexpr ((Declaration<Entries> && ...)) {
       return ((Entries::role == Role && Entries::well_formed) && ...);
@@ -72,9 +73,9 @@ struct DeclarationList {
   }
 };
 
-/// What a scope passes on. Around anything but declarations it is ill-formed, which the composition
-/// check reports. (A partial specialisation of the scope itself is beyond nvcc, because of its
-/// name.)
+/// The base of scopes. A scope around anything but declarations is ill-formed, which the
+/// composition check reports. (A partial specialisation of the scope itself is beyond nvcc, because
+/// of its name.)
 template <class List>
 struct Scoped {
   static constexpr TensorRole role = TensorRole::parameter;
@@ -148,7 +149,7 @@ struct Repeat : detail::Scoped<List> {
 
 namespace detail {
 
-/// A list whose entries are all of this role, and of its children likewise.
+/// A list whose entries, also in scopes, are all of this role.
 template <class L, TensorRole Role>
 concept DeclarationListOf = Declaration<L> && L::well_formed && L::role == Role;
 

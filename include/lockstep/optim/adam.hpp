@@ -75,7 +75,7 @@ struct AdamRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
-/// PyTorch's Adam, weight decay being part of the gradient.
+/// PyTorch's Adam: weight decay is part of the gradient.
 struct Adam : detail::AdamRule<false> {
   static constexpr std::string_view name = "Adam";
 };

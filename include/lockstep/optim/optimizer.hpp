@@ -17,8 +17,8 @@ struct Optimizer {
 };
 }  // namespace axes
 
-/// Options that are numbers. `for_each(f)` calls `f(name, number)` for each of them: ranks compare
-/// them so, and name the one that differs.
+/// Options that are numbers. `for_each(f)` calls `f(name, number)` for each of them, by which ranks
+/// compare them.
 template <class O>
 concept NumberOptions =
     std::default_initializable<O> &&

@@ -21,7 +21,7 @@ struct Schedule {
 };
 }  // namespace axes
 
-/// Where a job is: updates made so far, and the epoch it is in, both from 0.
+/// A job's progress: the updates made so far, and the number of its epoch, both from 0.
 struct SchedulePoint {
   std::uint64_t step = 0;
   std::uint64_t epoch = 0;
@@ -44,7 +44,7 @@ struct Constant : Choice<axes::Schedule> {
   static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
-/// Multiplied by a factor every so many epochs: PyTorch's StepLR.
+/// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR.
 struct StepDecay : Choice<axes::Schedule> {
   static constexpr std::string_view name = "StepDecay";
   struct Options {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Stochastic gradient descent: plain, with momentum, with Nesterov's momentum. Options and
-/// arithmetic are those of PyTorch's SGD; what costs memory there by a number is a type here.
+/// arithmetic are those of PyTorch's SGD; momentum, which costs memory, is a type here.
 
 #include <cstddef>
 #include <cstdint>

@@ -14,7 +14,7 @@ struct Sharding {
 };
 }  // namespace axes
 
-/// Every rank keeps everything.
+/// Every rank keeps all parameters and states.
 struct Replicated : Choice<axes::Sharding> {
   static constexpr std::string_view name = "Replicated";
 };

@@ -30,7 +30,8 @@ struct ComposedJob {
   /// The step a model sees in a world of one.
   using bare_step = BareStep<Model, policy<axes::Buckets>, memory>;
 
-  /// What all ranks must agree on. A constant for a model of static shapes.
+  /// The fingerprint, which must be the same on all ranks. It is a constant for a model of static
+  /// shapes.
   static constexpr std::uint64_t fingerprint()
     requires(!is_dynamic_model<Model>)
   {
