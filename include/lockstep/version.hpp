@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The library's version, in one place: the build, the packages and the fingerprint of a job
-/// read it here.
+/// @file The library's version: the build, the packages and the fingerprint of a job read it here.
 
 #include <string_view>
 

@@ -18,8 +18,7 @@ namespace lockstep::detail {
 
 using PackShape = PassShape<256, 4>;
 
-/// The type of the arithmetic: double if one side is double, else float. The result is rounded to
-/// `To` once.
+/// The type of the arithmetic: double if one side is, else float. The result is rounded once.
 template <class From, class To>
 using CastArithmetic =
     std::conditional_t<std::is_same_v<Accumulator<From>, double>, double, Accumulator<To>>;

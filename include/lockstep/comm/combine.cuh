@@ -135,8 +135,7 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   work.pass.template sweep<packet_size<T>>(Combine<T, Op, Values, MostOuts>{work, op, blockIdx.y});
 }
 
-/// out = op over ranks of `gathered`, which holds the elements of all ranks in rank order.
-/// **Stream** `stream`.
+/// out = op over ranks of `gathered`, the elements of all ranks in rank order. **Stream** `stream`.
 template <class T, class Op>
 void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& op,
                       cudaStream_t stream) {

@@ -81,8 +81,7 @@ bool with_unrolled_world(std::size_t ranks, const F& f) {
 
 /// Like `combine_blocks`, for consumers that do more than copy. Blocks are longer, so that a
 /// consumer's work once per block does not matter. They are not longer than 2 KiB: a consumer's
-/// arrays often fall into the same cache sets, and blocks of 8 KiB evict each other from the first
-/// level.
+/// arrays often fall into the same cache sets, and blocks of 8 KiB evict each other.
 template <std::size_t Ranks, class T, class Op, class Consume>
 void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t end, const Op& op,
                     const Consume& consume) {
@@ -132,8 +131,7 @@ void push_unrolled(const std::array<T*, Ranks>& targets, std::size_t begin, std:
              targets);
 }
 
-/// All-reduces elements [begin, end) for any number of ranks: unrolled for common numbers, in
-/// blocks for the rest.
+/// All-reduces elements [begin, end) for any number of ranks, unrolled for common numbers.
 template <std::size_t Ranks, class T, class Op>
 void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
   const auto unrolled = [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {

@@ -42,8 +42,7 @@ concept ArenaAllocating = Communicator<C> && requires(C& comm, std::size_t count
   { comm.template allocate<float>(count) } -> std::same_as<std::span<float>>;
 };
 
-/// A communicator that reduces in the background, at most `most_under_way` calls at a time. The
-/// handle is a `Work`.
+/// A communicator that reduces in the background, at most `most_under_way` calls at a time.
 template <class C>
 concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> data) {
   { C::most_under_way } -> std::convertible_to<std::size_t>;
@@ -51,8 +50,7 @@ concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> da
   comm.all_reduce_async(data, Sum{}).wait();
 };
 
-/// A communicator whose ranks can have memory in common, and consume the results of a reduction
-/// slice by slice.
+/// A communicator whose ranks can share memory, and consume results of reductions by slices.
 template <class C>
 concept MemorySharing =
     Communicator<C> && requires(C& comm, std::size_t count, std::span<float> data,

@@ -64,8 +64,7 @@ void announce_message(B& backend, const C& message) {
   }
 }
 
-/// Performs a call for a backend that does not compare calls by itself. If the call fails, it fails
-/// on all ranks.
+/// Performs a call for a backend that does not compare calls itself. If it fails, all ranks fail.
 template <class B, class C>
 void compare_and_execute(B& backend, const C& call) {
   try {
@@ -168,8 +167,7 @@ void execute_generically(B& backend, const calls::AllToAll<T>& call) {
   exchange(backend, call.in, call.out, call.count, piece, piece);
 }
 
-// Reducing: pieces are gathered and combined in rank order, as much at a time as the scratch memory
-// holds.
+// Reducing: pieces are gathered and combined in rank order, as much as scratch memory holds.
 
 /// Calls `part(scratch, begin, n)` for elements [begin, begin + n) of `count`, with scratch memory
 /// for as many elements of every rank.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Where a rank goes when a communicator is divided into groups.
+/// @file A rank's place when a communicator is divided into groups.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The loops of collectives over elements in a GPU's memory: copies, scratch memory,
-/// combining.
+/// @file The loops of collectives over elements in a GPU's memory, and scratch memory for them.
 
 #include <cuda_runtime.h>
 

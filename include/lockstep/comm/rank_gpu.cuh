@@ -10,8 +10,7 @@
 
 namespace lockstep::detail {
 
-/// The GPU with the number of the rank's place on its host. It becomes the current GPU of this
-/// thread.
+/// The GPU with the number of the rank's place on its host. It becomes this thread's current one.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   return std::make_shared<Gpu>(
       Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));

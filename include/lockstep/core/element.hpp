@@ -13,8 +13,7 @@
 
 namespace lockstep {
 
-/// The element types as values. The numbers are fixed, because ranks exchange them and they enter
-/// fingerprints.
+/// The element types as values. The numbers are fixed: ranks and fingerprints depend on them.
 enum class ElementKind : std::uint8_t {
   unsupported = 0,
   f64 = 1,

@@ -20,8 +20,7 @@ namespace lockstep {
 /// The memory of a view, as a type: `HostMemory` or `DeviceMemory`. Device code can access both.
 struct HostMemory {};
 
-/// A GPU's memory. Host code can pass a view of it on and ask for its pointer; an access does not
-/// compile.
+/// A GPU's memory. Host code can pass views of it on; an access there does not compile.
 struct DeviceMemory {};
 
 /// The extents of a tensor. It is made from all of them, or from the dynamic ones.

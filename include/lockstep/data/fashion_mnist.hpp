@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Fashion-MNIST, or generated data of its shape where it is not installed, so that examples
-/// always run.
+/// @file Fashion-MNIST, or generated data of its shape where it is not installed.
 
 #include <string>
 

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A ring of buffers that worker threads fill with batches and one consumer empties, strictly
-/// in order.
+/// @file A ring of buffers that worker threads fill with batches and one consumer empties in order.
 
 #include <condition_variable>
 #include <cstddef>

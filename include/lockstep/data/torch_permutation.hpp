@@ -57,8 +57,7 @@ void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   }
 }
 
-/// Fisher and Yates, inside out: item i is appended to the first i items, then swapped with one of
-/// them.
+/// Fisher and Yates, inside out: item i is appended to the first i, then swapped with one of them.
 template <std::unsigned_integral Index>
 void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
   MersenneTwister generator(seed);

@@ -66,8 +66,7 @@ struct Child {
     const bool exited = info.si_code == CLD_EXITED;
     status.code = exited ? info.si_status : 0;
     status.signal = exited ? 0 : info.si_status;
-    // The group's number cannot be reused before the process is collected, so the group is killed
-    // now.
+    // The group's number can be reused once the process is collected, so the group is killed now.
     if (status.is_failure()) ::kill(-pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
     running = false;

@@ -53,7 +53,7 @@ inline Descriptor listen_at(const RankPlacement& place) {
        "choose another port (MASTER_PORT or --rendezvous), or end what uses it", place.rank);
 }
 
-/// What all ranks exchange through the store when they join. It ends when all ranks have come.
+/// Ranks introduce themselves through the store when they join. It ends when all have come.
 inline void introduce(Store& store, Membership& member, bool knows_local_ranks) {
   const std::string rank = text({member.rank});
   const std::string world = text({member.world});
@@ -91,8 +91,8 @@ inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   return host;
 }
 
-/// Meets the others as one of the ranks of a place. If the place does not say which ranks are
-/// local, they find out.
+/// Meets the others as one of the ranks of a place. Ranks find out which are local if it does not
+/// say.
 inline Session meet_at(const RankPlacement& place, Membership member,
                        std::unique_ptr<StoreHost> host = nullptr) {
   try {

@@ -60,8 +60,7 @@ class NodeWatch {
   /// The end of a pipe that holds, as one text, why the job has failed elsewhere.
   Descriptor take_news() { return std::move(news_.read); }
 
-  /// Starts to watch. Called after the ranks were started, because a process that forks should have
-  /// no threads.
+  /// Starts to watch, after the ranks were started: a process that forks should have no threads.
   void start() {
     heard_.assign(place_.nodes, Heard{"", Deadline::after(patience_)});
     watcher_ = Thread(
@@ -204,8 +203,7 @@ class NodeWatch {
         lost = Deadline::after(patience_);
         refusals = 0;
       } catch (const Error& error) {
-        // Silence may be temporary. A host that refuses connections at once does so again and
-        // again.
+        // Silence may be temporary; connections that are refused at once stay refused.
         const bool refused = Deadline::Clock::now() - begin < interval_ + answer_limit / 2;
         refusals = refused ? refusals + 1 : 0;
         if (refusals == 3 || lost.passed()) {
@@ -253,8 +251,7 @@ class NodeWatch {
   NodePlace place_;
   Milliseconds timeout_;
   Milliseconds interval_;
-  /// How long a node may be silent: a little longer than ranks wait for each other, because their
-  /// errors name the call.
+  /// How long a node may be silent: a little longer than ranks wait, whose errors name the call.
   Milliseconds patience_;
   std::string where_;
   Store store_;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How a job ended: which rank failed first, which failed because of it, and the text for
-/// users.
+/// @file How a job ended: which rank failed first, the consequences, and the text for users.
 
 #include <cstddef>
 #include <optional>
@@ -18,8 +17,7 @@ namespace lockstep::detail {
 struct RankEnd {
   Rank rank;
   ExitStatus status;
-  /// The failure that the rank reported; none if a signal killed it or it ended without an
-  /// exception.
+  /// The failure that the rank reported, if it ended with an exception.
   std::optional<Failure> failure;
 
   bool is_consequence() const { return failure && failure->consequence; }

@@ -123,8 +123,7 @@ class OutputQueue {
   }
 
  private:
-  // Erases from the cursor on, which is in the first column, because all text here ends in '\r' or
-  // '\n'.
+  // Erases from the cursor on. It is in the first column, since all text ends in '\r' or '\n'.
   static constexpr std::string_view erase_line = "\033[K";
 
   struct Piece {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Reads numbers, durations and addresses from variables and options, or throws an error that
-/// says what is wrong.
+/// @file Reads numbers, durations and addresses from variables and options, or throws.
 
 #include <chrono>
 #include <cstddef>

@@ -147,8 +147,8 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       }
       add_shared_gpu_variables(variables, job, rank, ranks, alone, gpus);
       const std::vector<char*> environment = pointers(variables);
-      // The store's thread runs already, so between fork and exec only async-signal-safe functions
-      // are called.
+      // The store's thread runs already: after fork, only async-signal-safe functions may be
+      // called.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(told.read.get(), F_SETFD, 0);
         ::fcntl(report.write.get(), F_SETFD, 0);

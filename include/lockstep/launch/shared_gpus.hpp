@@ -29,8 +29,7 @@ inline std::size_t matching_paths(const char* pattern) {
   return count;
 }
 
-/// How many devices CUDA takes from a list such as CUDA_VISIBLE_DEVICES: those before the first
-/// invalid entry.
+/// How many devices CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid entry.
 inline std::size_t listed_gpus(std::string_view list) {
   std::size_t count = 0;
   while (!list.empty() && list.front() != ',' && list.front() != '-') {

@@ -122,8 +122,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
         run_forked(member, starts[r].read.get(), report.write.get(), f);
       });
     }
-    // The server starts after the forks, so that ranks inherit neither its sockets nor a process
-    // with threads.
+    // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
     const std::string secret = random_id();
     const StoreServer server(secret);
     const std::string told =

@@ -44,8 +44,7 @@ class Store {
 
   std::uint16_t port() const;
   Milliseconds timeout() const;
-  /// Sets the limit of later requests. The shorter it is, the sooner a store that does not answer
-  /// is an error.
+  /// Sets the limit of later requests, after which a store that does not answer is an error.
   void set_timeout(Milliseconds timeout);
 
   /// Stores a value, and replaces an earlier one.

@@ -200,8 +200,7 @@ LOCKSTEP_INLINE std::optional<std::string> Store::try_get(std::string_view key,
 LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
   detail::StoreRequest message(detail::store_protocol::Operation::wait, "wait", "");
   message.limit(timeout);
-  // The list is sent in reverse: the server removes keys from its end, and ranks tend to come in
-  // order.
+  // In reverse: the server removes keys from the end of the list, and ranks tend to come in order.
   for (std::size_t i = keys.size(); i-- > 0;) {
     message.check_key(keys[i]);
     message.text(keys[i]);

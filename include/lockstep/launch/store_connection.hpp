@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A client's connection to the store: it is authenticated, and used for one request at a
-/// time.
+/// @file A client's connection to the store: authenticated, and used for one request at a time.
 
 #include <string>
 #include <string_view>

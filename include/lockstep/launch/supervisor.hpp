@@ -235,8 +235,7 @@ class Supervisor {
     if (outcome_.interrupted == 0 && !outcome_.first && !outcome_.elsewhere) {
       outcome_.interrupted = static_cast<int>(info.ssi_signo);
     }
-    // After a failure the output is written however long its reader takes; after a signal only for
-    // a short time.
+    // After a failure output is written however long that takes; after a signal only briefly.
     if (!is_any_running()) {
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
     } else if (kill_at_) {

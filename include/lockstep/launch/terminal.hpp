@@ -9,9 +9,9 @@
 
 namespace lockstep::detail {
 
-/// Where text goes. On a terminal, a line that ends in '\r' instead of '\n' is a status line: the
-/// next one takes its place. A launcher passes status lines on, so a pipe to one counts as the
-/// terminal at its other end.
+/// The destination of text. On a terminal, a line that ends in '\r' instead of '\n' is a status
+/// line: the next one takes its place. A launcher passes status lines on, so a pipe to one counts
+/// as the terminal at its other end.
 struct Terminal {
   std::FILE* file = nullptr;  // null: nowhere
   bool is_terminal = false;

@@ -44,8 +44,7 @@ template <TensorRole Role, class... Entries>
 struct DeclarationList {
   static constexpr TensorRole role = Role;
 
-  /// Are all entries declarations of the list's own role? The other members are meaningful only
-  /// then.
+  /// Are all entries declarations of the list's role? Otherwise the other members mean nothing.
   static constexpr bool well_formed = [] {
     if constexpr ((Declaration<Entries> && ...)) {
       return ((Entries::role == Role && Entries::well_formed) && ...);

@@ -30,8 +30,7 @@ struct NamePrefix {
   }
 };
 
-/// Appends tensors to arrays of sufficient size. It is no template, so that a thousand declarations
-/// share its code.
+/// Appends tensors to arrays. It is no template, so that a thousand declarations share its code.
 struct TensorSink {
   char* text;
   std::size_t* name_end;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The norm of gradients on the device, with the same bits every time, and the step's numbers
-/// that depend on it.
+/// @file The norm of gradients on the device, the same bits every time, and numbers that need it.
 
 #include <cuda_runtime.h>
 
@@ -24,8 +23,7 @@ using NormShape = PassShape<256, 4>;
 /// every GPU.
 inline constexpr std::size_t most_norm_blocks = 1056;
 
-/// Packets are summed in the elements' arithmetic, and added up in double, as on the host
-/// (clip.hpp).
+/// Packets are summed in the elements' arithmetic and added up in double, as in clip.hpp.
 template <class T>
 struct SquaresPass {
   const T* values;

@@ -17,8 +17,7 @@ struct Optimizer {
 };
 }  // namespace axes
 
-/// Options that are numbers. `for_each(f)` calls `f(name, number)` for each of them, by which ranks
-/// compare them.
+/// Options that are numbers, which ranks compare. `for_each(f)` calls `f(name, number)` for each.
 template <class O>
 concept NumberOptions =
     std::default_initializable<O> &&

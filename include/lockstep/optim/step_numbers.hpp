@@ -20,8 +20,7 @@ struct ScaledUpdate {
   A scale;
 };
 
-/// The numbers of a step, written before its update kernels, which may then be replayed with new
-/// numbers.
+/// The numbers of a step, written before its update kernels, which can be replayed.
 template <class Rule>
 struct StepNumbers {
   ScaledUpdate<Rule, float> in_float;
@@ -73,8 +72,7 @@ struct StepState {
   bool skipped = false;  // was the last step skipped?
 };
 
-/// Computes the numbers, with loss scale and clipping, from the sum of squares of all reduced
-/// gradients.
+/// Computes the numbers of a step, clipped and unscaled, from the sum of squares of all gradients.
 template <class Rule>
 LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Rule>& inputs,
                                                              double squares,

@@ -36,8 +36,7 @@ struct UpdateArrays {
   State* state[slots];
 };
 
-/// The pass over a piece. Parameters stay in the cache for the next forward pass; states and
-/// gradients do not.
+/// The pass over a piece. Only parameters stay in the cache, for the next forward pass.
 template <class Rule, class Master, class Gradient, class Param, class Shape>
 struct UpdateSweep {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A copy of a GPU's tensors on the host, in the types that the model declares, to read and
-/// to write back.
+/// @file A copy of a GPU's tensors on the host, in declared types, to read and to write back.
 
 #include <cstddef>
 #include <type_traits>

@@ -22,8 +22,7 @@ class DeviceExecution;
 /// A device's execution has
 /// - `Arena`, which owns zeroed memory of the device, and `copy` and `zero` for it;
 /// - `Step`, which a model's forward and backward are given, made by `step(layouts, arenas)`;
-/// - `place(batch)`, which brings a batch to where the model can read it, until the next batch of
-///   its type is placed;
+/// - `place(batch)`, which brings a batch to where the model reads it, until the next is placed;
 /// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
 ///   the model and give its `Loss`; a `Meter` adds up losses;
 /// - passes over elements: `add`, `scale` and `cast`;
@@ -66,8 +65,7 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
 /// The gradients of a step on one rank. An updater takes what it needs: whole averages need not
 /// exist, and never do where every rank reduces only the slice that it updates.
 /// - `own<T>(offset, bytes)`: this rank's gradients in a piece of the arena, summed over
-///   micro-batches. Where buckets are reduced early, reductions are using them, and they must not
-///   be touched.
+///   micro-batches. Buckets whose reductions are under way must not be touched.
 /// - `wait(bucket)`: averages a bucket over ranks, or waits for its reduction that is under way.
 ///   **Ranks** all, in the order of buckets. `reduce()` does it for all buckets.
 /// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type it travelled in.
@@ -83,8 +81,7 @@ concept GradientSource = requires(G& gradients, std::size_t n) {
 
 /// A replica's optimizer. It keeps its numbers (`options`, `schedule`) and the states of the
 /// parameters that this rank updates: all, or a slice. An update is `begin()`, which settles the
-/// learning rate, and then one of these two, after which all ranks have the new parameters.
-/// **Ranks** all.
+/// learning rate, and then one of these, after which all ranks have new parameters. **Ranks** all.
 /// - `reduce_and_update(gradients)` from gradients that are each rank's own.
 /// - `update_averaged(gradients)` after `gradients.reduce()`.
 template <class U, class Gradients>
@@ -125,8 +122,7 @@ concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void 
   comm.replay(comm.capture(f));
 };
 
-/// A communicator whose graphs hold the work of all ranks: no rank may capture or replay unless all
-/// do.
+/// A communicator whose graphs hold the work of all ranks, which capture and replay together.
 template <class C>
 concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
 

@@ -36,8 +36,7 @@ struct DpOptions {
 };
 
 namespace detail {
-/// A model for another replica: a copy, or the result of `replicate()` of a model that cannot be
-/// copied.
+/// A model for another replica: a copy, or the result of `replicate()`.
 template <class Model>
 Model replicate(const Model& model) {
   constexpr bool replicates = requires { model.replicate(); };
@@ -313,8 +312,7 @@ class BasicDp {
         });
   }
 
-  /// Runs a batch up to its loss, then the phases that follow. `forward` is used if the model's
-  /// output is its loss.
+  /// Runs a batch up to its loss (`forward`, if the model's output is its loss), then `phases`.
   template <class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {

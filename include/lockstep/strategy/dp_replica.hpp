@@ -72,8 +72,7 @@ class DpReplica {
     if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
   }
 
-  /// Waits before the end, because others may use this replica's memory. A replica that has failed
-  /// does not wait.
+  /// Waits before the end, because others may use this replica's memory; not after a failure.
   void settle() {
     try {
       synchronize();
@@ -263,8 +262,7 @@ class DpReplica {
            static_cast<double>(part_.all);
   }
 
-  /// **Stream** waits for the work that all replicas have enqueued. On the host there is nothing to
-  /// wait for.
+  /// **Stream** waits for the work that all replicas have enqueued. The host need not wait.
   void await_others() {
     if constexpr (StreamOrdering<Comm>) tell([&] { comm_.order_streams(); });
   }

@@ -100,7 +100,7 @@ class GatheredOutputs {
   std::optional<Arena> gradients_;
 };
 
-/// Where a model's loss is its output, there is nothing to gather.
+/// For models whose output is their loss, which have nothing to gather.
 struct NothingGathered {};
 
 }  // namespace lockstep::detail

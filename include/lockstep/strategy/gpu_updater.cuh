@@ -51,8 +51,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
         updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
 
-  /// The weights in their declared type, where the model uses another one. They are laid out as the
-  /// parameters are.
+  /// The weights in their declared type, laid out as the parameters, which have another type.
   const DeviceArena& masters() const
     requires(Traits::keeps_masters)
   {
@@ -123,8 +122,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   cudaStream_t stream() const { return comm_.gpu().stream(); }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
-  /// The pieces of a pass: buckets, which land one by one, or runs of them, which are fewer and
-  /// longer.
+  /// The pieces of a pass: buckets, which land one by one, or runs of them, which are longer.
   enum class Pieces : std::uint8_t { buckets, runs };
 
   template <class T, std::size_t Count>

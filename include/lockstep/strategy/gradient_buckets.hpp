@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A replica's gradients: written into their buckets, added up over micro-batches, averaged
-/// over ranks.
+/// @file A replica's gradients: written into buckets, summed over micro-batches, averaged over
+/// ranks.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +22,7 @@
 
 namespace lockstep::detail {
 
-/// What a backward pass does with its gradients.
+/// How a backward pass treats its gradients.
 struct BackwardPass {
   bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
   bool adds = false;          ///< gradients are added to those of earlier micro-batches
@@ -58,8 +58,7 @@ class GradientBuckets {
 
   /// Where a model writes the gradients of a pass that adds nothing.
   std::byte* arena() const { return arena_; }
-  /// Where a model writes the gradients of a pass that adds. The memory is allocated at the first
-  /// call.
+  /// Where a model writes the gradients of a pass that adds. Allocated at the first call.
   std::byte* second_arena() {
     if (!second_) second_.emplace(layout_.plan().bytes);
     return second_->data();
@@ -111,7 +110,7 @@ class GradientBuckets {
     weight_ = weight;
   }
 
-  // What an updater asks for: see GradientSource.
+  // For updaters: see GradientSource.
 
   template <class T>
   std::span<T> own(std::size_t offset, std::size_t bytes) const {
@@ -164,8 +163,7 @@ class GradientBuckets {
   void forget_reductions() { reductions_.forget(); }
 
  private:
-  /// Calls `f` with the type of a parameter's elements, which the compiler knows for declared
-  /// parameters.
+  /// Calls `f` with the type of a parameter's elements, which is a constant for declared ones.
   template <class Tensor, class F>
   void with_element_of(Tensor tensor, const F& f) const {
     if constexpr (std::is_same_v<Tensor, ListedTensor>) {

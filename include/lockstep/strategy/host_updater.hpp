@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The updater of the host, for parameters that every rank has for itself and for parameters
-/// that ranks share.
+/// @file The updater of the host, for parameters that ranks share and for those that they do not.
 
 #include <algorithm>
 #include <cmath>
@@ -194,8 +193,8 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     return clip_factor(norm, Traits::template policy<axes::Clip>::norm);
   }
 
-  /// A pass over a run: `pass(at, averages)` updates its elements from `at` on. Constants of the
-  /// run are computed here.
+  /// A pass over a run: `pass(at, averages)` updates elements from `at` on. Constants are computed
+  /// here.
   template <class T>
   auto make_pass(const Run& run, const Slice& slice, double squares) const {
     using A = Accumulator<T>;

@@ -21,8 +21,7 @@ struct BatchPart {
   std::size_t largest = 0;  // number of samples that any replica has
 };
 
-/// Keeps the latest share of every type of batch. With `HasWhole`, the first replica also has the
-/// whole batch.
+/// Keeps the latest share of every type of batch. With `HasWhole` it keeps whole batches too.
 template <class Execution, bool HasWhole>
 class PlacedShare {
  public:
@@ -55,8 +54,7 @@ class PlacedShare {
       std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
 
  private:
-  /// Places a share. If the first replica has the whole batch on its device, its share is a part of
-  /// it.
+  /// Places a share. Where the whole batch is on the first replica's device, it is a part of that.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
     if constexpr (HasWhole && !std::is_same_v<Whole<Batch>, Batch>) {

@@ -130,7 +130,7 @@ struct LossOnReplica : detail::ValuePolicy<axes::LossPlacement> {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnReplica"); }
 };
 
-// What happens when ranks run out of batches at different times.
+// How a job treats ranks that run out of batches at different times.
 
 /// Ranks have the same number of batches; anything else is an error that names the rank.
 struct Even : Choice<axes::UnevenInputs> {

@@ -24,8 +24,7 @@
 namespace lockstep {
 
 namespace detail {
-/// Are a micro-batch's gradients reduced over ranks, or kept on this rank until those of a later
-/// one are?
+/// Are gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
 enum class Sync : std::uint8_t { no, yes };
 }  // namespace detail
 
@@ -45,8 +44,7 @@ class Replica {
   using execution_type = detail::DeviceExecution<typename traits::device, traits, Comm>;
   using layouts_type = detail::TensorLayouts<traits>;
   using Sync = detail::Sync;
-  /// On a GPU a loss is computed while the host goes on, which waits when it is converted to a
-  /// number.
+  /// On a GPU the host goes on, and waits for a loss when it is converted to a number.
   using Loss = typename execution_type::Loss;
 
  private:
@@ -121,8 +119,7 @@ class Replica {
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
   void synchronize_buffers() { broadcast(buffers_, layouts_.buffers.plan().bytes); }
 
-  // The parts of a step. A batch is placed first, and stays there until the next one of its type is
-  // placed.
+  // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
   /// A batch where the model can read it.
   const auto& place(const auto& batch) { return execution_.place(batch); }

@@ -188,8 +188,7 @@ struct Cutting<Map<K, T, Hasher, Equal, Allocator>>
     : MapCutting<Map<K, T, Hasher, Equal, Allocator>,
                  Map<K, ShareOf<T>, Hasher, Equal, ShareAllocator<Allocator, K, T>>> {};
 
-/// Puts replica `i`'s share of a batch into `share`, and reuses its memory if the batch can do
-/// that.
+/// Puts replica `i`'s share of a batch into `share`, in the same memory if the batch can do that.
 template <class Batch>
 void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
                 std::optional<ShareOf<Batch>>& share) {

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The calls that a rank has made, for backends that do not compare calls before they are
-/// made.
+/// @file The calls that a rank has made, for backends that compare calls only afterwards.
 
 #include <algorithm>
 #include <array>
@@ -60,8 +59,8 @@ class CallLog {
     return number < calls() && calls() - number <= kept ? &entries_[number % kept].call : nullptr;
   }
 
-  /// Has this rank made other calls than the rank of this head? Nothing if this rank is behind or
-  /// too far ahead to tell.
+  /// Has this rank made other calls than the one of this head? Nothing if it cannot tell, being
+  /// behind or too far ahead.
   std::optional<bool> differs(const LogHead& other) const {
     if (other.calls == 0) return false;
     if (find(other.calls - 1) == nullptr) return std::nullopt;

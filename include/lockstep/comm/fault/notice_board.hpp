@@ -103,7 +103,7 @@ class NoticeBoard {
     return in.ok() ? LogHead{calls, hash} : LogHead{};
   }
 
-  // Where each rank is, once somebody has asked.
+  // How far each rank is, once a rank has asked.
   void set_position(const Position& position) const {
     store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
                 store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());

@@ -21,8 +21,7 @@ std::string rank_text(Rank rank);
 Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0, Rank other,
                      std::string_view call_of_other, Rank me);
 
-/// Compares all ranks' calls: `call_of(w)` is rank w's description. Returns the error if they
-/// differ.
+/// Compares all ranks' calls, `call_of(w)` being rank w's. Returns the error if they differ.
 template <class CallOf>
 std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
                                        const CallOf& call_of, Rank me) {

@@ -22,8 +22,7 @@ struct QueuedCall {
   std::exception_ptr error;
 };
 
-/// Makes calls on a thread, for communicators whose collectives block. The thread starts with the
-/// first call.
+/// Makes calls on a thread, which starts with the first call, for communicators that block.
 class Queue {
  public:
   Queue() = default;

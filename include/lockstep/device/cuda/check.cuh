@@ -12,8 +12,7 @@
 
 namespace lockstep {
 
-/// The rank of the calling thread, for errors of calls that know no rank. It is set when the thread
-/// gets its GPU.
+/// The rank of the calling thread, for errors. It is set when the thread gets its GPU.
 inline std::optional<Rank>& rank_of_thread() {
   thread_local std::optional<Rank> rank;
   return rank;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Passes over arrays at the speed of memory: accesses of 16 bytes, several per thread at a
-/// time.
+/// @file Passes over arrays at the speed of memory: several accesses of 16 bytes per thread.
 
 #include <cuda_runtime.h>
 

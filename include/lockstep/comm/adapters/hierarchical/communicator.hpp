@@ -52,8 +52,7 @@ class HierarchicalCommunicator
     stages_->flat().set_timeout(timeout);
   }
 
-  /// `count` elements of memory that the communicator inside hosts handles best. **Ranks** all,
-  /// with the same count.
+  /// `count` elements that the inner communicator handles best. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     stages_->queue().drain();
@@ -103,8 +102,7 @@ class HierarchicalCommunicator
   }
 
  private:
-  /// The stages of ranks on GPUs handle device memory only; calls with host memory use the network
-  /// alone.
+  /// On GPUs the stages handle device memory only; calls with host memory use the network alone.
   template <class C>
   bool goes_by_stages(const C& call) const {
     return call.count == 0 || detail::passes_of(stages_->inside()).takes(call.in.data());

@@ -53,8 +53,7 @@ class Hosts {
     return columns;
   }
 
-  // Errors of one level count its ranks from 0. These functions say in words which ranks of the job
-  // they are.
+  // Errors of one level count its ranks from 0. These words say which ranks of the job they are.
 
   std::string words_inside(Rank rank) const {
     return "on the host where ranks " + numbered(ranks_[host(rank)]);
@@ -63,8 +62,7 @@ class Hosts {
     return "between the hosts, where ranks " + numbered(columns()[local_rank(rank)]);
   }
 
-  /// Throws unless every host has the same number of ranks: each rank needs a partner on every
-  /// host.
+  /// Throws unless all hosts have equally many ranks: each rank needs a partner on every host.
   void check_even(Rank rank) const {
     for (std::size_t h = 1; h < count(); ++h) {
       if (ranks_[h].size() == ranks_[0].size()) continue;

@@ -62,8 +62,7 @@ class Stages {
     between_.abandon(reason);
     inside_.abandon(reason);
   }
-  /// Gives up while another thread may be in a call: ending the network's connections ends that
-  /// call.
+  /// Gives up while another thread may be in a call, which ends with the network's connections.
   void give_up() {
     fault_.note(gave_up("the hierarchy", ended_by_exception, flat_.rank()));
     between_.abandon(ended_by_exception);

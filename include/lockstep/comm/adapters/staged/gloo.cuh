@@ -22,8 +22,7 @@ namespace lockstep {
 /// Gloo for ranks on GPUs, through pinned memory of the host.
 template <std::size_t Ranks = dynamic>
 using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
-/// A hierarchy for ranks on GPUs. Ranks of one host share the pinned memory, so they reduce in it
-/// without a copy.
+/// A hierarchy for ranks on GPUs. Ranks of one host share the pinned memory and reduce in it.
 using StagedHierarchy =
     StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
 

@@ -133,8 +133,7 @@ class Connections : public ::gloo::rendezvous::Context {
   }
 
  private:
-  /// Starts to receive from each rank a message that it never sends: this fails when the connection
-  /// ends.
+  /// Starts to receive a message that is never sent, which fails when the connection ends.
   void lay_tripwires() {
     tripwires_.resize(static_cast<std::size_t>(size));
     for (int peer = 0; peer < size; ++peer) {

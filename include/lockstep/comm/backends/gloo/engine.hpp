@@ -30,8 +30,7 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// The arguments with which a rank joins a communicator. No other communicator of the job has the
-/// same `name`.
+/// The arguments with which a rank joins a communicator, whose `name` is unique in the job.
 struct JoinOptions {
   Rank rank;
   WorldSize world;
@@ -96,8 +95,7 @@ class Engine {
     });
   }
 
-  /// Runs `work()`, which exchanges a message with one other rank; nothing is compared. **Host**
-  /// blocks.
+  /// Runs `work()`, a message to or from one other rank. Nothing is compared. **Host** blocks.
   template <class Work>
   void message(const Call& call, Rank peer, const Work& work) {
     make(call, peer, [&](Ledger::Entry) { work(); });

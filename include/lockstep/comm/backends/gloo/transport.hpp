@@ -36,8 +36,7 @@ class Transport {
   Rank rank() const { return engine_.rank(); }
   WorldSize world_size() const { return WorldSize{world()}; }
 
-  /// Uses Gloo's ring where partial results travel in the type of the elements; otherwise every
-  /// rank combines a slice.
+  /// Uses Gloo's ring if partial results are of the elements' type; else ranks combine slices.
   template <class T, class Op>
   void execute(const calls::AllReduce<T, Op>& call) const {
     if (call.count == 0) return;
@@ -124,8 +123,7 @@ class Transport {
     }
   }
 
-  /// Applies the last step of an operation. Elements were not widened here, so narrowing is no
-  /// step.
+  /// The last step of an operation. Elements were not widened, so narrowing is no step here.
   template <class T, class Op>
   void finish(std::span<T> data, const Op& op) const {
     if constexpr (!std::derived_from<Op, Narrowing>) {

@@ -192,8 +192,7 @@ class Engine {
     throw Error(call.text(), "this needs the host, and the step is being captured", advice, rank());
   }
 
-  /// Ends a capture. Its calls go into the log if all ranks have the graph; otherwise they never
-  /// happened.
+  /// Ends a capture. Its calls go into the log if all ranks have the graph, else they are dropped.
   void adopt(const StepGraph& graph) {
     if (graph) {
       link_.add(graph);

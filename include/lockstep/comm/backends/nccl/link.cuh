@@ -28,8 +28,7 @@
 namespace lockstep::detail::nccl {
 
 /// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
-/// calls waits, because the communicator is non-blocking, and no thread waits while it holds the
-/// mutex.
+/// calls waits, because the communicator is non-blocking, nor does a thread that holds the mutex.
 ///
 /// The first fault is final. The thread that finds it notes it; the watching thread then aborts
 /// NCCL's communicator, which ends its kernels, and every later call throws the fault.
@@ -49,8 +48,7 @@ class Link {
   /// Where NCCL puts the communicator.
   ncclComm_t* place() { return &comm_; }
 
-  /// Makes a call of NCCL, `call(comm)`, and waits until NCCL has done it: for a collective, until
-  /// it is on the stream.
+  /// Makes a call of NCCL, `call(comm)`, and waits until it is done or on its stream.
   template <class F>
   void nccl(const char* name, const F& call) {
     ncclResult_t result = ncclSuccess;
@@ -157,8 +155,7 @@ class Link {
     changed_.notify_all();
   }
 
-  /// Calls `prepare(comm)` and closes NCCL's communicator. No call is under way, and the watching
-  /// thread has ended.
+  /// Calls `prepare(comm)` and closes NCCL's communicator, after all calls and the watching thread.
   template <class F>
   void finalize(Milliseconds limit, const F& prepare) {
     if (comm_ == nullptr) return;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Checks, before NCCL's first call, that ranks which share a GPU have the environment for
-/// it.
+/// @file Checks before NCCL's first call that ranks with one GPU have the environment for it.
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>

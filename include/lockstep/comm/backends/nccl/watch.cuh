@@ -29,8 +29,7 @@ class Watch {
  public:
   explicit Watch(Engine& engine) : engine_(engine) {}
 
-  /// Runs until the communicator is closed or has failed; after a failure it aborts the
-  /// communicator.
+  /// Runs until the communicator is closed or has failed; a failed one is aborted here.
   void run() {
     try {
       rank_of_thread() = engine_.rank();
@@ -133,8 +132,7 @@ class Watch {
     with_board([](const NoticeBoard& board) { board.ask(); });
   }
 
-  /// The positions of the ranks that have made fewer calls than this rank; if there are none, of
-  /// all others.
+  /// The positions of ranks that have made fewer calls than this one, or else of all others.
   std::string where_others_are() {
     std::vector<std::string> all;
     std::vector<std::string> behind;

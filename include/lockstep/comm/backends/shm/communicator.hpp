@@ -66,8 +66,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   ShmCommunicator(ShmCommunicator&&) noexcept = default;
   ShmCommunicator& operator=(ShmCommunicator&&) = delete;
 
-  /// Joins through any means that brings a text from rank 0 to all: `tell(text)` there, `hear()` on
-  /// the others.
+  /// Joins by any means that brings a text from rank 0 (`tell(text)`) to the others (`hear()`).
   template <class Tell, class Hear>
   static ShmCommunicator join(Rank rank, WorldSize world, Milliseconds timeout, const Tell& tell,
                               const Hear& hear) {
@@ -190,7 +189,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       if (place.rank != Rank{0}) file = Engine::open(addresses[place.leader().value()]);
       group.emplace(place.rank, place.world(), std::move(file), timeout());
     }
-    this->barrier();  // the leader's file stays open until everybody has opened it
+    this->barrier();  // the leader's file stays open until all have opened it
     return group;
   }
 
@@ -231,7 +230,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   }
 
   /// Starts an all-reduce of data that is small or lies in an arena at `offset`. Each rank loads
-  /// its slice of everybody's data, combines it in registers and stores it to all.
+  /// its slice of all ranks' data, combines it in registers and stores it to all.
   template <class T, class Op>
   auto start_all_reduce(const detail::calls::AllReduce<T, Op>& call, std::uint64_t offset) {
     const bool small = is_small<T>(call.count);

@@ -163,7 +163,7 @@ class Engine {
   /// Throws the fault, if there is one.
   void raise_fault() const { fault_.raise(); }
 
-  // What a waiting rank asks about the others.
+  // The state of the other ranks, for one that waits.
 
   bool has_joined(std::size_t w) const {
     return block(w).process.load(std::memory_order_acquire) != 0;

@@ -13,8 +13,7 @@
 
 namespace lockstep::detail::shm {
 
-/// A reference to the engine, cheap to copy. The world's size is a constant where the compiler
-/// knows it.
+/// A reference to the engine. `Ranks` is the world's size where the compiler knows it.
 template <std::size_t Ranks>
 class Peers {
  public:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Where the ranks of one process communicate: a stream on each of their GPUs, ordered with
-/// their compute streams by events.
+/// @file The streams on which the ranks of one process communicate, one on each of their GPUs,
+/// ordered with their compute streams by events.
 
 #include <cuda_runtime_api.h>
 

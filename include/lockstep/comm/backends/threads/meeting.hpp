@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The state that the ranks of one process share: their calls, the memory they bring, and who
-/// is there.
+/// @file The state that the ranks of one process share: their calls, memory and presence.
 
 #include <array>
 #include <atomic>
@@ -23,8 +22,7 @@ namespace lockstep::detail::threads {
 /// How many calls may be under way at once.
 inline constexpr std::size_t ring = 32;
 
-/// The memory that a rank brings to a call. Ranks are threads of one process, so pointers are
-/// enough.
+/// The memory that a rank brings to a call: pointers, because ranks are threads of one process.
 struct Offer {
   const void* in = nullptr;
   void* out = nullptr;

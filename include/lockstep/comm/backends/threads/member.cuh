@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file One rank's end of a world of threads: its part in their calls, its GPU, and the events
-/// that order its compute stream with everybody's communication.
+/// that order its compute stream with the communication.
 
 #include <cuda_runtime_api.h>
 

@@ -57,8 +57,7 @@ class Participant {
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
-  /// While a step is captured ranks take turns: each holds `mutex` except while it waits for
-  /// others.
+  /// During a capture ranks take turns: each holds `mutex` except while it waits for others.
   void take_turns(std::mutex* mutex) { turns_ = mutex; }
 
   bool is_broken() const { return own().fault.is_set(); }
@@ -153,7 +152,7 @@ class Participant {
     throw error;
   }
 
-  // What a waiting rank asks about the others. Threads end with their process: none dies alone.
+  // The state of the other ranks, for one that waits. No thread dies without its process.
 
   bool has_joined(std::size_t w) const { return state(w).has_joined; }
   bool has_left(std::size_t w) const { return state(w).has_left && !state(w).fault.is_set(); }

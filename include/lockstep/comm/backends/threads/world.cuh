@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the ranks of one process share, and how they find it.
+/// @file The state that the ranks of one process share, and how they find it.
 
 #include <cuda_runtime_api.h>
 
