@@ -312,7 +312,7 @@ class BasicDp {
         });
   }
 
-  /// Runs a batch up to its loss (`forward`, if the model's output is its loss), then `phases`.
+  /// Runs a batch up to its loss (`forward`, if the model's output is its loss), then `then`.
   template <class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
