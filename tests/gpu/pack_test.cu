@@ -2,7 +2,6 @@
 // Packing: the same bits as plain conversions on device and host, and nothing written beside.
 #include "lockstep/bucket/pack.cuh"
 
-#include <array>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdint>
@@ -10,8 +9,6 @@
 #include <vector>
 
 #include "gpu/device.cuh"
-#include "lockstep/bucket/gather.cuh"
-#include "lockstep/bucket/layout.hpp"
 
 using namespace lockstep;
 using namespace gpu_test;
@@ -140,40 +137,6 @@ void check_add() {
   }
 }
 
-struct Net {
-  using Parameters =
-      ParameterList<Parameter<"embedding", float, 1000, 37>, Parameter<"weight", float, 129, 65>,
-                    Parameter<"bias", float, 65>, Parameter<"scale", float, 1>>;
-};
-using NetLayout = detail::Layout<Net, Buckets<BucketLimits{1_KiB, 25_MiB}>>;
-
-template <class To, std::size_t B>
-void check_gather() {
-  BOOST_TEST_CONTEXT("bucket " << B) {
-    constexpr const auto& plan = NetLayout::plan();
-    constexpr std::size_t begin = plan.bucket_table[B].offset / sizeof(float);
-    constexpr std::size_t count = plan.bucket_table[B].count();
-    using Tensors = detail::TensorsOf<NetLayout, B>;
-    std::vector<DeviceArray<float>> tensors;
-    std::array<const float*, Tensors::count> pointers{};
-    std::vector<double> want(count, std::nan(""));  // padding stays as it was
-    for (std::size_t t = 0; t != Tensors::count; ++t) {
-      const detail::Placement& placement = plan.placements[plan.members(B)[t]];
-      const auto values = wild_values<float>(placement.bytes / sizeof(float));
-      for (std::size_t i = 0; i != values.size(); ++i) {
-        want[placement.offset / sizeof(float) - begin + i] =
-            number(cast_plainly<To>(values[i], 0.5));
-      }
-      pointers[t] = tensors.emplace_back(values).data();
-    }
-    CudaStream stream;
-    const DeviceArray<To> bucket(count);
-    detail::launch_gather<Tensors>(stream, pointers, bucket.data(), 0.5);
-    BOOST_TEST(difference(want, bucket.download(), 0, 0) == "");
-    BOOST_TEST(bucket.stray_write() == "");
-  }
-}
-
 }  // namespace
 
 BOOST_AUTO_TEST_SUITE(gpu_pack)
@@ -194,14 +157,6 @@ BOOST_AUTO_TEST_CASE(micro_batches_are_summed) {
   check_add<float>();
   check_add<Half>();
   check_add<BFloat16>();
-}
-
-BOOST_AUTO_TEST_CASE(tensors_are_gathered_and_padding_is_left_alone) {
-  if (!has_gpu()) return;
-  static_assert(NetLayout::plan().bucket_count == 2);
-  check_gather<BFloat16, 0>();
-  check_gather<BFloat16, 1>();
-  check_gather<float, 1>();
 }
 
 BOOST_AUTO_TEST_SUITE_END()

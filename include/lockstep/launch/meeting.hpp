@@ -11,8 +11,8 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/placement.hpp"
 #include "lockstep/launch/random.hpp"
-#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/rendezvous_file.hpp"
+#include "lockstep/launch/session.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_server.hpp"
 
@@ -150,3 +150,5 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
 }
 
 }  // namespace lockstep::detail
+
+#include "lockstep/launch/rendezvous.hpp"  // defines what is declared in session.hpp

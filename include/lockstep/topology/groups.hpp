@@ -66,9 +66,9 @@ consteval Partition<WorldRanks> make_partition() {
 }  // namespace detail
 
 /// Groups as listed. Together they hold every rank of the world once.
-template <class TheWorld, class... Listed>
-class Groups : public detail::PartitionQueries<Groups<TheWorld, Listed...>> {
-  static constexpr std::size_t world_ranks = TheWorld::static_size;
+template <class WorldPolicy, class... Listed>
+class Groups : public detail::PartitionQueries<Groups<WorldPolicy, Listed...>> {
+  static constexpr std::size_t world_ranks = WorldPolicy::static_size;
   static_assert(
       world_ranks != dynamic,
       "lockstep: groups listed as types need a world of known size; write World<N>, or give "

@@ -79,8 +79,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     if constexpr (C::kind == detail::CollectiveKind::barrier) synchronize();
     follow();
     inner_.perform(call);
-    turn_.record(lane_->stream());
-    turn_.block(gpu_->stream());
+    handed_over_.record(lane_->stream());
+    handed_over_.block(gpu_->stream());
   }
 
   void agree(const detail::Call& call) { inner_.agree(call); }
@@ -108,13 +108,13 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   /// Makes the lane wait for the work that the compute stream holds now.
   void follow() const {
-    turn_.record(gpu_->stream());
-    turn_.block(lane_->stream());
+    handed_over_.record(gpu_->stream());
+    handed_over_.block(lane_->stream());
   }
 
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> lane_;
-  CudaEvent turn_;  // where one stream waits for the other
+  CudaEvent handed_over_;  // where one stream waits for the other
   Inner inner_;
 };
 
