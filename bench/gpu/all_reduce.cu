@@ -33,8 +33,8 @@ constexpr Size sizes[] = {
     {1_KiB, "1 KiB"}, {1_MiB, "1 MiB"}, {25_MiB, "25 MiB"}, {64_MiB, "64 MiB"}};
 
 /// Microseconds per iteration, from all ranks' start to all ranks' end.
-template <class Comm, class detail::Run>
-double batch(Comm& comm, std::size_t iterations, const detail::Run& run) {
+template <class Comm, class Run>
+double batch(Comm& comm, std::size_t iterations, const Run& run) {
   comm.barrier();
   const auto begin = std::chrono::steady_clock::now();
   for (std::size_t i = 0; i < iterations; ++i) run();

@@ -24,8 +24,8 @@ void check_cuda(cudaError_t error, const char* call) {
 }
 
 /// Kernels take element types, sizes and views; never a name (nvcc cannot spell it in a host stub).
-template <class detail::View>
-__global__ void fill(detail::View view) {
+template <class View>
+__global__ void fill(View view) {
   const auto i = threadIdx.x;
   const auto j = threadIdx.y;
   view(i, j) = static_cast<float>(i * 100 + j);

@@ -239,12 +239,12 @@ BOOST_AUTO_TEST_CASE(the_policy_names_remainder_and_order) {
   static_assert(P::well_formed && P::built());
   static_assert(!Sampler<Distributed, KeyedShuffle, Masked>::well_formed);
   static_assert(std::is_same_v<Sampler<Distributed>::order, TorchShuffle>);
-  const auto fingerprint = []<class detail::Policy>(detail::Policy) {
+  const auto fingerprint = []<class Given>(Given) {
     detail::Hash hash;
-    detail::Policy::fingerprint(hash);
+    Given::fingerprint(hash);
     return hash.value();
   };
-  BOOST_TEST(detail::fingerprint(P{}) != detail::fingerprint(Sampler<Distributed, Masked>{}));
+  BOOST_TEST(fingerprint(P{}) != fingerprint(Sampler<Distributed, Masked>{}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -29,13 +29,12 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
-template <class detail::View>
-auto downloaded(const detail::View& view) {
-  std::vector<typename detail::View::value_type> values(view.size());
-  check_cuda(
-      cudaMemcpy(values.data(), view.data_handle(),
-                 values.size() * sizeof(typename detail::View::value_type), cudaMemcpyDefault),
-      "cudaMemcpy");
+template <class View>
+auto downloaded(const View& view) {
+  std::vector<typename View::value_type> values(view.size());
+  check_cuda(cudaMemcpy(values.data(), view.data_handle(),
+                        values.size() * sizeof(typename View::value_type), cudaMemcpyDefault),
+             "cudaMemcpy");
   return values;
 }
 

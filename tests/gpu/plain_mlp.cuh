@@ -217,16 +217,16 @@ struct GpuPlainMlp {
   }
 
   static auto kernels(auto& step, const auto& batch) {
-    using detail::View = decltype(step.param("fc1.weight"_p));
-    constexpr ElementKind kind = element_kind<typename detail::View::value_type>();
+    using View = decltype(step.param("fc1.weight"_p));
+    constexpr ElementKind kind = element_kind<typename View::value_type>();
     return PlainKernels<kind, T>{step.stream(), batch.size()};
   }
 
  private:
-  template <class detail::View>
-  static auto data(const detail::View& view) {
-    using Address = std::conditional_t<std::is_const_v<typename detail::View::element_type>,
-                                       const void*, void*>;
+  template <class View>
+  static auto data(const View& view) {
+    using Address =
+        std::conditional_t<std::is_const_v<typename View::element_type>, const void*, void*>;
     return static_cast<Address>(view.data_handle());
   }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The step of a single process: what a model sees when nobody else is there.
+/// @file The step that a model sees in a world of one.
 
 #include <cstddef>
 
@@ -19,9 +19,8 @@ struct Arenas {
   std::byte* buffers = nullptr;
 };
 
-/// Hands a model its tensors as views into arenas. `ready` does nothing: with one rank there is
-/// nobody to wait for, and the compiler removes the call. Strategies for more ranks hand out steps
-/// with these same members.
+/// Hands a model its tensors as views into arenas. `ready` does nothing with one rank, and the
+/// compiler removes the call. Steps for more ranks have the same members.
 template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
           class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
 class BareStep {

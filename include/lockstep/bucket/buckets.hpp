@@ -24,6 +24,7 @@ struct BucketLimits {
   std::size_t cap = 25_MiB;
 };
 
+/// The policy that says how large buckets are.
 template <BucketLimits Limits = BucketLimits{}>
 struct Buckets : detail::ValuePolicy<axes::Buckets> {
   static constexpr BucketLimits limits = Limits;

@@ -44,7 +44,7 @@ template <class Model, TensorRole Role, class Types = DeclaredTypes>
 inline constexpr KindsOf<Model, Role, Types> kinds_of{};
 
 /// Calls `f(std::type_identity<T>{})` with the type behind `kind`, one of those that the model has.
-/// Most models have one: then nothing is left to decide.
+/// For a model with one element type nothing is decided at run time.
 template <class Model, TensorRole Role, class Types = DeclaredTypes, class F>
 constexpr void with_element(ElementKind kind, F&& f) {
   constexpr const auto& all = kinds_of<Model, Role, Types>;

@@ -54,8 +54,8 @@ inline constexpr auto static_offsets = [] {
 }();
 
 /// Makes views from an element kind and numbers alone. nvcc writes types the way they were reached,
-/// and cannot write a name into a kernel's host stub: here the tensor's name has been left behind.
-/// `extents` are all of them, where the compiler does not know some.
+/// and cannot write a tensor's name into a kernel's host stub; here no type holds the name.
+/// `extents` are all extents, if the compiler does not know some.
 template <class Memory, bool Const, ElementKind Kind, std::size_t... E, class... Sizes>
 constexpr auto make_view(std::byte* data, Sizes... extents) {
   using T = ElementOf<Kind>;
@@ -63,7 +63,7 @@ constexpr auto make_view(std::byte* data, Sizes... extents) {
   return Viewed(reinterpret_cast<T*>(data), extents...);
 }
 
-/// Everything is a constant: an empty type.
+/// The layout of static shapes: an empty type whose members are constants.
 template <class Model, TensorRole Role, class Limits, class Types>
 struct StaticLayout {
   static constexpr bool is_static = true;
@@ -79,8 +79,8 @@ struct StaticLayout {
   }
 };
 
-/// The same, computed once, from the shapes that a model gives or the tensors that it lists. Copies
-/// share what was computed.
+/// The layout of shapes that a model gives, or of tensors that it lists, at run time. It is
+/// computed once and shared by copies.
 template <class Model, TensorRole Role, class Limits, class Types>
 class RunTimeLayout {
  public:
@@ -137,7 +137,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   using LayoutBase<Model, Role, Limits, Types>::LayoutBase;
 
   /// The tensor behind a key, as `T` or `const T` elements, in the arena that starts at `arena`.
-  /// One that is listed has a view of its elements in a row: their model knows their shape.
+  /// The view of a listed tensor has one dimension: the model knows the shape.
   template <class Memory, bool Const, class Key>
   constexpr auto view(std::byte* arena, Key key) const {
     if constexpr (TensorListing<Model>) {
@@ -185,7 +185,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
 template <class Model, class Limits = Buckets<>, class Types = DeclaredTypes>
 using Layout = TensorLayout<Model, TensorRole::parameter, Limits, Types>;
 
-/// Buffers: everything of one element type together, to travel in one go.
+/// Buffers: all of one element type lie together, so that one call broadcasts them.
 template <class Model, class Types = DeclaredTypes>
 using BufferLayout =
     TensorLayout<Model, TensorRole::buffer, Buckets<BucketLimits{too_large, too_large}>, Types>;

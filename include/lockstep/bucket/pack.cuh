@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Gradients into a bucket of another type and back, and micro-batches summed: one launch per
-/// bucket, whose layout both sides share.
+/// @file Casts gradients to another type and back, and adds up micro-batches: one launch per
+/// bucket, with the same layout on both sides.
 
 #include <cuda_runtime.h>
 
@@ -18,7 +18,7 @@ namespace lockstep::detail {
 
 using PackShape = PassShape<256, 4>;
 
-/// In double where one side is; else in float. The result is rounded to `To` once.
+/// The type of the arithmetic: double if one side is, else float. The result is rounded once.
 template <class From, class To>
 using CastArithmetic =
     std::conditional_t<std::is_same_v<Accumulator<From>, double>, double, Accumulator<To>>;

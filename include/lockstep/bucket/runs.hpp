@@ -9,8 +9,8 @@
 
 namespace lockstep::detail {
 
-/// Neighbouring buckets of one element type. What is done to every element alike, such as an
-/// optimizer's update, goes over runs and need not stop at buckets.
+/// Neighbouring buckets of one element type. Passes that treat every element alike, such as an
+/// optimizer's update, go over runs and need not stop at buckets.
 struct Run {
   ElementKind element = ElementKind::unsupported;
   std::size_t offset = 0;  // bytes from the arena's start

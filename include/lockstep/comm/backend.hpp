@@ -34,7 +34,7 @@ struct Nccl : Choice<axes::Backend> {
 template <class Inside, class Between>
 struct Hierarchical : Choice<axes::Backend> {
  private:
-  /// Both names are in it: jobs that differ in them are different jobs.
+  /// The name holds both backends, so that jobs with other backends have another fingerprint.
   static constexpr auto text = [] {
     std::array<char, Inside::name.size() + Between::name.size() + 16> joined{};
     char* out = joined.data();
@@ -50,6 +50,7 @@ struct Hierarchical : Choice<axes::Backend> {
 };
 static_assert(Hierarchical<Shm, Gloo>::name == "Hierarchical<Shm, Gloo>");
 
+/// The policy that says through what ranks communicate: `Backend<Shm>`.
 template <class Transport>
 struct Backend : detail::ChoicePolicy<axes::Backend, Transport> {};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a rank says about the call it is in, so that ranks notice when they disagree.
+/// @file A rank's description of its call, by which ranks notice when they disagree.
 
 #include <array>
 #include <cstddef>
@@ -62,7 +62,7 @@ struct Call {
     return element == other.element && count == other.count;
   }
 
-  /// `all_reduce(sum of 100 float)`
+  /// The call as errors name it: `all_reduce(sum of 100 float)`.
   std::string text() const;
 };
 

@@ -58,13 +58,13 @@ struct Collective {
     return {out.empty() ? const_cast<T*>(in.data()) : out.data(), count};
   }
 
-  /// How other ranks see it.
+  /// The description that other ranks compare with theirs.
   constexpr Call call() const {
     Call described;
     described.kind = kind;
     described.element = element_kind<T>();
     described.root = static_cast<std::uint16_t>(root.value());
-    // What every rank has in its hands: the whole of what it gives, or else of what it gets.
+    // The number of elements that errors show: all that a rank gives, or those of one piece.
     described.count = deals_pieces && kind != CollectiveKind::scatter ? in.size() : count;
     if constexpr (requires { Operation::name; }) described.with(Operation::name);
     return described;

@@ -27,24 +27,24 @@ namespace lockstep {
 template <class Parent, std::size_t Ranks>
 class Subgroup;
 
-/// Gives a communicator its members. Each turns its arguments into a value (see `Collective`),
-/// refuses what cannot be right, and hands the value to `perform`. Arguments are spans, vectors,
-/// arrays or views without gaps, of one element type.
+/// The base of every communicator, which has its collectives. Each turns its arguments into a value
+/// (see `Collective`), refuses arguments that cannot be right, and hands the value to `perform`.
+/// Arguments are spans, vectors, arrays or views without gaps, of one element type.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
 /// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for two calls: `calls::Send` and
-/// `calls::Receive`. That is all: the other collectives, and groups, have a generic form made of
-/// these (generic.hpp, subgroup.hpp). It has `execute(call)` for more calls where it knows a faster
-/// way. A backend that compares calls by itself, orders them on a stream or counts their time has
-/// `perform(call)` of its own, and leaves the moving of elements to `execute_any(*this, call)`. An
-/// adapter passes `perform` on.
+/// `calls::Receive`. All other collectives, and groups, have a generic form made of these
+/// (generic.hpp, subgroup.hpp). A backend has `execute(call)` for more calls where it knows a
+/// faster way. A backend that compares calls by itself, orders them on a stream or counts their
+/// time has `perform(call)` of its own, and leaves the moving of elements to `execute_any(*this,
+/// call)`. An adapter passes `perform` on.
 ///
 /// Every collective, unless it says otherwise: **Ranks** all of them, in the same order. **Host**
 /// and **Stream** as the communicator says.
 template <class Self>
 class Collectives {
  public:
-  /// **Host** blocks until all ranks have come, and what they were given before is done.
+  /// **Host** blocks until all ranks have come and their earlier calls are done.
   void barrier() { self().perform(detail::calls::Barrier{}); }
 
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.
@@ -61,8 +61,8 @@ class Collectives {
     self().perform(make_all_reduce(flat(data), op));
   }
 
-  /// The same, asynchronously: the result is `Work`. **Host** returns at once where the backend can
-  /// go on by itself. The data belongs to the call until it is over.
+  /// An asynchronous all-reduce; the handle is a `Work`. The data belongs to the call until it is
+  /// over. **Host** returns at once where the backend can go on by itself.
   template <class Data, class Op = Sum>
   auto all_reduce_async(Data&& data, Op op = {}) {
     return self().start(make_all_reduce(flat(data), op));
@@ -163,7 +163,7 @@ class Collectives {
     self().perform(detail::calls::receive<Writable<decltype(values)>>(values, from));
   }
 
-  // What a backend may have of its own.
+  // Members that a backend may replace by its own.
 
   /// Compares the call over ranks and executes it.
   template <class Call>
@@ -171,17 +171,17 @@ class Collectives {
     detail::compare_and_execute(self(), call);
   }
 
-  /// Compares a call over ranks that is made by other means.
+  /// Compares a call over ranks that something else makes.
   void agree(const detail::Call& call) { detail::compare_gathered(self(), call); }
 
-  /// Makes a call in the background; here it is made at once.
+  /// Starts an asynchronous call; this form makes it at once.
   template <class Call>
   Work<detail::NothingPending> start(const Call& call) {
     self().perform(call);
     return Work<detail::NothingPending>(std::in_place);
   }
 
-  /// The communicator of this rank's group, if it is in one; it is made of this one's messages.
+  /// The communicator of this rank's group, if it is in one. It uses this communicator's messages.
   template <std::size_t GroupRanks>
   std::optional<Subgroup<Self, GroupRanks>> split(const detail::GroupPlace& place) {
     self().agree(detail::division_call(place));

@@ -18,8 +18,8 @@
 
 namespace lockstep::detail {
 
-/// A pass in packets of 16 bytes, and one element at a time behind the last whole one, or all the
-/// way where something is not aligned.
+/// A pass over elements in packets of 16 bytes. Elements after the last whole packet, and all
+/// elements where an address is not aligned, are taken one at a time.
 struct PacketPass {
   static constexpr unsigned threads = 512;  // of a block
 
@@ -76,7 +76,7 @@ __device__ void store_some(T* to, const Packet<T, N>& packet) {
   }
 }
 
-/// Every rank's values, one rank's behind the other's.
+/// The values of all ranks, in rank order.
 template <class T>
 struct GatheredValues {
   static constexpr std::size_t static_ranks = dynamic;
@@ -85,8 +85,8 @@ struct GatheredValues {
   __device__ const T* operator()(unsigned w) const { return begin + w * stride; }
 };
 
-/// What is combined: piece p of every rank's values, which lies p * stride behind their begin, goes
-/// to `targets` of the outs, from out[p] on.
+/// Piece p of every rank's values, which begins at element p * stride, is combined into `targets`
+/// of the outs, from out[p] on.
 template <class T, class Values, std::size_t MostOuts>
 struct Combination {
   Values values;
@@ -135,15 +135,14 @@ LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
   work.pass.template sweep<packet_size<T>>(Combine<T, Op, Values, MostOuts>{work, op, blockIdx.y});
 }
 
-/// out = op over ranks of `gathered`, which holds as many elements of every rank, one rank's behind
-/// the other's. **Stream** `stream`.
+/// out = op over ranks of `gathered`, the elements of all ranks in rank order. **Stream** `stream`.
 template <class T, class Op>
 void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& op,
                       cudaStream_t stream) {
   static_assert(ReduceOp<Op, T>,
                 "lockstep: this reduce operation is not defined for these elements");
   if (out.empty()) return;
-  constexpr std::size_t most_blocks = 1024;  // it is bound by memory: more gain nothing
+  constexpr std::size_t most_blocks = 1024;  // bound by memory: more blocks gain nothing
   const std::uintptr_t bits = reinterpret_cast<std::uintptr_t>(gathered.data()) |
                               reinterpret_cast<std::uintptr_t>(out.data()) | out.size_bytes();
   const Combination<T, GatheredValues<T>, 1> work{

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Combining the values of all ranks on the host, always in rank order: results are the same
-/// bits whoever computes them.
+/// bits on whichever rank computes them.
 
 #include <algorithm>
 #include <array>
@@ -79,10 +79,9 @@ bool with_unrolled_world(std::size_t ranks, const F& f) {
   }
 }
 
-/// `combine_blocks` where the results are consumed by more than a copy: longer blocks, so that
-/// what the consumer does once a block does not matter, and one pass over all sources. Not longer
-/// than 2 KiB: a consumer's streams often start at the same place of a cache's ways, and blocks of
-/// 8 KiB push each other out of the first level.
+/// Like `combine_blocks`, for consumers that do more than copy. Blocks are longer, so that a
+/// consumer's work once per block does not matter. They are not longer than 2 KiB: a consumer's
+/// arrays often fall into the same cache sets, and blocks of 8 KiB evict each other.
 template <std::size_t Ranks, class T, class Op, class Consume>
 void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t end, const Op& op,
                     const Consume& consume) {
@@ -114,7 +113,7 @@ void consume_blocks(std::span<T* const> sources, std::size_t begin, std::size_t 
 }
 
 /// All-reduces elements [begin, end) in place: loads from all ranks, combines in registers in rank
-/// order, stores to all. Two passes over memory in all, whatever the number of ranks.
+/// order, stores to all. It makes two passes over memory for any number of ranks.
 template <std::size_t Ranks, class T, class Op>
 void push_unrolled(const std::array<T*, Ranks>& targets, std::size_t begin, std::size_t end,
                    const Op& op) {
@@ -132,7 +131,7 @@ void push_unrolled(const std::array<T*, Ranks>& targets, std::size_t begin, std:
              targets);
 }
 
-/// The same for any number of ranks: unrolled for the common ones, in blocks for the rest.
+/// All-reduces elements [begin, end) for any number of ranks, unrolled for common numbers.
 template <std::size_t Ranks, class T, class Op>
 void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const Op& op) {
   const auto unrolled = [&]<std::size_t N>(std::integral_constant<std::size_t, N>) {

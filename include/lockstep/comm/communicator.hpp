@@ -15,8 +15,8 @@ namespace lockstep {
 
 /// Ranks that exchange typed elements. Every member but `rank` and `world_size` is collective: all
 /// ranks call it, in the same order. Counts are elements, never bytes. Results of reductions are
-/// the same bits on all ranks. Every backend has them all: the front (collectives.hpp) makes what a
-/// backend has no way of its own for.
+/// the same bits on all ranks. Every backend has all of them: the front (collectives.hpp) makes
+/// those that a backend does not have itself.
 template <class C>
 concept Communicator =
     requires(C& comm, std::span<float> data, std::span<const float> in, Rank root) {
@@ -36,13 +36,13 @@ concept Communicator =
       comm.abandon("a reason that every other rank's call fails with");
     };
 
-/// Allocates the memory it communicates best.
+/// A communicator that allocates the memory it communicates best.
 template <class C>
 concept ArenaAllocating = Communicator<C> && requires(C& comm, std::size_t count) {
   { comm.template allocate<float>(count) } -> std::same_as<std::span<float>>;
 };
 
-/// Reduces in the background, at most so many calls at a time. The handle is a `Work`.
+/// A communicator that reduces in the background, at most `most_under_way` calls at a time.
 template <class C>
 concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> data) {
   { C::most_under_way } -> std::convertible_to<std::size_t>;
@@ -50,7 +50,7 @@ concept AsyncReducing = Communicator<C> && requires(C& comm, std::span<float> da
   comm.all_reduce_async(data, Sum{}).wait();
 };
 
-/// Its ranks can have memory in common, and consume what they reduce slice by slice.
+/// A communicator whose ranks can share memory, and consume results of reductions by slices.
 template <class C>
 concept MemorySharing =
     Communicator<C> && requires(C& comm, std::size_t count, std::span<float> data,
@@ -60,7 +60,7 @@ concept MemorySharing =
       comm.reduce_slice(data, Sum{}, consume);  // nvcc takes no lambda here
     };
 
-/// Divides its ranks into groups with communicators of their own (groups.hpp).
+/// A communicator that divides its ranks into groups with communicators of their own (groups.hpp).
 template <class C>
 concept Splitting = Communicator<C> && requires(C& comm, const detail::GroupPlace& place) {
   { comm.template split<2>(place)->world_size() } -> std::same_as<WorldSize>;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Whose memory a call is given: the host's or a GPU's.
+/// @file Whether a call's memory is the host's or a GPU's.
 
 #include <span>
 

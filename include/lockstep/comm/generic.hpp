@@ -18,7 +18,7 @@
 
 namespace lockstep::detail {
 
-/// Moves or reduces the elements of this call by itself.
+/// A backend that executes this call in its own way.
 template <class B, class C>
 concept Executes = requires(B& backend, const C& call) { backend.execute(call); };
 
@@ -50,7 +50,7 @@ void compare_gathered(B& backend, const Call& call) {
   if (error) throw Error(call.text(), error->problem(), error->advice(), backend.rank());
 }
 
-/// Says to the receiver what is coming, so that it can compare.
+/// Tells the receiver which message comes, so that it can compare.
 template <class B, class C>
 void announce_message(B& backend, const C& message) {
   Call said = message.call();
@@ -64,8 +64,7 @@ void announce_message(B& backend, const C& message) {
   }
 }
 
-/// What a backend does that compares nothing by itself. If the call fails, it has failed on all
-/// ranks.
+/// Performs a call for a backend that does not compare calls itself. If it fails, all ranks fail.
 template <class B, class C>
 void compare_and_execute(B& backend, const C& call) {
   try {
@@ -83,8 +82,8 @@ void compare_and_execute(B& backend, const C& call) {
 
 // Moving.
 
-/// Messages that a backend may let travel at the same time: `f()` makes them, in an order in which
-/// none waits for ever if each blocks.
+/// Calls `f()`, whose messages may travel at the same time if the backend can do that. Their order
+/// is such that none waits for ever if each blocks.
 template <class B, class F>
 void together(B& backend, const F& f) {
   if constexpr (requires { backend.grouped(f); }) {
@@ -94,10 +93,10 @@ void together(B& backend, const F& f) {
   }
 }
 
-/// Every rank sends `count` elements of `in` to every rank: those at `send_at(w)` to rank w, which
-/// puts them where `receive_at(v)` says, v being the sender. Messages may block until they are
-/// received: in round s every rank meets the one partner with which its number adds up to s, and
-/// the lower of the two sends first.
+/// Every rank sends `count` elements of `in` to every rank: the elements at `send_at(w)` go to rank
+/// w, which puts those of rank v at `receive_at(v)`. Messages may block until they are received: in
+/// round s every rank meets the one partner with which its number adds up to s, and the lower of
+/// the two sends first.
 template <class B, class T, class SendAt, class ReceiveAt>
 void exchange(B& backend, std::span<const T> in, std::span<T> out, std::size_t count,
               const SendAt& send_at, const ReceiveAt& receive_at) {
@@ -168,7 +167,7 @@ void execute_generically(B& backend, const calls::AllToAll<T>& call) {
   exchange(backend, call.in, call.out, call.count, piece, piece);
 }
 
-// Reducing: of gathered pieces, in rank order, as much at a time as the scratch memory holds.
+// Reducing: pieces are gathered and combined in rank order, as much as scratch memory holds.
 
 /// Calls `part(scratch, begin, n)` for elements [begin, begin + n) of `count`, with scratch memory
 /// for as many elements of every rank.

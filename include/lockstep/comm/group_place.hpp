@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Where a rank goes when a communicator is divided into groups.
+/// @file A rank's place when a communicator is divided into groups.
 
 #include <cstddef>
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace lockstep::detail {
 
 /// One rank's place in a division of all ranks. `group` tells groups of one division apart.
 struct GroupPlace {
-  std::size_t group = dynamic;  // `dynamic`: this rank is in none
+  std::size_t group = dynamic;  // `dynamic`: this rank is in no group
   Rank rank{};                  // in its group
   std::vector<Rank> members{};  // the parent's ranks that are in the group, in its order
   std::uint64_t division = 0;   // a hash over the whole division, which all ranks must agree on

@@ -55,8 +55,7 @@ std::vector<std::string> gather_objects(C& comm, std::string object, Rank root) 
   return objects;
 }
 
-/// This rank's of root's objects, of which there is one for every rank. **Ranks** all. **Host**
-/// blocks.
+/// Root has an object for every rank; each rank gets its own. **Ranks** all. **Host** blocks.
 template <Communicator C>
 std::string scatter_objects(C& comm, const std::vector<std::string>& objects, Rank root) {
   std::string mine;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What collectives do to elements in a GPU's memory beside moving them between ranks.
+/// @file The loops of collectives over elements in a GPU's memory, and scratch memory for them.
 
 #include <cuda_runtime.h>
 
@@ -36,7 +36,7 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
   }
 }
 
-/// Passes on a stream; the host takes care of memory that is its own. **Host** does not block for
+/// Passes on a stream, as kernels; passes over host memory are loops. **Host** does not block for
 /// device memory. **Stream** in its order.
 class StreamPasses {
  public:

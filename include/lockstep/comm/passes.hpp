@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What collectives do to elements beside moving them between ranks, and the memory they need
-/// for it: the host's here, a GPU's in passes.cuh.
+/// @file The loops of collectives over elements, and the scratch memory for them: on the host here,
+/// on a GPU in passes.cuh.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,8 +24,7 @@ void copy_elements(const T* from, T* to, std::size_t count) {
 
 /// Passes over host memory. **Host** each blocks until it is done.
 struct HostPasses {
-  /// Memory for `wanted` elements, or for fewer if that would be much. `like` is memory of the kind
-  /// that is wanted.
+  /// Memory for `wanted` elements, or for fewer if that is much, of the same kind as `like`.
   template <class T>
   static std::vector<T> scratch(const T*, std::size_t wanted, std::size_t least) {
     return std::vector<T>(std::max(least, std::min(wanted, most_bytes / sizeof(T))));
@@ -33,7 +32,7 @@ struct HostPasses {
 
   /// Is it memory that only a GPU can reach?
   static constexpr bool is_device(const void*) { return false; }
-  /// Can the passes below work on it?
+  /// Can the passes below use this memory?
   static constexpr bool takes(const void*) { return true; }
 
   template <class T>
@@ -41,8 +40,7 @@ struct HostPasses {
     copy_elements(from.data(), to.data(), from.size());
   }
 
-  /// out = op over ranks of what was gathered from all of them, one rank's elements behind the
-  /// other's.
+  /// out = op over ranks of `gathered`, which holds the elements of all ranks in rank order.
   template <class T, class Op>
   static void combine(std::span<const T> gathered, std::span<T> out, const Op& op) {
     if (out.empty()) return;
@@ -54,14 +52,14 @@ struct HostPasses {
         });
   }
 
-  /// to = what `op` makes of `from` before it combines; zeros behind that.
+  /// to = the elements of `from`, prepared by `op`, then zeros.
   template <class T, class Value, class Op>
   static void prepare(std::span<const T> from, std::span<Value> to, const Op& op) {
     for (std::size_t i = 0; i < from.size(); ++i) to[i] = op.prepare(from[i]);
     std::fill(to.begin() + static_cast<std::ptrdiff_t>(from.size()), to.end(), Value{});
   }
 
-  /// to = what `op` makes of combined values in the end, in a world of `ranks`.
+  /// to = the combined values of `from`, finished by `op` in a world of `ranks`.
   template <class Value, class T, class Op>
   static void finish(std::span<const Value> from, std::span<T> to, const Op& op,
                      std::size_t ranks) {

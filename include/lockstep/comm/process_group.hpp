@@ -59,8 +59,8 @@ class ProcessGroup {
   ShmCommunicator<Ranks> comm_;
 };
 
-/// Joins as whoever the environment says this process is: started by lockstep's launcher, torchrun,
-/// mpirun or srun, or alone. **Ranks** all. **Host** blocks until all have come.
+/// Joins as the rank that the environment says: started by lockstep's launcher, torchrun, mpirun or
+/// srun, or alone. **Ranks** all. **Host** blocks until all have come.
 template <std::size_t Ranks = dynamic>
 ProcessGroup<Ranks> init_process_group(std::chrono::milliseconds timeout = default_timeout) {
   return ProcessGroup<Ranks>(join(timeout));

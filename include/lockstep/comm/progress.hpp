@@ -14,16 +14,17 @@ struct Progress {
 };
 }  // namespace axes
 
-/// Whoever calls into the communicator advances what is under way: no core is taken from the model.
+/// Calls of the rank itself advance the calls under way: no core is taken from the model.
 struct Callers : Choice<axes::Progress> {
   static constexpr std::string_view name = "Callers";
 };
 
-/// A thread of its own, for hosts with more cores than ranks.
+/// A thread advances the calls under way, for hosts with more cores than ranks.
 struct HelperThread : Choice<axes::Progress> {
   static constexpr std::string_view name = "HelperThread";
 };
 
+/// The policy that says who carries asynchronous calls on: `Progress<HelperThread>`.
 template <class Who>
 struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
 

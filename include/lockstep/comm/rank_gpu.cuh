@@ -10,7 +10,7 @@
 
 namespace lockstep::detail {
 
-/// The one that the rank's place on its host gives it. This thread computes on it from then on.
+/// The GPU with the number of the rank's place on its host. It becomes this thread's current one.
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   return std::make_shared<Gpu>(
       Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a collective means to ranks that see each other's memory: each reads what it needs of
-/// everybody's `in` and writes its own `out`.
+/// @file Collectives of ranks that see each other's memory: each reads what it needs of all ranks'
+/// `in` and writes its own `out`.
 
 #include <cstddef>
 #include <span>

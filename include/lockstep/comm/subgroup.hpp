@@ -17,8 +17,8 @@
 
 namespace lockstep {
 
-/// The listed ranks of `Parent`, which must outlive the group. A failure in the group is one of the
-/// parent. **Host** and **Stream** as the parent has them.
+/// The communicator of the listed ranks of `Parent`, which must outlive it. A failure in the group
+/// is a failure of the parent. **Host** and **Stream** as the parent has them.
 template <class Parent, std::size_t Ranks = dynamic>
 class Subgroup : public Collectives<Subgroup<Parent, Ranks>>, public detail::HostAllocating {
  public:

@@ -46,7 +46,7 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
     pending_.wait();
   }
 
-  /// Lets go of a call that was part of a capture which failed: it has never happened.
+  /// Drops the handle of a call that was part of a failed capture and never happened.
   void forget() { waited_ = true; }
 
  private:

@@ -15,8 +15,15 @@ constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
 
 }  // namespace literals
 
+<<<<<<< HEAD
 /// Where every parameter and bucket starts: a multiple of a cache line, of a CUDA memory
 /// transaction and of every vector register there is.
+=======
+namespace detail {
+
+/// Every parameter and bucket starts at a multiple of this: of a cache line, of a CUDA memory
+/// transaction and of every vector register.
+>>>>>>> docs
 inline constexpr std::size_t arena_alignment = 256;
 
 namespace detail {
@@ -26,7 +33,7 @@ constexpr std::size_t align_up(std::size_t n, std::size_t alignment = arena_alig
   return (n + alignment - 1) & ~(alignment - 1);
 }
 
-/// What `saturating_product` returns when the product does not fit.
+/// The result of `saturating_product` when the product does not fit.
 inline constexpr std::size_t too_large = std::numeric_limits<std::size_t>::max();
 
 /// a * b, or `too_large`.

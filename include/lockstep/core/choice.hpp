@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What policies are made of: an axis is a question, a choice is an answer, and a policy such
-/// as `Backend<Shm>` gives one to the other.
+/// @file The bases of policies: an axis is a question, a choice is an answer, and a policy such as
+/// `Backend<Shm>` joins the two.
 
 #include <concepts>
 #include <cstdint>

@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-/// The element types as values. Fixed numbers: they travel between ranks and enter fingerprints.
+/// The element types as values. The numbers are fixed: ranks and fingerprints depend on them.
 enum class ElementKind : std::uint8_t {
   unsupported = 0,
   f64 = 1,
@@ -64,6 +64,7 @@ concept Element = element_kind<T>() != ElementKind::unsupported;
 template <class T>
 concept FloatingElement = Element<T> && !std::integral<T>;
 
+/// An element type that is an integer.
 template <class T>
 concept IntegerElement = Element<T> && std::integral<T>;
 
@@ -84,7 +85,7 @@ constexpr std::size_t element_size(ElementKind kind) {
   return sizes[static_cast<std::size_t>(kind)];
 }
 
-/// What messages call it.
+/// The name of an element type in messages.
 constexpr std::string_view element_name(ElementKind kind) {
   constexpr std::string_view names[element_kinds] = {
       "unsupported", "double", "float", "half",   "bfloat16", "int8",  "int16",
@@ -105,16 +106,15 @@ using ElementOf = std::tuple_element_t<static_cast<std::size_t>(Kind), detail::E
 
 namespace detail {
 
-/// T itself, reached through its kind: what nvcc is given where it could not write how T came
-/// about.
+/// T itself, reached through its kind, because nvcc writes a type the way it was reached.
 template <class T>
 using SameElement = ElementOf<element_kind<T>()>;
 
 static_assert(element_kind<ElementOf<ElementKind::bf16>>() == ElementKind::bf16);
 static_assert(element_kind<ElementOf<ElementKind::u64>>() == ElementKind::u64);
 
-/// What sums of T are kept in: 16-bit types in float, rounded once at the end; integers in their
-/// unsigned twin, where overflow wraps instead of being undefined.
+/// The type in which sums of T are kept: float for 16-bit floats, which are rounded once at the
+/// end; the unsigned twin for integers, whose overflow wraps instead of being undefined.
 template <Element T>
 struct AccumulatorFor {
   using type = T;

@@ -23,13 +23,13 @@ class Error : public std::runtime_error {
   [[gnu::cold]] Error(const Error& other);
   ~Error() override;
 
-  /// The same error, on a rank that is now known.
+  /// This error with its rank.
   Error on(Rank rank) const;
 
-  /// The same error, thrown only because another rank has failed: that rank knows the reason.
+  /// This error, marked as the consequence of another rank's failure.
   Error as_consequence() const;
 
-  /// What `what()` says, without a virtual call.
+  /// The text of `what()`, without a virtual call.
   const char* text() const { return std::runtime_error::what(); }
 
   const std::string& operation() const { return operation_; }
@@ -48,8 +48,7 @@ class Error : public std::runtime_error {
 
 namespace detail {
 
-/// Throws an `Error` whose problem is a sentence of several words. A call of this function is all
-/// that is compiled where something goes wrong.
+/// Throws an `Error` whose problem is joined from words. It keeps the code of error paths small.
 [[noreturn, gnu::cold]] void fail(std::string_view operation, std::initializer_list<Word> problem,
                                   std::string_view advice, std::optional<Rank> rank = std::nullopt);
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Anything contiguous as a span of its elements: what collectives take, counted in elements.
+/// @file Anything contiguous as a span of its elements, for the arguments of collectives.
 
 #include <concepts>
 #include <iterator>

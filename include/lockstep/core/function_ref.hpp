@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A function that somebody else owns, for functions that are compiled once. It is called
-/// through a pointer and therefore never used on a step's path.
+/// @file A reference to a function, for arguments of functions that are compiled once. It is called
+/// through a pointer and so never used on a step's path.
 
 #include <concepts>
 #include <memory>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A program that is compiled with LOCKSTEP_COMPILED, and with it includes this header, links
-/// the library of its own version or does not link at all.
+/// @file The link check of LOCKSTEP_COMPILED: a program that includes this header links only with
+/// the library of its own version.
 
 #include <cstdint>
 

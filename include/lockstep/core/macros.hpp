@@ -9,8 +9,8 @@
 #define LOCKSTEP_HOST_DEVICE
 #endif
 
-/// Marks a kernel. Hidden: two libraries of one program may both include lockstep, and must not
-/// call each other's host stubs.
+/// Marks a kernel. Its symbol is hidden, because two libraries of one program may both include
+/// lockstep and must not call each other's host stubs.
 #if defined(__CUDACC__)
 #define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
 #endif

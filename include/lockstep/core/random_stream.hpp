@@ -14,9 +14,9 @@
 
 namespace lockstep {
 
-/// A seed for each rank, where every rank must see other random numbers: environments, dropout,
-/// augmentation. Ranks of one job never share a seed, and seeds that users write in a row (0, 1, 2)
-/// do not give what another rank of another run has.
+/// A seed for each rank, for random numbers that must differ by rank: environments, dropout,
+/// augmentation. Ranks of one job never share a seed, nor do runs with neighbouring seeds (0, 1,
+/// 2).
 constexpr Seed rank_seed(Seed seed, Rank rank) {
   const std::uint64_t job = detail::mix_bits(seed.value() + detail::golden_step);
   return Seed{detail::mix_bits(job + rank.value() * detail::golden_step)};
@@ -47,21 +47,21 @@ class RandomStream {
   constexpr std::uint64_t position() const { return position_; }
   constexpr void discard(std::uint64_t count) { position_ += count; }
 
-  /// In [0, 1), all multiples of 2^-53 (of 2^-24 for float) equally likely.
+  /// A number in [0, 1); all multiples of 2^-53 (of 2^-24 for float) are equally likely.
   template <std::floating_point T = double>
   constexpr T uniform() {
     constexpr int bits = std::numeric_limits<T>::digits < 53 ? std::numeric_limits<T>::digits : 53;
     return static_cast<T>((*this)() >> (64 - bits)) / static_cast<T>(std::uint64_t{1} << bits);
   }
 
-  /// In [low, high).
+  /// A number in [low, high).
   template <std::floating_point T>
   T uniform(T low, T high) {
     const T x = std::fma(high - low, uniform<T>(), low);
     return x < high ? x : std::nextafter(high, low);  // it may have been rounded up
   }
 
-  /// In [0, n), all equally likely.
+  /// An integer in [0, n), all equally likely.
   constexpr std::uint64_t below(std::uint64_t n) {
     detail::check(n > 0, "there is no number below 0: draw below 1 or more");
     const int unused = std::countl_zero(n - 1);

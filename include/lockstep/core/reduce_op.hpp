@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The reduce operations: what happens to the values of all ranks at one place of a tensor.
+/// @file The reduce operations, by which the values of all ranks become one.
 
 #include <concepts>
 #include <cstddef>
@@ -14,7 +14,7 @@
 namespace lockstep {
 
 /// Every operation has three steps, so that each backend can fuse them with its loads and stores:
-/// `prepare` widens what one rank holds, `combine` joins two prepared values in rank order, and
+/// `prepare` widens one rank's value, `combine` joins two prepared values in rank order, and
 /// `finish` narrows the result for a world of `ranks`. An operation that is undefined for an
 /// element type has no `prepare` for it.
 template <class Op, class T>
@@ -27,7 +27,7 @@ concept ReduceOp = Element<T> && requires(const Op op, T value, std::size_t rank
 
 namespace detail {
 
-/// What values of T are while Op combines them.
+/// The type of values of T while Op combines them.
 template <class T, class Op>
 using Prepared = decltype(std::declval<const Op&>().prepare(T{}));
 
@@ -36,7 +36,7 @@ LOCKSTEP_HOST_DEVICE constexpr Accumulator<T> widen(T value) {
   return static_cast<Accumulator<T>>(value);
 }
 
-/// Operations whose result needs no knowledge of the world: narrowing is all that is left.
+/// The base of operations whose result does not depend on the world's size: `finish` only narrows.
 struct Narrowing {
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T finish(auto accumulated, std::size_t) const {
@@ -44,7 +44,7 @@ struct Narrowing {
   }
 };
 
-/// Keeps the element type: comparisons and bit operations need no wider one.
+/// The base of operations that keep the element type, such as comparisons and bit operations.
 struct Unwidened : Narrowing {
   template <Element T>
   LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
@@ -81,6 +81,7 @@ LOCKSTEP_HOST_DEVICE constexpr bool is_nan(T a) {
 
 }  // namespace detail
 
+/// The sum over ranks; integers wrap around.
 struct Sum : detail::Narrowing {
   static constexpr std::string_view name = "sum";
   template <Element T>
@@ -111,7 +112,7 @@ struct Average {
   }
 };
 
-/// The sum of `factor` times what each rank holds: scale and sum in one pass.
+/// The sum over ranks of `factor` times each value, in one pass.
 template <std::floating_point Factor = float>
 struct PreMultipliedSum : detail::Narrowing {
   static constexpr std::string_view name = "pre-multiplied sum";
@@ -129,6 +130,7 @@ struct PreMultipliedSum : detail::Narrowing {
   }
 };
 
+/// The product over ranks; integers wrap around.
 struct Product : detail::Narrowing {
   static constexpr std::string_view name = "product";
   template <Element T>
@@ -145,7 +147,7 @@ struct Product : detail::Narrowing {
   }
 };
 
-/// A NaN on any rank is the result on all: a broken gradient must not hide.
+/// The minimum over ranks. A NaN on any rank is the result on all, so that a broken gradient shows.
 struct Min : detail::Unwidened {
   static constexpr std::string_view name = "min";
   template <Element T>
@@ -154,7 +156,7 @@ struct Min : detail::Unwidened {
   }
 };
 
-/// As `Min`: NaN wins.
+/// The maximum over ranks; as with `Min`, a NaN on any rank is the result.
 struct Max : detail::Unwidened {
   static constexpr std::string_view name = "max";
   template <Element T>
@@ -163,6 +165,7 @@ struct Max : detail::Unwidened {
   }
 };
 
+/// Bits that all ranks have.
 struct BitAnd : detail::Bitwise {
   static constexpr std::string_view name = "bitwise and";
   template <IntegerElement T>
@@ -171,6 +174,7 @@ struct BitAnd : detail::Bitwise {
   }
 };
 
+/// Bits that any rank has.
 struct BitOr : detail::Bitwise {
   static constexpr std::string_view name = "bitwise or";
   template <IntegerElement T>
@@ -179,6 +183,7 @@ struct BitOr : detail::Bitwise {
   }
 };
 
+/// Bits that an odd number of ranks has.
 struct BitXor : detail::Bitwise {
   static constexpr std::string_view name = "bitwise xor";
   template <IntegerElement T>

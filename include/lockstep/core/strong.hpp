@@ -36,7 +36,7 @@ class Strong {
 
 }  // namespace detail
 
-/// A rank's number in the world, from 0. What a collective calls source or destination.
+/// A rank's number in the world, from 0.
 struct Rank : detail::Strong<Rank, std::size_t> {
   using Strong::Strong;
 };
@@ -46,7 +46,7 @@ struct WorldSize : detail::Strong<WorldSize, std::size_t> {
   using Strong::Strong;
 };
 
-/// Which of a topology's groups, from 0.
+/// The number of one of a topology's groups, from 0.
 struct GroupRank : detail::Strong<GroupRank, std::size_t> {
   using Strong::Strong;
 };
@@ -56,12 +56,12 @@ struct LocalGroupRank : detail::Strong<LocalGroupRank, std::size_t> {
   using Strong::Strong;
 };
 
-/// How often the data set was begun. Samplers shuffle by seed + epoch.
+/// The number of an epoch, from 0. Samplers shuffle by seed + epoch.
 struct Epoch : detail::Strong<Epoch, std::uint64_t> {
   using Strong::Strong;
 };
 
-/// Where random numbers start.
+/// The start of a stream of random numbers.
 struct Seed : detail::Strong<Seed, std::uint64_t> {
   using Strong::Strong;
 };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sentences out of words and numbers, joined by one function: `operator+` on strings is
-/// compiled anew, and in full, wherever it stands.
+/// @file Joins words and numbers to a sentence by one function, because every `operator+` on
+/// strings costs compile time.
 
 #include <concepts>
 #include <cstddef>

@@ -15,8 +15,8 @@
 
 namespace lockstep::detail {
 
-/// `start()`, so that the threads it starts get no signals. Signals are the program's business: its
-/// handlers must not run on a thread that it does not know of.
+/// Calls `start()`, whose new threads get no signals: a program's handlers must not run on a thread
+/// that it does not know of.
 template <class Start>
 auto without_signals(Start&& start) {
   struct Blocked {
@@ -38,16 +38,16 @@ void sleep_for(std::chrono::nanoseconds time);
 /// How many cores the machine has, at least 1.
 std::size_t core_count();
 
-/// Whether signals are delivered to a thread: to those that run the program's own code as ranks.
+/// Whether a thread gets signals. Threads that run the program's own code as ranks do.
 enum class Signals { blocked, delivered };
 
-/// A thread that is joined at the end of its owner. Not a `std::thread`, of which every function
-/// that a thread may run costs a compiler half a dozen classes.
+/// A thread that is joined at the end of its owner. It is no `std::thread`, which costs the
+/// compiler half a dozen classes for every function.
 class Thread {
  public:
   Thread() = default;
 
-  /// Runs `work()`. What it throws goes to `report(std::exception_ptr)`, on that thread. `name` is
+  /// Runs `work()`. Its exception goes to `report(std::exception_ptr)`, on that thread. `name` is
   /// what debuggers show: at most 15 characters.
   template <class Work, class Report>
   Thread(const char* name, Work work, Report report, Signals signals = Signals::blocked) {
@@ -82,7 +82,7 @@ class Thread {
   void join() {
     if (std::exchange(is_running_, false)) ::pthread_join(thread_, nullptr);
   }
-  /// Leaves the thread to itself: it must own all that it uses.
+  /// Detaches the thread, which must own all that it uses.
   void detach() {
     if (std::exchange(is_running_, false)) ::pthread_detach(thread_);
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One object of every type that is asked for: state of member templates.
+/// @file One object of every type that is asked for, as the state of member templates.
 
 #include <memory>
 #include <utility>
@@ -8,9 +8,8 @@
 
 namespace lockstep::detail {
 
-/// A class whose members are templates over batches cannot name what it keeps for each type of
-/// batch. Here each has one object, made when it is first asked for, and found by comparing
-/// addresses.
+/// A class whose members are templates over batches cannot declare a member for each type of batch.
+/// This has one object for each type, made at its first use and found by comparing addresses.
 class TypedStorage {
  public:
   template <class T>

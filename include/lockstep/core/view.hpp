@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What models see of their tensors: row-major views of host or device memory, with the
+/// @file The views by which models see their tensors: row-major, of host or device memory, with the
 /// interface of mdspan. A view converts to any row-major mdspan, CCCL's or the standard library's.
 ///
 /// The library has a view type of its own because every shape is a type: an mdspan costs a compiler
@@ -17,12 +17,10 @@
 
 namespace lockstep {
 
-/// Where memory lies, as a type: `HostMemory` or `DeviceMemory`. Device code reads and writes
-/// either.
+/// The memory of a view, as a type: `HostMemory` or `DeviceMemory`. Device code can access both.
 struct HostMemory {};
 
-/// Host code can pass a view of device memory on, slice it and ask for its pointer; an access there
-/// does not compile.
+/// A GPU's memory. Host code can pass views of it on; an access there does not compile.
 struct DeviceMemory {};
 
 /// The extents of a tensor. It is made from all of them, or from the dynamic ones.
@@ -44,7 +42,7 @@ struct Extents {
 
 namespace detail {
 
-/// What views of one rank have in common where the compiler knows all extents.
+/// The base of all views of one rank whose extents the compiler knows.
 template <class Memory, class T, std::size_t Rank, bool IsDynamic>
 class ViewBase {
  public:
@@ -69,7 +67,7 @@ class ViewBase {
   T* data_ = nullptr;
 };
 
-/// The same where extents are known at run time only.
+/// The base of all views of one rank with extents that are known at run time only.
 template <class Memory, class T, std::size_t Rank>
 class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> {
  public:
@@ -83,8 +81,8 @@ class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> 
   std::size_t extents_[Rank] = {};
 };
 
-/// Does `Mdspan` lay its elements out as views do? Asked of its layout and a shape of two by three,
-/// so that no header that defines mdspans is needed.
+/// Does `Mdspan` lay its elements out as views do? It is found out with a shape of two by three, so
+/// that no header of mdspan is needed.
 template <class Mdspan, class Shape>
 inline constexpr bool is_row_major_of = false;
 template <class Mdspan, template <class, std::size_t...> class Shape, class Index, std::size_t... E>
@@ -94,7 +92,7 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
 template <class Mdspan>
 concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
 
-/// A tensor somewhere: a pointer, and extents that cost nothing where they are static.
+/// A view of a tensor: a pointer, and extents that cost nothing where they are static.
 template <class Memory, class T, std::size_t... E>
 class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   static constexpr bool is_dynamic = ((E == dynamic) || ...);
@@ -127,7 +125,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
       return static_extent(axis);
     }
   }
-  /// The same, `dynamic` where the compiler does not know it.
+  /// The number of elements along one axis; `dynamic` if the compiler does not know it.
   LOCKSTEP_HOST_DEVICE static constexpr std::size_t static_extent(std::size_t axis) {
     const std::size_t all[] = {E..., 1};
     return all[axis];
@@ -187,9 +185,11 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
 
 }  // namespace detail
 
+/// A view of host memory: `HostView<float, 128, 784>`.
 template <class T, std::size_t... E>
 using HostView = detail::View<HostMemory, T, E...>;
 
+/// A view of a GPU's memory.
 template <class T, std::size_t... E>
 using DeviceView = detail::View<DeviceMemory, T, E...>;
 

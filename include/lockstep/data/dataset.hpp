@@ -18,7 +18,7 @@ concept Dataset =
       { dataset.load(indices, out) } -> std::same_as<void>;
     };
 
-/// A batch that says what each of its samples counts; `Masked` needs one.
+/// A batch with a weight for each of its samples; `Masked` needs one.
 template <class B>
 concept WeightedBatch = requires(B& batch, std::size_t i) { batch.weights[i] = 0.f; };
 

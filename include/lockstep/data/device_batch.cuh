@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A batch of rows with a label each, in a GPU's memory, and how one gets there.
+/// @file A batch of labelled rows in a GPU's memory, and its upload.
 
 #include <cuda_runtime_api.h>
 
@@ -19,17 +19,17 @@
 
 namespace lockstep {
 
-/// What a `LabelledBatch` is on a GPU: pointers into device memory.
+/// A `LabelledBatch` on a GPU: pointers into device memory.
 template <class X, class Y>
 struct DeviceBatch {
   const X* inputs = nullptr;  ///< row-major, `width` columns
   const Y* labels = nullptr;
-  const float* weights = nullptr;  ///< what each sample counts
+  const float* weights = nullptr;  ///< of each sample
   std::size_t rows = 0;
   std::size_t width = 0;
 
   std::size_t size() const { return rows; }
-  /// Samples [first, first + count), where they are.
+  /// Samples [first, first + count), without a copy.
   DeviceBatch slice(std::size_t first, std::size_t count) const {
     const float* const own_weights = weights == nullptr ? nullptr : weights + first;
     return {inputs + first * width, labels + first, own_weights, count, width};
@@ -37,9 +37,9 @@ struct DeviceBatch {
   friend bool operator==(const DeviceBatch&, const DeviceBatch&) = default;
 };
 
-/// Copies a batch in one piece, through host memory that the GPU copies from while the host loads
-/// the next. The batch lies in the same place every time, until a larger one comes: captured steps
-/// find it there.
+/// Copies a batch in one piece, through pinned memory from which the GPU copies while the host
+/// loads the next batch. The batch has the same address every time, until a larger one comes, as
+/// captured steps need it.
 template <class X, class Y>
 class BatchUpload<LabelledBatch<X, Y>> {
  public:
@@ -47,7 +47,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     return (*this)(batch, 0, batch.size(), batch.size(), stream);
   }
 
-  /// Samples [first, first + count) alone, with room for `room` of them at least.
+  /// Copies samples [first, first + count) alone, with room for at least `room` samples.
   const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, std::size_t first,
                                       std::size_t count, std::size_t room, cudaStream_t stream) {
     const std::size_t inputs = detail::align_up(count * batch.width * sizeof(X));
@@ -87,7 +87,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
   };
 
   void grow(std::size_t bytes, cudaStream_t stream) {
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may read the old one
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
     device_.emplace(bytes);
     for (auto& staging : stagings_) staging.emplace(bytes);
   }

@@ -18,16 +18,17 @@
 
 namespace lockstep {
 
+/// How a `DistributedSampler` draws.
 struct SamplerOptions {
   bool shuffle = true;  ///< false: in order, whatever the order policy
   Seed seed{0};         ///< the same on every rank
 };
 
 /// PyTorch's DistributedSampler, index for index with `Padding` and `DropLast` under
-/// `TorchShuffle`. No samples give no draws.
+/// `TorchShuffle`.
 ///
-/// Iterating begins the epoch at its first draw; after `resume` it goes on where the state was
-/// taken. Say `set_epoch` before every epoch, or every epoch has the same order.
+/// Iterating begins at the epoch's first draw; after `resume` it goes on where the state was taken.
+/// Call `set_epoch` before every epoch, or every epoch has the same order.
 template <class Remainder = Padding, class Order = TorchShuffle>
 class DistributedSampler {
   static_assert(detail::ChoiceOf<Remainder, axes::Remainder> &&
@@ -50,19 +51,19 @@ class DistributedSampler {
   /// How many samples this rank draws in an epoch.
   std::size_t size() const { return share_.size(); }
 
-  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation: have
-  /// it over before several threads call.
+  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation, and
+  /// must return before other threads call.
   std::size_t operator[](std::size_t k) const {
     if (!options_.shuffle) return share_.place(k);
     if (!prepared_) prepare();
     return order_.at(share_, k);
   }
 
-  /// What draw k counts: 0 for duplicates under `Masked`, otherwise 1.
+  /// The weight of draw k: 0 for duplicates under `Masked`, otherwise 1.
   float weight(std::size_t k) const { return share_.weight(k); }
 
-  /// Begins another epoch. Saying the current one again changes nothing, so that a loop over epochs
-  /// can begin with the one that was resumed.
+  /// Begins another epoch. Setting the current epoch again changes nothing, so that a loop over
+  /// epochs can begin with the resumed one.
   void set_epoch(Epoch epoch) {
     if (epoch == epoch_) return;
     epoch_ = epoch;
@@ -100,7 +101,7 @@ class DistributedSampler {
     resumed_ = true;
   }
 
-  /// Gives the draws one by one; the one in hand counts as over.
+  /// Iterates over draws; the current one counts as over.
   class Iterator {
    public:
     using value_type = std::size_t;

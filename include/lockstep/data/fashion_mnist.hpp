@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Fashion-MNIST, or something of its shape where it is not installed: examples always run.
+/// @file Fashion-MNIST, or generated data of its shape where it is not installed.
 
 #include <string>
 
@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-/// `idx_dataset(split)`, or a generated set and a sentence on stderr. A damaged file is an error.
+/// `idx_dataset(split)`, or a generated data set with a note on stderr. A damaged file is an error.
 ImageDataset fashion_mnist(const std::string& split, Normalization normalization = {});
 
 }  // namespace lockstep

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches from the ranks that read to those that do not: one to all, or one for each.
+/// @file Sends batches from ranks that read them to ranks that do not: one to all, or one to each.
 ///
 /// Where storage is slow or far, a few ranks read and feed the others. Batches may differ in rows
-/// and width from one call to the next: sizes travel first. An empty batch is one like any other,
-/// and a good way to say that there are no more. What else belongs to a batch, such as the name of
-/// its file, goes by comm/objects.hpp.
+/// and width from one call to the next: sizes travel first. An empty batch is allowed, and a good
+/// way to say that there are no more. Other data of a batch, such as the name of its file, can be
+/// sent with comm/objects.hpp.
 
 #include <algorithm>
 #include <cstddef>
@@ -22,7 +22,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Calls `move` with every part of a batch that has something in it.
+/// Calls `move` with every part of a batch that is not empty.
 void each_part(auto& batch, const auto& move) {
   if (batch.size() == 0) return;
   if (batch.width != 0) move(std::span(batch.inputs));
@@ -42,8 +42,8 @@ void broadcast_batch(C& comm, LabelledBatch<X, Y>& batch, Rank root) {
   detail::each_part(batch, [&](auto part) { comm.broadcast(part, root); });
 }
 
-/// `mine` = this rank's of root's batches, of which there is one for every rank, each of its own
-/// size. Elsewhere `batches` is not used. **Ranks** all. **Host** blocks.
+/// Root has a batch for every rank, each of its own size; `mine` is this rank's. On other ranks
+/// `batches` is not used. **Ranks** all. **Host** blocks.
 template <Communicator C, class X, class Y>
 void scatter_batches(C& comm, std::span<const LabelledBatch<X, Y>> batches,
                      LabelledBatch<X, Y>& mine, Rank root) {

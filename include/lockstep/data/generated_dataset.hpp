@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A classification problem made of integers: the same on every platform, at no download.
+/// @file A generated classification problem, which is the same on every platform.
 
 #include <cstddef>
 #include <string>
@@ -11,7 +11,7 @@
 
 namespace lockstep {
 
-/// The shape of Fashion-MNIST.
+/// The shape of a generated data set; by default that of Fashion-MNIST.
 struct GeneratedOptions {
   std::size_t samples = 60'000;
   std::size_t width = 784;
@@ -20,9 +20,9 @@ struct GeneratedOptions {
   Normalization normalization{};
 };
 
-/// Every class has a pattern; a sample is its class's pattern, dimmed, under noise. The splits
-/// (any two names) share the patterns and differ in their samples, so that what is learnt from one
-/// can be tested on the other.
+/// Every class has a pattern; a sample is its class's pattern, dimmed, under noise. The splits (any
+/// two names) share the patterns and differ in their samples, so that a model trained on one can be
+/// tested on the other.
 ImageDataset generated_dataset(const std::string& split, const GeneratedOptions& options = {});
 
 }  // namespace lockstep

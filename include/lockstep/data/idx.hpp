@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file IDX files, the format of MNIST and its kin, plain or compressed with gzip. Programs that
-/// read them link zlib (`-lz`).
+/// @file IDX files, the format of MNIST and similar sets, plain or compressed with gzip. Programs
+/// that read them link zlib (`-lz`).
 
 #include <cstddef>
 #include <cstdint>
@@ -19,8 +19,7 @@ struct IdxArray {
   std::vector<std::uint8_t> bytes;
 };
 
-/// Reads an IDX file of unsigned bytes; one of another number of dimensions is an error where the
-/// number is given.
+/// Reads an IDX file of unsigned bytes, and checks its number of dimensions if one is given.
 IdxArray read_idx(const std::string& path, std::optional<std::size_t> dimensions = std::nullopt);
 
 }  // namespace lockstep

@@ -20,7 +20,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// A file that is read from front to back; zlib takes plain ones as they are.
+/// A file that is read from front to back; zlib reads plain files too.
 class IdxFile {
  public:
   explicit IdxFile(const std::string& path) : path_(path) {
@@ -88,7 +88,7 @@ LOCKSTEP_INLINE IdxArray read_idx(const std::string& path, std::optional<std::si
     extent = detail::big_endian(word);
     bytes = detail::saturating_product(bytes, extent);
   }
-  // In steps: a damaged header may promise more than memory holds, and the file ends soon enough.
+  // Reads in steps: a damaged header may promise more than memory holds.
   while (array.bytes.size() < bytes) {
     const std::size_t begin = array.bytes.size();
     array.bytes.resize(begin + std::min(bytes - begin, 16_MiB));

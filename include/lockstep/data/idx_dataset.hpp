@@ -11,6 +11,7 @@
 
 namespace lockstep {
 
+/// How many classes an IDX data set has, and how its bytes become floats.
 struct IdxOptions {
   std::size_t classes = 10;
   Normalization normalization{};
@@ -18,7 +19,7 @@ struct IdxOptions {
 
 namespace detail {
 
-/// Where images and their labels lie.
+/// The paths of images and labels.
 struct IdxFiles {
   std::string images;
   std::string labels;

@@ -16,12 +16,13 @@
 
 namespace lockstep {
 
-/// What a byte becomes: `(byte / 255 - mean) / deviation`.
+/// How a byte becomes a float: `(byte / 255 - mean) / deviation`.
 struct Normalization {
   float mean = 0;
   float deviation = 1;
 };
 
+/// Images of bytes with labels, in memory; batches are floats.
 class ImageDataset {
  public:
   using batch_type = LabelledBatch<float, std::int32_t>;

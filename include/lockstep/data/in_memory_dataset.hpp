@@ -15,6 +15,7 @@
 
 namespace lockstep {
 
+/// Samples of `X` with labels of `Y`, in memory.
 template <class X, class Y>
 class InMemoryDataset {
  public:

@@ -13,8 +13,9 @@
 
 namespace lockstep::detail {
 
-/// A shuffle touches its memory at random: with pages of 4 KiB, finding the page takes as long as
-/// fetching what lies there. And it writes everything before it reads, so `resize` need not.
+/// A shuffle accesses memory at random: with pages of 4 KiB, finding the page takes as long as the
+/// access itself. It writes all elements before it reads them, so `resize` does not initialise
+/// them.
 template <class T>
 struct HugePageAllocator {
   using value_type = T;
@@ -26,7 +27,7 @@ struct HugePageAllocator {
   T* allocate(std::size_t count) {
     const std::size_t bytes = saturating_product(count, sizeof(T));
     void* const memory = ::operator new(bytes, alignment(count));
-    // a wish: where it is refused, nothing is lost but time
+    // only a hint: if it is refused, accesses are slower
     if (bytes >= huge_page) ::madvise(memory, bytes, MADV_HUGEPAGE);
     return static_cast<T*>(memory);
   }

@@ -48,7 +48,7 @@ class KeyedPermutation {
   }
 
  private:
-  /// The halves take turns in being changed by the other, so they may differ in width.
+  /// Each half is changed by the other in turn, so they may differ in width.
   constexpr std::uint64_t encrypt(std::uint64_t x) const {
     std::uint64_t low = x & low_mask_;
     std::uint64_t high = x >> low_bits_;

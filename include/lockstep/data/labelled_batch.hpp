@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A batch of rows with a label each: what classifiers and regressions train on.
+/// @file A batch of rows with a label each, for classifiers and regressions.
 
 #include <cstddef>
 #include <span>
@@ -10,11 +10,12 @@
 
 namespace lockstep {
 
+/// Samples with a label and a weight each.
 template <class X, class Y>
 struct LabelledBatch {
   std::vector<X> inputs;  ///< row-major, `width` columns
   std::vector<Y> labels;
-  std::vector<float> weights;  ///< what each sample counts: 1, or 0 for a duplicate under `Masked`
+  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
   std::size_t width = 0;
 
   std::size_t size() const { return labels.size(); }
@@ -24,7 +25,7 @@ struct LabelledBatch {
     return std::span(inputs).subspan(i * width, width);
   }
 
-  /// Samples [first, first + count) into another batch, whose memory is kept.
+  /// Copies samples [first, first + count) into another batch, whose memory is kept.
   void slice(std::size_t first, std::size_t count, LabelledBatch& out) const {
     const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
       const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
@@ -36,7 +37,7 @@ struct LabelledBatch {
     part(weights, first, count, out.weights);
   }
 
-  /// Room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
+  /// Makes room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
   /// allocates nothing.
   void resize(std::size_t rows, std::size_t columns) {
     width = columns;

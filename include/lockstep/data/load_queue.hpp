@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches in the making: a ring of buffers that worker threads fill and one consumer
-/// empties, strictly in order.
+/// @file A ring of buffers that worker threads fill with batches and one consumer empties in order.
 
 #include <condition_variable>
 #include <cstddef>
@@ -18,8 +17,8 @@ namespace lockstep::detail {
 /// turn waits in its slot. Slots, and all memory in them, are used again. Without workers the
 /// consumer fills a slot when it takes it.
 ///
-/// `Slot` is what a request and its answer lie in; `Fill` makes the one from the other, is called
-/// by all workers and must not touch anything that the consumer changes.
+/// A `Slot` holds a request and its answer. `Fill` makes the answer from the request; all workers
+/// call it, and it must not use anything that the consumer changes.
 template <class Slot, class Fill>
 class LoadQueue {
  public:
@@ -27,7 +26,7 @@ class LoadQueue {
       : fill_(std::move(fill)), slots_(slots) {
     workers_.reserve(workers);
     for (std::size_t i = 0; i != workers; ++i) {
-      // What filling a slot throws is the consumer's to see, and nothing else throws.
+      // The consumer gets the exceptions of filling a slot, and nothing else throws.
       workers_.emplace_back("lockstep loads", [this] { work(); }, [](const std::exception_ptr&) {});
     }
   }
@@ -43,7 +42,7 @@ class LoadQueue {
   /// Whether every slot holds a request. The slot last taken is free again.
   bool full() const { return requests_ - taken_ == slots_.size(); }
 
-  /// Requests what `describe(slot)` writes into a free slot, which may be the one last taken.
+  /// Makes a request: `describe(slot)` writes it into a free slot, which may be the one last taken.
   void request(auto&& describe) {
     Entry& entry = at(requests_);
     describe(entry.slot);
@@ -53,7 +52,7 @@ class LoadQueue {
     requested_.notify_one();
   }
 
-  /// The oldest request, filled. Rethrows what filling it threw.
+  /// The oldest request, filled. Throws the exception of filling it, if there was one.
   Slot& take() {
     Entry& entry = at(taken_);
     if (workers_.empty()) {
@@ -68,7 +67,7 @@ class LoadQueue {
     return entry.slot;
   }
 
-  /// Forgets all requests, after waiting for those that workers have in hand.
+  /// Forgets all requests, after workers have finished those that they have begun.
   void clear() {
     std::unique_lock lock(mutex_);
     claimed_ = requests_;

@@ -19,7 +19,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// What a loader asks of a sampler: the draws of an epoch by number, and a position in it.
+/// A sampler that a loader can use: it gives the draws of an epoch by number, and has a position.
 template <class S>
 concept Sampling = requires(S& sampler, const S& sampled, SamplerState state, std::size_t k) {
   { S::masks } -> std::convertible_to<bool>;
@@ -38,16 +38,17 @@ static_assert(Sampling<DistributedSampler<>>);
 
 }  // namespace detail
 
+/// How a `DataLoader` makes batches.
 struct LoaderOptions {
   std::size_t batch_size = 1;
   bool drop_last = false;    ///< leave out a last batch that is not full
-  std::size_t workers = 1;   ///< threads that load; 0: whoever iterates
+  std::size_t workers = 1;   ///< threads that load; 0: the iterating thread loads
   std::size_t prefetch = 2;  ///< batches that each worker loads ahead
 };
 
 /// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
-/// are the same for any number of workers. A batch is valid until the next; its memory is reused.
-/// What a worker throws is thrown where its batch was due. Data set and sampler must outlive the
+/// are the same for any number of workers. A batch is valid until the next; its memory is reused. A
+/// worker's exception is thrown in place of its batch. Data set and sampler must outlive the
 /// loader; one thread iterates.
 template <Dataset Source, detail::Sampling Sampler>
 class DataLoader {
@@ -68,7 +69,7 @@ class DataLoader {
   /// How many batches an epoch has.
   std::size_t size() const { return batches(sampler_.size()); }
 
-  /// Where the next batch begins that was not given out: batches loaded ahead do not count.
+  /// The position of the next batch that the loop gets; batches loaded ahead do not count.
   detail::SamplerState state() const { return sampler_.state(); }
   void resume(const detail::SamplerState& state) { sampler_.resume(state); }
 
@@ -138,7 +139,7 @@ class DataLoader {
     return (draws + last) / options_.batch_size;
   }
 
-  /// Gives out the next batch; nothing at the end of the epoch, or of one that failed.
+  /// The next batch; null at the end of the epoch or after a failure.
   const batch_type* next() {
     if (left_ == 0) return nullptr;
     for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
@@ -149,7 +150,7 @@ class DataLoader {
     return &slot.batch;
   }
 
-  /// Only here are draws made, on the thread that iterates: workers never see the sampler.
+  /// Draws are made only here, on the iterating thread: workers never use the sampler.
   void request() {
     queue_.request([this](Slot& slot) {
       const std::size_t end = std::min(requested_ + options_.batch_size, sampler_.size());
@@ -164,7 +165,7 @@ class DataLoader {
 
   Sampler& sampler_;
   LoaderOptions options_;
-  std::size_t requested_ = 0;    ///< draws of the epoch up to here are in the queue or behind us
+  std::size_t requested_ = 0;    ///< draws of the epoch that are in the queue or over
   std::size_t unrequested_ = 0;  ///< batches not in the queue yet
   std::size_t left_ = 0;         ///< batches not given out yet
   detail::LoadQueue<Slot, Load> queue_;

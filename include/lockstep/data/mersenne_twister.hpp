@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file std::mt19937's numbers, a block at a time: in loops that compilers turn into vectors.
+/// @file The numbers of std::mt19937, a block at a time, in loops that compilers vectorise.
 
 #include <array>
 #include <cstddef>

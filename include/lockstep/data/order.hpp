@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The orders behind the choices: what stands at a rank's places of an epoch.
+/// @file The orders of samples: which sample is at each place of a rank's share.
 
 #include <cstddef>
 #include <cstdint>
@@ -30,7 +30,7 @@ class EpochOrder<InOrder> {
   std::size_t at(const auto& share, std::size_t k) const { return share.place(k); }
 };
 
-/// Nothing is listed, so the first sample is there at once, however many there are.
+/// Samples are computed, not listed, so the first one is there at once.
 template <>
 class EpochOrder<KeyedShuffle> {
  public:
@@ -44,8 +44,8 @@ class EpochOrder<KeyedShuffle> {
   KeyedPermutation permutation_;
 };
 
-/// The permutation exists only while the share is taken out of it: 4 bytes a sample then, 4 bytes a
-/// draw afterwards.
+/// The whole permutation exists only while the share is copied from it: 4 bytes a sample then, 4
+/// bytes a draw afterwards.
 template <>
 class EpochOrder<TorchShuffle> {
  public:

@@ -31,17 +31,17 @@ struct Padding : Choice<axes::Remainder> {
   static constexpr std::string_view name = "Padding";
 };
 
-/// What does not divide is left out of the epoch.
+/// Samples that do not divide evenly are left out of the epoch.
 struct DropLast : Choice<axes::Remainder> {
   static constexpr std::string_view name = "DropLast";
 };
 
-/// Every sample once; ranks may differ by one.
+/// Every sample is drawn once; ranks may differ by one draw.
 struct Exact : Choice<axes::Remainder> {
   static constexpr std::string_view name = "Exact";
 };
 
-/// Padded to equal length, with weight 0 for the duplicates.
+/// Ranks draw equally many samples; the duplicates that this needs have weight 0.
 struct Masked : Choice<axes::Remainder> {
   static constexpr std::string_view name = "Masked";
 };
@@ -57,11 +57,12 @@ struct KeyedShuffle : Choice<axes::Order> {
   static constexpr std::string_view name = "KeyedShuffle";
 };
 
-/// As the data set has them.
+/// Samples come in the order of the data set.
 struct InOrder : Choice<axes::Order> {
   static constexpr std::string_view name = "InOrder";
 };
 
+/// The policy that says which samples a rank sees: `Sampler<Distributed, DropLast>`.
 template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>
 struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
   using remainder = Rest;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Where in its data a job is: what a checkpoint keeps, and what a resumed job compares.
+/// @file A job's position in its data, which a checkpoint keeps and a resumed job compares.
 
 #include <cstddef>
 #include <cstdint>
@@ -10,19 +10,19 @@
 
 namespace lockstep::detail {
 
-/// The same on every rank, so that the state of one restores all.
+/// The state is the same on every rank, so that one rank's restores all.
 struct SamplerState {
   std::size_t samples = 0;
   WorldSize world;
   Seed seed;
   std::uint64_t rule = 0;  ///< a hash of remainder and order
   Epoch epoch;
-  std::size_t position = 0;  ///< draws of the epoch that are behind us
+  std::size_t position = 0;  ///< draws of the epoch that are over
 
   friend bool operator==(const SamplerState&, const SamplerState&) = default;
 };
 
-/// Throws unless a sampler that is in state `own` can take up `saved`: unless both draw the same.
+/// Throws unless a sampler in state `own` draws the same samples as one in state `saved`.
 inline void require_same_draws(const SamplerState& own, const SamplerState& saved) {
   const auto require = [](std::uint64_t here, std::uint64_t there, const char* what,
                           const char* advice) {

@@ -11,9 +11,9 @@
 
 namespace lockstep::detail {
 
-/// A rank's share of n samples. Its k-th draw is the sample at place `(r + k*W) mod n`; how many
-/// draws there are, and which of them count, is the remainder policy's choice. Where padding
-/// exceeds the data set (n=3, W=8) the order is repeated as often as it takes.
+/// A rank's share of n samples. Its k-th draw is the sample at place `(r + k*W) mod n`; the
+/// remainder policy says how many draws there are, and which of them count. Where padding exceeds
+/// the data set (n=3, W=8) the order is repeated as often as it takes.
 template <class Remainder>
 class Share {
  public:
@@ -28,13 +28,13 @@ class Share {
   constexpr WorldSize world() const { return WorldSize{world_}; }
   constexpr Rank rank() const { return Rank{rank_}; }
 
-  /// The draws of the rank that has most.
+  /// The number of draws of the rank that has most.
   constexpr std::size_t longest() const {
     if constexpr (std::is_same_v<Remainder, DropLast>) return samples_ / world_;
     return samples_ / world_ + (samples_ % world_ != 0);
   }
 
-  /// The draws of this rank.
+  /// The number of draws of this rank.
   constexpr std::size_t size() const {
     if constexpr (std::is_same_v<Remainder, Exact>)
       return samples_ / world_ + (rank_ < samples_ % world_);
@@ -47,7 +47,7 @@ class Share {
     return at < samples_ ? at : at % samples_;
   }
 
-  /// What draw k counts: 0 for the duplicates that `Masked` adds, 1 for everything else.
+  /// The weight of draw k: 0 for the duplicates that `Masked` adds, else 1.
   constexpr float weight(std::size_t k) const {
     if constexpr (std::is_same_v<Remainder, Masked>)
       return rank_ + k * world_ < samples_ ? 1.f : 0.f;

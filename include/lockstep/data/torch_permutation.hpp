@@ -18,10 +18,10 @@ namespace lockstep::detail {
 /// From this many items on PyTorch draws 64 bits, because 32 would favour small numbers.
 inline constexpr std::size_t wide_draws_from = std::numeric_limits<std::uint32_t>::max() / 20;
 
-/// Turns a block of draws into what `draw % (left - k)` leaves for its k-th, plus k: how far from
-/// the first of `left` items the k-th swap reaches. The quotient of two 32-bit integers, rounded to
-/// 53 bits, never reaches the next integer, so doubles are exact; and unlike integers they divide
-/// in vectors. Gives the number of items that are in the block.
+/// Replaces the k-th draw of a block by `draw % (left - k) + k`, the distance of the k-th swap from
+/// the first of `left` items. The quotient of two 32-bit integers, rounded to 53 bits, never
+/// reaches the next integer, so doubles are exact; and unlike integers they divide in vectors.
+/// Returns the number of items of the block.
 inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t left) {
   const std::uint32_t count = std::min<std::uint32_t>(MersenneTwister::block_size, left);
   for (std::uint32_t k = 0; k != count; ++k) {
@@ -32,8 +32,8 @@ inline std::uint32_t find_targets(MersenneTwister::Block& draws, std::uint32_t l
   return count;
 }
 
-/// Fisher and Yates, forwards: swap item i with one of those from i on. Draws do not depend on the
-/// items, so while one block is swapped, the memory that the next one needs is on its way.
+/// Fisher and Yates, forwards: swaps item i with one of those from i on. Draws do not depend on the
+/// items, so the memory that the next block needs is prefetched while one is swapped.
 template <std::unsigned_integral Index>
 void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   std::iota(items.begin(), items.end(), Index{0});
@@ -57,7 +57,7 @@ void shuffle_with_narrow_draws(std::span<Index> items, std::uint32_t seed) {
   }
 }
 
-/// Inside out: item i moves to the end of the first i, then changes places with one of them.
+/// Fisher and Yates, inside out: item i is appended to the first i, then swapped with one of them.
 template <std::unsigned_integral Index>
 void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
   MersenneTwister generator(seed);
@@ -76,10 +76,10 @@ void shuffle_with_wide_draws(std::span<Index> items, std::uint32_t seed) {
   }
 }
 
-/// Fills `items` with what `torch.randperm(items.size())` gives after `torch.manual_seed(seed)`.
+/// Fills `items` as `torch.randperm(items.size())` does after `torch.manual_seed(seed)`.
 template <std::unsigned_integral Index>
 void torch_permutation(std::span<Index> items, std::uint64_t seed) {
-  const auto low_bits = static_cast<std::uint32_t>(seed);  // all that PyTorch's generator takes
+  const auto low_bits = static_cast<std::uint32_t>(seed);  // PyTorch's generator takes no more
   if (items.size() < wide_draws_from) {
     shuffle_with_narrow_draws(items, low_bits);
   } else {

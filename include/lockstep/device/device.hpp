@@ -15,16 +15,19 @@ struct Device {
 };
 }  // namespace axes
 
+/// Models run on the host.
 struct Cpu : Choice<axes::Device> {
   static constexpr std::string_view name = "Cpu";
   using memory = HostMemory;
 };
 
+/// Models enqueue kernels on a GPU; needs lockstep.cuh or nccl.cuh.
 struct Cuda : Choice<axes::Device> {
   static constexpr std::string_view name = "Cuda";
   using memory = DeviceMemory;
 };
 
+/// The policy that says where models run: `Device<Cuda>`.
 template <class Kind>
 struct Device : detail::ChoicePolicy<axes::Device, Kind> {};
 

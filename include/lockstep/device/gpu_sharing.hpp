@@ -12,13 +12,13 @@
 
 namespace lockstep::detail {
 
-/// `LOCKSTEP_SHARE_GPUS=1`: more ranks than GPUs are wanted, for trying out and for tests.
+/// Does `LOCKSTEP_SHARE_GPUS=1` allow more ranks than GPUs? It is meant for trials and tests.
 inline bool wants_shared_gpus() {
   const char* const text = std::getenv("LOCKSTEP_SHARE_GPUS");
   return text != nullptr && std::string_view(text) != "" && std::string_view(text) != "0";
 }
 
-/// The GPU of a host's `local_rank`-th rank: one each, or in turn where ranks may share.
+/// The GPU of a host's `local_rank`-th rank. Ranks share GPUs in turn if that is allowed.
 inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t local_world,
                              std::size_t gpus, bool may_share) {
   if (gpus == 0) {

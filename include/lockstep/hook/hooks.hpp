@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The hooks axis: what is done to gradients on their way through a reduction.
+/// @file The hooks axis: changes to gradients on their way through a reduction.
 
 #include <string_view>
 

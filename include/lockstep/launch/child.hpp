@@ -24,10 +24,10 @@ namespace lockstep::detail {
 /// How a process ended, as wait() tells it.
 struct ExitStatus {
   int code = 0;    // its exit status, if it exited
-  int signal = 0;  // what killed it, if something did
+  int signal = 0;  // the signal that killed it, or 0
 
   bool is_failure() const { return code != 0 || signal != 0; }
-  /// As a shell counts.
+  /// The status that a shell would report.
   int shell_status() const { return signal != 0 ? 128 + signal : code; }
   std::string text() const {
     if (signal == 0) return detail::text({"exit status ", code});
@@ -52,7 +52,7 @@ struct Child {
   /// Its stdout (1), stderr (2) or report (3).
   Descriptor& pipe(int stream) { return stream == 1 ? out : stream == 2 ? err : report; }
 
-  /// To the whole group, so that what a rank has started goes with it.
+  /// Signals the whole process group, and so also the processes that the rank has started.
   void send(int signal) const {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
   }
@@ -66,7 +66,7 @@ struct Child {
     const bool exited = info.si_code == CLD_EXITED;
     status.code = exited ? info.si_status : 0;
     status.signal = exited ? 0 : info.si_status;
-    // While the process is not collected its group cannot be another's: now or never.
+    // The group's number can be reused once the process is collected, so the group is killed now.
     if (status.is_failure()) ::kill(-pid, SIGKILL);
     ::waitpid(pid, nullptr, 0);
     running = false;
@@ -77,11 +77,10 @@ struct Child {
 /// Forks a child that runs `body`, which must not return. `report` is this end of the pipe through
 /// which it tells a `Failure`.
 ///
-/// The kernel kills it when the thread that forked it ends, however that happens, so that thread
-/// has to stay until the child has ended. The child leads a process group of its own: Ctrl-C at a
-/// terminal then reaches the launcher alone, which ends the ranks in order instead of them being
-/// hit twice; and a rank can be ended together with what it has started. A group in the background
-/// cannot read the terminal, so its stdin is empty.
+/// The kernel kills the child when the thread that forked it ends, so that thread has to stay until
+/// the child has ended. The child leads a process group of its own: Ctrl-C at a terminal reaches
+/// the launcher alone, which then ends the ranks, and a rank can be ended together with the
+/// processes it has started. A background group cannot read the terminal, so its stdin is empty.
 inline Child start_child(Rank rank, Descriptor report, const sigset_t& signal_mask,
                          FunctionRef<void()> body) {
   Pipe out = make_pipe();

@@ -33,7 +33,7 @@ class Descriptor {
   int fd_ = -1;
 };
 
-/// What errno means. Unlike strerror, safe with threads.
+/// The meaning of an errno value. Unlike strerror, it is safe with threads.
 std::string error_text(int error);
 
 struct Pipe {
@@ -43,17 +43,16 @@ struct Pipe {
 
 Pipe make_pipe();
 
-/// A pipe that the process that started this one has handed down by its number; empty where there
-/// is none. Programs that this process starts do not inherit it.
+/// A pipe that this process has inherited, by its number; empty where there is none. Programs that
+/// this process starts do not inherit it.
 Descriptor inherited_pipe(int fd);
 
 void make_nonblocking(int fd);
 
-/// Waits until `fd` is ready for `events`, or has failed, which reading or writing then tells.
-/// False when the time is over.
+/// Waits until `fd` is ready for `events` or has failed. False when the time is over.
 bool wait_ready(int fd, short events, Deadline deadline);
 
-/// Writes everything to a blocking descriptor; false when nobody reads it any more.
+/// Writes everything to a blocking descriptor; false when its reader has gone.
 bool write_all(int fd, std::string_view bytes);
 
 /// Reads a blocking descriptor to its end.

@@ -2,8 +2,8 @@
 #pragma once
 /// @file A rank's place in its job, from the variables that launchers set.
 ///
-/// Launchers are looked for in this order, and the first that is there counts: lockstep's own,
-/// torchrun or another that sets `env://`'s variables, Open MPI, Slurm.
+/// The first of these launchers whose variables are set is used: lockstep's own, torchrun or
+/// another that sets `env://`'s variables, Open MPI, Slurm.
 ///
 /// Where rank 0 opens the store depends on the launcher:
 /// - `env://` variables set by hand: at MASTER_ADDR:MASTER_PORT, as PyTorch does, and nowhere else.
@@ -24,13 +24,12 @@
 
 namespace lockstep::detail {
 
-/// Reads places out of an environment. `Lookup` maps a variable's name to its value or null, like
-/// getenv, which is the only other one besides tests' tables.
+/// Reads a rank's place from an environment. `Lookup` maps a variable's name to its value or null,
+/// as getenv does; tests use tables.
 template <class Lookup>
 class EnvironmentReader {
  public:
-  /// `meeting`, where given, is where rank 0 is to be found, even if the launcher names another
-  /// place.
+  /// `meeting`, if given, is the address of rank 0, even if the launcher names another.
   explicit EnvironmentReader(Lookup lookup, std::optional<Endpoint> meeting = std::nullopt)
       : lookup_(std::move(lookup)), meeting_(std::move(meeting)) {}
 
@@ -51,7 +50,7 @@ class EnvironmentReader {
     return place;
   }
 
-  /// `env://` for a rank that is known already: only where to meet is read.
+  /// `env://` for a rank that is known already: reads only the meeting place.
   RankPlacement meeting_place(Rank rank, WorldSize world) const {
     RankPlacement place;
     place.launcher = "the program";
@@ -98,7 +97,7 @@ class EnvironmentReader {
     return text == nullptr ? otherwise : parse_number(name, text);
   }
 
-  /// What a launcher calls the four numbers.
+  /// A launcher's names for the four numbers.
   struct Names {
     const char* rank;
     const char* world;
@@ -106,8 +105,8 @@ class EnvironmentReader {
     const char* local_world;
   };
 
-  /// Without a local world's size the ranks find out who is local when they have met; a local rank
-  /// alone says too little, but must be a number.
+  /// Without the size of the local world, ranks find out which ranks are local when they meet. A
+  /// local rank alone is not enough, but must be a number.
   RankPlacement numbered(const char* launcher, const Names& names) const {
     RankPlacement place;
     place.launcher = launcher;
@@ -144,14 +143,14 @@ class EnvironmentReader {
     const char* run = lookup_("TORCHELASTIC_RUN_ID");
     RankPlacement place = numbered(run != nullptr ? "torchrun" : "the environment",
                                    {"RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"});
-    // Workers that torchrun has restarted must not meet those that are on their way out.
+    // Workers that torchrun has restarted must not meet the old ones, which may still be ending.
     const std::string id =
         run == nullptr ? "" : text({run, " restart ", text_or("TORCHELASTIC_RESTART_COUNT", "0")});
     place_at_master(place, id);
     const std::string agent = text_or("TORCHELASTIC_USE_AGENT_STORE", "");
     if (run != nullptr && !meeting_ && (agent == "True" || agent == "true" || agent == "1")) {
       place.ports = derived_ports(text({id, " ", place.ports.front()}));
-      // The agent's name for its own host may be one that only other hosts can use.
+      // The name that the agent gives its host may be usable on other hosts only.
       if (place.local_world == place.world.value()) place.host = "127.0.0.1";
     }
     return place;
@@ -187,8 +186,7 @@ class EnvironmentReader {
     return step != nullptr ? step : lookup_("SLURM_STEPID");
   }
 
-  /// At the meeting place the user gave, or at MASTER_ADDR:MASTER_PORT, both of which must be
-  /// there.
+  /// Sets the meeting place that the user gave, or MASTER_ADDR:MASTER_PORT, which must both be set.
   void place_at_master(RankPlacement& place, std::string_view id) const {
     Endpoint store;
     if (meeting_) {

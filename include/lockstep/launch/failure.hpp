@@ -2,8 +2,8 @@
 #pragma once
 /// @file Why a rank ended with an exception, as it tells its launcher.
 ///
-/// A rank does not print this itself: the process that watches all ranks knows which failure was
-/// the first, and shows that one, once, ahead of those it has caused.
+/// A rank does not print this itself. The process that watches all ranks knows which failure was
+/// the first, and prints that one first and once.
 
 #include <exception>
 #include <optional>
@@ -16,22 +16,22 @@
 namespace lockstep::detail {
 
 struct Failure {
-  /// As in `Error`; all but the problem are empty for an exception that is none.
+  /// As in `Error`. For other exceptions all but the problem are empty.
   std::string operation;
   std::string problem;
   std::string advice;
   std::optional<Rank> rank;
-  /// Another rank knows the reason.
+  /// The failure was caused by another rank.
   bool consequence = false;
 
   static Failure of(const std::exception_ptr& thrown);
 
-  /// What a user reads. `self` is the rank that failed, where the error names none.
+  /// The text for users. `self` is the rank that failed, for an error that names none.
   std::string text(std::optional<Rank> self) const;
 
   std::string bytes() const;
 
-  /// Nothing where a rank ended before it had said all of it.
+  /// Nothing if the rank ended before it had written all of it.
   static std::optional<Failure> from_bytes(std::string_view bytes);
 };
 

@@ -15,7 +15,7 @@
 
 namespace lockstep {
 
-/// Can the threads of several processes be the ranks of one job?
+/// Can a job whose ranks are threads have several processes?
 enum class Processes : std::uint8_t { one, many };
 
 namespace detail {
@@ -59,9 +59,9 @@ int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
 /// ... }); }`
 ///
 /// Runs `--ranks N` ranks, `default_ranks` without it, as threads of this process, all on the same
-/// `f`. What `f` throws on one rank is printed with the rank's number; the others' calls then fail,
-/// and when all have ended the exit status is 1. Otherwise it is what `f` returns, 0 for void, and
-/// of several the first that is not 0.
+/// `f`. An exception of `f` on one rank is printed with the rank's number; the other ranks' calls
+/// then fail, and when all have ended the exit status is 1. Otherwise it is the first result of `f`
+/// that is not 0; void counts as 0.
 ///
 /// With `Processes::many` there may be several such processes, one on each host: `--nodes`,
 /// `--node-rank` and `--rendezvous` start them (each in a process of its own, which this one looks
@@ -79,8 +79,8 @@ namespace detail {
 /// `int main(int argc, char** argv) { return launch_one_process(argc, argv, [](Session& session,
 /// std::optional<std::size_t> replicas) { ... }); }`
 ///
-/// Calls `f` with a world of one and with what `--ranks` says. What it throws is printed, and the
-/// exit status is 1; otherwise it is what `f` returns. **Host** runs `f`. **Stream** none.
+/// Calls `f` with a world of one and the number of `--ranks`. An exception of `f` is printed, and
+/// the exit status is 1; otherwise it is the result of `f`. **Host** runs `f`. **Stream** none.
 template <class F>
 int launch_one_process(int argc, char** argv, F&& f) {
   return launch_alone(argc, argv, f);

@@ -17,7 +17,7 @@
 
 namespace lockstep::detail {
 
-/// What a process knows when it begins: the launcher's options, and its place if it has one.
+/// The start of a process: the launcher's options, and its place in a job if it has one.
 struct Start {
   LaunchOptions options;
   std::optional<RankPlacement> place;
@@ -27,7 +27,7 @@ struct Start {
     place = environment(options.rendezvous).placement();
     timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
     if (place) share_gpus(*place);
-    // Through a pipe stdio would keep lines back until a block is full: the user would see them
+    // Through a pipe, stdio would keep lines back until a block is full. The user would see them
     // late, and those before a crash never.
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   }
@@ -42,8 +42,8 @@ struct Start {
   }
 };
 
-/// Throws where several processes were started for a job that is one. `threads` is what errors call
-/// the threads of the job.
+/// Throws if several processes were started for a job of one process. `threads` is the word for the
+/// job's threads in errors.
 LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads,
                                          std::string_view for_many_processes) {
   const std::string but = text({", and the ", threads, " of this job are threads of one process"});
@@ -69,7 +69,7 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
       start.options.ranks = default_ranks;
     }
     if (start.options.ranks) {
-      // A task of its own inside an allocation may well start ranks; a rank among others may not.
+      // A single task inside an allocation may start ranks; one of several ranks may not.
       if (!place || (place->world == WorldSize{1} && !place->hosted)) {
         return launch_ranks(std::move(start.options), start.timeout);
       }

@@ -18,7 +18,7 @@
 
 namespace lockstep::detail {
 
-/// The store of a job whose launcher has opened none, and the file that tells where it is.
+/// The store of a job whose launcher has opened none, and the rendezvous file with its address.
 struct StoreHost {
   StoreServer server;
   std::optional<RendezvousFile> file = std::nullopt;
@@ -39,8 +39,8 @@ inline const std::string& inherited_secret(int fd) {
   return secret;
 }
 
-/// Where rank 0 listens: on loopback, unless the others were told to look elsewhere. Then on every
-/// interface, because the name by which they know this host may lead anywhere on this host.
+/// The socket on which rank 0 listens: on loopback, or on every interface if the others were given
+/// another name, because that name may lead to any address of this host.
 inline Descriptor listen_at(const RankPlacement& place) {
   const std::string host = is_loopback(place.host) ? place.host : "";
   int error = 0;
@@ -53,7 +53,7 @@ inline Descriptor listen_at(const RankPlacement& place) {
        "choose another port (MASTER_PORT or --rendezvous), or end what uses it", place.rank);
 }
 
-/// The conversation of all ranks once the store is there. It ends when all ranks have come.
+/// Ranks introduce themselves through the store when they join. It ends when all have come.
 inline void introduce(Store& store, Membership& member, bool knows_local_ranks) {
   const std::string rank = text({member.rank});
   const std::string world = text({member.world});
@@ -79,20 +79,20 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
   }
 }
 
-/// What a process finds at its place: the secret, and the store if it is the one that opens it.
+/// Completes a place: reads the secret, and opens the store if that is this process's part.
 inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   check_placement(place);
   if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
   if (place.hosted || place.rank != Rank{0}) return nullptr;
   std::unique_ptr<StoreHost> host(new StoreHost{StoreServer(place.secret, listen_at(place))});
   place.ports = {host->server.port()};
-  // Its own host, by whatever name the others know it.
+  // This is its own host, whatever name the others use.
   if (!is_loopback(place.host)) place.host = "127.0.0.1";
   return host;
 }
 
-/// Meets the others as one of the ranks of a place. Where the place says nothing of local ranks,
-/// neither does `member`: they find out.
+/// Meets the others as one of the ranks of a place. Ranks find out which are local if it does not
+/// say.
 inline Session meet_at(const RankPlacement& place, Membership member,
                        std::unique_ptr<StoreHost> host = nullptr) {
   try {
@@ -115,7 +115,7 @@ inline Session join_at(RankPlacement place, std::chrono::milliseconds timeout = 
   return meet_at(place, std::move(member), std::move(host));
 }
 
-/// The place of a rank that the program itself gives.
+/// The place of a rank that the program itself has chosen.
 inline RankPlacement chosen_place(Rank rank, WorldSize world) {
   RankPlacement place;
   place.launcher = "the program";

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What one rank knows about its job once it has been launched.
+/// @file A rank's knowledge of its job once it has been launched.
 
 #include <chrono>
 #include <cstddef>
@@ -14,6 +14,7 @@ namespace lockstep {
 /// How long ranks wait for each other unless they are told otherwise.
 inline constexpr std::chrono::milliseconds default_timeout{300'000};
 
+/// A rank's place in its job: its number, the world, and where the store is.
 struct Membership {
   Rank rank;
   WorldSize world;
@@ -23,12 +24,11 @@ struct Membership {
   /// Where the job's store listens.
   std::string host = "127.0.0.1";
   std::uint16_t port = 0;
-  /// Different for every job, the same on all its ranks, fit for a file name: what keeps the shared
-  /// memory of two jobs on one host apart.
+  /// The job's id, which keeps jobs on one host apart. It can be part of a file name.
   std::string job;
-  /// What the store asks of whoever connects.
+  /// The secret that a client of the store must know.
   std::string secret;
-  /// For rendezvous, and for collectives that are given no other limit.
+  /// The time limit of rendezvous, and of collectives without another limit.
   std::chrono::milliseconds timeout{default_timeout};
   /// How many of the job's ranks are threads of this process, neighbours by number.
   std::size_t process_ranks = 1;

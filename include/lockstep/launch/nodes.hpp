@@ -30,15 +30,15 @@ struct NodePlace {
   std::size_t ranks = 1;  // on each node
 };
 
-/// What a launcher knows of the others. Node 0 has the store and watches the other nodes, which
-/// tell it now and then that they are there; they in turn watch whether the store answers. So a
-/// node costs one small request an interval, however many there are.
+/// A launcher's watch over the other nodes. Node 0 has the store and watches the other nodes, which
+/// report to it in intervals; they in turn watch whether the store answers. So each node costs one
+/// small request an interval.
 class NodeWatch {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Waits until every node has come. Node 0 alone decides which nodes are missing, and its words
-  /// reach all that are there: without that, a node that came late would only see the store vanish.
+  /// Waits until every node has come. Node 0 alone decides which nodes are missing, and tells all
+  /// that are there; otherwise a node that came late would only see the store vanish.
   NodeWatch(const Endpoint& meeting, const std::string& secret, NodePlace place,
             Milliseconds timeout)
       : place_(place),
@@ -57,11 +57,10 @@ class NodeWatch {
 
   ~NodeWatch() { stop(); }
 
-  /// The end of a pipe from which it can be read, as one text, that the job has failed elsewhere.
+  /// The end of a pipe that holds, as one text, why the job has failed elsewhere.
   Descriptor take_news() { return std::move(news_.read); }
 
-  /// Starts to watch. Called after the ranks were started, because a process that forks should have
-  /// no threads of its own.
+  /// Starts to watch, after the ranks were started: a process that forks should have no threads.
   void start() {
     heard_.assign(place_.nodes, Heard{"", Deadline::after(patience_)});
     watcher_ = Thread(
@@ -69,8 +68,8 @@ class NodeWatch {
         [this](const std::exception_ptr& thrown) { report(Failure::of(thrown).problem); });
   }
 
-  /// Tells the other nodes why the job ends here; the first that does is the one they believe. It
-  /// does not wait for the store, which may be the very thing that cannot be reached.
+  /// Tells the other nodes why the job ends here; the first reason counts. It does not wait for the
+  /// store, which may be unreachable.
   void announce(const std::string& why) {
     if (teller_.is_running()) return;
     // If the store cannot be reached, the other nodes find out by themselves.
@@ -82,15 +81,15 @@ class NodeWatch {
         [](const std::exception_ptr&) {});
   }
 
-  /// Says that this node's ranks have ended well. Node 0, without which there is no store, stays
-  /// until the others' have too. Returns why the job has failed elsewhere, if it has.
+  /// Says that this node's ranks have ended well. Node 0, which has the store, waits for the other
+  /// nodes. Returns why the job has failed elsewhere, if it has.
   std::optional<std::string> leave() {
     if (place_.node != 0) {
       stop();
       try {
         store_.set(beat_key(place_.node), done);
       } catch (const Error&) {
-        // Node 0 cannot be reached: it misses this node, and says so.
+        // Node 0 cannot be reached: it will miss this node and say so.
       }
       return std::nullopt;
     }
@@ -113,8 +112,8 @@ class NodeWatch {
   static constexpr const char* verdict_key = "lockstep/nodes/verdict";
   static constexpr const char* done = "done";
 
-  /// How long one request may take while the job runs: many fit into the time limit, so that a
-  /// network that stumbles does not end the job.
+  /// How long one request may take while the job runs. Many fit into the time limit, so that a
+  /// short fault of the network does not end the job.
   static constexpr Milliseconds answer_limit{500};
 
   static std::string name(std::size_t node) { return text({"node ", node}); }
@@ -162,7 +161,7 @@ class NodeWatch {
          "they reach that address, or allow more time with --timeout");
   }
 
-  /// Empty when all have come.
+  /// Why the job cannot start; empty when all nodes have come.
   std::string judge() {
     std::vector<std::string> keys;
     keys.reserve(place_.nodes);
@@ -185,7 +184,7 @@ class NodeWatch {
 
   std::string await_verdict() {
     try {
-      // A little more than node 0 takes, whose clock may have started after this one.
+      // A little longer than node 0 waits, which may have started later.
       return store_.get(verdict_key, timeout_ + Milliseconds(700));
     } catch (const Error& error) {
       return text({"node 0 is there no more: ", error.problem()});
@@ -204,8 +203,7 @@ class NodeWatch {
         lost = Deadline::after(patience_);
         refusals = 0;
       } catch (const Error& error) {
-        // Silence may pass. A host that says at once that nobody listens there any more says it
-        // again and again.
+        // Silence may be temporary; connections that are refused at once stay refused.
         const bool refused = Deadline::Clock::now() - begin < interval_ + answer_limit / 2;
         refusals = refused ? refusals + 1 : 0;
         if (refusals == 3 || lost.passed()) {
@@ -217,7 +215,7 @@ class NodeWatch {
     }
   }
 
-  /// On node 0: whose time is over, and whether all are done.
+  /// On node 0: finds nodes that have been silent for too long, and whether all are done.
   void look_at_others() {
     bool all = true;
     for (std::size_t n = 1; n < place_.nodes; ++n) {
@@ -240,7 +238,7 @@ class NodeWatch {
       const std::lock_guard lock(mutex_);
       failure_ = words;
     }
-    // A node need not be told what it has said itself: it is ending already.
+    // A node need not hear its own words: it is ending already.
     if (!words.starts_with(text({name(place_.node), ": "}))) write_all(news_.write.get(), words);
     news_.write.close();
   }
@@ -253,8 +251,7 @@ class NodeWatch {
   NodePlace place_;
   Milliseconds timeout_;
   Milliseconds interval_;
-  /// How long a node may be silent: a little longer than ranks wait for its ranks, because they
-  /// know in which call they miss them.
+  /// How long a node may be silent: a little longer than ranks wait, whose errors name the call.
   Milliseconds patience_;
   std::string where_;
   Store store_;

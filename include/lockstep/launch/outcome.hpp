@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How a job ended: which rank failed first, what came of it, and how a user reads that.
+/// @file How a job ended: which rank failed first, the consequences, and the text for users.
 
 #include <cstddef>
 #include <optional>
@@ -17,19 +17,19 @@ namespace lockstep::detail {
 struct RankEnd {
   Rank rank;
   ExitStatus status;
-  /// What the rank told, unless a signal killed it or it ended without an exception.
+  /// The failure that the rank reported, if it ended with an exception.
   std::optional<Failure> failure;
 
   bool is_consequence() const { return failure && failure->consequence; }
-  /// Of several ends that are noticed at once, the one with the lowest number counts as the first:
-  /// a crash is seldom the consequence of another rank's error, the reverse is common.
+  /// If several ends are noticed at once, the one with the lowest number counts as the first. A
+  /// crash is seldom the consequence of another rank's error; the reverse is common.
   int precedence() const { return is_consequence() ? 2 : status.signal == 0 ? 1 : 0; }
 };
 
 struct Outcome {
-  /// Empty when nobody failed, or when a signal ended the job.
+  /// The first failure; none if no rank failed, or if a signal ended the job.
   std::optional<RankEnd> first;
-  /// Why the job ended on another node, where that came first.
+  /// Why the job ended on another node, if that came first.
   std::optional<std::string> elsewhere;
   /// The ranks that failed because of another.
   std::vector<RankEnd> consequences;
@@ -45,8 +45,8 @@ struct Outcome {
   }
 };
 
-/// Those that told a failure, ordered by the operation in which they failed, then by rank. There
-/// are few, and a sort of the standard library takes longer to compile than all else here.
+/// The ranks that reported a failure, ordered by operation, then by rank. There are few, and a sort
+/// of the standard library takes long to compile.
 inline std::vector<const RankEnd*> by_operation(const std::vector<RankEnd>& ends) {
   std::vector<const RankEnd*> ordered;
   for (const RankEnd& end : ends) {
@@ -62,8 +62,8 @@ inline std::vector<const RankEnd*> by_operation(const std::vector<RankEnd>& ends
   return ordered;
 }
 
-/// What a user reads last, after the first failure: which ranks failed because of it, and where
-/// (not their whole messages, which repeat the first one's), and which ranks had to be killed.
+/// The text after the first failure: which ranks failed because of it, and in which operation, and
+/// which ranks had to be killed.
 inline std::string summary(const Outcome& outcome) {
   std::string lines;
   if (outcome.interrupted != 0) {

@@ -36,7 +36,7 @@ class LineCutter {
         emit(line);
         bytes.remove_prefix(1);
       } else if (bytes.front() == '\r') {
-        // Not dropped yet: a newline may follow, and then it was a line after all.
+        // The text is kept: if a newline follows, it was a line.
         if (!partial_.empty()) status(partial_);
         has_status_ = is_ended_ = true;
         bytes.remove_prefix(1);
@@ -72,23 +72,22 @@ class LineCutter {
 
   std::string partial_;
   bool is_ended_ = false;    // a '\r' has ended what is in `partial_`
-  bool has_status_ = false;  // and no line has come since
+  bool has_status_ = false;  // a status line was the last output
 };
 
-/// Text on its way to the launcher's own stdout and stderr. Strictly one piece after another, since
-/// both are often the same terminal or file, and never blocking, since a launcher stuck behind a
-/// pager could not end its ranks. The streams are not made non-blocking: that would hit everybody
-/// else who has them open. Instead, a write no longer than a page follows poll()'s word that there
-/// is room for one.
+/// Text on its way to the launcher's own stdout and stderr. Pieces are written strictly in order,
+/// since both are often the same terminal or file, and never block, since a launcher stuck behind a
+/// pager could not end its ranks. The streams are not made non-blocking, because other processes
+/// share them. Instead, at most a page is written after poll() has said that there is room.
 ///
-/// Where stdout is a terminal, its last line may be a status line. It goes before anything else is
-/// printed and comes back when there is nothing more to print.
+/// Where stdout is a terminal, its last line may be a status line. It is removed before anything
+/// else is printed, and drawn again when there is nothing more to print.
 class OutputQueue {
  public:
   explicit OutputQueue(bool is_terminal = false) : is_terminal_(is_terminal) {}
 
   bool is_empty() const { return pieces_.empty(); }
-  /// Time to stop reading from ranks.
+  /// Is it time to stop reading from ranks?
   bool is_full() const { return bytes_ >= 1_MiB; }
   /// Which stream is to be polled for POLLOUT.
   int next_stream() const { return pieces_.front().stream; }
@@ -124,7 +123,7 @@ class OutputQueue {
   }
 
  private:
-  // From the cursor, which is in the first column: everything here ends in '\r' or '\n'.
+  // Erases from the cursor on. It is in the first column, since all text ends in '\r' or '\n'.
   static constexpr std::string_view erase_line = "\033[K";
 
   struct Piece {
@@ -159,7 +158,7 @@ class OutputQueue {
     const ssize_t n = ::write(piece.stream, piece.text.data() + piece.written, count);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n < 0) {
-      // Nobody reads it any more (`| head`). The ranks go on; that stream is silent.
+      // The stream's reader has gone (`| head`). The ranks go on, and this stream stays silent.
       const int stream = piece.stream;
       closed_[stream] = true;
       std::deque<Piece> rest;

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Numbers, durations and addresses out of variables and options, or a sentence about what is
-/// wrong with them.
+/// @file Reads numbers, durations and addresses from variables and options, or throws.
 
 #include <chrono>
 #include <cstddef>
@@ -13,7 +12,7 @@
 
 namespace lockstep::detail {
 
-/// `name` is what the text was the value of: a variable or an option.
+/// `name` is the variable or option that has this text.
 std::size_t parse_number(std::string_view name, std::string_view text);
 
 std::uint16_t parse_port(std::string_view name, std::string_view text);

@@ -16,7 +16,7 @@
 namespace lockstep::detail {
 
 struct RankPlacement {
-  /// Who says so, for messages: "torchrun", "Slurm".
+  /// The launcher's name for messages: "torchrun", "Slurm".
   std::string launcher;
   Rank rank;
   WorldSize world;
@@ -26,7 +26,7 @@ struct RankPlacement {
   /// Where the store is, or will be once rank 0 has opened it at the first of `ports` that is free.
   std::string host = "127.0.0.1";
   std::vector<std::uint16_t> ports;
-  /// The launcher serves the store; otherwise rank 0 does.
+  /// Does the launcher serve the store? Otherwise rank 0 does.
   bool hosted = false;
   /// Empty until the ranks have agreed on one.
   std::string job;
@@ -37,7 +37,7 @@ struct RankPlacement {
   int report_fd = -1;
 };
 
-/// Numbers that do not fit together are found before any rank waits for another.
+/// Throws if the numbers do not fit together, before any rank waits for another.
 inline void check_placement(const RankPlacement& place) {
   if (place.world.value() == 0) {
     fail("launch", {place.launcher, " gives a world of zero ranks"}, "a job has at least one rank");
@@ -70,9 +70,9 @@ inline std::vector<std::uint16_t> derived_ports(std::string_view job) {
   return ports;
 }
 
-/// A secret for ranks that were given none: it keeps jobs apart, and does not keep out anyone who
-/// can guess the job's id. `given` is LOCKSTEP_SECRET, which does. The host's address is left out:
-/// ranks may rightly know rank 0's host by different names.
+/// A secret for ranks that were given none. It keeps jobs apart, but not strangers who can guess
+/// the job's id; `given`, LOCKSTEP_SECRET, does that. The host's address is left out: ranks may
+/// rightly know rank 0's host by different names.
 inline std::string derived_secret(std::string_view job, std::uint16_t port,
                                   std::string_view given) {
   return text({"job ", job.size(), ":", job, " port ", port, " secret ", given});

@@ -52,7 +52,7 @@ class RendezvousFile {
   RendezvousFile& operator=(RendezvousFile&&) = delete;
 
   ~RendezvousFile() {
-    // Another job may have put its own in the place.
+    // Another job may have replaced the file by its own.
     if (!path_.empty() && read_file(path_.c_str()) == text_) ::unlink(path_.c_str());
   }
 
@@ -72,7 +72,7 @@ class RendezvousFile {
     return {std::string(text), host};
   }
 
-  /// The contents of a file behind which there is a store.
+  /// Waits for a file whose store answers, and returns its contents.
   static Contents wait(const std::string& path, Rank rank, std::chrono::milliseconds timeout) {
     const Deadline deadline = Deadline::after(timeout);
     std::string why;
@@ -91,7 +91,7 @@ class RendezvousFile {
          "check that rank 0 runs, as the same user, and was given the same file", rank);
   }
 
-  /// Refuses the file of a job that is running, and one that is something else altogether.
+  /// Throws if the file is that of a running job, or no rendezvous file at all.
   static void check_unused(const std::string& path) {
     std::string why;
     const std::string found = read_file(path.c_str());
@@ -112,7 +112,7 @@ class RendezvousFile {
  private:
   static constexpr std::string_view title = "lockstep rendezvous 1";
 
-  /// Only what this user has written is believed: the folder may be /tmp.
+  /// Only a file of this user is accepted, because the folder may be /tmp.
   static std::optional<Contents> read(const std::string& path, std::string& why) {
     const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
     struct stat status{};

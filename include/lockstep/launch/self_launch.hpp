@@ -26,8 +26,8 @@
 
 namespace lockstep::detail {
 
-/// The path of this very program, so that `ps` shows ranks by its name; where another file has
-/// taken the path since (a rebuild), the kernel's link to the one that runs.
+/// The path of this program, so that `ps` shows ranks by its name. If another file has taken the
+/// path since (a rebuild), it is the kernel's link to the running one.
 inline std::string own_program() {
   constexpr const char* link = "/proc/self/exe";
   std::string path(4096, '\0');
@@ -40,7 +40,7 @@ inline std::string own_program() {
   return same ? path : link;
 }
 
-/// This process's environment without what describes a rank or holds the secret.
+/// This process's environment without the variables of a rank and the secret.
 inline std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
       "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
@@ -71,14 +71,14 @@ inline std::vector<char*> pointers(std::vector<std::string>& texts) {
   return list;
 }
 
-/// Opens those of 0, 1 and 2 that the caller has closed: no pipe may take their place.
+/// Opens those of the descriptors 0, 1 and 2 that are closed, so that no pipe gets their number.
 inline void keep_standard_streams() {
   int fd = 0;
   while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
   if (fd >= 0) ::close(fd);
 }
 
-/// How long node 0 keeps the store open for the other nodes after a failure: they are to read it.
+/// How long node 0 keeps the store open after a failure, so that the other nodes can read it.
 inline constexpr std::chrono::milliseconds farewell{300};
 
 /// Starts this node's ranks of the program and stays until all have ended. Returns the exit status:
@@ -89,8 +89,8 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   const std::size_t processes = ranks / options.threads;
   const bool alone = options.nodes == 1;
   Endpoint meeting = options.rendezvous.value_or(Endpoint{"127.0.0.1", 0});
-  // One launcher makes up a secret and a job id and hands them down. Several cannot: theirs is
-  // LOCKSTEP_SECRET, or as good as the port, and the ranks agree on an id when they meet.
+  // A single launcher makes up a secret and a job id. Several launchers use LOCKSTEP_SECRET, or a
+  // secret derived from the port, and the ranks agree on an id when they meet.
   const std::string secret =
       alone ? random_id() : derived_secret("nodes", meeting.port, environment().secret());
   std::optional<StoreServer> server;
@@ -108,7 +108,7 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       others.emplace(meeting, secret, NodePlace{options.node_rank, options.nodes, ranks}, timeout);
     }
   } catch (const Error&) {
-    linger(farewell);  // the others are to read why
+    linger(farewell);  // so that the others can read why
     throw;
   }
 
@@ -147,7 +147,8 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       }
       add_shared_gpu_variables(variables, job, rank, ranks, alone, gpus);
       const std::vector<char*> environment = pointers(variables);
-      // The store's thread runs already: between fork and exec only what signal handlers may do.
+      // The store's thread runs already: after fork, only async-signal-safe functions may be
+      // called.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(told.read.get(), F_SETFD, 0);
         ::fcntl(report.write.get(), F_SETFD, 0);

@@ -16,15 +16,15 @@ namespace detail {
 
 struct StoreHost;
 
-/// What tells one host from another: containers share a boot id, hosts can share a name. Where that
-/// is not how ranks should be told apart, LOCKSTEP_HOST says which host a rank is on.
+/// A text that differs between hosts. It joins boot id and name, because containers share a boot id
+/// and hosts can share a name. LOCKSTEP_HOST replaces it.
 std::string host_identity();
 
 }  // namespace detail
 
-/// A rank's membership in a job, while it lasts. The rank that hosts the store stays in its
-/// destructor until all others have gone, as long as the job's time limit at most, and not at all
-/// when an exception ends it: then the others are to notice.
+/// A rank's membership in a job, while it lasts. The destructor of the rank that hosts the store
+/// waits until all others have gone, at most for the job's time limit. When an exception ends the
+/// rank it does not wait, so that the others notice.
 class Session {
  public:
   Session(Membership membership, Store store);

@@ -3,9 +3,9 @@
 /// @file The environment of ranks that share GPUs, set before a process has threads.
 ///
 /// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each rank
-/// pretends to be on a host of its own (NCCL_HOSTID), and ranks talk through sockets: slow, and
-/// good enough for trying out. NCCL avoids the loopback interface, and a host without a network has
-/// no other. Variables that the user has set stay as they are.
+/// pretends to be on a host of its own (NCCL_HOSTID), and ranks talk through sockets, which is slow
+/// but good enough to try things out. NCCL avoids the loopback interface unless told otherwise, and
+/// a host without a network has no other. Variables that the user has set stay as they are.
 
 #include <glob.h>
 #include <stdlib.h>
@@ -29,8 +29,7 @@ inline std::size_t matching_paths(const char* pattern) {
   return count;
 }
 
-/// How many devices CUDA takes from a list such as CUDA_VISIBLE_DEVICES: those before the first
-/// that is none.
+/// How many devices CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid entry.
 inline std::size_t listed_gpus(std::string_view list) {
   std::size_t count = 0;
   while (!list.empty() && list.front() != ',' && list.front() != '-') {
@@ -48,8 +47,8 @@ inline std::size_t gpus_in_sight() {
   return list != nullptr ? listed_gpus(list) : matching_paths("/dev/nvidia[0-9]*");
 }
 
-/// Adds the variables for one rank, as `name=value`: none where every rank of the host has a GPU of
-/// its own, or where sharing is not wanted.
+/// Adds the variables for one rank, as `name=value`: none if every rank of the host has a GPU of
+/// its own, or if sharing is not wanted.
 inline void add_shared_gpu_variables(std::vector<std::string>& variables, std::string_view job,
                                      Rank rank, std::size_t local_world, bool is_one_host,
                                      std::size_t gpus) {
@@ -62,8 +61,8 @@ inline void add_shared_gpu_variables(std::vector<std::string>& variables, std::s
   }
 }
 
-/// Sets them in this process, which another launcher has started. A process that has threads
-/// already is left alone, because one of them may be reading the environment.
+/// Sets these variables in this process, which another launcher has started. A process that has
+/// threads already is left alone, because one of them may be reading the environment.
 inline void share_gpus(const RankPlacement& place) {
   std::vector<std::string> variables;
   add_shared_gpu_variables(variables, place.job, place.rank, place.local_world,

@@ -53,7 +53,7 @@ constexpr std::uint64_t sip_hash(SipKey key, std::string_view message) {
   return v0 ^ v1 ^ v2 ^ v3;
 }
 
-/// A key out of a secret of any length. As hard to guess as the secret, not harder.
+/// Derives a key from a secret of any length. It is as hard to guess as the secret.
 constexpr SipKey derive_key(std::string_view secret) {
   return {sip_hash({0, 0}, secret), sip_hash({1, 0}, secret)};
 }

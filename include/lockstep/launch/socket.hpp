@@ -54,8 +54,8 @@ inline Addresses resolve(const std::string& host, std::uint16_t port, std::strin
   return Addresses(found);
 }
 
-/// What every connection of the store wants: no delay for small messages, and an end, within a
-/// minute, when the other host has vanished without a word.
+/// Sets the options of every connection of the store: no delay for small messages, and an end
+/// within a minute when the other host has vanished.
 inline void tune_connection(int fd) {
   const auto set = [fd](int level, int name, int value) {
     ::setsockopt(fd, level, name, &value, sizeof value);
@@ -129,8 +129,8 @@ inline Descriptor accept_now(int listener) {
   return fd;
 }
 
-/// Whether a socket is connected to itself. That happens on loopback: who keeps trying a port that
-/// nobody listens on will one day be given that very port for its own end, and TCP allows it.
+/// Whether a socket is connected to itself. That can happen on loopback: a client that keeps trying
+/// an unused port may get that port for its own end, and TCP then connects the two.
 inline bool is_self_connected(int fd) {
   sockaddr_storage here{};
   sockaddr_storage there{};

@@ -21,7 +21,7 @@ void spawn_threads(std::size_t ranks, RankFunction f, std::chrono::milliseconds 
 void spawn_processes(std::size_t ranks, RankFunction f, std::chrono::milliseconds timeout);
 }  // namespace detail
 
-/// Ranks are threads of this process: what many ranks on one GPU need.
+/// Ranks are threads of this process, as several ranks on one GPU must be.
 struct AsThreads {};
 
 /// Ranks are forked copies of this process, which carry on from the call of `spawn`.
@@ -45,7 +45,7 @@ void spawn(AsProcesses, std::size_t ranks, F&& f,
   detail::spawn_processes(ranks, f, timeout);
 }
 
-/// The same with a number of ranks that the compiler knows: `spawn<4>(f)` as threads,
+/// Runs a number of ranks that the compiler knows: `spawn<4>(f)` as threads,
 /// `spawn<4>(AsProcesses{}, f)` as processes.
 template <std::size_t Ranks, class How, class F>
   requires std::same_as<How, AsThreads> || std::same_as<How, AsProcesses>

@@ -22,8 +22,7 @@
 
 namespace lockstep::detail {
 
-/// What a rank threw, as an error that names the rank. An `Error` stays what it was; others become
-/// one.
+/// A rank's exception as an `Error` that names the rank.
 LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
   if (failure.operation.empty()) {
     return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
@@ -83,8 +82,8 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
   }
 }
 
-/// The life of a rank that was forked: learn where the store is, run, say what went wrong, end
-/// without the parent's atexit handlers and destructors, which are not this process's business.
+/// Runs a forked rank: learns where the store is, runs, reports a failure, and ends without the
+/// parent's atexit handlers and destructors.
 [[noreturn]] LOCKSTEP_INLINE void run_forked(Membership member, int start, int report,
                                              RankFunction f) {
   int status = 0;
@@ -109,7 +108,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
                                      std::chrono::milliseconds timeout) {
   require_ranks(ranks);
   std::cout.flush();
-  std::fflush(nullptr);  // or every rank would print what is still in the buffers
+  std::fflush(nullptr);  // or every rank would print what is in the buffers
   std::vector<Pipe> starts;
   Outcome outcome;
   {
@@ -123,8 +122,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
         run_forked(member, starts[r].read.get(), report.write.get(), f);
       });
     }
-    // Only now: forked before there is a server, ranks inherit neither its sockets nor a process
-    // that has threads.
+    // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
     const std::string secret = random_id();
     const StoreServer server(secret);
     const std::string told =
@@ -136,7 +134,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
     outcome = supervisor.run();
   }
   if (outcome.interrupted != 0) {
-    ::raise(outcome.interrupted);  // what the program wants to do about it, it does now
+    ::raise(outcome.interrupted);  // now the program's own handling applies
     fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
   }
   if (!outcome.first) return;

@@ -21,11 +21,10 @@ class StoreClient;
 }
 
 /// A client of the job's store. Any number of threads may use one: each request takes a connection
-/// of its own for as long as it lasts, an idle one or a new one. A wait is then a request like any
-/// other, answered by the server the moment it can be, and never keeps another thread from its
-/// request; polling in slices over one connection would cost either latency or fairness.
+/// of its own for as long as it lasts, an idle one or a new one. So a wait is a request like any
+/// other: the server answers it as soon as it can, and it never blocks another thread's request.
 ///
-/// A request is never repeated by itself: after an error nobody knows whether an `add` was done.
+/// A failed request is never repeated, because the client cannot know whether an `add` was done.
 class Store {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -35,8 +34,8 @@ class Store {
   Store(const std::string& host, std::uint16_t port, const std::string& secret,
         Milliseconds timeout);
 
-  /// The same with several ports, of which one is the store's; the others are refused, silent, or
-  /// do not know the secret, and are skipped.
+  /// Connects to the first of several ports that has the store; ports that refuse, stay silent or
+  /// do not know the secret are skipped.
   Store(const std::string& host, std::span<const std::uint16_t> ports, const std::string& secret,
         Milliseconds timeout);
   Store(Store&&) noexcept;
@@ -45,10 +44,10 @@ class Store {
 
   std::uint16_t port() const;
   Milliseconds timeout() const;
-  /// For requests to come. The shorter, the sooner a store that does not answer is an error.
+  /// Sets the limit of later requests, after which a store that does not answer is an error.
   void set_timeout(Milliseconds timeout);
 
-  /// Stores a value, in the place of an earlier one.
+  /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
 
   /// The value of a key, as soon as a rank has set it.
@@ -62,15 +61,16 @@ class Store {
   void wait(const std::vector<std::string>& keys) { wait(keys, timeout()); }
   void wait(const std::vector<std::string>& keys, Milliseconds timeout);
 
-  /// Adds to a number, which begins at 0, in one indivisible step; what it is then.
+  /// Adds to a number, which begins at 0, atomically. Returns the new number.
   std::int64_t add(std::string_view key, std::int64_t delta);
 
-  /// Sets `desired` if the value is `expected`, or if there is none and `expected` is empty, in one
-  /// indivisible step. The value now stored; `expected` where none was and none was set.
+  /// Sets `desired` if the value is `expected`, or if there is none and `expected` is empty,
+  /// atomically. Returns the value that is stored then; `expected` if there was none and none was
+  /// set.
   std::string compare_set(std::string_view key, std::string_view expected,
                           std::string_view desired);
 
-  /// Removes a key; whether it was there.
+  /// Removes a key. Returns whether it was there.
   bool erase(std::string_view key);
 
   /// Waits until all ranks of the world have come to the barrier of this name, which can then be

@@ -98,9 +98,8 @@ class StoreClient {
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
-  /// Sends a request and reads the reply. The server may hold it back for `waiting`. When another
-  /// while has passed too, the server is stopped or unreachable; a request that has waited for the
-  /// whole time limit finds that out soon after it.
+  /// Sends a request and reads the reply. The server may hold it back for `waiting`. If no reply
+  /// comes within a further while, the server is stopped or unreachable.
   StoreReply request(const StoreRequest& message, Milliseconds waiting = Milliseconds(0)) {
     if (message.bytes().size() > store_protocol::max_frame_bytes) {
       fail(message.name(), {"a request of ", message.bytes().size(), " bytes"},
@@ -201,7 +200,7 @@ LOCKSTEP_INLINE std::optional<std::string> Store::try_get(std::string_view key,
 LOCKSTEP_INLINE void Store::wait(const std::vector<std::string>& keys, Milliseconds timeout) {
   detail::StoreRequest message(detail::store_protocol::Operation::wait, "wait", "");
   message.limit(timeout);
-  // The server takes keys off the end of the list; ranks tend to come in order.
+  // In reverse: the server removes keys from the end of the list, and ranks tend to come in order.
   for (std::size_t i = keys.size(); i-- > 0;) {
     message.check_key(keys[i]);
     message.text(keys[i]);

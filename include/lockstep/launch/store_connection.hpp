@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A client's connection to the store: made, proved, and used for one request at a time.
+/// @file A client's connection to the store: authenticated, and used for one request at a time.
 
 #include <string>
 #include <string_view>
@@ -11,11 +11,11 @@
 
 namespace lockstep::detail {
 
-/// A connection to a store that has proved to have this key, or an empty one and the reason.
+/// A connection to a store that has proved that it knows the key; otherwise empty, with the reason.
 inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, SipKey key,
                                    Deadline deadline, std::string& why) {
   using namespace store_protocol;
-  // A limit of its own for each attempt: what accepts and says nothing must not use up all the
+  // Each attempt has its own limit: a port that accepts and says nothing must not use up all the
   // time.
   const Deadline limit = sooner(deadline, Deadline::after(handshake_limit));
   Descriptor socket = try_connect(host, port, limit, why);

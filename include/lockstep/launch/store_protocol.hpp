@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the store and its clients say to each other: the handshake, frames, their limits.
+/// @file The protocol between the store and its clients: handshake, frames, limits.
 ///
 /// The server speaks first: a magic word and a nonce. The client answers with a nonce of its own
 /// and a keyed hash of both, the server with another keyed hash. So each knows that the other has
 /// the job's secret, which never travels, and a client that has reached some other program's port,
-/// or another job's store, finds out. What follows is neither signed nor encrypted: the handshake
-/// keeps strangers and accidents out, not someone who can alter the network's packets.
+/// or another job's store, finds out. Later messages are neither signed nor encrypted: the
+/// handshake keeps strangers and accidents out, not someone who can alter the network's packets.
 ///
-/// Then frames in both directions: a length of four bytes, then the body. A request's body begins
-/// with its operation, a reply's with its status. Integers are little-endian.
+/// After that both sides send frames: a length of four bytes, then the body. A request's body
+/// begins with its operation, a reply's with its status. Integers are little-endian.
 
 #include <chrono>
 #include <cstdint>
@@ -32,7 +32,7 @@ inline constexpr std::size_t max_value_bytes = 16_MiB;
 /// A key, two values (`compare_set`) and room for their lengths.
 inline constexpr std::size_t max_frame_bytes = 2 * max_value_bytes + max_key_bytes + 64;
 
-/// How long a connection may take to say who it is.
+/// How long a client may take for its part of the handshake.
 inline constexpr std::chrono::milliseconds handshake_limit{2000};
 
 enum class Operation : std::uint8_t { set = 1, get, wait, add, compare_set, erase, barrier };
@@ -122,7 +122,7 @@ inline std::string tag(SipKey key, std::string_view role, std::string_view serve
   return Writer{}.u64(sip_hash(key, message)).bytes();
 }
 
-/// Equality in a time that does not tell where the first difference is.
+/// Compares in constant time, so that the time does not tell where the first difference is.
 inline bool same_tag(std::string_view a, std::string_view b) {
   unsigned difference = a.size() == b.size() ? 0 : 1;
   for (std::size_t i = 0; i < a.size() && i < b.size(); ++i) {

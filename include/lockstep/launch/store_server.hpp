@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The store's server: one thread around poll(), which no client can stop, crash or fill.
+/// @file The store's server: one thread around poll(), which no client can stop or crash.
 
 #include <sys/eventfd.h>
 
@@ -26,14 +26,14 @@
 
 namespace lockstep::detail {
 
-/// Serves keys and values to those who know the secret. It listens on loopback unless told
+/// Serves keys and values to clients that know the secret. It listens on loopback unless told
 /// otherwise; an empty host means every interface, port 0 a free one.
 ///
-/// Strangers cost little: a connection has `handshake_limit` to prove itself in 24 bytes, is closed
-/// at the first wrong one, and at most `max_strangers` are open at a time. Clients are trusted not
-/// to fill the memory, but not to be well: a broken frame, a reset or a death ends that connection
-/// and nothing else. A connection has one request in progress; the bytes it sends meanwhile stay in
-/// its socket, so no client can make the server hold more than one request and one reply for it.
+/// A connection has `handshake_limit` to prove itself in 24 bytes, is closed at the first wrong
+/// one, and at most `max_strangers` unproved ones are open at a time. A broken frame, a reset or
+/// the death of a client ends its connection and nothing else. A connection has one request in
+/// progress; later bytes stay in its socket, so the server holds at most one request and one reply
+/// for each client.
 class StoreServer {
  public:
   static constexpr std::size_t max_strangers = 64;
@@ -42,7 +42,7 @@ class StoreServer {
                        std::uint16_t port = 0)
       : StoreServer(secret, listen_on(host, port)) {}
 
-  /// On a socket that listens already.
+  /// Serves on a socket that listens already.
   StoreServer(const std::string& secret, Descriptor listener)
       : key_(derive_key(secret)),
         listener_(std::move(listener)),
@@ -71,14 +71,14 @@ class StoreServer {
 
   std::uint16_t port() const { return port_; }
 
-  /// Connections that have proved themselves.
+  /// The number of connections that have proved themselves.
   std::size_t clients() const { return clients_.load(); }
 
-  /// Closes every connection, so that all who wait for a key or in a barrier stop waiting. From any
-  /// thread; the server is of no use afterwards.
+  /// Closes every connection, which ends all waits of clients. Any thread may call it; the server
+  /// is of no use afterwards.
   void shut_down() {
     const std::uint64_t one = 1;
-    // It fails only when the counter is full: then the thread has been woken before.
+    // This fails only when the counter is full, and then the thread has been woken before.
     [[maybe_unused]] const ssize_t n = ::write(wake_.get(), &one, sizeof one);
   }
 
@@ -180,7 +180,7 @@ class StoreServer {
     send_output(c);
   }
 
-  /// Serves the requests that are complete, one at a time: the next waits for the last's reply.
+  /// Serves complete requests, one at a time: the next one waits for the reply to the one before.
   void serve_input(Connection& c) {
     while (!c.dead && !c.is_busy() && c.input.size() >= 4) {
       const std::size_t size = store_protocol::Reader(c.input).u32();
@@ -249,8 +249,9 @@ class StoreServer {
 
   std::size_t strangers() const { return connections_.size() - clients_.load(); }
 
-  /// When strangers take all places, the oldest makes room, but not before it had the time that an
-  /// honest client needs. So neither idle strangers nor a thousand ranks at once lock ranks out.
+  /// When unproved connections take all places, the oldest is closed, but not before it had the
+  /// time that an honest client needs. So neither idle strangers nor a thousand ranks at once lock
+  /// ranks out.
   bool may_accept(Deadline& next) {
     if (!accept_after_.passed()) {
       next = sooner(next, accept_after_);
@@ -294,7 +295,7 @@ class StoreServer {
   Descriptor wake_;
   std::atomic<std::size_t> clients_{0};
 
-  // The thread's own.
+  // Used by the server's thread only.
   StoreTable table_;
   std::vector<std::unique_ptr<Connection>> connections_;
   Deadline accept_after_ = Deadline::after(std::chrono::milliseconds(0));

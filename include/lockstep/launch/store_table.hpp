@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the store does with requests, apart from sockets: keys, values, barriers, and
-/// requests that wait.
+/// @file The store's data, apart from sockets: keys, values, barriers, and requests that wait.
 
 #include <charconv>
 #include <chrono>
@@ -23,8 +22,8 @@ namespace lockstep::detail {
 struct StoreWait {
   store_protocol::Operation operation{};
   Deadline deadline = Deadline::never();
-  /// get: the one key. barrier: its name. wait: the keys not seen yet; each is taken off once, even
-  /// if it is erased later, so that a long list costs its length and not its length at every
+  /// For get the key, for barrier its name, for wait the keys that have not been set yet. Each key
+  /// is removed once, even if it is erased later, so that a long list is not searched at every
   /// change.
   std::vector<std::string> keys;
   std::uint32_t rank = 0;
@@ -33,8 +32,7 @@ struct StoreWait {
 
 class StoreTable {
  public:
-  /// Writes the reply, or leaves it empty: then either `wish` is waiting, or the bytes are no
-  /// request and their sender is not worth an answer.
+  /// Writes the reply. It stays empty if `wish` has to wait, or if the bytes are no request.
   void serve(std::string_view body, std::string& reply, StoreWait& wish) {
     store_protocol::Reader request(body);
     wish.operation = static_cast<Operation>(request.byte());
@@ -121,7 +119,7 @@ class StoreTable {
     return request.ok() && value.size() <= store_protocol::max_value_bytes;
   }
 
-  /// What a barrier's request says before its time limit: the rank, and the world.
+  /// Reads the rank of a barrier's request, which stands before the world and the time limit.
   static std::uint32_t read_rank(store_protocol::Reader& request, StoreWait& wish) {
     if (wish.operation != Operation::barrier) return 0;
     wish.rank = request.u32();
@@ -150,7 +148,7 @@ class StoreTable {
     answer(reply, Status::ok, value);
   }
 
-  /// Notes a rank's arrival. False where the reply says what is wrong with it.
+  /// Notes a rank's arrival. False if it is refused; the reply then says why.
   bool arrive(const StoreWait& wish, std::uint32_t world, std::string& reply) {
     const std::uint32_t rank = wish.rank;
     if (rank >= world || world > max_world) {
@@ -174,7 +172,8 @@ class StoreTable {
     return true;
   }
 
-  /// The reply to a request whose time is over: what it still misses. A barrier goes on without it.
+  /// Writes the reply to a request whose time is over: the keys or ranks that are missing. A
+  /// barrier no longer counts it.
   void give_up(std::string& reply, const StoreWait& wish) {
     store_protocol::Writer out;
     out.byte(static_cast<std::uint8_t>(Status::missing));

@@ -37,13 +37,13 @@ inline std::chrono::milliseconds termination_grace() {
   return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
 }
 
-/// What stands before everything a rank prints.
+/// The prefix of every line that a rank prints.
 inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "}); }
 
 /// Starts ranks and looks after them in one poll() loop. While it exists, SIGINT, SIGTERM and
 /// SIGHUP are blocked in this thread and read by the loop, unless they were ignored before (nohup).
-/// In a program with other threads these must block them too, or the signal ends the process; its
-/// ranks then end with it.
+/// Other threads of the program must block these signals too; otherwise a signal ends the process,
+/// and its ranks with it.
 class Supervisor {
  public:
   explicit Supervisor(Failures failures, std::chrono::milliseconds grace = termination_grace())
@@ -59,7 +59,7 @@ class Supervisor {
       ::sigaddset(&watched, signal);
       ::sigaddset(&blocked, signal);
     }
-    ::sigaddset(&blocked, SIGPIPE);  // a write says it too, and only to the writer
+    ::sigaddset(&blocked, SIGPIPE);  // failed writes are noticed by their result
     ::pthread_sigmask(SIG_BLOCK, &blocked, &mask_before_);
     signals_ = Descriptor(::signalfd(-1, &watched, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!signals_) {
@@ -87,23 +87,23 @@ class Supervisor {
     ::pthread_sigmask(SIG_SETMASK, &mask_before_, nullptr);
   }
 
-  /// Starts one rank: `body` runs in a forked process and must not return. What it writes to the
-  /// other end of `report`, a `Failure`, is why it failed.
+  /// Starts one rank: `body` runs in a forked process and must not return. It writes a `Failure` to
+  /// the other end of `report` if it fails.
   void start(Rank rank, Descriptor report, FunctionRef<void()> body) {
     children_.push_back(start_child(rank, std::move(report), mask_before_, body));
   }
 
   using Tell = FunctionRef<void(const std::string&)>;
 
-  /// Connects this supervisor to those of the job's other nodes: what can be read from `news` is
-  /// why the job has failed there, and `tell` is called with why it fails here.
+  /// Connects this supervisor to those of the job's other nodes: `news` holds why the job has
+  /// failed there, and `tell` is called with why it fails here.
   void connect(Descriptor news, Tell tell) {
     news_ = std::move(news);
     tell_ = tell;
   }
 
-  /// Passes output on until every rank has ended. Failure of one, or a signal, ends all: SIGTERM,
-  /// and SIGKILL to those that are left after the grace; a second signal does not wait that long.
+  /// Passes output on until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
+  /// and by SIGKILL after the grace or at a second signal.
   Outcome run() {
     while (is_any_running() || awaits_news() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
@@ -128,7 +128,7 @@ class Supervisor {
     return false;
   }
 
-  /// Ranks that failed because of another node's may all have ended before that node has said why.
+  /// Is another node about to say why it failed? Its failure may have ended all ranks here.
   bool awaits_news() const { return news_ && settled_at_ && !kill_at_; }
 
   void wait_for_events() {
@@ -136,7 +136,7 @@ class Supervisor {
     polled[0].fd = signals_.get();
     if (!queue_.is_empty()) polled[1] = {queue_.next_stream(), POLLOUT, 0};
     polled[2].fd = news_.get();
-    // poll() passes over negative descriptors: closed pipes, and all while the queue is full.
+    // poll() ignores negative descriptors: closed pipes, and all pipes while the queue is full.
     for (std::size_t i = 0; i < children_.size(); ++i) {
       const Child& child = children_[i];
       if (child.running) polled[4 * i + 3].fd = child.handle.get();
@@ -148,7 +148,7 @@ class Supervisor {
     if (polled[0].revents != 0) read_signal();
     if (polled[1].revents != 0 && !queue_.is_empty()) queue_.write_some();
     if (polled[2].revents != 0) read_news();
-    // Ends before output: what others print because of a failure comes after what it said.
+    // Ends are handled before output, so that a failure is printed before its consequences.
     std::vector<RankEnd> failed;
     for (std::size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
@@ -168,8 +168,8 @@ class Supervisor {
     }
   }
 
-  /// Finds the first failure and ends the rest. A rank that failed because of another may well be
-  /// noticed before that other one has ended, which gets a moment to do so and to say why.
+  /// Finds the first failure and ends the rest. A rank that failed because of another may be
+  /// noticed first, so the other one gets a moment to end and to say why.
   void judge(const std::vector<RankEnd>& failed) {
     for (int precedence : {0, 1, 2}) {
       for (const RankEnd& end : failed) {
@@ -186,8 +186,8 @@ class Supervisor {
     }
   }
 
-  /// Ranks have failed because of another, and no other is known here, so the end that was noticed
-  /// first counts as the first failure.
+  /// Ranks have failed because of a rank that is not known here, so the end that was noticed first
+  /// counts as the first failure.
   void settle() {
     settled_at_.reset();
     if (kill_at_ || outcome_.consequences.empty()) return;
@@ -197,7 +197,7 @@ class Supervisor {
   }
 
   void begin_end(const RankEnd& first) {
-    // A process with several ranks says which of them it was.
+    // A process with several ranks reports which of them failed.
     const Rank rank = first.failure && first.failure->rank ? *first.failure->rank : first.rank;
     const std::string words = text({"rank ", rank, " failed first (", first.status.text(), ")"});
     outcome_.first = first;
@@ -210,7 +210,7 @@ class Supervisor {
     if (tell_) (*tell_)(words);
   }
 
-  /// What happened on another node, in its words. Nothing is left to hear after that.
+  /// Reads why the job failed on another node. There is only one such text.
   void read_news() {
     const std::string words = read_all(news_.get());
     news_.close();
@@ -235,8 +235,7 @@ class Supervisor {
     if (outcome_.interrupted == 0 && !outcome_.first && !outcome_.elsewhere) {
       outcome_.interrupted = static_cast<int>(info.ssi_signo);
     }
-    // After a failure, output that nobody reads yet is waited for, as by any program behind a
-    // pager; after a signal not for long.
+    // After a failure output is written however long that takes; after a signal only briefly.
     if (!is_any_running()) {
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
     } else if (kill_at_) {
@@ -266,7 +265,7 @@ class Supervisor {
     kill_at_ = Deadline::never();
   }
 
-  /// Output that is still there need not be waited for any more.
+  /// Is the time for the remaining output over?
   bool is_time_over() const { return write_until_ && write_until_->passed(); }
 
   Deadline next_deadline() const {
@@ -298,8 +297,8 @@ class Supervisor {
     return true;
   }
 
-  /// What is left in the pipes of a rank that has ended. No more than a pipe holds, 1 MiB at most:
-  /// something the rank has left behind may still be writing.
+  /// Reads the rest of an ended rank's pipes, 1 MiB at most, because processes that the rank has
+  /// left behind may still be writing.
   void drain(Child& child) {
     for (int stream : {1, 2, 3}) {
       for (int i = 0; i < 16 && child.pipe(stream) && read_some(child, stream);) ++i;
@@ -336,7 +335,7 @@ class Supervisor {
   std::optional<Tell> tell_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
-  std::optional<Deadline> settled_at_;   // set once somebody has failed because of another
+  std::optional<Deadline> settled_at_;   // set once a rank has failed because of another
   std::optional<Deadline> kill_at_;      // set once the job is ending
   std::optional<Deadline> write_until_;  // set once a signal has come
   Outcome outcome_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks that are threads: many ranks on one GPU. They run the program's own code and
-/// therefore take signals as its other threads do.
+/// @file Ranks that are threads, as several ranks on one GPU are. They run the program's own code
+/// and take signals as its other threads do.
 
 #include <unistd.h>
 
@@ -26,8 +26,8 @@
 
 namespace lockstep::detail {
 
-/// Says why this rank fails: to the launcher, where lockstep's own has given a pipe for that, else
-/// on stderr, once and in one piece. Returns the exit status, 1.
+/// Reports why this rank fails: to lockstep's launcher through its pipe, else on stderr, in one
+/// piece. Returns the exit status, 1.
 inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
                           const Descriptor& launcher) {
   Failure failure = Failure::of(thrown);
@@ -39,7 +39,7 @@ inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> 
   return 1;
 }
 
-/// How the threads of a job end, told by each as it does.
+/// How the threads of a job ended, as each reports it.
 class ThreadEnds {
  public:
   explicit ThreadEnds(std::size_t threads) : running_(threads) {}
@@ -59,8 +59,8 @@ class ThreadEnds {
     changed_.notify_all();
   }
 
-  /// **Host** blocks until all have ended or, once one has failed, for the grace that the others
-  /// have. Have all ended?
+  /// **Host** blocks until all have ended or, once one has failed, for the grace of the others.
+  /// Returns whether all have ended.
   bool await(std::chrono::milliseconds grace) {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
@@ -72,7 +72,7 @@ class ThreadEnds {
   int report(const Descriptor& launcher) {
     const std::lock_guard lock(mutex_);
     if (ends_.empty()) return status_;
-    // A rank that fails because of another often ends sooner than that one.
+    // A rank that fails because of another often ends before it.
     std::size_t first = 0;
     while (first < ends_.size() && ends_[first].failure.consequence) ++first;
     if (first == ends_.size()) first = 0;
@@ -101,8 +101,8 @@ class ThreadEnds {
   int status_ = 0;
 };
 
-/// Starts a thread for each of `ranks`, from `first` on. `act(rank)` is what it does, and returns
-/// its exit status; `failed()` is called after one that throws. Both must outlive the threads.
+/// Starts a thread for each of `ranks`, from `first` on. Each calls `act(rank)`, which returns its
+/// exit status; `failed()` is called after one that throws. Both must outlive the threads.
 inline std::vector<Thread> start_threads(std::size_t first, std::size_t ranks, ThreadEnds& ends,
                                          FunctionRef<int(Rank)> act, FunctionRef<void()> failed) {
   std::vector<Thread> threads;
@@ -153,8 +153,8 @@ inline int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
 }
 
 /// This process is one of several, with as many threads each: calls `run(session)` on its own. When
-/// one has failed the others have a while to fail because of it; if a thread then still waits for
-/// other processes, it is left, and the process ends.
+/// one has failed the others have a while to end; then the process ends, even if a thread still
+/// waits for other processes.
 inline int run_threads_at(RankPlacement place, std::size_t threads,
                           std::chrono::milliseconds timeout,
                           const std::vector<std::string>& arguments, const Descriptor& launcher,

@@ -44,7 +44,7 @@ template <TensorRole Role, class... Entries>
 struct DeclarationList {
   static constexpr TensorRole role = Role;
 
-  /// Only declarations of the list's own role. The rest is meaningful only if this holds.
+  /// Are all entries declarations of the list's role? Otherwise the other members mean nothing.
   static constexpr bool well_formed = [] {
     if constexpr ((Declaration<Entries> && ...)) {
       return ((Entries::role == Role && Entries::well_formed) && ...);
@@ -72,9 +72,9 @@ struct DeclarationList {
   }
 };
 
-/// What a scope passes on. Around anything but declarations it is ill-formed, which the composition
-/// check reports. (A partial specialisation of the scope itself is beyond nvcc, because of its
-/// name.)
+/// The base of scopes. A scope around anything but declarations is ill-formed, which the
+/// composition check reports. (A partial specialisation of the scope itself is beyond nvcc, because
+/// of its name.)
 template <class List>
 struct Scoped {
   static constexpr TensorRole role = TensorRole::parameter;
@@ -105,6 +105,7 @@ struct Buffer : detail::TensorDeclaration<detail::TensorRole::buffer, Text, T, E
 template <class... Entries>
 struct ParameterList : detail::DeclarationList<detail::TensorRole::parameter, Entries...> {};
 
+/// A model's buffers.
 template <class... Entries>
 struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries...> {};
 
@@ -147,7 +148,7 @@ struct Repeat : detail::Scoped<List> {
 
 namespace detail {
 
-/// A list whose entries are all of this role, and of its children likewise.
+/// A list whose entries, also in scopes, are all of this role.
 template <class L, TensorRole Role>
 concept DeclarationListOf = Declaration<L> && L::well_formed && L::role == Role;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file From `"fc1.weight"_p`, or a number, to what is known of the tensor.
+/// @file Finds a tensor by its key, `"fc1.weight"_p`, or by its number.
 
 #include <concepts>
 #include <cstddef>
@@ -28,7 +28,7 @@ struct NamedTensor {
       "BufferList (the compiler prints the name beside this sentence)");
 
  public:
-  /// Its place in declaration order. After an error, any: one error is enough.
+  /// Its place in declaration order; any place after an error, so that there is only one error.
   static constexpr std::size_t index = found == detail::not_found ? 0 : found;
   static constexpr detail::TensorInfo info = detail::tensor_table<Model, Role>.infos[index];
 };

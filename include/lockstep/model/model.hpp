@@ -9,39 +9,40 @@
 
 namespace lockstep {
 
-/// Declares its parameters: `using Parameters = ParameterList<...>;` with at least one.
+/// A model that declares its parameters: `using Parameters = ParameterList<...>;` with at least
+/// one.
 template <class M>
 concept ParameterDeclaring =
     requires { typename M::Parameters; } &&
     detail::DeclarationListOf<typename M::Parameters, detail::TensorRole::parameter> &&
     M::Parameters::tensors != 0;
 
-/// `forward(step, batch)` can be called; it reads `step.param("name"_p)`.
+/// A model with `forward(step, batch)`, which reads `step.param("name"_p)`.
 template <class M, class Step, class Batch>
 concept ForwardRunning =
     requires(M& model, Step& step, const Batch& batch) { model.forward(step, batch); };
 
-/// What forward returns is the loss of the batch. On a GPU it writes it to `step.loss()` instead,
-/// so that the host need not wait for it.
+/// A model whose forward returns the loss of the batch. On a GPU it writes it to `step.loss()`
+/// instead, so that the host need not wait for it.
 template <class M, class Step, class Batch>
 concept LossGiving =
     requires(Step& step) { *step.loss(); } || requires(M& model, Step& step, const Batch& batch) {
       { model.forward(step, batch) } -> std::convertible_to<double>;
     };
 
-/// `backward(step, batch)` can be called; it writes `step.grad("name"_p)` and calls
+/// A model with `backward(step, batch)`, which writes `step.grad("name"_p)` and calls
 /// `step.ready("name"_p)`, last layer first.
 template <class M, class Step, class Batch>
 concept BackwardRunning =
     requires(M& model, Step& step, const Batch& batch) { model.backward(step, batch); };
 
-/// `evaluate(step, batch, tally)` can be called; it tallies what is worth knowing of a batch.
+/// A model with `evaluate(step, batch, tally)`, which adds figures of a batch to the tally.
 template <class M, class Step, class Batch, class Tally>
 concept EvaluationRunning = requires(M& model, Step& step, const Batch& batch, Tally& tally) {
   model.evaluate(step, batch, tally);
 };
 
-/// What a strategy can train on batches of this type.
+/// A model that a strategy can train on batches of this type.
 template <class M, class Step, class Batch>
 concept Trainable =
     ParameterDeclaring<M> && LossGiving<M, Step, Batch> && BackwardRunning<M, Step, Batch>;

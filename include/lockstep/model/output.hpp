@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-/// What a model says of one sample before the loss is taken: `using Output = OutputOf<float, 10>;`.
-/// A model that has one has, beside forward and backward,
+/// A model's output for one sample, from which the loss is computed: `using Output =
+/// OutputOf<float, 10>;`. A model with outputs has, beside forward and backward,
 ///
 ///     void predict(auto& step, const Batch& batch, auto outputs);
 ///     float loss(auto& step, const Batch& batch, auto outputs, auto gradients);
@@ -22,9 +22,9 @@ namespace lockstep {
 /// its gradient by every output; `backward` goes on from there. Under `ParallelStrategy<DP>` with
 /// `LossOnOutput`, replicas predict and go backward with their shares, and `loss` is called once,
 /// with the whole batch. Rows are views whose first extent is the number of samples. On a GPU,
-/// `loss` writes to `step.loss()` what it would return.
+/// `loss` writes its result to `step.loss()`.
 ///
-/// Where an extent is `dynamic` the model says all of them: `output_extents() const`, an array.
+/// If an extent is `dynamic`, the model gives all of them as an array: `output_extents() const`.
 template <FloatingElement T, std::size_t... E>
 struct OutputOf {
   using element = T;
@@ -47,10 +47,11 @@ template <class T, std::size_t... E>
 inline constexpr bool is_output<OutputOf<T, E...>> = true;
 }  // namespace detail
 
+/// A model that says the type of its outputs: `using Output = ...;`.
 template <class M>
 concept OutputNaming = requires { typename M::Output; };
 
-/// Has its outputs and its loss apart.
+/// A model whose outputs and loss are separate functions.
 template <class M>
 concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Output>;
 

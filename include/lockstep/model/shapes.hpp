@@ -32,7 +32,7 @@ template <class Model>
 inline constexpr bool is_dynamic_model = has_dynamic_shapes<Model, TensorRole::parameter> ||
                                          has_dynamic_shapes<Model, TensorRole::buffer>;
 
-/// The shapes of all tensors of one role, as they come to be known.
+/// The shapes of all tensors of one role, filled in one by one.
 template <class Model, TensorRole Role>
 class RoleShapes {
  public:
@@ -78,7 +78,7 @@ class RoleShapes {
 
 }  // namespace detail
 
-/// Collects what a model says in `void shapes(auto& shape) const`:
+/// Collects the shapes that a model gives in `void shapes(auto& shape) const`:
 ///
 ///     shape("fc1.weight"_p, hidden, inputs);
 ///

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a declaration says of one tensor, as a value: what plans, fingerprints and views
-/// read.
+/// @file The description of one tensor as a value, which plans, fingerprints and views read.
 
 #include <array>
 #include <cstddef>
@@ -24,7 +23,7 @@ struct TensorInfo {
   std::size_t rank = 0;
   std::array<std::size_t, max_tensor_rank> extents{};
 
-  /// Has extents that are known at construction only.
+  /// Does it have extents that are known at construction only?
   constexpr bool is_dynamic() const {
     for (std::size_t i = 0; i < rank; ++i) {
       if (extents[i] == dynamic) return true;
@@ -32,20 +31,20 @@ struct TensorInfo {
     return false;
   }
 
-  /// Elements, or `too_large`. Undefined while an extent is dynamic.
+  /// The number of elements, or `too_large`. It is undefined while an extent is dynamic.
   constexpr std::size_t count() const {
     std::size_t product = 1;
     for (std::size_t i = 0; i < rank; ++i) product = saturating_product(product, extents[i]);
     return product;
   }
 
-  /// Bytes, or `too_large`.
+  /// The number of bytes, or `too_large`.
   constexpr std::size_t bytes() const { return saturating_product(count(), element_size(element)); }
 
   friend constexpr bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
 
-/// What of a model a tensor is.
+/// The role of a tensor in its model.
 enum class TensorRole : std::uint8_t { parameter, buffer };
 
 }  // namespace lockstep::detail

@@ -18,14 +18,14 @@
 
 namespace lockstep {
 
-/// The element types that a model's listed tensors can have. Where it is one type, nothing about
-/// types is left to decide at run time.
+/// The element types that a model's listed tensors can have. With one type, no types are
+/// distinguished at run time.
 template <Element... Ts>
 struct ElementList {
   static constexpr std::array<ElementKind, sizeof...(Ts)> kinds{element_kind<Ts>()...};
 };
 
-/// Collects what a model says in `void tensors(TensorList& list) const`:
+/// Collects the tensors that a model lists in `void tensors(TensorList& list) const`:
 ///
 ///     list.parameter("fc1.weight", element_kind<float>(), {hidden, inputs});
 ///     list.buffer("norm.mean", element_kind<float>(), {hidden});
@@ -100,7 +100,7 @@ concept TensorListing = requires(const M& model, TensorList& list) {
 };
 
 namespace detail {
-/// What a model lists of one role.
+/// The tensors of one role that a model lists.
 template <TensorListing Model>
 TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
   TensorList list(Model::Elements::kinds);

@@ -30,7 +30,7 @@ struct NamePrefix {
   }
 };
 
-/// Appends to arrays that its maker sized. Not a template: a thousand declarations share one.
+/// Appends tensors to arrays. It is no template, so that a thousand declarations share its code.
 struct TensorSink {
   char* text;
   std::size_t* name_end;

@@ -17,7 +17,7 @@
 
 namespace lockstep::detail {
 
-/// What look-ups return when a name is not there.
+/// The result of look-ups for a name that is not there.
 inline constexpr std::size_t not_found = static_cast<std::size_t>(-1);
 
 /// `Count` tensors, in declaration order.
@@ -60,7 +60,7 @@ struct NameIndex {
   }
 };
 
-/// Walks a list once.
+/// Makes the table of a list, which is walked once.
 template <class List>
 consteval auto make_tensor_table() {
   TensorTable<List::tensors, List::characters> table;
@@ -103,7 +103,7 @@ struct ListOf<Model, TensorRole::buffer> {
   using type = typename Model::Buffers;
 };
 
-/// What a model declares of a role; an empty list where it says nothing of buffers.
+/// A model's declarations of a role; an empty list for a model without buffers.
 template <class Model, TensorRole Role>
 using DeclaredList = typename ListOf<Model, Role>::type;
 

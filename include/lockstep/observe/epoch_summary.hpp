@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What an epoch has come to: for people as a line of text, for programs as one of JSON.
+/// @file The figures of an epoch, as a line of text for people or of JSON for programs.
 
 #include <cstdint>
 #include <optional>
@@ -12,13 +12,14 @@
 
 namespace lockstep {
 
+/// The figures of one epoch, as they are printed and logged.
 struct EpochSummary {
   std::uint64_t epoch = 1;   // from 1, as it is shown
   std::uint64_t epochs = 0;  // 0: not known
   std::uint64_t steps = 0;
   std::uint64_t samples = 0;
   double seconds = 0;
-  std::optional<double> loss = {};  // the mean over the samples whose loss was told
+  std::optional<double> loss = {};  // the mean over samples with a known loss
   Scores scores = {};               // of an evaluation, where there was one
 
   double samples_per_second() const {

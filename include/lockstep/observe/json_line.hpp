@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One JSON object on one line: what logs are made of.
+/// @file One JSON object on one line, for logs.
 
 #include <concepts>
 #include <string>
@@ -13,7 +13,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// What JSON has a word for. Characters are left out, because one may be a number or a text.
+/// A value that JSON can hold. Characters are left out, because one may be a number or a text.
 template <class T>
 concept JsonScalar =
     std::convertible_to<T, std::string_view> || std::same_as<T, bool> || std::floating_point<T> ||
@@ -30,8 +30,7 @@ void append_json_string(std::string& out, std::string_view text);
 }  // namespace detail
 
 /// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members stay
-/// in order; numbers are the shortest that read back as the same; what is no finite number is
-/// null.
+/// in order; numbers are the shortest that read back as the same; NaN and infinities are null.
 class JsonLine {
  public:
   template <detail::JsonScalar T>

@@ -11,18 +11,18 @@
 
 namespace lockstep::detail {
 
-/// Appends to what is there, so that a run that goes on from a checkpoint goes on with its log.
-/// Each line reaches the file whole and at once: a program that follows it (`tail -f`) never sees
-/// half a line, and a crash loses none.
+/// Appends to an existing file, so that a resumed run continues its log. Each line reaches the file
+/// whole and at once: a program that follows it (`tail -f`) never sees half a line, and a crash
+/// loses none.
 class LogFile {
  public:
-  /// Writes nowhere, as on every rank but the first.
+  /// A log that drops all lines, for ranks other than the first.
   LogFile() = default;
 
   /// Opens `path` on rank 0.
   LogFile(const std::string& path, Rank rank);
 
-  /// Whether lines go anywhere: a rank that does not write need not put them together.
+  /// Are lines written? A rank that writes none need not make them.
   explicit operator bool() const { return static_cast<bool>(file_); }
 
   void write(const JsonLine& line);

@@ -35,7 +35,7 @@ LOCKSTEP_INLINE void LogFile::write(const JsonLine& line) {
       done += static_cast<std::size_t>(n);
     } else if (errno != EINTR) {
       const std::string why = error_text(errno);
-      // Part of the line may have found room: it is removed.
+      // A part of the line may have been written: it is removed.
       const off_t end = done == 0 ? -1 : ::lseek(file_.get(), 0, SEEK_END);
       if (end >= 0) {
         [[maybe_unused]] const int n = ::ftruncate(file_.get(), end - static_cast<off_t>(done));

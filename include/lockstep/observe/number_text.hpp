@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Numbers as people read them, in every locale the same.
+/// @file Numbers as text for people, the same in every locale.
 
 #include <string>
 
@@ -8,6 +8,7 @@
 
 namespace lockstep {
 
+/// A number with a fixed number of decimals.
 std::string fixed_text(double value, int decimals);
 
 /// A loss or a score: `0.4123`, and `3.100e-05` where four decimals would say too little.
@@ -15,7 +16,7 @@ std::string value_text(double value);
 
 namespace detail {
 
-/// A rate: `54321`, and `3.2` where that is more than nothing.
+/// A rate: `54321`, and `3.2` for small ones.
 std::string rate_text(double value);
 
 /// A time by the second: `0:12`, `59:59`, `1:02:03`.

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Shows how a run goes: a bar on a terminal, now and then a line elsewhere.
+/// @file Shows the progress of a run: a bar on a terminal, a line now and then elsewhere.
 
 #include <chrono>
 #include <cstdint>
@@ -16,8 +16,8 @@ namespace detail {
 
 /// On a terminal, one line drawn again about ten times a second and replaced by the summary at the
 /// end of the epoch. Elsewhere the summary alone, and a line every ten seconds before it, so that
-/// log files stay short. With `Terminal{}` it shows nothing and still counts: the display of all
-/// ranks but the first.
+/// log files stay short. With `Terminal{}` it only counts and shows nothing, on all ranks but the
+/// first.
 ///
 /// While the bar is on the screen, other lines should be printed with `print`. Behind lockstep's
 /// launcher that is not needed: the launcher keeps the bar and other lines apart.
@@ -32,14 +32,14 @@ class BasicProgressDisplay {
   /// `epoch` counts from 1; `epochs` and `batches` are 0 where they are not known.
   void begin_epoch(std::uint64_t epoch, std::uint64_t epochs, std::uint64_t batches);
 
-  /// After every step, with its samples: all ranks' where the display is to show the job's rate.
+  /// To be called after every step, with its number of samples on all ranks.
   void step(std::uint64_t samples) {
     ++now_.steps;
     now_.samples += samples;
     if (--until_look_ == 0) [[unlikely]]
       look();
   }
-  /// The same with the samples' mean loss.
+  /// To be called after every step, with the samples' mean loss too.
   void step(std::uint64_t samples, double loss) {
     loss_sum_ += loss * static_cast<double>(samples);
     loss_samples_ += samples;
@@ -49,15 +49,15 @@ class BasicProgressDisplay {
   /// The epoch so far.
   EpochSummary summary() const { return summary_at(Clock::now()); }
 
-  /// Shows what the epoch has come to.
+  /// Shows the summary of the epoch.
   EpochSummary end_epoch();
-  /// The same with what is known only now: `summary()` with the loss of all ranks, or with scores.
+  /// Shows a summary to which the caller has added the loss of all ranks, or scores.
   void end_epoch(const EpochSummary& all) { print(all.text()); }
 
-  /// A line of the program's own, above the bar.
+  /// Prints a line above the bar.
   void print(std::string_view line);
 
-  /// Takes the bar off the screen until it is due again.
+  /// Removes the bar from the screen until it is drawn again.
   void clear();
 
   double total_seconds() const { return seconds(Clock::now() - created_); }
@@ -71,12 +71,12 @@ class BasicProgressDisplay {
 
   EpochSummary summary_at(Time time) const;
 
-  /// A look at the clock takes longer than all the rest, so short steps share one. Not more than
-  /// 16: steps that suddenly take long must not be missed for minutes.
+  /// Reading the clock takes longer than all the rest, so up to 16 short steps share one reading.
+  /// More would delay the display when steps suddenly take long.
   void look();
   void show(Time time);
 
-  /// In one piece, and at once: stdio keeps back what does not end in a newline.
+  /// Writes text in one piece and at once: stdio keeps back text that does not end in a newline.
   void write(std::string_view text) const;
 
   Terminal terminal_;
@@ -95,6 +95,7 @@ class BasicProgressDisplay {
 
 }  // namespace detail
 
+/// The progress display of a job.
 using ProgressDisplay = detail::BasicProgressDisplay<std::chrono::steady_clock>;
 
 }  // namespace lockstep

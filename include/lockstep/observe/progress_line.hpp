@@ -13,9 +13,9 @@ namespace lockstep::detail {
 
 /// `epoch 3/10  [######      ]   812/1875  loss 0.4123  54321 samples/s  0:12 left`
 ///
-/// `batches` is how many steps the epoch has; where that is 0, not known, there is neither a bar
-/// nor a time. Where the terminal is narrow, the bar goes first, then rate, loss and time; what is
-/// no terminal gets everything but the bar.
+/// `batches` is the number of steps of the epoch; if it is 0, not known, there is neither a bar nor
+/// a time. A narrow terminal lacks the bar first, then rate, loss and time. Output that is no
+/// terminal lacks only the bar.
 std::string progress_line(const EpochSummary& now, std::uint64_t batches, const Terminal& terminal);
 
 }  // namespace lockstep::detail

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Named means, and over how much each was taken: what an evaluation has come to.
+/// @file The results of an evaluation: named means, and over how many samples each was taken.
 
 #include <cstddef>
 #include <string>
@@ -12,6 +12,7 @@
 
 namespace lockstep {
 
+/// The mean of one figure over samples, under its name.
 struct Score {
   std::string name;
   double mean = 0;  // NaN where nothing was counted
@@ -20,7 +21,7 @@ struct Score {
   bool operator==(const Score&) const = default;
 };
 
-/// In the order in which the names were first used.
+/// Scores in the order in which their names were first used.
 class Scores {
  public:
   Scores() = default;

@@ -30,7 +30,7 @@ class Tally {
   /// `tally.add("loss", loss * batch, batch)`, `tally.add("accuracy", correct, batch)`.
   void add(std::string_view name, double sum, double count);
 
-  /// Of this rank alone.
+  /// The mean over this rank's samples alone.
   double mean(std::string_view name) const { return scores()[name]; }
   Scores scores() const;
 
@@ -53,7 +53,7 @@ std::vector<std::string> unpacked_names(std::string_view text);
 /// The names of the first rank that has any. The others have the same ones, in any order, or none.
 std::vector<std::string> common_names(const std::vector<std::string>& packed, Rank me);
 
-/// Sums and counts in the order of `names`, and what their totals over all ranks mean.
+/// Sums and counts in the order of `names`, and the scores of their totals.
 std::vector<double> sums_and_counts(const Tally& tally, const std::vector<std::string>& names);
 Scores scores_of(const std::vector<double>& totals, const std::vector<std::string>& names);
 
@@ -63,7 +63,7 @@ std::vector<std::string> agreed_names(C& comm, const Tally& tally) {
   const std::uint64_t fingerprint[] = {hash_of(own)};
   std::vector<std::uint64_t> fingerprints(comm.world_size().value());
   comm.all_gather(fingerprint, fingerprints);
-  // Nearly always all ranks have the same names, and eight bytes have told so.
+  // Nearly always all ranks have the same names, and comparing eight bytes is enough.
   for (std::uint64_t other : fingerprints) {
     if (other != fingerprint[0]) return common_names(all_gather_objects(comm, own), comm.rank());
   }
@@ -72,9 +72,8 @@ std::vector<std::string> agreed_names(C& comm, const Tally& tally) {
 
 }  // namespace detail
 
-/// The means over what all ranks have tallied, the same bits on all of them. A rank that has seen
-/// no sample, and therefore knows no name, takes part like any other.
-/// **Ranks** all. **Host** blocks. **Stream** none.
+/// The means over the tallies of all ranks, the same bits on all of them. A rank that has seen no
+/// sample, and so knows no name, takes part too. **Ranks** all. **Host** blocks. **Stream** none.
 template <Communicator C>
 Scores reduce(C& comm, const Tally& tally) {
   const std::vector<std::string> names = detail::agreed_names(comm, tally);

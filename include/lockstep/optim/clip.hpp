@@ -35,8 +35,8 @@ struct Clip : detail::ValuePolicy<axes::Clip> {
 
 namespace detail {
 
-/// The sum of squares, in double: blocks are summed in the elements' own arithmetic, which keeps
-/// the loop wide, and are short enough not to lose digits.
+/// The sum of squares, in double. Short blocks are summed in the elements' own arithmetic, which
+/// vectorises better and loses no digits.
 template <Element T>
 double sum_of_squares(std::span<const T> values) {
   constexpr std::size_t block = 64;
@@ -54,9 +54,9 @@ double sum_of_squares(std::span<const T> values) {
   return sum;
 }
 
-/// What gradients are multiplied with so that a norm is at most `max_norm`: PyTorch's
-/// `clip_grad_norm_`, with its guard against a norm of zero. As there, a norm that is no number
-/// makes every gradient none: a broken one is not trained past.
+/// The factor by which gradients are multiplied so that their norm is at most `max_norm`: PyTorch's
+/// `clip_grad_norm_`, with its guard against a norm of zero. As there, a norm of NaN makes every
+/// gradient NaN, so that a broken gradient shows.
 LOCKSTEP_HOST_DEVICE constexpr double clip_factor(double norm, double max_norm) {
   const double factor = max_norm / (norm + 1e-6);
   return factor > 1 ? 1 : factor;

@@ -18,7 +18,7 @@ struct LossScaleOptions {
 
 namespace detail {
 
-/// What the loss is multiplied with, so that small gradients do not vanish in 16 bits.
+/// The factor of the loss, which keeps small gradients from vanishing in 16 bits.
 struct LossScale {
   float scale = 1;
   std::uint32_t good_steps = 0;  // since it last changed

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The gradients' norm on the device, the same bits every time, and the step it decides.
+/// @file The norm of gradients on the device, the same bits every time, and numbers that need it.
 
 #include <cuda_runtime.h>
 
@@ -23,7 +23,7 @@ using NormShape = PassShape<256, 4>;
 /// every GPU.
 inline constexpr std::size_t most_norm_blocks = 1056;
 
-/// A packet is summed in the elements' arithmetic, packets in double: as on the host (clip.hpp).
+/// Packets are summed in the elements' arithmetic and added up in double, as in clip.hpp.
 template <class T>
 struct SquaresPass {
   const T* values;
@@ -96,10 +96,9 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   check_launch("sum of squares");
 }
 
-/// Once all `partials` are there: the numbers of this step, the state of the next. Everything that
-/// changes from step to step lies in device memory, so a graph may hold it. **Stream** in its
-/// order.
-/// **Host** does not block.
+/// Computes the numbers of this step and the state of the next from all `partials`. All values that
+/// change from step to step lie in device memory, so a graph may hold this. **Stream** in its
+/// order. **Host** does not block.
 template <class Rule>
 void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
                    std::size_t count, const StepLimits& limits, StepState* state,

@@ -17,8 +17,7 @@ struct Optimizer {
 };
 }  // namespace axes
 
-/// Options that are numbers. `for_each(f)` calls `f(name, number)` for each of them: ranks compare
-/// them so, and name the one that differs.
+/// Options that are numbers, which ranks compare. `for_each(f)` calls `f(name, number)` for each.
 template <class O>
 concept NumberOptions =
     std::default_initializable<O> &&
@@ -41,6 +40,7 @@ concept UpdateRule =
       R::template at<float>(options, 0.1, std::uint64_t{1})(parameter, gradient, state);
     };
 
+/// The policy that says by which rule parameters are updated: `Optimizer<AdamW>`.
 template <class Rule>
 struct Optimizer : detail::ChoicePolicy<axes::Optimizer, Rule> {};
 

@@ -21,7 +21,7 @@ struct Schedule {
 };
 }  // namespace axes
 
-/// Where a job is: updates made so far, and the epoch it is in, both from 0.
+/// A job's progress: the updates made so far, and the number of its epoch, both from 0.
 struct SchedulePoint {
   std::uint64_t step = 0;
   std::uint64_t epoch = 0;
@@ -35,6 +35,7 @@ concept LearningCurve = NumberOptions<typename C::Options> &&
                           { C::factor(options, point) } -> std::same_as<double>;
                         };
 
+/// The learning rate stays as it is.
 struct Constant : Choice<axes::Schedule> {
   static constexpr std::string_view name = "Constant";
   struct Options {
@@ -43,7 +44,7 @@ struct Constant : Choice<axes::Schedule> {
   static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
-/// Multiplied by a factor every so many epochs: PyTorch's StepLR.
+/// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR.
 struct StepDecay : Choice<axes::Schedule> {
   static constexpr std::string_view name = "StepDecay";
   struct Options {
@@ -94,6 +95,7 @@ struct Cosine : Choice<axes::Schedule> {
 
 static_assert(LearningCurve<Constant> && LearningCurve<StepDecay> && LearningCurve<Cosine>);
 
+/// The policy that says how the learning rate changes: `Schedule<Cosine>`.
 template <class Curve>
 struct Schedule : detail::ChoicePolicy<axes::Schedule, Curve> {};
 

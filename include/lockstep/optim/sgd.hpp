@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Stochastic gradient descent: plain, with momentum, with Nesterov's momentum. Options and
-/// arithmetic are those of PyTorch's SGD; what costs memory there by a number is a type here.
+/// arithmetic are those of PyTorch's SGD; momentum, which costs memory, is a type here.
 
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +12,7 @@
 
 namespace lockstep {
 
+/// PyTorch's SGD without momentum.
 struct SGD : Choice<axes::Optimizer> {
   static constexpr std::string_view name = "SGD";
   static constexpr std::size_t states = 0;
@@ -85,10 +86,12 @@ struct MomentumRule : Choice<axes::Optimizer> {
 
 }  // namespace detail
 
+/// PyTorch's SGD with momentum.
 struct SGDMomentum : detail::MomentumRule<false> {
   static constexpr std::string_view name = "SGDMomentum";
 };
 
+/// PyTorch's SGD with Nesterov's momentum.
 struct SGDNesterov : detail::MomentumRule<true> {
   static constexpr std::string_view name = "SGDNesterov";
 };

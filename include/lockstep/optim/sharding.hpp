@@ -14,7 +14,7 @@ struct Sharding {
 };
 }  // namespace axes
 
-/// Every rank keeps everything.
+/// Every rank keeps all parameters and states.
 struct Replicated : Choice<axes::Sharding> {
   static constexpr std::string_view name = "Replicated";
 };
@@ -30,6 +30,7 @@ struct ZeroRedundancy : PlannedChoice<axes::Sharding> {
   static constexpr std::string_view name = "ZeroRedundancy";
 };
 
+/// The policy that says what each rank keeps and updates: `Sharding<Replicated>`.
 template <class How>
 struct Sharding : detail::ChoicePolicy<axes::Sharding, How> {};
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the update kernels of one step read from device memory, and how it is decided.
+/// @file The numbers that the update kernels of one step read from device memory.
 
 #include <cmath>
 #include <cstdint>
@@ -20,7 +20,7 @@ struct ScaledUpdate {
   A scale;
 };
 
-/// Written once a step, before its update kernels: these may then be replayed with new numbers.
+/// The numbers of a step, written before its update kernels, which can be replayed.
 template <class Rule>
 struct StepNumbers {
   ScaledUpdate<Rule, float> in_float;
@@ -37,9 +37,8 @@ struct StepNumbers {
   }
 };
 
-/// The numbers of update `step`, counted from 1, of gradients multiplied with `scale`. Where no
-/// norm is needed the host knows them, and stores them (`launch_store`) before the step or the
-/// graph.
+/// The numbers of update `step`, counted from 1, of gradients multiplied with `scale`. If no norm
+/// is needed, the host computes them and stores them (`launch_store`) before the step or the graph.
 template <class Rule>
 LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rule::Options& options,
                                                               double lr, std::uint64_t step,
@@ -49,7 +48,7 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rul
           false};
 }
 
-/// What the host knows of a step whose numbers depend on the gradients: stored likewise.
+/// The host's part of a step whose numbers depend on the gradients, stored in the same way.
 template <class Rule>
 struct StepInputs {
   typename Rule::Options options;
@@ -57,23 +56,23 @@ struct StepInputs {
   double scale;  // of gradients, before clipping: 1 / micro-batches
 };
 
-/// What such a step obeys. The same for all steps.
+/// The limits of such a step, the same for all steps.
 struct StepLimits {
   double max_norm = std::numeric_limits<double>::infinity();
   bool scales_loss = false;  // and skips what is not finite
   LossScaleOptions loss_scale{};
 };
 
-/// What such a step leaves behind for the next, in device memory. A step that is skipped is no
-/// update: it does not count, as in PyTorch.
+/// The state that such a step leaves to the next, in device memory. A skipped step does not count
+/// as an update, as in PyTorch.
 struct StepState {
   std::uint64_t updates = 0;
   double norm = 0;  // of the last step's gradients, before clipping
   LossScale loss_scale{};
-  bool skipped = false;  // was the last step?
+  bool skipped = false;  // was the last step skipped?
 };
 
-/// Numbers from the sum of the squares of all gradients as they were reduced: unscaled and clipped.
+/// Computes the numbers of a step, clipped and unscaled, from the sum of squares of all gradients.
 template <class Rule>
 LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Rule>& inputs,
                                                              double squares,

@@ -20,14 +20,14 @@ namespace lockstep::detail {
 
 using UpdateShape = PassShape<256, 2>;
 
-/// Where a piece lies. Element types alone: a kernel's argument.
+/// The arrays of a piece. As a kernel's argument its type depends on element types alone.
 template <class Rule, class Master, class Gradient, class Param>
 struct UpdateArrays {
   using A = Accumulator<Master>;
   static constexpr std::size_t states = Rule::states;
   static constexpr std::size_t slots = states == 0 ? 1 : states;  // arrays have an element
   static constexpr bool copies = !std::is_same_v<Param, Master>;
-  using State = std::conditional_t<states == 0, Master, A>;  // that widens no packet in vain
+  using State = std::conditional_t<states == 0, Master, A>;  // a type that widens no packet
   static constexpr std::size_t packet = packet_size<Master, Gradient, State, Param>;
 
   Master* master;
@@ -36,8 +36,7 @@ struct UpdateArrays {
   State* state[slots];
 };
 
-/// What is done to it. States and gradients wait for the next step; parameters are the next
-/// forward's.
+/// The pass over a piece. Only parameters stay in the cache, for the next forward pass.
 template <class Rule, class Master, class Gradient, class Param, class Shape>
 struct UpdateSweep {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
@@ -108,9 +107,9 @@ LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
 }
 
 /// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
-/// `states`. Where Param is another type, `parameters` are a copy of the master in it, written;
-/// else they are not looked at. A `Count` that the compiler knows becomes part of the kernel.
-/// **Stream** in its order. **Host** does not block.
+/// `states`. If Param is another type, the new masters are also written to `parameters` in that
+/// type; otherwise `parameters` is not used. A `Count` that the compiler knows becomes part of the
+/// kernel. **Stream** in its order. **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master,
           std::size_t Count = dynamic, class Shape = UpdateShape>
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,

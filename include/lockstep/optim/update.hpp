@@ -21,13 +21,12 @@ template <class Rule, class T, class Update, class Scale>
 void update_elements(Update update, T* __restrict parameters, const T* __restrict gradients,
                      const StatesOf<Rule, T>& states, std::size_t count, Scale scale) {
   using A = Accumulator<T>;
-  // Everything by value: constants that a store could change would be loaded again for each
-  // element.
+  // All captures are by value: the compiler would reload constants that a store might change.
   const auto pass = [update, scale, parameters, gradients, count](auto* __restrict... state) {
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
       A parameter = static_cast<A>(parameters[i]);
-      A values[] = {state[i]..., A{}};  // one more: without states there would be none
+      A values[] = {state[i]..., A{}};  // one more, so that it is never empty
       update(parameter, scale(static_cast<A>(gradients[i])), values);
       parameters[i] = static_cast<T>(parameter);
       std::size_t k = 0;
@@ -37,8 +36,7 @@ void update_elements(Update update, T* __restrict parameters, const T* __restric
   std::apply(pass, states);
 }
 
-/// What comes before the rule: nothing, or a factor for clipping and for averaging over
-/// micro-batches.
+/// The scale before the rule: none, or a factor for clipping and for averaging over micro-batches.
 struct Unscaled {
   constexpr auto operator()(auto gradient) const { return gradient; }
 };
@@ -63,7 +61,7 @@ struct UpdatePass {
   void operator()(std::size_t at, std::span<const T> gradients) const {
     with(update, at, gradients);
   }
-  /// The same with other constants of the rule.
+  /// Updates with other constants of the rule.
   void with(const Update& constants, std::size_t at, std::span<const T> gradients) const {
     StatesOf<Rule, T> here = states;
     for (auto& state : here) state += at - first;

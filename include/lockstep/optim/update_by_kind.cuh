@@ -19,8 +19,8 @@
 namespace lockstep {
 
 // nvcc writes a type into a kernel's host stub the way it was reached, and cannot write the names
-// and numbers that policies have for arguments. So here kernels are launched from addresses,
-// element kinds and a rule that is deduced: nothing of a job's type comes through.
+// and numbers that policies have for arguments. So these functions see addresses, element kinds and
+// a deduced rule, and nothing of a job's type.
 namespace detail {
 
 template <ElementKind Kind>
@@ -76,7 +76,7 @@ void decide_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
                    state, reinterpret_cast<StepNumbers<R>*>(numbers));
 }
 
-/// The same step for a parameter with a count of updates of its own.
+/// Computes a step's numbers for a parameter with its own count of updates.
 template <class Rule>
 LOCKSTEP_KERNEL renumber(const StepInputs<Rule>* inputs, const StepNumbers<Rule>* step,
                          std::uint64_t updates, StepNumbers<Rule>* out) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file An optimizer's numbers and where it is: the same on every device.
+/// @file An optimizer's numbers and count of updates, the same on every device.
 
 #include <cstdint>
 

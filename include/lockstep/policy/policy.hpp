@@ -20,7 +20,7 @@ concept Policy = requires(Hash& hash) {
   P::fingerprint(hash);
 };
 
-/// Given where a policy belongs: `Shm` instead of `Backend<Shm>`.
+/// A choice given instead of a policy: `Shm` instead of `Backend<Shm>`.
 template <class C>
 concept BareChoice = requires { typename C::answers; } && !requires { typename C::axis; };
 

@@ -47,7 +47,7 @@ void describe_all(std::string& text, std::string_view role, const auto& tensors)
   }
 }
 
-/// A job in words, a line for everything that its fingerprint covers.
+/// A job in words, with a line for each part of its fingerprint.
 template <class Policies>
 std::string job_description(const auto& parameters, const auto& buffers) {
   std::string text = detail::text({"lockstep ", version, "\n"});

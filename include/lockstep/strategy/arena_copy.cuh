@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A GPU's tensors on the host, in the types that the model declares, to be looked at and
-/// written back.
+/// @file A copy of a GPU's tensors on the host, in declared types, to read and to write back.
 
 #include <cstddef>
 #include <type_traits>
@@ -42,7 +41,7 @@ class ArenaCopy {
   /// Host memory in the declared layout, to read and to write.
   std::byte* declared() const { return declared_.data(); }
 
-  /// Copies what was written to the GPU.
+  /// Copies the host's values to the GPU.
   void deliver() const {
     const HostArena used(used_layout_.plan().bytes);
     const HostArena masters(masters_ == nullptr ? 0 : master_bytes());

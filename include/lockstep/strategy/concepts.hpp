@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the layers of a replica ask of each other, and of communicators on GPUs: executions,
-/// sources of gradients, updaters, captures.
+/// @file The concepts by which the layers of a replica know each other: executions, sources of
+/// gradients, updaters, and communicators that capture.
 
 #include <concepts>
 #include <cstddef>
@@ -13,8 +13,8 @@
 
 namespace lockstep::detail {
 
-/// Memory, the step that a model sees, batches, losses, and passes over elements. An execution
-/// knows nothing of buckets or optimizers. Specialised for every device: `Cpu` in
+/// How a replica works on a device: memory, the step that a model sees, batches, losses, and passes
+/// over elements. It knows nothing of buckets or optimizers. Specialised for every device: `Cpu` in
 /// host_execution.hpp, `Cuda` in gpu_execution.cuh, which only nvcc can compile.
 template <class Device, class Traits, class Comm>
 class DeviceExecution;
@@ -22,10 +22,10 @@ class DeviceExecution;
 /// A device's execution has
 /// - `Arena`, which owns zeroed memory of the device, and `copy` and `zero` for it;
 /// - `Step`, which a model's forward and backward are given, made by `step(layouts, arenas)`;
-/// - `place(batch)`, the batch where the model can read it, until the next of its type is placed;
+/// - `place(batch)`, which brings a batch to where the model reads it, until the next is placed;
 /// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
 ///   the model and give its `Loss`; a `Meter` adds up losses;
-/// - the passes sum += more, values *= factor and to = from;
+/// - passes over elements: `add`, `scale` and `cast`;
 /// - `initialize(model, arenas, masters, write)`, which lets `write(parameters, buffers)` fill host
 ///   memory in the layouts that the model declares, and brings what it wrote into the arenas.
 ///
@@ -46,15 +46,15 @@ concept Execution =
       { execution.is_far_from(other) } -> std::same_as<bool>;
     };
 
-/// It can place rows [first, first + count) of a batch by themselves: `place(batch, first, count,
-/// room)`, where `room` is the most that any rank has of the batch.
+/// An execution that can place rows [first, first + count) of a batch alone: `place(batch, first,
+/// count, room)`, where `room` is the most rows that any rank has.
 template <class E, class Batch>
 concept RowPlacing =
     requires(E& execution, const Batch& batch, std::size_t n) { execution.place(batch, n, n, n); };
 
-/// Its losses are made while the host goes on. `latest_loss` is that of the latest forward pass;
-/// `average_loss(weight)` makes it the mean of all ranks' losses; `note_forward` counts a pass that
-/// ran as part of a graph.
+/// An execution that computes losses while the host goes on. `latest_loss` is the loss of the
+/// latest forward pass; `average_loss(weight)` makes it the mean over ranks; `note_forward` counts
+/// a pass that ran as part of a graph.
 template <class E>
 concept LossDeferring = Execution<E> && requires(E& execution) {
   { execution.latest_loss() } -> std::same_as<typename E::Loss>;
@@ -65,7 +65,7 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
 /// The gradients of a step on one rank. An updater takes what it needs: whole averages need not
 /// exist, and never do where every rank reduces only the slice that it updates.
 /// - `own<T>(offset, bytes)`: this rank's gradients in a piece of the arena, summed over
-///   micro-batches. Where buckets are reduced early they are on their way and not to be touched.
+///   micro-batches. Buckets whose reductions are under way must not be touched.
 /// - `wait(bucket)`: averages a bucket over ranks, or waits for its reduction that is under way.
 ///   **Ranks** all, in the order of buckets. `reduce()` does it for all buckets.
 /// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type it travelled in.
@@ -79,9 +79,9 @@ concept GradientSource = requires(G& gradients, std::size_t n) {
   { gradients.agree_on_usage() } -> std::same_as<const typename G::Usage&>;
 };
 
-/// A replica's optimizer: it keeps the states of what this rank updates, all parameters or a slice
-/// of them, and its numbers (`options`, `schedule`). An update is `begin()`, which settles the
-/// learning rate, and one of the two below, which leave new parameters on all ranks. **Ranks** all.
+/// A replica's optimizer. It keeps its numbers (`options`, `schedule`) and the states of the
+/// parameters that this rank updates: all, or a slice. An update is `begin()`, which settles the
+/// learning rate, and then one of these, after which all ranks have new parameters. **Ranks** all.
 /// - `reduce_and_update(gradients)` from gradients that are each rank's own.
 /// - `update_averaged(gradients)` after `gradients.reduce()`.
 template <class U, class Gradients>
@@ -102,19 +102,19 @@ concept Updater = GradientSource<Gradients> && requires(U& updater, Gradients& g
 template <class Device, class Traits, class Comm>
 struct UpdaterOn;
 
-/// Its work is enqueued: `synchronize` blocks the host until this rank's stream is empty, and
-/// throws what has gone wrong on it.
+/// A communicator whose work is enqueued on a stream: `synchronize` blocks the host until the
+/// stream is empty, and throws the fault, if there is one.
 template <class C>
 concept StreamCommunicator = Communicator<C> && requires(C& comm) { comm.synchronize(); };
 
-/// `order_streams` makes every rank's stream wait for what all streams hold at the call. **Ranks**
-/// all.
+/// A communicator whose `order_streams` makes every rank's stream wait for the work that all
+/// streams hold at the call. **Ranks** all.
 template <class C>
 concept StreamOrdering = StreamCommunicator<C> && requires(C& comm) { comm.order_streams(); };
 
-/// `capture(f)` runs `f` without running what it enqueues, and gives that as a graph, or as none
-/// and the reason why; it does not throw. `replay` enqueues a graph. **Ranks** all, the same of
-/// both.
+/// A communicator that can capture a step. `capture(f)` calls `f` and returns the work that it
+/// enqueues as a graph, or the reason why there is none; it does not throw. `replay` enqueues a
+/// graph. **Ranks** all, with the graph of the same capture.
 template <class C>
 concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void (*f)()) {
   { static_cast<bool>(comm.capture(f)) } -> std::same_as<bool>;
@@ -122,7 +122,7 @@ concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void 
   comm.replay(comm.capture(f));
 };
 
-/// A graph is that of all ranks together: none may capture or replay unless all do.
+/// A communicator whose graphs hold the work of all ranks, which capture and replay together.
 template <class C>
 concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
 

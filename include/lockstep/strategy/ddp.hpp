@@ -14,8 +14,8 @@
 
 namespace lockstep::detail {
 
-/// The replica of this rank. What goes wrong on a rank is said to all others before it is thrown,
-/// so that every rank ends with the words of the first failure.
+/// The replica of this rank. It tells all other ranks of an exception before it throws it, so that
+/// every rank ends with the words of the first failure.
 template <class Model, class Policies, class Comm>
 class BasicDdp : private Replica<Model, Policies, Comm>,
                  public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
@@ -81,8 +81,9 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
 
-  /// Batches whose gradients are only added up, on this rank alone, to travel with the next that is
-  /// reduced: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not divided.
+  /// Batches whose gradients are only added up on this rank, and are reduced together with those of
+  /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
+  /// divided.
   auto no_sync() {
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "

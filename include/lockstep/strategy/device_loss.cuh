@@ -14,7 +14,7 @@
 
 namespace lockstep::detail {
 
-/// The loss of the latest forward pass. It becomes a number when it is asked for one.
+/// The loss of the latest forward pass. The host waits for it when it is converted to a number.
 template <class Comm>
 class DeviceLoss {
  public:
@@ -22,7 +22,7 @@ class DeviceLoss {
   DeviceLoss(Comm& comm, const double* value, const std::uint64_t& forwards)
       : comm_(&comm), value_(value), forwards_(&forwards), number_(forwards) {}
 
-  /// **Host** blocks until the GPU has it.
+  /// **Host** blocks until the GPU has computed it.
   operator double() const {
     if (*forwards_ != number_) {
       throw Error("loss", "a later forward pass has overwritten it",
@@ -44,8 +44,8 @@ class DeviceLoss {
   std::uint64_t number_;
 };
 
-/// `shown` is host memory: the host sees there how training goes without waiting for it. A
-/// template, because a kernel in a header cannot be inline.
+/// Adds a loss to the sum, and writes it to `shown`, host memory in which the host sees the latest
+/// loss without waiting. A template, because a kernel in a header cannot be inline.
 template <class T>
 LOCKSTEP_KERNEL add_loss(const T* loss, T samples, T* sum, T* shown) {
   *sum += *loss * samples;

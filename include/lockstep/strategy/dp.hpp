@@ -36,7 +36,7 @@ struct DpOptions {
 };
 
 namespace detail {
-/// A model for another replica: a copy, or what a model that cannot be copied makes of itself.
+/// A model for another replica: a copy, or the result of `replicate()`.
 template <class Model>
 Model replicate(const Model& model) {
   constexpr bool replicates = requires { model.replicate(); };
@@ -49,19 +49,19 @@ Model replicate(const Model& model) {
   } else if constexpr (std::copy_constructible<Model>) {
     return model;
   } else {
-    std::terminate();  // is never compiled
+    std::terminate();  // never reached: the assertion above fails
   }
 }
 
 /// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
-/// the parameters. A batch is cut into shares, replicas run them at the same time, and the step is
-/// that of one model over the whole batch. `Meeting` is where replicas get their communicators.
+/// the parameters. A batch is cut into shares, replicas run them at the same time, and the result
+/// is that of one model on the whole batch. `Meeting` is where replicas get their communicators.
 ///
-/// Replicas stay, and their parameters with them: every replica applies the same update. What a
-/// program changes in the model itself after construction must be changed in all
-/// (`for_each_model`), because unlike PyTorch's they are not copied anew for every batch.
+/// Replicas and their parameters stay: every replica applies the same update, and unlike PyTorch's
+/// they are not copied for every batch. So members of the model that a program changes after
+/// construction must be changed in all replicas (`for_each_model`).
 ///
-/// All members are called by the thread that has made the object, which is replica 0.
+/// All members must be called by the thread that made the object, which runs replica 0.
 template <class Model, class Policies, class Meeting>
 class BasicDp {
   using traits = ReplicaTraits<Model, Policies>;
@@ -103,9 +103,9 @@ class BasicDp {
 
   std::size_t replicas() const { return replicas_.size(); }
 
-  /// The first replica's model is the wrapped one, and all follow the numbers of its optimizer:
-  /// `dp.optimizer().lr = 0.01`. Its gradients are those of its latest share. Of what other
-  /// replicas write to their buffers, nothing is kept.
+  /// These are of the first replica. All replicas follow the numbers of its optimizer:
+  /// `dp.optimizer().lr = 0.01`. Its gradients are those of its latest share. Other replicas'
+  /// writes to their buffers are lost.
   Model& model() { return first().model(); }
   const Model& model() const { return first().model(); }
   auto& optimizer() { return first().optimizer(); }
@@ -115,17 +115,17 @@ class BasicDp {
   auto param(auto key) const { return first().param(key); }
   auto grad(auto key) const { return first().grad(key); }
   auto buffer(auto key) const { return first().buffer(key); }
-  /// What adds up the losses of many steps.
+  /// Adds up the losses of many steps.
   auto loss_meter() { return first().loss_meter(); }
 
-  /// `f(model)` for every replica's.
+  /// Calls `f(model)` for every replica's model.
   template <class F>
   void for_each_model(F&& f) {
     for (const auto& replica : replicas_) f(replica->replica().model());
   }
 
-  /// Shares in proportion to these numbers, one for each replica, where devices are not alike; with
-  /// none, all get the same again.
+  /// Sets shares in proportion to these numbers, one for each replica, for devices of different
+  /// speed. An empty list makes shares equal again.
   void set_shares(std::vector<double> weights) {
     bool positive = true;
     for (const double weight : weights) positive = positive && weight > 0;
@@ -148,7 +148,7 @@ class BasicDp {
     crew_.run([&](std::size_t i) { replicas_[i]->initialize(f, seed); });
   }
 
-  /// The first replica's buffers, on all. **Host** blocks.
+  /// Gives all replicas the first replica's buffers. **Host** blocks.
   void synchronize_buffers() {
     crew_.run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
   }
@@ -160,11 +160,11 @@ class BasicDp {
   }
 
   /// One micro-batch: replicas run their shares and, with the last of `Accumulate<N>`, update the
-  /// parameters. Returns the loss of the whole batch. What a model throws comes out with its
-  /// replica's number, of several the first's; the batch is then as if it had not been. (Unless
-  /// replicas keep parameters of their own, `Sharding<Replicated>` or a GPU, and backward fails:
-  /// they have begun to communicate, and the job is over. So it is with `CapturedStep`.) **Host**
-  /// blocks, or on a GPU enqueues.
+  /// parameters. Returns the loss of the whole batch. An exception of a model is thrown with its
+  /// replica's number; if several throw, the first replica's is. The batch then has had no effect.
+  /// But where replicas keep parameters of their own (`Sharding<Replicated>`, or GPUs) and backward
+  /// fails, replicas have begun to communicate, and the job is over; with `CapturedStep` it is in
+  /// any case. **Host** blocks, or on a GPU enqueues.
   template <class Batch>
   Loss step(const Batch& batch) {
     if constexpr (traits::alone) {
@@ -263,7 +263,7 @@ class BasicDp {
                   "give all parts the same size, or use LossOnReplica");
     }
     if (all <= replicas_[0]->output_capacity()) return;
-    synchronize();  // what is there may be in use
+    synchronize();  // the memory may be in use
     crew_.run([&](std::size_t i) { replicas_[i]->reserve_outputs(all); });
   }
 
@@ -312,8 +312,7 @@ class BasicDp {
         });
   }
 
-  /// Runs a batch up to its loss, and then the phases that follow. `forward` is that of a model
-  /// whose output is its loss.
+  /// Runs a batch up to its loss (`forward`, if the model's output is its loss), then `then`.
   template <class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file One replica of `ParallelStrategy<DP>`, which is led through its steps together with
+/// @file One replica of `ParallelStrategy<DP>`, whose steps are run phase by phase together with
 /// others.
 
 #include <concepts>
@@ -25,9 +25,9 @@
 
 namespace lockstep::detail {
 
-/// Its members are the phases of a step, each called on this replica's thread; what happens between
-/// two of them is up to the caller. What fails before replicas begin to communicate is only thrown;
-/// from then on all others are told, and the job is over.
+/// Its members are the phases of a step, each called on this replica's thread. A failure before
+/// replicas begin to communicate is only thrown; from then on all other replicas are told, and the
+/// job is over.
 template <class Model, class Policies, class Comm>
 class DpReplica {
   using ThisReplica = Replica<Model, Policies, Comm>;
@@ -72,8 +72,7 @@ class DpReplica {
     if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
   }
 
-  /// The same before the end, when others may be at work on memory of this replica. A replica that
-  /// has failed before has nothing left to do.
+  /// Waits before the end, because others may use this replica's memory; not after a failure.
   void settle() {
     try {
       synchronize();
@@ -87,7 +86,7 @@ class DpReplica {
     tell([&] { replica_.initialize(f, seed); });
   }
 
-  /// The first replica's buffers, on all.
+  /// Gives all replicas the first replica's buffers.
   void synchronize_buffers() {
     if constexpr (traits::broadcasts_buffers) tell([&] { replica_.synchronize_buffers(); });
   }
@@ -118,14 +117,14 @@ class DpReplica {
     if (has_samples()) loss_.emplace(replica_.forward(share<Batch>(), Sync::no));
   }
 
-  /// Where losses stay on their devices, the mean over all samples is made there.
+  /// Computes the mean loss over all samples on the devices, where losses stay there.
   void average_losses() {
     if constexpr (defers_loss && traits::weighs_shares)
       tell([&] { replica_.execution().average_loss(weight()); });
   }
 
-  /// Where replicas share parameters nothing is communicated before backward is over, so that a
-  /// model that fails here ends its batch and not the job.
+  /// Replicas that share parameters communicate only after backward, so a model that fails here
+  /// ends its batch and not the job.
   template <class Batch>
   void backward(Sync sync) {
     average_losses();
@@ -175,7 +174,7 @@ class DpReplica {
   // A step as one graph, after `take`. All replicas capture it together, so that any failure ends
   // the job.
 
-  /// A number that tells apart shares in other places and of other sizes.
+  /// A number that differs for shares of another place or size.
   template <class Batch>
   std::uint64_t digest() {
     Hash hash;
@@ -231,7 +230,7 @@ class DpReplica {
       replica_.evaluate(share<Batch>(), tally, [&] { return part_.samples.count; });
   }
 
-  /// Its part of the mean over all samples.
+  /// This replica's part of the mean loss over all samples.
   double loss_part() const {
     if (!has_samples()) return 0;
     return loss_.value() *
@@ -263,7 +262,7 @@ class DpReplica {
            static_cast<double>(part_.all);
   }
 
-  /// **Stream** after what all replicas have enqueued. On the host, what they did is done.
+  /// **Stream** waits for the work that all replicas have enqueued. The host need not wait.
   void await_others() {
     if constexpr (StreamOrdering<Comm>) tell([&] { comm_.order_streams(); });
   }

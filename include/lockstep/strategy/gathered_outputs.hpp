@@ -16,7 +16,7 @@
 
 namespace lockstep::detail {
 
-/// Named by numbers alone, for nvcc, as `make_view` does it.
+/// The type of the view holds numbers only, because nvcc needs that (see `make_view`).
 template <class Memory, bool Const, class T, std::size_t... E>
 auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
                  const std::array<std::size_t, sizeof...(E)>& sizes) {
@@ -27,15 +27,15 @@ auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
       sizes);
 }
 
-/// One replica's view of both. The tensors belong to the first replica. Replicas on its device, as
-/// all are on a CPU, read and write their rows in place, and nothing is gathered; replicas on other
-/// devices have memory of their own for their rows, and copy.
+/// One replica's access to outputs and gradients. The tensors belong to the first replica. Replicas
+/// on its device, as all are on a CPU, read and write their rows in place, and nothing is gathered;
+/// replicas on other devices have memory of their own for their rows, and copy.
 template <class Model, class Memory, class Execution>
 class GatheredOutputs {
   using Output = typename Model::Output;
 
  public:
-  /// Says on which replica rows are gathered, and whether that is on another device.
+  /// Sets the replica that gathers rows, and whether it is on another device.
   void join(GatheredOutputs& root, bool is_far) {
     root_ = &root;
     is_far_ = is_far;
@@ -100,7 +100,7 @@ class GatheredOutputs {
   std::optional<Arena> gradients_;
 };
 
-/// Where a model's loss is its output, there is nothing to gather.
+/// For models whose output is their loss, which have nothing to gather.
 struct NothingGathered {};
 
 }  // namespace lockstep::detail

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A replica's work on a GPU: everything is enqueued on the compute stream, and the host goes
-/// on.
+/// @file The execution of a GPU: all work is enqueued on the compute stream, and the host goes on.
 
 #include <cuda_runtime_api.h>
 
@@ -26,8 +25,9 @@
 
 namespace lockstep::detail {
 
-/// Forward and backward enqueue everything on `stream()`, or on streams that are forked from it and
-/// joined to it again; nothing waits for the GPU. Forward writes the batch's mean loss to `loss()`.
+/// The step that a model sees. Forward and backward enqueue everything on `stream()`, or on streams
+/// that are forked from it and joined to it again; nothing waits for the GPU. Forward writes the
+/// batch's mean loss to `loss()`.
 template <class Traits, class Comm>
 class GpuStep : public Traits::bare_step {
  public:
@@ -79,7 +79,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return Step(layouts, arenas, comm_, &kept()->loss, &kept()->state.loss_scale.scale);
   }
 
-  /// What one update leaves to the next, in device memory.
+  /// The state that one update leaves to the next, in device memory.
   StepState* step_state() const { return &kept()->state; }
 
   /// **Stream** the copy is ordered among the steps.
@@ -112,7 +112,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return latest_loss();
   }
 
-  /// This rank's loss counts `weight` times in the mean over ranks. One of weight 0 has no loss,
+  /// This rank's loss counts `weight` times in the mean over ranks. A rank of weight 0 has no loss,
   /// and counts as zero. **Ranks** all.
   void average_loss(double weight) {
     const std::span<double> loss(&kept()->loss, 1);
@@ -128,7 +128,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   void note_forward() { ++forwards_; }
   Loss latest_loss() const { return Loss(comm_, &kept()->loss, forwards_); }
 
-  /// Another GPU's memory is better copied than read again and again.
+  /// Is the other execution on another GPU? Its memory is better copied than read again and again.
   bool is_far_from(const DeviceExecution& other) const {
     return comm_.gpu().index() != other.comm_.gpu().index();
   }
@@ -178,7 +178,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
  private:
-  /// What lies in device memory from step to step.
+  /// The values that lie in device memory from step to step.
   struct Kept {
     double loss = 0;
     StepState state;

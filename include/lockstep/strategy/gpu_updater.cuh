@@ -25,8 +25,8 @@
 
 namespace lockstep::detail {
 
-/// Everything is enqueued on the compute stream. What changes from step to step lies in device
-/// memory, where `begin` puts it: the rest may be replayed as part of a graph.
+/// All work is enqueued on the compute stream. Numbers that change from step to step lie in device
+/// memory, where `begin` puts them: the rest may be replayed as part of a graph.
 ///
 /// Without a norm to wait for, a bucket is updated when it has landed, while later ones travel.
 template <class Traits, class Comm>
@@ -51,16 +51,14 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
         updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
 
-  /// The weights as declared, where the model's are in another type. They begin where the
-  /// parameters do, and have as many elements.
+  /// The weights in their declared type, laid out as the parameters, which have another type.
   const DeviceArena& masters() const
     requires(Traits::keeps_masters)
   {
     return masters_;
   }
 
-  /// The next update begins: what the host knows of it goes to the GPU. **Stream** before
-  /// everything below.
+  /// Begins the next update: stores its numbers on the GPU. **Stream** before the members below.
   void begin() {
     const double rate = this->advance();
     constexpr double scale = 1 / static_cast<double>(Traits::micro_batches);
@@ -112,8 +110,8 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   static constexpr ElementKind master =
       Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
 
-  /// Where something of each element begins that is kept in wider types: in float for elements of
-  /// 16 bits, else in their own.
+  /// The offset of states or master weights, which are in float for elements of 16 bits, else in
+  /// the elements' own type.
   static constexpr std::size_t widened(std::size_t offset) {
     bool has_16_bits = false;
     for (std::size_t k = 0; k != Traits::kinds().size; ++k)
@@ -124,7 +122,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   cudaStream_t stream() const { return comm_.gpu().stream(); }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
-  /// What a pass goes over: buckets, which land one by one, or runs of them, fewer and longer.
+  /// The pieces of a pass: buckets, which land one by one, or runs of them, which are longer.
   enum class Pieces : std::uint8_t { buckets, runs };
 
   template <class T, std::size_t Count>
@@ -143,7 +141,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     }
   }
 
-  /// Calls `f(piece)` for each. Counts are constants where shapes are.
+  /// Calls `f(piece)` for each piece. Counts are constants where shapes are.
   template <Pieces What, class F>
   void for_each(const F& f) const {
     if constexpr (has_constants<What>()) {
@@ -170,7 +168,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     }
   }
 
-  /// Norm, clip factor and loss scale, from averages as they land.
+  /// Computes norm, clip factor and loss scale from averages as they land.
   template <class Gradients>
   void decide(Gradients& gradients) {
     for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
@@ -186,7 +184,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
                    limits, state_, numbers_.data());
   }
 
-  /// Where each bucket's partial sums begin; how many there are in all.
+  /// Plans where each bucket's partial sums begin. Returns their number.
   std::size_t plan_partials() {
     partials_before_.assign(1, 0);
     for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
@@ -204,7 +202,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
 
   template <class Gradients, class T, std::size_t Count>
   void update(Gradients& gradients, const Piece<T, Count>& piece, const std::byte* numbers) {
-    std::array<std::byte*, Rule::states + 1> states{};  // one more: without states there were none
+    std::array<std::byte*, Rule::states + 1> states{};  // one more, so that it is never empty
     for (std::size_t k = 0; k != Rule::states; ++k)
       states[k] = states_.data() + widened(k * layout_.plan().bytes + piece.offset);
     std::byte* const parameters = parameters_ + piece.offset;
@@ -221,7 +219,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
   }
 
-  /// Parameters one by one, as the host's updater does it.
+  /// Updates parameters one by one, as the host's updater does.
   template <class Gradients>
   void update_used(Gradients& gradients) {
     for (std::size_t p = 0; p != used_.size(); ++p) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A replica's gradients: born in their buckets, added up over micro-batches, averaged over
+/// @file A replica's gradients: written into buckets, summed over micro-batches, averaged over
 /// ranks.
 
 #include <algorithm>
@@ -22,14 +22,15 @@
 
 namespace lockstep::detail {
 
-/// What a backward pass does with its gradients.
+/// How a backward pass treats its gradients.
 struct BackwardPass {
   bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
   bool adds = false;          ///< gradients are added to those of earlier micro-batches
 };
 
-/// Follows backward passes. The model writes gradients and marks each as ready; in a pass that
-/// synchronizes, a bucket's reduction starts with its last gradient, buckets strictly in order.
+/// The gradients of backward passes. The model writes gradients and marks each as ready; in a pass
+/// that synchronizes, a bucket's reduction starts with its last gradient, buckets strictly in
+/// order.
 ///
 /// A pass that adds writes into a second arena, and `ready` adds each gradient to the first arena
 /// while it is still in the cache: models only ever overwrite, and nothing is ever zeroed.
@@ -57,7 +58,7 @@ class GradientBuckets {
 
   /// Where a model writes the gradients of a pass that adds nothing.
   std::byte* arena() const { return arena_; }
-  /// Where it writes those of a pass that adds. The memory is allocated at the first call.
+  /// Where a model writes the gradients of a pass that adds. Allocated at the first call.
   std::byte* second_arena() {
     if (!second_) second_.emplace(layout_.plan().bytes);
     return second_->data();
@@ -109,7 +110,7 @@ class GradientBuckets {
     weight_ = weight;
   }
 
-  // What an updater asks for: see GradientSource.
+  // For updaters: see GradientSource.
 
   template <class T>
   std::span<T> own(std::size_t offset, std::size_t bytes) const {
@@ -143,8 +144,8 @@ class GradientBuckets {
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
   }
 
-  /// **Host** blocks. The buckets that are under way are waited for first: a communicator that has
-  /// to finish them inside of another call no longer knows their types.
+  /// **Host** blocks. Waits for the buckets under way first: a communicator that finishes them
+  /// inside of another call no longer knows their types.
   const Usage& agree_on_usage() {
     if constexpr (Traits::reduces_early) reduce();
     if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{});
@@ -158,12 +159,11 @@ class GradientBuckets {
     if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
   }
 
-  /// Drops the handles of all reductions: they belong to a capture that has failed, and nothing of
-  /// them will ever run.
+  /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }
 
  private:
-  /// Calls `f` with the type of a parameter's elements, which the compiler knows of declared ones.
+  /// Calls `f` with the type of a parameter's elements, which is a constant for declared ones.
   template <class Tensor, class F>
   void with_element_of(Tensor tensor, const F& f) const {
     if constexpr (std::is_same_v<Tensor, ListedTensor>) {
@@ -179,7 +179,7 @@ class GradientBuckets {
     return elements_at<T>(arena, placement.offset, placement.bytes);
   }
 
-  /// What the model has just written of a parameter's gradient.
+  /// The gradient of a parameter where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
     return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
@@ -241,8 +241,8 @@ class GradientBuckets {
   Usage used_;
 };
 
-/// A bare step whose `ready` is heard. The parameter is a constant where its key is a name, and so
-/// is its bucket where shapes are static.
+/// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
+/// name, and so is its bucket where shapes are static.
 template <class Model, class Bare, class Gradients>
 class TrackedStep : public Bare {
  public:

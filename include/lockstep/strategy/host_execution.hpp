@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A replica's work on the host: plain loops, done when the call returns.
+/// @file The execution of the host: plain loops, done when the call returns.
 
 #include <cstddef>
 #include <cstring>
@@ -62,7 +62,7 @@ class DeviceExecution<Cpu, Traits, Comm> {
     return static_cast<double>(model.loss(step, batch, outputs, gradients));
   }
 
-  /// Replicas on a host have the same memory.
+  /// Replicas on a host share their memory.
   static constexpr bool is_far_from(const DeviceExecution&) { return false; }
   static void copy(std::byte* to, const std::byte* from, std::size_t bytes) {
     std::memcpy(to, from, bytes);

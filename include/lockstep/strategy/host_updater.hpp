@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The updaters of the host: of parameters that every rank has for itself, and of parameters
-/// that all ranks share.
+/// @file The updater of the host, for parameters that ranks share and for those that they do not.
 
 #include <algorithm>
 #include <cmath>
@@ -27,11 +26,11 @@
 
 namespace lockstep::detail {
 
-// What a rank owns of the parameters, and so has to update: `slice<T>(count)` of the elements of
-// every run. `reduce` hands the averages of a slice to `consume(at, averages)`, piece by piece;
+// Two policies say which parameters a rank owns, and so updates: `slice<T>(count)` of the elements
+// of every run. `reduce` hands the averages of a slice to `consume(at, averages)`, piece by piece;
 // `add_others` completes a sum over slices; `publish` makes new parameters known to all ranks.
 
-/// `Sharding<Replicated>`: all of it, for itself. A bucket's averages are there as soon as it
+/// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
 /// lands.
 template <class Traits, class Comm>
 struct OwnsAll {
@@ -55,8 +54,8 @@ struct OwnsAll {
   static constexpr void publish() {}
 };
 
-/// `Sharding<HostShared>`: a slice of what lies in memory that all ranks share. It is reduced in
-/// the pass that consumes it.
+/// `Sharding<HostShared>`: a rank owns a slice of the parameters, which lie in memory that ranks
+/// share. Its gradients are reduced in the pass that consumes them.
 template <class Traits, class Comm>
 struct OwnsSlice {
   Comm& comm;
@@ -151,7 +150,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     return bytes;
   }
 
-  /// Where unused parameters are skipped: which are used, and how often each has been updated.
+  /// Where unused parameters are skipped, finds the used ones and counts their updates.
   template <class Gradients>
   void count_used(Gradients& gradients) {
     if constexpr (Traits::skips_unused) {
@@ -187,15 +186,15 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     owned_.publish();
   }
 
-  /// The norm is that of the mean over micro-batches; gradients hold their sum.
+  /// The clip factor. Gradients hold the sum over micro-batches; the norm is that of their mean.
   static double clip(double squares) {
     if constexpr (!Traits::clips) return 1;
     const double norm = std::sqrt(squares) / static_cast<double>(Traits::micro_batches);
     return clip_factor(norm, Traits::template policy<axes::Clip>::norm);
   }
 
-  /// A pass over a run: `pass(at, averages)` updates its elements from `at` on. What is the same
-  /// for all of them is computed here.
+  /// A pass over a run: `pass(at, averages)` updates elements from `at` on. Constants are computed
+  /// here.
   template <class T>
   auto make_pass(const Run& run, const Slice& slice, double squares) const {
     using A = Accumulator<T>;
@@ -226,8 +225,8 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     }
   }
 
-  /// Updates parameters one by one: those that no rank used not at all, and the others with their
-  /// own count of updates, as PyTorch keeps it.
+  /// Updates parameters one by one, each with its own count of updates, as PyTorch does. Parameters
+  /// that no rank used are left out.
   template <class T, class Scale>
   void update_used(const Run& run, const UpdatePass<Rule, T, Scale>& pass, std::size_t at,
                    std::span<const T> averages) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What parameters are before the first step.
+/// @file The values of parameters and buffers before the first step.
 
 #include <cmath>
 #include <cstddef>
@@ -23,8 +23,8 @@ namespace lockstep::detail {
 ///       weight(0, 0) = initial.random().normal();
 ///     }
 ///
-/// A model without `initialize` gets `fill_by_default`. Either is called on rank 0, whose values
-/// all ranks then have.
+/// A model without `initialize` gets `fill_by_default`. Both are called on rank 0 only, and all
+/// ranks get its values.
 template <class Model, class Layout, class BufferLayout>
 class InitialValues {
  public:

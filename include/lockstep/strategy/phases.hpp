@@ -9,9 +9,8 @@
 
 namespace lockstep::detail {
 
-/// Every phase that is out of order is a sentence from the compiler. A phase hides the one member
-/// that may come next, and takes it from here again for objects that have a name: those could be
-/// used twice.
+/// Calls of phases out of order, each with a compile error in words. A phase replaces the member
+/// that may come next, but only for temporaries: an object with a name could be used twice.
 template <class Phase>
 class OutOfOrder {
  public:
@@ -42,7 +41,7 @@ class OutOfOrder {
   }
 };
 
-/// What every phase has: the replica, and the loss of its batch.
+/// The base of every phase: the replica, and the loss of its batch.
 template <class Replica, class Self>
 class PhaseOf : public OutOfOrder<Self> {
  public:
@@ -87,7 +86,7 @@ class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Aver
   }
 };
 
-/// After backward: gradients are this rank's own, some of them on their way.
+/// After backward: gradients are this rank's own, and reductions of some buckets are under way.
 template <class Replica>
 class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
     : public PhaseOf<Replica, Backwarded<Replica>> {
@@ -102,8 +101,8 @@ class [[nodiscard("reduce or reduce_and_update comes next")]] Backwarded
     return Averaged<Replica>(this->replica(), this->loss());
   }
 
-  /// Both in one pass over memory where possible; gradients are not averaged in place. Returns the
-  /// loss. **Ranks** all. **Host** blocks.
+  /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
+  /// place. Returns the loss. **Ranks** all. **Host** blocks.
   auto reduce_and_update() && {
     this->run([](Replica& replica) {
       replica.begin_update();
@@ -123,8 +122,8 @@ class [[nodiscard("backward comes next")]] Forwarded
   Forwarded(Replica& replica, const Batch& placed, typename Replica::Loss loss)
       : PhaseOf<Replica, Forwarded>(replica, loss), placed_(placed) {}
 
-  /// The model's gradients. In a `no_sync` scope it returns the loss. **Ranks** all; in such a
-  /// scope each for itself. **Host** runs the model; buckets start to travel as they are complete.
+  /// Runs the model's backward. In a `no_sync` scope it returns the loss. **Ranks** all; in such a
+  /// scope this one. **Host** runs the model; buckets start to travel as they are complete.
   auto backward() && {
     this->run([&](Replica& replica) { replica.backward(placed_, S); });
     if constexpr (S == Sync::yes) {
@@ -146,7 +145,7 @@ auto forward_phase(Replica& replica, const Batch& batch) {
       replica, placed, tell_others(replica, [&] { return replica.forward(placed, S); }));
 }
 
-/// What `no_sync` gives: a way to add up gradients without communication.
+/// The result of `no_sync`: it adds up gradients without communication.
 template <class Replica>
 class LocalScope {
  public:

@@ -14,15 +14,14 @@
 
 namespace lockstep::detail {
 
-/// Which samples of a batch a replica has, of how many that all replicas have.
+/// The samples of a batch that a replica has, and the number that all replicas have.
 struct BatchPart {
   RowRange samples;
   std::size_t all = 0;
   std::size_t largest = 0;  // number of samples that any replica has
 };
 
-/// Keeps the latest share of every type of batch. With `HasWhole`, the first replica has the whole
-/// batch besides.
+/// Keeps the latest share of every type of batch. With `HasWhole` it keeps whole batches too.
 template <class Execution, bool HasWhole>
 class PlacedShare {
  public:
@@ -43,19 +42,19 @@ class PlacedShare {
   const auto& share() {
     return *storage_.get<PlacedPart<Batch>>().at;
   }
-  /// On the first replica.
+  /// The whole batch, on the first replica.
   template <class Batch>
   const auto& whole() {
     return *storage_.get<PlacedWhole<Batch>>().at;
   }
 
-  /// What the model is given for all of a `Batch`.
+  /// The type that the model gets for a whole `Batch`.
   template <class Batch>
   using Whole =
       std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
 
  private:
-  /// Where the first replica has the whole batch on its device, its share is a part of that.
+  /// Places a share. Where the whole batch is on the first replica's device, it is a part of that.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
     if constexpr (HasWhole && !std::is_same_v<Whole<Batch>, Batch>) {
@@ -79,7 +78,7 @@ class PlacedShare {
     }
   }
 
-  /// A share of something that can be cut, in memory that is kept.
+  /// Cuts out a share, into memory that is kept.
   template <class Cuttable>
   const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchCut& cut) {
     auto& share = storage_.get<std::optional<ShareOf<Cuttable>>>();
@@ -92,7 +91,7 @@ class PlacedShare {
       std::declval<const Batch&>(), BatchCut{}, 0))>;
 
  public:
-  /// What the model is given for its share of a `Batch`.
+  /// The type that the model gets for its share of a `Batch`.
   template <class Batch>
   using Share = std::remove_cvref_t<decltype(std::declval<PlacedShare&>().place(
       std::declval<const Batch&>(), BatchCut{}, 0))>;

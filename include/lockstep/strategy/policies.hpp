@@ -45,6 +45,7 @@ struct DP : Choice<axes::ParallelStrategy> {
   static constexpr std::string_view name = "DP";
 };
 
+/// The policy that says what a replica is: a rank (`DDP`) or a thread of one process (`DP`).
 template <class Strategy>
 struct ParallelStrategy : detail::ChoicePolicy<axes::ParallelStrategy, Strategy> {};
 
@@ -61,27 +62,27 @@ struct Accumulate : detail::ValuePolicy<axes::Accumulate> {
 
 // Whether a step runs call by call or is replayed as one CUDA graph.
 
-/// Call by call.
+/// A step is enqueued call by call.
 struct EagerStep : detail::ValuePolicy<axes::StepExecution> {
   static constexpr bool captures = false;
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("EagerStep"); }
 };
 
-/// Forward, backward, collectives and update captured once for each shape of batch, replayed ever
-/// after. A model that cannot be captured is run call by call; a sentence says why.
+/// Forward, backward, collectives and update are captured once for each shape of batch, and
+/// replayed from then on. A model that cannot be captured is run call by call; a sentence says why.
 struct CapturedStep : detail::ValuePolicy<axes::StepExecution> {
   static constexpr bool captures = true;
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("CapturedStep"); }
 };
 
-// What a parameter without a gradient means.
+// The meaning of a parameter without a gradient.
 
-/// An error, at once, with the names.
+/// A parameter without a gradient is an error that names it.
 struct Forbid : Choice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Forbid";
 };
 
-/// Counts as zero; what no rank used is left untouched by the optimizer.
+/// A missing gradient counts as zero; the optimizer leaves parameters alone that no rank used.
 struct Zero : Choice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Zero";
 };
@@ -92,42 +93,44 @@ struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Subgraphs";
 };
 
+/// The policy for parameters that get no gradient in a step.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 
-// What ranks do about state that is not trained, such as running means.
+// How ranks treat state that is not trained, such as running means.
 
 /// Rank 0's buffers go to all before every forward, as in PyTorch.
 struct Broadcast : Choice<axes::Buffers> {
   static constexpr std::string_view name = "Broadcast";
 };
 
-/// Every rank keeps its own.
+/// Every rank keeps its own buffers.
 struct Local : Choice<axes::Buffers> {
   static constexpr std::string_view name = "Local";
 };
 
-/// Averaged over ranks.
+/// Buffers are averaged over ranks.
 struct Synced : PlannedChoice<axes::Buffers> {
   static constexpr std::string_view name = "Synced";
 };
 
+/// The policy for state that is not trained.
 template <class How>
 struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
 
 // Where `DP` computes the loss of a scattered batch.
 
-/// On the output device, over the gathered outputs, as in PyTorch.
+/// One loss on the output device, of the gathered outputs, as in PyTorch.
 struct LossOnOutput : detail::ValuePolicy<axes::LossPlacement> {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnOutput"); }
 };
 
-/// On every replica, over its own share: no gather, no imbalance.
+/// A loss on every replica, of its own share: outputs are not gathered, and work is balanced.
 struct LossOnReplica : detail::ValuePolicy<axes::LossPlacement> {
   static constexpr void fingerprint(detail::Hash& hash) { hash.text("LossOnReplica"); }
 };
 
-// What happens when ranks run out of batches at different times.
+// How a job treats ranks that run out of batches at different times.
 
 /// Ranks have the same number of batches; anything else is an error that names the rank.
 struct Even : Choice<axes::UnevenInputs> {
@@ -139,6 +142,7 @@ struct Join : PlannedChoice<axes::UnevenInputs> {
   static constexpr std::string_view name = "Join";
 };
 
+/// The policy for ranks that have different numbers of batches.
 template <class How>
 struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {};
 

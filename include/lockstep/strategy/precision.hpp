@@ -18,7 +18,7 @@ struct Precision {
 };
 }  // namespace axes
 
-/// Everything in the type in which the model declares it.
+/// Parameters, gradients and buffers have the types that the model declares.
 struct AsDeclared : Choice<axes::Precision> {
   static constexpr std::string_view name = "AsDeclared";
   using parameter_types = detail::DeclaredTypes;
@@ -30,9 +30,9 @@ struct AsDeclared : Choice<axes::Precision> {
   static constexpr bool scales_loss = false;
 };
 
-/// Parameters and gradients, gradients on their way, and buffers in types of their own. The model
-/// declares float and sees `Parameters`; the optimizer keeps master weights in float. Where a type
-/// is `Half`, the loss is scaled as PyTorch's GradScaler does.
+/// Types of their own for parameters with their gradients, for gradients in a reduction, and for
+/// buffers. The model declares float and sees `Parameters`; the optimizer keeps master weights in
+/// float. Where a type is `Half`, the loss is scaled as PyTorch's GradScaler does.
 template <class Parameters, class Reduction = Parameters, class Buffers = float>
 struct Mixed : Choice<axes::Precision> {
   static constexpr std::string_view name = "Mixed";
@@ -48,7 +48,8 @@ struct Mixed : Choice<axes::Precision> {
 template <class Types>
 struct Precision : detail::ChoicePolicy<axes::Precision, Types> {};
 
-/// Two mixtures differ in their types, not in their name.
+/// The policy that says in which types a model is trained: `Precision<Mixed<BFloat16>>`. Two
+/// mixtures differ in their types, not in their name.
 template <class P, class R, class B>
 struct Precision<Mixed<P, R, B>> : detail::ChoicePolicy<axes::Precision, Mixed<P, R, B>> {
   static constexpr void fingerprint(detail::Hash& hash) {

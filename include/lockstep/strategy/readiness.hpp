@@ -11,7 +11,7 @@
 
 namespace lockstep::detail {
 
-/// Of the parameters of one layout, which must outlive it.
+/// The readiness of the parameters of one layout, which must outlive it.
 template <class Layout>
 class Readiness {
  public:
@@ -29,7 +29,7 @@ class Readiness {
     all_missing_ = ready_.size();
   }
 
-  /// A gradient has arrived, for the first time in this pass.
+  /// Marks a gradient as arrived; it must be the first time in this pass.
   void mark(std::size_t parameter) {
     if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]
       refuse(parameter);
@@ -42,7 +42,7 @@ class Readiness {
   bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
   bool all_ready() const { return all_missing_ == 0; }
 
-  /// The names of those that have not arrived, at most eight of them.
+  /// The names of parameters whose gradients have not arrived, at most eight.
   std::string missing_names() const {
     constexpr std::size_t most = 8;
     std::string names;

@@ -24,7 +24,7 @@
 namespace lockstep {
 
 namespace detail {
-/// Does a micro-batch meet those of other ranks, or stay on this rank until a later one does?
+/// Are gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
 enum class Sync : std::uint8_t { no, yes };
 }  // namespace detail
 
@@ -44,7 +44,7 @@ class Replica {
   using execution_type = detail::DeviceExecution<typename traits::device, traits, Comm>;
   using layouts_type = detail::TensorLayouts<traits>;
   using Sync = detail::Sync;
-  /// On a GPU a loss is computed while the host goes on: it is a number when it is asked for one.
+  /// On a GPU the host goes on, and waits for a loss when it is converted to a number.
   using Loss = typename execution_type::Loss;
 
  private:
@@ -53,9 +53,9 @@ class Replica {
   static_assert(detail::Updater<Updating, Gradients>);
 
  public:
-  /// What the model sees in an evaluation.
+  /// The step that the model sees in an evaluation.
   using bare_step = typename execution_type::Step;
-  /// What the model's forward and backward are given.
+  /// The step that the model's forward and backward get.
   using step_type = std::conditional_t<traits::tracks,
                                        detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
 
@@ -65,7 +65,7 @@ class Replica {
       : Replica(comm, layouts_type(model), std::move(model)) {
     initialize_from_model(seed);
   }
-  /// The same without initial values: parameters are zero until `initialize`.
+  /// Leaves out the initial values: parameters are zero until `initialize`.
   Replica(Comm& comm, layouts_type layouts, Model&& model)
       : comm_(comm),
         model_(std::move(model)),
@@ -84,7 +84,7 @@ class Replica {
   Comm& communicator() { return comm_; }
   execution_type& execution() { return execution_; }
 
-  /// The optimizer's numbers: `replica.optimizer().lr = 0.01`. The same on all ranks.
+  /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
   auto& optimizer() { return updater_.options(); }
   auto& schedule() { return updater_.schedule(); }
   double learning_rate() const { return updater_.learning_rate(); }
@@ -111,15 +111,15 @@ class Replica {
     }
     synchronize_buffers();
   }
-  /// The same with the values that the model gives itself, or those it has by default.
+  /// Writes the values that the model gives itself, or the default ones.
   void initialize_from_model(Seed seed) {
     initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
   }
 
-  /// Rank 0's buffers, on all ranks. **Ranks** all. **Host** blocks.
+  /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
   void synchronize_buffers() { broadcast(buffers_, layouts_.buffers.plan().bytes); }
 
-  // A step. Batches are placed first, and stay where they are until the next of their type is.
+  // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
   /// A batch where the model can read it.
   const auto& place(const auto& batch) { return execution_.place(batch); }
@@ -175,8 +175,8 @@ class Replica {
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
   void reduce() { gradients_.reduce(); }
 
-  /// The optimizer's next update begins: its learning rate is settled. Before `update` and
-  /// `reduce_and_update`, and outside of what is captured.
+  /// Begins the optimizer's next update: settles its learning rate. It comes before `update` or
+  /// `reduce_and_update`, and is not captured.
   void begin_update() { updater_.begin(); }
 
   /// The optimizer's update, after `reduce`. **Ranks** all. **Host** blocks until the parameters
@@ -186,8 +186,8 @@ class Replica {
     discard_gradients();
   }
 
-  /// Both in one pass over memory where possible; gradients are not averaged in place. **Ranks**
-  /// all. **Host** as `update`.
+  /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
+  /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
     updater_.reduce_and_update(gradients_);
     discard_gradients();
@@ -205,7 +205,7 @@ class Replica {
     return loss;
   }
 
-  /// The next micro-batch is the first of a step again, and nothing of earlier ones is left.
+  /// Forgets all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
     micro_batches_ = 0;
     gradients_.forget_usage();
@@ -249,7 +249,7 @@ class Replica {
     }
   }
 
-  /// What adds up the losses of many steps.
+  /// Adds up the losses of many steps.
   auto loss_meter() { return execution_.meter(); }
 
  private:

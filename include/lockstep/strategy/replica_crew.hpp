@@ -20,7 +20,7 @@
 namespace lockstep::detail {
 
 /// Replica 0 is the thread that calls `run`, always the same one; the other threads wait for the
-/// next call in between. They are told what to do through a pointer, once a step.
+/// next call in between. They get their work through a pointer, once a step.
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
@@ -45,9 +45,9 @@ class ReplicaCrew {
   std::size_t size() const { return errors_.size(); }
 
   /// Calls every phase with the number of each replica, on that replica's thread. All replicas are
-  /// done with a phase before any begins the next. Where one throws, no further phase is run, and
-  /// its exception is thrown here, with the replica's number; of several, that of the first replica
-  /// that did not fail only because another had. **Host** blocks until all are done.
+  /// done with a phase before any begins the next. If one throws, no further phase is run, and its
+  /// exception is thrown here, with the replica's number. If several throw, it is the first one
+  /// that is not the consequence of another failure. **Host** blocks until all are done.
   template <class... Phases>
   void run(const Phases&... phases) {
     using All = std::tuple<const Phases&...>;
@@ -63,7 +63,7 @@ class ReplicaCrew {
   }
 
  private:
-  /// A model that steps the job it is part of would wait for itself.
+  /// Refuses a model that steps the job it is part of: it would wait for itself.
   struct Running {
     explicit Running(std::atomic<bool>& flag) : flag(flag) {
       if (!flag.exchange(true)) return;
@@ -83,7 +83,7 @@ class ReplicaCrew {
         *static_cast<const All*>(crew.phases_));
   }
 
-  /// Is there a next one?
+  /// Runs a phase. Returns whether there is a next one.
   template <class Phase>
   bool run_phase(const Phase& phase, std::size_t replica) {
     try {
@@ -95,8 +95,8 @@ class ReplicaCrew {
     return meet();
   }
 
-  /// The replica that arrives last decides for all whether they go on: a fast one may fail in the
-  /// next phase before a slow one has left this one.
+  /// Waits for all replicas. The last one to arrive decides whether all go on, because a fast
+  /// replica may fail in the next phase before a slow one has left this one.
   bool meet() {
     const std::uint64_t before = met_.value.load(std::memory_order_relaxed);
     if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size()) {
@@ -134,7 +134,7 @@ class ReplicaCrew {
     throw_of(first);
   }
 
-  /// Names the replica, unless it is the only one: then its exception is thrown as it is.
+  /// Throws a replica's exception, with its number unless it is the only replica.
   [[noreturn]] void throw_of(std::size_t replica) {
     const std::exception_ptr thrown = std::exchange(errors_[replica], nullptr);
     if (size() == 1) std::rethrow_exception(thrown);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a job's policies mean to a replica, as constants.
+/// @file The meaning of a job's policies for a replica, as constants.
 
 #include <cstddef>
 #include <cstdint>
@@ -46,7 +46,7 @@ struct ReplicaTraits {
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
 
-  /// By parameter: 1 if a rank used it since the last update.
+  /// For each parameter 1 if a rank has used it since the last update, else 0.
   using Usage = Table<std::uint8_t, layout::count>;
 
   /// A world that the compiler knows to be of one.
@@ -62,11 +62,11 @@ struct ReplicaTraits {
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
-  /// Must it be known which gradients have arrived? Not with one rank and one batch a step: then a
+  /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs.
   static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
 
-  /// Is a bucket averaged over ranks from its last gradient on, while backward continues? Where
+  /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
   /// slice must know that no other rank still reads it.
   static constexpr bool reduces_early = !alone && !shares_parameters;
@@ -82,7 +82,7 @@ struct ReplicaTraits {
   /// so gradients are weighed before they are averaged.
   static constexpr bool weighs_shares = scatters && !gathers_outputs;
 
-  /// The type in which gradients of T are reduced. Alone, nothing is reduced.
+  /// The type in which gradients of T are reduced.
   template <class T>
   using travelling = std::conditional_t<alone, T, typename precision::template reduced<T>>;
 

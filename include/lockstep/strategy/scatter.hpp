@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A replica's share of a batch: batches, arrays and views are cut, containers of them
-/// recursed into, and everything else is shared.
+/// @file Cuts a replica's share out of a batch: batches, arrays and views are cut, also inside of
+/// containers, and everything else is shared.
 
 #include <algorithm>
 #include <array>
@@ -22,7 +22,7 @@
 
 namespace lockstep::detail {
 
-/// Writes its rows [first, first + count) to another batch, whose memory it reuses.
+/// A batch that can write its rows [first, first + count) to another batch, whose memory it reuses.
 template <class B>
 concept SlicedInto = requires(const B& batch, std::size_t n, B& out) {
   { batch.size() } -> std::convertible_to<std::size_t>;
@@ -30,16 +30,16 @@ concept SlicedInto = requires(const B& batch, std::size_t n, B& out) {
   requires std::default_initializable<B>;
 };
 
-/// Gives its rows [first, first + count) as another batch, or as a view.
+/// A batch that can return its rows [first, first + count) as another batch or as a view.
 template <class B>
 concept Sliced = requires(const B& batch, std::size_t n) {
   { batch.size() } -> std::convertible_to<std::size_t>;
   batch.slice(n, n);
 };
 
-/// How T is cut: `sizes(value, f)` calls `f(size)` for everything in it that is, and
-/// `take(value, rows_of)` gives one replica's share, where `rows_of(size)` are its rows of `size`.
-/// What has nothing to cut is shared: a reference to it, not a copy.
+/// How a T is cut: `sizes(value, f)` calls `f(size)` for each part that is cut, and `take(value,
+/// rows_of)` returns one replica's share, where `rows_of(size)` are its rows of `size`. A value
+/// with nothing to cut is shared by reference.
 template <class T>
 struct Cutting {
   static constexpr bool cuts = false;
@@ -111,7 +111,7 @@ struct AnyRows<Mdspan<T, Shape<Index, First, Rest...>, Order, Accessor>> {
   using type = Mdspan<T, Shape<Index, dynamic, Rest...>, Order, Accessor>;
 };
 
-/// Views and mdspans, along the first extent.
+/// Views and mdspans are cut along the first extent.
 template <class Tensor>
   requires requires { typename AnyRows<Tensor>::type; }
 struct Cutting<Tensor> {
@@ -172,7 +172,7 @@ template <class Allocator, class K, class T>
 using ShareAllocator = typename std::allocator_traits<Allocator>::template rebind_alloc<
     std::pair<const K, ShareOf<T>>>;
 
-/// `std::map` and its kin, whose headers are the program's to include.
+/// `std::map` and similar containers, whose headers are not included here.
 template <template <class, class, class, class> class Map, class K, class T, class Less,
           class Allocator>
   requires is_cut<T> && std::same_as<typename Map<K, T, Less, Allocator>::mapped_type, T>
@@ -180,7 +180,7 @@ struct Cutting<Map<K, T, Less, Allocator>>
     : MapCutting<Map<K, T, Less, Allocator>,
                  Map<K, ShareOf<T>, Less, ShareAllocator<Allocator, K, T>>> {};
 
-/// `std::unordered_map` and its kin.
+/// `std::unordered_map` and similar containers.
 template <template <class, class, class, class, class> class Map, class K, class T, class Hasher,
           class Equal, class Allocator>
   requires is_cut<T> && std::same_as<typename Map<K, T, Hasher, Equal, Allocator>::mapped_type, T>
@@ -188,8 +188,7 @@ struct Cutting<Map<K, T, Hasher, Equal, Allocator>>
     : MapCutting<Map<K, T, Hasher, Equal, Allocator>,
                  Map<K, ShareOf<T>, Hasher, Equal, ShareAllocator<Allocator, K, T>>> {};
 
-/// Puts replica `i`'s share of a batch into `share`, in the memory of the one before it where the
-/// batch can do that.
+/// Puts replica `i`'s share of a batch into `share`, in the same memory if the batch can do that.
 template <class Batch>
 void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
                 std::optional<ShareOf<Batch>>& share) {
@@ -202,8 +201,9 @@ void take_share(const Batch& batch, const BatchCut& cut, std::size_t i,
   }
 }
 
-/// How many samples replica `i` gets: those of the first thing that is cut. None where it gets
-/// nothing of another: as with PyTorch, only replicas run that have a part of everything.
+/// The number of samples of replica `i`: its rows of the first part that is cut. It is 0 if the
+/// replica gets no rows of some part: as in PyTorch, only replicas that have rows of every part
+/// run.
 template <class Batch>
 std::size_t samples_of(const Batch& batch, const BatchCut& cut, std::size_t i) {
   std::size_t samples = 0;

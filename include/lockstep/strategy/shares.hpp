@@ -16,8 +16,8 @@ struct RowRange {
   friend constexpr bool operator==(const RowRange&, const RowRange&) = default;
 };
 
-/// Replica i's rows of `size`, as `torch.chunk` cuts them: ceil(size / replicas) each, as long as
-/// there are any. Of 5 rows, 4 replicas get 2, 2, 1 and none.
+/// Replica i's rows of `size`, as `torch.chunk` cuts them: ceil(size / replicas) each, until none
+/// are left. Of 5 rows, 4 replicas get 2, 2, 1 and 0.
 constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) {
   const std::size_t most = (size + replicas - 1) / replicas;
   const std::size_t first = std::min(i * most, size);
@@ -25,8 +25,8 @@ constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) 
 }
 
 /// Replica i's rows of `size` in proportion to its weight: rounded down, and the rows that are left
-/// go to the largest remainders (of equal ones, to the lower replica). Together all of `size`. Only
-/// proportions count: weights need not add up to anything.
+/// go to the largest remainders (of equal ones, to the lower replica). Only the proportions of
+/// weights matter.
 inline RowRange weighted_share(std::size_t size, std::span<const double> weights, std::size_t i) {
   double all = 0;
   for (double weight : weights) all += weight;

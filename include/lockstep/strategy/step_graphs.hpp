@@ -19,24 +19,24 @@
 
 namespace lockstep::detail {
 
-/// What two micro-batches must have in common, beside equal batches, to be one graph.
+/// Micro-batches that share a graph have equal batches and equal values of this.
 struct GraphKind {
   bool adds;              ///< gradients are added to those of earlier micro-batches
   bool completes_step;    ///< reduction and update follow
-  std::uint64_t variant;  ///< tells apart what looks alike to this rank and not to all
+  std::uint64_t variant;  ///< differs where another rank's batch differs
   friend bool operator==(const GraphKind&, const GraphKind&) = default;
 };
 
 /// A graph holds addresses and sizes, so a batch in another place or of another shape needs a graph
-/// of its own. A batch that is met for the first time runs call by call, as everything does that
-/// allocates or loads on first use; the second time it is captured.
+/// of its own. A batch that comes for the first time runs call by call, because libraries allocate
+/// and load at first use; the second time it is captured.
 ///
-/// What cannot be captured runs call by call ever after, and rank 0 says why, once.
+/// If a capture fails, steps run call by call from then on, and rank 0 says why, once.
 template <CapturingCommunicator Comm, class Batch>
 class StepGraphs {
  public:
-  /// Runs one micro-batch. `enqueue()` gives it to the stream. After a replay, `note()` does what
-  /// enqueueing does on the host besides; after a capture that failed, `undo()` takes that back.
+  /// Runs one micro-batch. `enqueue()` gives it to the stream. After a replay, `note()` makes the
+  /// changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes them back.
   template <class Enqueue, class Note, class Undo>
   void run(Comm& comm, const Batch& batch, const GraphKind& kind, const Enqueue& enqueue,
            const Note& note, const Undo& undo) {
@@ -83,7 +83,7 @@ class StepGraphs {
     return i;
   }
 
-  // What is done once for each batch is kept out of what is done in every step.
+  // Work that is done once for each batch is kept out of the functions of every step.
 
   [[gnu::noinline]] void add(const Batch& batch, const GraphKind& kind) {
     graphs_.push_back(Entry{batch, kind, 0, {}});
@@ -105,7 +105,7 @@ class StepGraphs {
     return graphs_[found].graph ? Way::replay : Way::capture;
   }
 
-  /// Ranks that are captured together must all be about to do the same.
+  /// Do all ranks choose the same? Ranks that are captured together must.
   bool all_choose(Comm& comm, Way way, std::size_t found) const {
     if constexpr (JointlyCapturing<Comm>) {
       const std::uint64_t mine[] = {found * 4 + static_cast<std::uint64_t>(way)};
@@ -129,7 +129,7 @@ class StepGraphs {
   bool gave_up_ = false;
 };
 
-/// `EagerStep`: call by call.
+/// `EagerStep`: micro-batches run call by call.
 struct EagerSteps {
   template <class Replica, class Batch, class Enqueue>
   static auto run(Replica&, const Batch&, const Enqueue& enqueue, std::uint64_t = 0) {
@@ -137,7 +137,7 @@ struct EagerSteps {
   }
 };
 
-/// `CapturedStep`: as a graph, wherever there is one for the batch.
+/// `CapturedStep`: a micro-batch runs as a graph where there is one for its batch.
 class CapturedSteps {
  public:
   /// `enqueue()` gives the replica a micro-batch with this batch. If that completes a step, the

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What goes wrong on this rank is said to all others before it is thrown.
+/// @file Tells all other ranks of an exception on this rank before it is thrown.
 
 #include <exception>
 
@@ -41,7 +41,7 @@ auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
   }
 }
 
-/// The same with a replica's communicator.
+/// Calls `f()`, and tells the other ranks of a replica's communicator if it throws.
 template <class Replica, class F>
 auto tell_others(Replica& replica, const F& f) -> decltype(f()) {
   return tell_others_of<Replica::traits::alone>(replica.communicator(), f);

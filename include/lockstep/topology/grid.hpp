@@ -13,7 +13,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Does a world of `world` ranks divide into groups of `group`? A size that is not known yet may.
+/// Does a world of `world` ranks divide into groups of `group`? True while a size is not known.
 constexpr bool divides(std::size_t group, std::size_t world) {
   return group == dynamic || world == dynamic || (group != 0 && world % group == 0);
 }

@@ -23,7 +23,7 @@ struct Group {};
 
 namespace detail {
 
-/// The queries, over a partition that is a constant or a member of Self.
+/// Answers queries from a partition that is a constant or a member of Self.
 template <class Self>
 class PartitionQueries : public TopologyQueries<Self> {
  public:

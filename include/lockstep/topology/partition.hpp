@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The tables behind explicit groups: who is where, checked for overlaps and gaps once.
+/// @file The tables of explicit groups, which are checked for overlaps and gaps once.
 
 #include <array>
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace lockstep::detail {
 
-/// What can be wrong with a list of groups.
+/// The faults of a list of groups.
 enum class PartitionFault { none, empty_group, out_of_range, overlap, gap };
 
 /// A world divided into listed groups; a constant where the world's size is one.

@@ -12,9 +12,9 @@
 
 namespace lockstep {
 
-/// Every rank is in exactly one group. `group_rank` says which, `local_group_rank` at which place,
-/// and `member` is the way back. Topologies whose sizes are all static are empty types, so that
-/// `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
+/// A world of ranks, each in exactly one group. `group_rank` is a rank's group, `local_group_rank`
+/// its place there, and `member` finds the rank from both. Topologies whose sizes are all static
+/// are empty types, so that `Grid<6, 3>{}.group_rank(Rank{4})` is a constant.
 template <class T>
 concept Topology =
     std::copyable<T> && requires(const T t, Rank rank, GroupRank group, LocalGroupRank place) {
@@ -92,14 +92,14 @@ class Members {
   GroupRank group_;
 };
 
-/// What every topology can say once it can say the above.
+/// The queries that every topology has, made from the functions of the concept.
 template <class T>
 class TopologyQueries {
  public:
   /// The ranks of a group.
   constexpr auto members(GroupRank group) const { return Members<T>{self(), group}; }
 
-  /// The first rank of the group that `rank` is in: the one that reads for it, or speaks for it.
+  /// The first rank of the group that `rank` is in.
   constexpr Rank leader(Rank rank) const {
     return self().member(self().group_rank(rank), LocalGroupRank{0});
   }

@@ -11,7 +11,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Of `[0 1 2] [3 4 5]`, the groups `[0 3] [1 4] [2 5]`: what feeds data across replicas.
+/// The transpose: of `[0 1 2] [3 4 5]` the groups `[0 3] [1 4] [2 5]`.
 template <class T>
 class TransposeOf : public TopologyQueries<TransposeOf<T>> {
   static_assert(EvenTopology<T>,

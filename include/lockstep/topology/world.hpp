@@ -19,6 +19,7 @@ struct World {
 };
 }  // namespace axes
 
+/// All ranks of a job: how many, or `dynamic` where the command says it. A topology of one group.
 template <std::size_t N = dynamic>
 struct World : detail::ValuePolicy<axes::World>, detail::TopologyQueries<World<N>> {
   static constexpr std::size_t static_size = N;

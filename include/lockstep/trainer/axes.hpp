@@ -26,7 +26,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// Do ranks have a host's memory in common, as replicas of one process always do?
+/// Do ranks share a host's memory, as replicas of one process always do?
 template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
 inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> &&
                                       (std::is_same_v<BackendPolicy, Backend<Shm>> ||
@@ -56,7 +56,7 @@ struct DefaultsFor {
 
 }  // namespace detail
 
-/// One policy per axis, whatever was given and in whatever order.
+/// One policy per axis, in canonical order, whatever the order of the given ones.
 template <class... Ps>
 using CanonicalPolicies = detail::Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>;
 

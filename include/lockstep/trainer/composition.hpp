@@ -21,7 +21,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// What can be wrong with a composition, in the order in which it is looked for.
+/// The faults of a composition, in the order in which they are looked for.
 enum class Fault {
   none,
   model_not_first,
@@ -156,7 +156,7 @@ struct Finding {
   std::string_view culprit = "";
 };
 
-/// The policies, each alone and then together, before any of them is used.
+/// Finds faults of the policies, each alone and then together, before any is used.
 template <class... Ps>
 consteval Finding find_policy_fault() {
   using All = CanonicalPolicies<>;
@@ -191,7 +191,7 @@ consteval bool has_empty_part(std::string_view name) {
   return before == '.';
 }
 
-/// One role's tensors, over a list that is known to be well-formed.
+/// Finds faults of one role's tensors, in a list that is known to be well-formed.
 template <class Model, TensorRole Role>
 consteval Finding find_tensor_fault() {
   constexpr const auto& table = tensor_table<Model, Role>;
@@ -212,7 +212,7 @@ consteval Finding find_tensor_fault() {
 
 template <class Model>
 consteval Finding find_model_fault() {
-  if constexpr (TensorListing<Model>) {  // its tensors are looked at when they are listed
+  if constexpr (TensorListing<Model>) {  // its tensors are checked when they are listed
     if (kinds_of<Model, TensorRole::parameter>.size == 0) return {Fault::model_without_parameters};
     return {};
   } else if constexpr (!requires { typename Model::Parameters; }) {
@@ -249,7 +249,7 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
-/// Policies that do not go together, or do not go with the model.
+/// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
   constexpr bool on_cpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cpu>>;
@@ -322,14 +322,14 @@ consteval Name<Size + 1> to_name(std::string_view text) {
 
 }  // namespace detail
 
-/// The first fault of a composition, `Fault::none` for a legal one. Never an error: what tools and
-/// tests ask.
+/// The first fault of a composition, `Fault::none` for a legal one. It is never a compile error, so
+/// tools and tests can ask for it.
 template <class Model, class... Ps>
 inline constexpr detail::Fault composition_fault = detail::find_fault<Model, Ps...>().fault;
 
 namespace detail {
 
-/// Says what is wrong, once, or nothing.
+/// Gives one compile error if the composition has a fault.
 template <class Model, class... Ps>
 consteval bool require_composition() {
   constexpr Finding finding = find_fault<Model, Ps...>();

@@ -24,9 +24,9 @@ struct NoBackend {};
 }  // namespace detail
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
-/// `make<Policies>(session)` and whether ranks are threads of one process. Specialised beside what
-/// it includes: the CPU's here and in trainer/gloo.hpp, a GPU's in trainer/cuda.cuh,
-/// trainer/nccl.cuh and trainer/gloo.cuh.
+/// `make<Policies>(session)` and whether ranks are threads of one process. Specialised for the CPU
+/// here and in trainer/gloo.hpp, for GPUs in trainer/cuda.cuh, trainer/nccl.cuh and
+/// trainer/gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
 
@@ -58,8 +58,7 @@ struct Connection<Cpu, Shm> {
 
 namespace detail {
 
-/// Are replicas in one process? Then they meet in its memory, and a backend, which is how processes
-/// meet, has no say.
+/// Are replicas in one process? Then they meet in its memory, and the backend has no effect.
 template <class Policies>
 inline constexpr bool is_dp =
     std::is_same_v<Pick<axes::ParallelStrategy, Policies>, ParallelStrategy<DP>>;
@@ -81,7 +80,7 @@ CommunicatorOf<Policies> make_communicator(Session& session) {
   return ConnectionOf<Policies>::template make<Policies>(session);
 }
 
-/// Do ranks communicate through it, all of them or those on different hosts?
+/// Do ranks, or ranks of different hosts, communicate through NCCL?
 template <class Choice>
 inline constexpr bool uses_nccl =
     std::is_same_v<Choice, Nccl> || std::is_same_v<Choice, Hierarchical<Shm, Nccl>>;
@@ -89,7 +88,7 @@ template <class Choice>
 inline constexpr bool uses_gloo =
     std::is_same_v<Choice, Gloo> || std::is_same_v<Choice, Hierarchical<Shm, Gloo>>;
 
-/// Says which header a job needs that has not been included.
+/// Gives a compile error that names the header which a job needs and which is not included.
 template <class Policies>
 consteval bool require_connection() {
   using Transport = typename Pick<axes::Backend, Policies>::choice;
@@ -129,8 +128,8 @@ consteval auto compose() {
   }
 }
 
-/// `Job<Model, Policies>` of a model under policies in any order, whose canonical order makes one
-/// type of all. What does not go together is one sentence from the compiler.
+/// `Job<Model, Policies>` of a model under policies in any order; every order gives one type. A
+/// composition with a fault gives one compile error.
 template <template <class, class> class Job, class Model, class... Ps>
 using Compose = typename decltype(compose<Job, Model, Ps...>())::type;
 }  // namespace detail

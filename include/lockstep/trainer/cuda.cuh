@@ -50,7 +50,7 @@ struct Connection<Cuda, Shm> {
 
 namespace detail {
 
-/// Replicas are on the GPUs there are, one each, or in turn with `LOCKSTEP_SHARE_GPUS=1`.
+/// Every replica has a GPU; with `LOCKSTEP_SHARE_GPUS=1` several replicas may share one.
 template <class Policies>
 class ReplicaMeeting<Cuda, Policies> {
   static constexpr std::size_t static_size = Pick<axes::World, Policies>::static_size;

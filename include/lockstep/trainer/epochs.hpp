@@ -55,7 +55,7 @@ class EpochBatches {
     bool operator==(std::default_sentinel_t end) const { return at_ == end; }
 
    private:
-    /// The end of the data is where ranks put their losses together.
+    /// At the end of the data, ranks add up their losses.
     void look() {
       batches_->trainer_.note_position(batches_->sampler_.state());
       if (at_ == std::default_sentinel) batches_->trainer_.close_data();
@@ -72,8 +72,8 @@ class EpochBatches {
   std::default_sentinel_t end() const { return {}; }
 
  private:
-  /// A rank with one batch more than another would wait for it forever. With `Exact` that can be
-  /// known before the first batch, on every rank.
+  /// A rank with one batch more than another would wait for it forever. With `Exact` every rank
+  /// knows that before the first batch.
   void require_even(std::size_t samples, LoaderOptions options) const {
     const std::size_t world = trainer_.world_size().value();
     const auto batches = [&](std::size_t rank) {
@@ -100,7 +100,7 @@ class TrainingEpoch {
  public:
   TrainingEpoch(Trainer& trainer, std::uint64_t number) : trainer_(&trainer), number_(number) {}
 
-  /// From 0.
+  /// The number of the epoch, from 0.
   std::uint64_t number() const { return number_; }
 
   /// This rank's share, `batch_size` samples at a time (of this rank, as in PyTorch). The data set
@@ -119,7 +119,7 @@ class TrainingEpoch {
   void batches(const Source&& source,
                auto options) = delete;  // it would be gone by the first batch
 
-  /// What it has come to so far; over all ranks once the data is at its end.
+  /// The figures of the epoch so far; over all ranks once the data is at its end.
   EpochSummary summary() const { return trainer_->summary(); }
   void mark_as_printed() const { trainer_->mark_as_printed(); }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the compiler knows of a job: its policies, its layout, its fingerprint.
+/// @file The compile-time part of a job: its policies, its layout, its fingerprint.
 
 #include <cstdint>
 
@@ -30,7 +30,7 @@ struct ComposedJob {
   /// The step a model sees in a world of one.
   using bare_step = BareStep<Model, policy<axes::Buckets>, memory>;
 
-  /// What all ranks must agree on. A constant for a model of static shapes.
+  /// The fingerprint, the same on all ranks. It is a constant for a model of static shapes.
   static constexpr std::uint64_t fingerprint()
     requires(!is_dynamic_model<Model>)
   {

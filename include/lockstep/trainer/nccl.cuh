@@ -29,7 +29,7 @@ struct Connection<Cuda, Nccl> {
 template <>
 struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
   static constexpr bool ranks_are_threads = true;
-  /// Of a process on each host.
+  /// Ranks are threads of one process on each host.
   static constexpr bool spans_processes = true;
   template <class Policies>
   using communicator = ThreadedNccl;

@@ -12,6 +12,7 @@
 
 namespace lockstep {
 
+/// The options of a trainer's command line.
 struct TrainerOptions {
   Seed seed{0};     ///< `--seed N`: of initial parameters, of shuffling, of ranks
   std::string log;  ///< `--log FILE`: a line of JSON for every epoch, appended

@@ -63,7 +63,7 @@ class ReplicaMeeting<Cpu, Policies> {
   std::vector<shm::MemoryFile> files_;
 };
 
-/// Where the replicas of a job's policies meet.
+/// The meeting of the replicas of a job with these policies.
 template <class Policies>
 using ReplicaMeetingOf = ReplicaMeeting<typename Pick<axes::Device, Policies>::choice, Policies>;
 

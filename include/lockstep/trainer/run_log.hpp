@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What rank 0 prints and logs.
+/// @file The output and log of rank 0.
 
 #include <string>
 #include <string_view>
@@ -12,15 +12,15 @@
 
 namespace lockstep::detail {
 
-/// What `on_rank0` hands out: ways to say something, and no way to communicate.
+/// The object that `on_rank0` gives its function: it prints and logs, and cannot communicate.
 class RunLog {
  public:
   RunLog(ProgressDisplay& display, LogFile& file) : display_(&display), file_(&file) {}
 
-  /// A line of text, kept apart from the progress bar.
+  /// Prints a line of text, kept apart from the progress bar.
   void print(std::string_view line) { display_->print(line); }
 
-  /// Anything with a `summary()`, such as an epoch, as one line.
+  /// Prints anything with a `summary()`, such as an epoch, as one line.
   template <class Summarised>
     requires requires(const Summarised& what) { what.summary().text(); }
   void print(const Summarised& what) {
@@ -28,7 +28,7 @@ class RunLog {
     display_->print(what.summary().text());
   }
 
-  /// A line of the file that `--log` names; nothing without one.
+  /// Writes a line to the file of `--log`, if there is one.
   void write(const JsonLine& line) { file_->write(line); }
 
  private:

@@ -93,12 +93,12 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     return wrapped_;
   }
 
-  /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. Ranks must agree on them;
-  /// every epoch begins with a look at that.
+  /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. They must be the same on
+  /// all ranks, which is checked at the begin of every epoch.
   auto& optimizer() { return wrapped_.optimizer(); }
   auto& schedule() { return wrapped_.schedule(); }
 
-  /// This rank's own seed and random numbers: one environment per rank, each with its own.
+  /// This rank's own seed and random numbers, different on every rank.
   Seed seed() const { return rank_seed(options_.seed, rank()); }
   RandomStream random() const { return RandomStream(seed()); }
 
@@ -126,9 +126,9 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     return loss;
   }
 
-  /// What the model tallies over all samples of a data set, each counted once whatever the world:
-  /// `model.evaluate(step, batch, tally)`, or the mean loss of a model that has none. The epoch's
-  /// summary shows them under `name`. **Ranks** all. **Host** blocks.
+  /// Evaluates the model on all samples of a data set, each counted once in any world, by
+  /// `model.evaluate(step, batch, tally)` or, without that, by its mean loss. The epoch's summary
+  /// shows the scores under `name`. **Ranks** all. **Host** blocks.
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
@@ -146,7 +146,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     return scores;
   }
 
-  /// The means of what every rank has tallied. **Ranks** all. **Host** blocks.
+  /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.
   Scores reduce_metrics(const Tally& tally) {
     require_all_ranks("reduce_metrics");
     return reduce(comm_, tally);
@@ -159,8 +159,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     comm_.barrier();
   }
 
-  /// Calls `f(log)` on rank 0. There is no communicator in it, and a collective of this job would
-  /// leave rank 0 waiting for ranks that never come: it is an error at once.
+  /// Calls `f(log)` on rank 0. A collective of this job inside `f` would wait for ranks that never
+  /// come, so it is an error at once.
   template <class F>
   void on_rank0(F&& f) {
     if (rank() != Rank{0}) return;
@@ -168,7 +168,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     std::forward<F>(f)(RunLog(display_, log_));
   }
 
-  /// Where in its data the job is, to go on from there: `resume` before `epochs`.
+  /// The position of the job in its data. To go on from there, call `resume` before `epochs`.
   SamplerState position() const { return position_; }
   void resume(const SamplerState& position) { resume_ = position; }
 
@@ -202,7 +202,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
                 "call it outside, on all ranks", rank());
   }
 
-  // What the epochs and batches of this trainer call.
+  // For the epochs and batches of this trainer.
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     require_all_ranks("epochs");
@@ -253,7 +253,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     resume_.reset();
   }
 
-  /// Compares the numbers of optimizer and schedule over ranks: a learning rate of its own on one
+  /// Compares the numbers of optimizer and schedule over ranks: a different learning rate on one
   /// rank would be a silent error.
   void require_same_numbers() {
     std::string numbers;
@@ -293,13 +293,13 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
 }  // namespace detail
 
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
-/// one type. What does not go together is one sentence from the compiler.
+/// one type. A composition with a fault gives one compile error.
 template <class Model, class... Ps>
 using Trainer = detail::Compose<detail::BasicTrainer, Model, Ps...>;
 
 namespace detail {
 
-/// What the compiler knows of such a job, for tools and tests: it needs no CUDA, even if the job
+/// The compile-time part of such a job, for tools and tests. It needs no CUDA, even if the job
 /// does.
 template <class Model, class... Ps>
 using Composed = ComposedJob<Model, CanonicalPolicies<Ps...>>;

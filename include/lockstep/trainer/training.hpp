@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a trainer drives, by strategy: a rank of DDP, or all replicas of DP.
+/// @file The object that a trainer steps, for each strategy: a rank of DDP, or all replicas of DP.
 
 #include <string>
 #include <type_traits>
@@ -16,7 +16,7 @@
 
 namespace lockstep::detail {
 
-/// `communicator` is what the trainer itself uses, among ranks; `wrapper` is what steps.
+/// The trainer itself uses `communicator`, among ranks; `wrapper` runs the steps.
 template <class Model, class Policies>
 struct DdpTraining {
   using communicator = CommunicatorOf<Policies>;
@@ -34,7 +34,7 @@ struct DdpTraining {
   }
 };
 
-/// All replicas are one rank, which has nobody to communicate with.
+/// All replicas together are one rank, in a world of one.
 template <class Model, class Policies>
 struct DpTraining {
   using communicator = LoopbackCommunicator;

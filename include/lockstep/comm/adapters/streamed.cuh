@@ -24,8 +24,8 @@
 
 namespace lockstep {
 
-/// Collectives of `Inner`, whose calls are ordered by the stream of `lane`, for a rank that
-/// computes on that of `gpu`: the two wait for each other by events.
+/// Runs the collectives of `Inner` on the stream of `lane`, while the rank computes on the stream
+/// of `gpu`. The two streams wait for each other by events.
 ///
 /// **Host** every collective blocks as `Inner` does. **Stream** a call comes after what the compute
 /// stream `gpu().stream()` holds, and what that is given afterwards sees the result; after an
@@ -35,7 +35,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Any number of calls may be under way; this many are plenty.
+  /// The number of calls under way has no limit; this one is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> lane)
@@ -99,14 +99,14 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
     bool test() const { return done.test(); }
     void wait() { done.block(compute); }
-    /// What is on the lane runs to its end; the memory is the communicator's.
+    /// The work on the lane runs to its end; its memory belongs to the communicator.
     static constexpr void leave() {}
 
     cudaStream_t compute;
     CudaEvent done;
   };
 
-  /// What the lane is given from here on comes after what the compute stream holds.
+  /// Makes the lane wait for the work that the compute stream holds now.
   void follow() const {
     handed_over_.record(gpu_->stream());
     handed_over_.block(lane_->stream());

@@ -42,7 +42,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   static constexpr Rank rank() { return Rank{0}; }
   static constexpr WorldSize world_size() { return WorldSize{1}; }
   Gpu& gpu() const { return *gpu_; }
-  /// There is nobody to wait for: the limit is kept for those who ask.
+  /// No call waits for another rank: the limit is only stored.
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
   static constexpr void abandon(std::string_view) {}
@@ -71,7 +71,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   static constexpr void agree(const detail::Call&) {}
 
  private:
-  /// From and to any memory.
+  /// Passes from and to any memory.
   struct Passes : detail::StreamPasses {
     explicit Passes(const CudaLoopbackCommunicator& comm)
         : StreamPasses(comm.gpu_->stream()), comm(comm) {}

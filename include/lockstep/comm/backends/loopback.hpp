@@ -17,8 +17,8 @@
 namespace lockstep {
 
 namespace detail {
-/// A call among one rank, by these passes: what the rank gives is what it gets. Of all operations,
-/// only a pre-multiplied sum changes a value that is alone.
+/// Performs a call in a world of one: the rank gets the elements that it gives. Among the
+/// operations only a pre-multiplied sum changes a single value.
 template <class Passes, class C>
 constexpr void perform_alone(const Passes& passes, const C& call) {
   using T = typename C::element;

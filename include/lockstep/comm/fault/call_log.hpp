@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The calls that a rank has made, so that ranks whose backend does not compare them can do
-/// so themselves.
+/// @file The calls that a rank has made, for backends that compare calls only afterwards.
 
 #include <algorithm>
 #include <array>
@@ -30,7 +29,7 @@ struct LogHead {
   friend bool operator==(const LogHead&, const LogHead&) = default;
 };
 
-/// Every call by a chain of hashes, the last `kept` of them in full.
+/// A chain of hashes over all calls, and the last `kept` calls in full.
 class CallLog {
  public:
   static constexpr std::size_t kept = 4096;
@@ -60,15 +59,15 @@ class CallLog {
     return number < calls() && calls() - number <= kept ? &entries_[number % kept].call : nullptr;
   }
 
-  /// Has this rank made other calls than the one whose head this is? Nothing while it cannot tell:
-  /// it is behind, or too far ahead.
+  /// Has this rank made other calls than the one of this head? Nothing if it cannot tell, being
+  /// behind or too far ahead.
   std::optional<bool> differs(const LogHead& other) const {
     if (other.calls == 0) return false;
     if (find(other.calls - 1) == nullptr) return std::nullopt;
     return entries_[(other.calls - 1) % kept].hash != other.hash;
   }
 
-  /// Forgets everything: what was noted did not happen.
+  /// Forgets all calls, because they did not happen.
   void clear() {
     head_ = {};
     entries_.clear();
@@ -128,8 +127,8 @@ struct SentLog {
   }
 };
 
-/// The error of ranks that made different calls; nothing where both logs are the same as far as
-/// both go. `rank` is the one whose log was sent.
+/// The error of ranks that made different calls; nothing if the logs are equal as far as both go.
+/// `rank` is the rank that sent `other`.
 inline std::optional<Error> find_disagreement(const CallLog& rank0, const SentLog& other, Rank rank,
                                               Rank me) {
   const std::uint64_t both = std::min(rank0.calls(), other.first + other.calls.size());
@@ -142,15 +141,15 @@ inline std::optional<Error> find_disagreement(const CallLog& rank0, const SentLo
   return std::nullopt;
 }
 
-/// Where a rank is, as others are told when one of them has waited for long.
+/// How far a rank is, as it tells the others when one of them has waited for long.
 struct Position {
   std::uint64_t calls = 0;  // that it has made
-  std::string call;         // the one that it is in; empty: none
+  std::string call;         // the call that it is in, or empty
 
   friend bool operator==(const Position&, const Position&) = default;
 };
 
-/// `rank 1 is in no call (made 4 of 5)`. `calls` is how many the one who asks has made.
+/// `rank 1 is in no call (made 4 of 5)`. `calls` is the number that the asking rank has made.
 inline std::string position_text(Rank rank, const std::optional<Position>& position,
                                  std::uint64_t calls) {
   const std::string name = "rank " + std::to_string(rank.value());

@@ -11,7 +11,7 @@
 
 namespace lockstep::detail {
 
-/// Any thread may note a fault and ask for it.
+/// The first fault. Any thread may note one and ask for it.
 class FirstFault {
  public:
   bool is_set() const { return is_set_.load(std::memory_order_acquire); }
@@ -25,7 +25,7 @@ class FirstFault {
     return true;
   }
 
-  /// There was no fault: for a communicator that is made whole again.
+  /// Forgets the fault, for a communicator that is repaired.
   void forget() {
     const std::lock_guard lock(mutex_);
     error_.reset();

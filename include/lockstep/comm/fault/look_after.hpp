@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a waiting rank asks about the others, again and again, where all can see each other's
-/// state: whether one of them has ended, failed or left, and whether the time is over.
+/// @file How a waiting rank finds out why its wait is in vain, where ranks can see each other's
+/// state: another rank has ended, failed or left, or the time is over.
 
 #include <chrono>
 #include <concepts>
@@ -29,9 +29,8 @@ concept ObservablePeers = requires(const P& peers, std::size_t w) {
   { peers.calls_made(w) } -> std::same_as<std::uint64_t>;
 };
 
-/// The error that ends the wait for a call, if there is one. Everybody names the same culprit:
-/// first whoever ended, then whoever gave up because of that. `lacks(w)`: rank w has yet to do its
-/// part.
+/// The error that ends the wait for a call, if there is one. All ranks name the same culprit: a
+/// rank that ended, else one that gave up. `lacks(w)`: rank w has yet to do its part.
 template <ObservablePeers P, class Lacks>
 std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& lacks) {
   const std::size_t me = peers.rank().value();

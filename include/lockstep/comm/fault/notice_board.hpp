@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the ranks of a communicator tell each other through the job's store, beside the
-/// communication itself: how far they are, that one of them failed, and why.
+/// @file Notices that the ranks of a communicator leave for each other in the job's store: how far
+/// they are, that one of them failed, and why.
 
 #include <chrono>
 #include <cstdint>
@@ -19,11 +19,11 @@
 
 namespace lockstep::detail {
 
-/// The one thing that every rank looks at all the time.
+/// The current notice, which every rank reads again and again.
 struct Notice {
   enum class Kind : std::uint8_t {
     none,
-    question,  // somebody has waited for long: say where you are
+    question,  // a rank has waited for long: all say how far they are
     failed,    // `rank` has failed, with these words
     lost,      // `rank` has gone without a word
     differs,   // `rank` has made other calls than rank 0
@@ -74,10 +74,11 @@ class NoticeBoard {
     return post({Notice::Kind::failed, rank_, std::string(words.substr(0, most_words))});
   }
 
-  /// The same on behalf of a rank that has gone without a word.
+  /// Says that another rank has gone without a word. The first fault is returned.
   Notice report_lost(Rank gone) const { return post({Notice::Kind::lost, gone, ""}); }
 
-  // Why a rank gives up, first fault or not: a rank that has said why is not the one that is gone.
+  // Why a rank gives up, whether it is the first fault or not. A rank that has given a reason is
+  // not the one that is lost.
 
   void give_reason(std::string_view words) const {
     store_->set(reason_key(rank_), words.substr(0, most_words));
@@ -90,7 +91,7 @@ class NoticeBoard {
     return post({Notice::Kind::differs, rank_, ""});
   }
 
-  // How far rank 0 is, for the others to compare with.
+  // Rank 0's head, with which the others compare their logs.
   void set_head(const LogHead& head) const {
     store_->set(prefix_ + "head", store_protocol::Writer{}.u64(head.calls).u64(head.hash).bytes());
   }
@@ -102,7 +103,7 @@ class NoticeBoard {
     return in.ok() ? LogHead{calls, hash} : LogHead{};
   }
 
-  // Where each rank is, once somebody has asked.
+  // How far each rank is, once a rank has asked.
   void set_position(const Position& position) const {
     store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
                 store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
@@ -115,8 +116,8 @@ class NoticeBoard {
     return Position{calls, std::string(in.text())};
   }
 
-  /// What the ranks disagree about, in the words of rank 0, which alone compares the logs, so that
-  /// all name the same pair of calls.
+  /// The error that says what the ranks disagree about. Rank 0 alone compares the logs, so that all
+  /// ranks name the same pair of calls.
   Error verdict(const CallLog& log, Rank differing, Milliseconds timeout) const {
     if (rank_ == Rank{0}) {
       const auto sent = SentLog::from_bytes(store_->get(prefix_ + "log", timeout));
@@ -147,7 +148,7 @@ class NoticeBoard {
     return prefix_ + "reason/" + std::to_string(rank.value());
   }
 
-  /// A question gives way to a fault, a fault to nothing.
+  /// A fault replaces a question; nothing replaces a fault.
   Notice post(const Notice& notice) const {
     const std::string key = prefix_ + "notice";
     const std::string bytes = notice.bytes();

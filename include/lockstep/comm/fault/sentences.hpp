@@ -21,7 +21,7 @@ std::string rank_text(Rank rank);
 Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0, Rank other,
                      std::string_view call_of_other, Rank me);
 
-/// Compares what all ranks called: `call_of(w)` is rank w's description. The error, if they differ.
+/// Compares all ranks' calls, `call_of(w)` being rank w's. Returns the error if they differ.
 template <class CallOf>
 std::optional<Error> find_disagreement(std::uint64_t number, std::size_t world,
                                        const CallOf& call_of, Rank me) {
@@ -38,19 +38,19 @@ Error messages_differ(const Call& received, Rank from, std::string_view sent, Ra
 /// Another rank has said why it gave up.
 Error rank_failed(std::string_view operation, Rank who, std::string_view words, Rank me);
 
-/// Another rank went without a word.
+/// Another rank ended without a word.
 Error rank_vanished(std::string_view operation, std::string_view how, Rank me);
 
 Error rank_left(std::string_view operation, Rank who, Rank me);
 
-/// `missing`: the ranks that were waited for, in words.
+/// A wait has reached its limit. `missing` are the ranks that were waited for, in words.
 Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
                    std::string_view missing, Rank me);
 
 /// A rank that lags behind, and how far it has come: `rank 2 (made 3 of 5 calls)`.
 std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made, std::uint64_t expected);
 
-/// This rank gave its communicator up, or an exception ended its part.
+/// This rank has given up its communicator, or an exception has ended its part.
 Error gave_up(std::string_view communicator, std::string_view reason, Rank me);
 
 inline constexpr const char* ended_by_exception = "it ended with an exception";

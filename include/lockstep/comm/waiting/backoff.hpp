@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Waiting for what a GPU or another thread does, by looking at it again and again.
+/// @file Pauses for a thread that waits for a GPU or another thread by polling.
 
 #include <chrono>
 #include <thread>
 
 namespace lockstep::detail {
 
-/// Pauses between two looks. The first ones are short, because most waits last microseconds.
+/// Pauses between two polls. The first ones are short, because most waits last microseconds.
 class Backoff {
  public:
   void pause() const {

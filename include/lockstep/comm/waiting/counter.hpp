@@ -20,8 +20,8 @@ namespace lockstep::detail {
 /// Two cache lines, because prefetchers fetch them in pairs.
 inline constexpr std::size_t line_pair = 128;
 
-/// It may lie in memory that processes share. `sleepers` spares the writer a system call when
-/// nobody sleeps.
+/// A counter that may lie in memory that processes share. `sleepers` spares the writer a system
+/// call when no one sleeps.
 struct alignas(line_pair) Counter {
   std::atomic<std::uint64_t> value;
   std::atomic<std::uint32_t> sleepers;
@@ -60,14 +60,14 @@ inline std::uint32_t* futex_word(Counter& counter) {
   return reinterpret_cast<std::uint32_t*>(&counter.value);
 }
 
-/// Wakes everyone who sleeps for a counter, to look around.
+/// Wakes all sleepers of a counter, whose value has not changed.
 inline void wake(Counter& counter) {
   if (counter.sleepers.load(std::memory_order_seq_cst) != 0) {
     ::syscall(SYS_futex, futex_word(counter), FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
   }
 }
 
-/// Makes a new value visible and wakes everyone who sleeps for it.
+/// Makes a new value visible and wakes all sleepers.
 inline void publish(Counter& counter, std::uint64_t value) {
   counter.value.store(value, std::memory_order_seq_cst);
   wake(counter);

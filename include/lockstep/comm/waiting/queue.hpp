@@ -22,8 +22,7 @@ struct QueuedCall {
   std::exception_ptr error;
 };
 
-/// For communicators whose collectives block: what is to go on while the rank computes needs a
-/// thread. It starts with the first call.
+/// Makes calls on a thread, which starts with the first call, for communicators that block.
 class Queue {
  public:
   Queue() = default;
@@ -46,7 +45,7 @@ class Queue {
     changed_.notify_all();
   }
 
-  /// Is it over? Throws if it failed.
+  /// Is the call over? Throws if it failed.
   bool test(const QueuedCall& call) const {
     const std::lock_guard lock(mutex_);
     if (call.error) std::rethrow_exception(call.error);
@@ -100,11 +99,11 @@ class Queue {
   QueuedCall* first_ = nullptr;
   QueuedCall* last_ = nullptr;
   bool stopping_ = false;
-  Thread thread_;  // ends before what it uses
+  Thread thread_;  // declared last: it uses the members above
 };
 
-/// A call that a queue makes: `f()`, under the handle of `Work`. `Owner` has the queue, and
-/// `give_up()` ends what is under way there.
+/// The `Pending` of a `Work` whose call, `f()`, a queue makes. `Owner` has the queue, and its
+/// `give_up()` ends the calls under way.
 template <class Owner, class F>
 class PendingInQueue : QueuedCall {
  public:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A request that may be left unanswered.
+/// @file A request with a time limit.
 
 #include <chrono>
 #include <future>
@@ -13,9 +13,9 @@
 
 namespace lockstep::detail {
 
-/// `f()`, unless it takes longer than that or throws an `Error`. It runs in a thread of its own; if
-/// it does not come back in time, that thread is left alone with what it uses. A store whose host
-/// has vanished answers only after seconds, which a rank that is about to fail does not have.
+/// The result of `f()`; nothing if it takes longer than the limit or throws an `Error`. `f` runs in
+/// a thread, which is left to itself when the time is over. A store whose host has vanished answers
+/// only after seconds, and a rank that is about to fail cannot wait that long.
 template <class F>
 auto within(std::chrono::milliseconds limit, F f) -> std::optional<decltype(f())> {
   std::packaged_task<decltype(f())()> task(std::move(f));

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-/// What a model is given for a batch. By default the batch itself: a type that holds pointers into
-/// device memory, or that the model copies on its own. Specialised for batches that the library
-/// copies; a program may do so for its own.
+/// Makes the batch that a model gets. By default it is the batch itself, which holds pointers into
+/// device memory or is copied by the model. Specialised for batches that the library copies; a
+/// program may specialise it for its own.
 template <class Batch>
 class BatchUpload {
  public:

@@ -12,8 +12,7 @@
 
 namespace lockstep {
 
-/// The rank that the calling thread is, for errors of calls that know of no ranks. A thread is told
-/// once, when it is given its GPU.
+/// The rank of the calling thread, for errors. It is set when the thread gets its GPU.
 inline std::optional<Rank>& rank_of_thread() {
   thread_local std::optional<Rank> rank;
   return rank;
@@ -56,7 +55,7 @@ inline void check_cuda(cudaError_t error, const char* call) {
               detail::cuda_advice(error), rank_of_thread());
 }
 
-/// After a kernel was launched: `kernel<<<...>>>(...); check_launch("update");`
+/// Throws unless the last kernel was launched: `kernel<<<...>>>(...); check_launch("update");`
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaPeekAtLastError();
   if (error != cudaSuccess) [[unlikely]]

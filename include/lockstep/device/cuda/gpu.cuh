@@ -32,7 +32,7 @@ inline std::size_t visible_gpus() {
 
 }  // namespace detail
 
-/// A rank's GPU. The thread that makes it computes on it from then on.
+/// A rank's GPU, which becomes the current one of the thread that makes this object.
 class Gpu {
  public:
   Gpu(Rank rank, std::size_t index) : rank_(rank), index_(select(rank, index)) {}
@@ -46,7 +46,7 @@ class Gpu {
   Rank rank() const { return rank_; }
   std::size_t index() const { return index_; }
 
-  /// Where the model and the optimizer run.
+  /// The compute stream, on which the model and the optimizer run.
   cudaStream_t stream() const { return stream_.get(); }
 
  private:
@@ -58,7 +58,7 @@ class Gpu {
 
   Rank rank_;
   std::size_t index_;
-  CudaStream stream_;  // of the GPU that is current by now
+  CudaStream stream_;  // of the GPU above, which is current now
 };
 
 }  // namespace lockstep

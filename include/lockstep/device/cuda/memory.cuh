@@ -14,7 +14,7 @@
 
 namespace lockstep {
 
-/// Zeroed memory of the current GPU. What `HostArena` is on the host.
+/// Zeroed memory of the current GPU, as `HostArena` is on the host.
 class DeviceArena {
  public:
   explicit DeviceArena(std::size_t bytes) : bytes_(bytes) {
@@ -24,7 +24,7 @@ class DeviceArena {
     check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
     data_.reset(static_cast<std::byte*>(data));
     check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-    // Streams that do not wait for the default one must not see what was there before.
+    // Other streams do not wait for the default one: the memory must be zero before they use it.
     check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
   }
 
@@ -39,9 +39,13 @@ class DeviceArena {
   std::size_t bytes_;
 };
 
+<<<<<<< HEAD
 namespace detail {
 
 /// Zeroed host memory that stays where it is: copies from and to it need no host thread.
+=======
+/// Zeroed pinned host memory: copies from and to it need no host thread.
+>>>>>>> docs
 class PinnedArena {
  public:
   explicit PinnedArena(std::size_t bytes) : bytes_(bytes) {
@@ -63,8 +67,8 @@ class PinnedArena {
   std::size_t bytes_;
 };
 
-/// Pins memory that belongs to somebody else, for as long as this lives. Where the system does not
-/// allow it, copies are as right as before, and the host takes part in them.
+/// Pins memory of another owner while this object lives. If the system does not allow it, copies
+/// still work, and the host takes part in them.
 class PinnedRange {
  public:
   explicit PinnedRange(std::span<std::byte> memory) {
@@ -91,7 +95,7 @@ inline void copy_now(void* to, const void* from, std::size_t bytes) {
   check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
 }
 
-/// Can host code read and write at `pointer`? Not where only the GPU can.
+/// Can host code read and write at `pointer`?
 inline bool is_host_memory(const void* pointer) {
   cudaPointerAttributes attributes{};
   check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");

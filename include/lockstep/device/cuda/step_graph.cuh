@@ -19,14 +19,14 @@ namespace lockstep::detail {
 /// A captured step, or the reason why there is none.
 class StepGraph {
  public:
-  /// What the GPU runs. Its communicator can end it: NCCL waits for graphs before it lets go of a
-  /// communicator, and a graph is useless without one.
+  /// The executable graph. Its communicator can end it, because NCCL does not close a communicator
+  /// before its graphs have ended.
   class Executable {
    public:
     explicit Executable(cudaGraphExec_t graph) : graph_(graph) {}
 
     cudaGraphExec_t get() const { return graph_.get(); }
-    /// One that is running is freed when it is done.
+    /// A running graph is freed when it is done.
     void end() { graph_.reset(); }
 
    private:
@@ -49,7 +49,7 @@ class StepGraph {
   /// Why the step could not be captured, in words; empty where it was.
   const std::string& reason() const { return reason_; }
 
-  /// For whoever must be able to end it before its owner does.
+  /// For the communicator, which may have to end the graph before its owner does.
   std::weak_ptr<Executable> executable() const { return executable_; }
 
   /// **Host** does not block. **Stream** the step runs after what `stream` holds and before what it
@@ -67,7 +67,7 @@ class StepGraph {
   std::string reason_;
 };
 
-/// The reason for a call that failed while capturing. CUDA is to forget the error: it is handled.
+/// The reason for a call that failed while capturing. CUDA's last error is cleared.
 inline std::string capture_fault(cudaError_t error, const char* call) {
   static_cast<void>(cudaGetLastError());
   switch (error) {
@@ -89,7 +89,7 @@ struct DestroyGraph {
 };
 using OwnedGraph = std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, DestroyGraph>;
 
-/// Makes the graph fit to run on `stream`'s GPU.
+/// Makes the graph executable on `stream`'s GPU.
 inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   std::size_t nodes = 0;
   cudaError_t error = cudaGraphGetNodes(graph.get(), nullptr, &nodes);
@@ -104,12 +104,12 @@ inline StepGraph instantiate(const OwnedGraph& graph, cudaStream_t stream) {
   return step;
 }
 
-/// Runs `f()` without running what it enqueues: that becomes the graph. It does not throw: whatever
-/// goes wrong, and whatever `f` throws, is the reason why there is none. **Host** runs `f`.
+/// Calls `f()`; the work that it enqueues is not run but becomes the graph. It does not throw: a
+/// failure, or an exception of `f`, is the reason why there is no graph. **Host** runs `f`.
 /// **Stream** `stream` must not be capturing; streams that `f` makes wait for it are captured too,
 /// and must be waited for before `f` returns.
 ///
-/// Other threads may use CUDA meanwhile: the capture is this thread's.
+/// Other threads may use CUDA meanwhile.
 template <class F>
 StepGraph capture_stream(cudaStream_t stream, F&& f) {
   const cudaError_t begun = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal);

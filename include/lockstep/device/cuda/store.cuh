@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Host values into device memory, in stream order, from nothing that must stay alive.
+/// @file Stores host values in device memory, in stream order.
 
 #include <cuda_runtime.h>
 

@@ -22,15 +22,15 @@ class CudaEvent {
 
   cudaEvent_t get() const { return event_.get(); }
 
-  /// Everything that `stream` holds so far.
+  /// Records the point after all work that `stream` holds now.
   void record(cudaStream_t stream) const {
     check_cuda(cudaEventRecord(get(), stream), "cudaEventRecord");
   }
-  /// What `stream` is given from now on waits for the recorded point. The host does not.
+  /// Makes later work of `stream` wait for the recorded point. The host does not wait.
   void block(cudaStream_t stream) const {
     check_cuda(cudaStreamWaitEvent(stream, get(), 0), "cudaStreamWaitEvent");
   }
-  /// Has the recorded point been reached? An event that was never recorded has.
+  /// Has the recorded point been reached? True for an event that was never recorded.
   bool test() const {
     const cudaError_t state = cudaEventQuery(get());
     if (state == cudaErrorNotReady) return false;
@@ -45,7 +45,7 @@ class CudaEvent {
   std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Destroy> event_;
 };
 
-/// Work in order, independent of other streams, the default one included.
+/// A stream that does not wait for others, the default one included.
 class CudaStream {
  public:
   CudaStream() {
@@ -54,8 +54,7 @@ class CudaStream {
     stream_.reset(stream);
   }
 
-  /// One whose kernels start before those that others have waiting: communication, which the other
-  /// ranks wait for too.
+  /// A stream whose kernels have priority, for communication, because other ranks wait for it.
   static CudaStream urgent() {
     int least = 0;
     int greatest = 0;

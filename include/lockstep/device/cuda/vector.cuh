@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Passes over arrays at the memory's speed: 16-byte accesses, several under way per thread.
+/// @file Passes over arrays at the speed of memory: several accesses of 16 bytes per thread.
 
 #include <cuda_runtime.h>
 
@@ -24,7 +24,7 @@ struct Packet {
 };
 
 /// How many elements a packet has in a pass over arrays of these types: the widest type fills 16
-/// bytes. The others take less, but a warp's accesses lie side by side in every array.
+/// bytes. Narrower types fill less, but a warp's accesses are contiguous in every array.
 template <class... T>
 inline constexpr std::size_t packet_size = 16 / std::max({sizeof(T)...});
 
@@ -37,7 +37,7 @@ template <unsigned Threads, unsigned Packets, bool Streams = false>
 struct PassShape {
   static constexpr unsigned threads = Threads;  // of a block
   static constexpr unsigned packets = Packets;  // of a thread, all loaded before the first is used
-  /// Of what the pass neither shares with the next kernels nor will see again before the next step.
+  /// Caching of data that is not used again before the next step.
   static constexpr Caching once = Streams ? Caching::stream : Caching::keep;
   static constexpr std::size_t tile = std::size_t{Threads} * Packets;  // packets of a block
 };
@@ -48,8 +48,8 @@ using BitsOf = std::conditional_t<
     std::conditional_t<Bytes == 8, uint2,
                        std::conditional_t<Bytes == 4, unsigned int, unsigned short>>>;
 
-/// Loads go past the L1 cache, where nothing would be found. The intrinsics keep their order: what
-/// a pass loads first is under way before it decides anything.
+/// Loads bypass the L1 cache, because nothing is used twice. The intrinsics keep their order, so
+/// that first loads are under way before the pass branches.
 template <Caching How, std::size_t N, class T>
 __device__ Packet<T, N> load_packet(const T* from) {
   const auto* bits = reinterpret_cast<const BitsOf<N * sizeof(T)>*>(from);
@@ -71,9 +71,9 @@ __device__ void store_packet(T* to, const Packet<T, N>& packet) {
   }
 }
 
-/// One block's part of a pass over `count` elements: a tile of packets of N elements. `pass` is
-/// asked for `load<N>(at)`, what it reads at an element, for all packets of a thread, and then to
-/// `finish<N>(at, loaded)` each. Elements behind the last whole packet come as packets of one.
+/// One block's part of a pass over `count` elements: a tile of packets of N elements. It calls
+/// `pass.load<N>(at)` for all packets of a thread, then `pass.finish<N>(at, loaded)` for each.
+/// Elements after the last whole packet are packets of one.
 template <class Shape, std::size_t N, class Pass>
 __device__ void sweep_tile(Pass& pass, std::size_t tile, std::size_t count) {
   const std::size_t first = (tile * Shape::tile + threadIdx.x) * N;
@@ -116,7 +116,7 @@ LOCKSTEP_HOST_DEVICE constexpr std::size_t tiles_of(std::size_t count) {
   return (count + elements - 1) / elements;
 }
 
-/// Passes start at whole packets.
+/// Throws unless all addresses are aligned to packets.
 inline void require_alignment(const char* pass, std::initializer_list<const void*> arrays) {
   for (const void* array : arrays) {
     if (reinterpret_cast<std::uintptr_t>(array) % 16 == 0) continue;

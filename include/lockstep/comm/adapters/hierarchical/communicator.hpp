@@ -21,10 +21,10 @@
 
 namespace lockstep {
 
-/// All-reduces go in three stages: reduced inside each host, each piece between hosts, gathered
-/// inside. The data crosses the network once for each host, not once for each rank, and all ranks
-/// carry the same share of it. Results are the same bits on all ranks. Everything else goes flat:
-/// through the network alone, or through both where no one communicator joins all ranks.
+/// An all-reduce has three stages: reduce inside each host, reduce each piece between hosts, gather
+/// inside each host. The data crosses the network once for each host, not once for each rank, and
+/// all ranks carry the same share of it. Results are the same bits on all ranks. Other collectives
+/// use the network alone, or both communicators where none joins all ranks.
 ///
 /// A failure in one stage ends all of them, on all ranks.
 ///
@@ -38,7 +38,7 @@ class HierarchicalCommunicator
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Any number of calls may be under way; this many are plenty.
+  /// The number of calls under way has no limit; this one is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   explicit HierarchicalCommunicator(std::unique_ptr<Stages> stages) : stages_(std::move(stages)) {}
@@ -52,7 +52,7 @@ class HierarchicalCommunicator
     stages_->flat().set_timeout(timeout);
   }
 
-  /// `count` elements that the inside communicates best. **Ranks** all, with the same count.
+  /// `count` elements that the inner communicator handles best. **Ranks** all, with the same count.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     stages_->queue().drain();
@@ -64,11 +64,11 @@ class HierarchicalCommunicator
     stages_->queue().drain();
     stages_->abandon(reason);
   }
-  /// The same when an exception has ended this rank's part, also while another thread is in a call.
+  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { stages_->give_up(); }
-  /// Has a call failed? Then all that follow do.
+  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return stages_->is_broken(); }
-  /// Throws what went wrong, if anything has: in a stage, or between hosts in the background.
+  /// Throws the fault, if there is one: of a stage, or of the communicators between hosts.
   void raise_fault() {
     stages_->raise_fault();
     if constexpr (requires { stages_->between().raise_fault(); }) stages_->between().raise_fault();
@@ -102,7 +102,7 @@ class HierarchicalCommunicator
   }
 
  private:
-  /// The stages of a GPU's ranks work on its memory; host memory goes flat.
+  /// On GPUs the stages handle device memory only; calls with host memory use the network alone.
   template <class C>
   bool goes_by_stages(const C& call) const {
     return call.count == 0 || detail::passes_of(stages_->inside()).takes(call.in.data());

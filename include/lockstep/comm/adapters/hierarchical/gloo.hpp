@@ -28,7 +28,7 @@ static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCo
 /// **Host** blocks until all have come.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
-  // Joined again under the same name, it is another communicator.
+  // A second communicator of the same name must not meet the first one.
   const std::string count =
       "lockstep/hierarchy/" + name + "/joined/" + std::to_string(member.rank.value());
   const std::string known = "hierarchy/" + name + "." + std::to_string(store.add(count, 1));

@@ -18,8 +18,8 @@
 
 namespace lockstep::detail {
 
-/// How much longer ranks of one host wait for each other than hosts do: one whose slice is done
-/// must not blame a neighbour that is still waiting for a host that is lost.
+/// How much longer ranks of one host wait for each other than hosts do. A rank whose slice is done
+/// must not blame a neighbour that is still waiting for a lost host.
 inline constexpr std::chrono::milliseconds inside_margin{500};
 
 /// The hosts in the order of their first ranks, with the ranks of each in order.
@@ -53,7 +53,7 @@ class Hosts {
     return columns;
   }
 
-  // Who the ranks are that an error of one level counts from 0.
+  // Errors of one level count its ranks from 0. These words say which ranks of the job they are.
 
   std::string words_inside(Rank rank) const {
     return "on the host where ranks " + numbered(ranks_[host(rank)]);
@@ -62,7 +62,7 @@ class Hosts {
     return "between the hosts, where ranks " + numbered(columns()[local_rank(rank)]);
   }
 
-  /// Throws unless there are equally many ranks on every host: each has a partner everywhere.
+  /// Throws unless all hosts have equally many ranks: each rank needs a partner on every host.
   void check_even(Rank rank) const {
     for (std::size_t h = 1; h < count(); ++h) {
       if (ranks_[h].size() == ranks_[0].size()) continue;

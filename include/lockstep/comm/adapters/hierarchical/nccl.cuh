@@ -2,9 +2,9 @@
 #pragma once
 /// @file Threads of one process inside hosts, NCCL between them.
 ///
-/// There is an NCCL communicator for each place, which joins the ranks that have it on all hosts.
-/// None joins all ranks: NCCL would have to know the GPUs of a host, which it is not to use, and
-/// ranks that share a GPU for trying out could not be in it.
+/// For each place on a host there is an NCCL communicator, which joins the ranks that have this
+/// place on all hosts. No NCCL communicator joins all ranks: it would use the connections inside a
+/// host as well, and ranks that share a GPU could not be in it.
 
 #include <cstddef>
 #include <memory>
@@ -35,12 +35,13 @@ using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail
 
+/// Ranks that are threads of one process on each host, with NCCL between hosts.
 using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
 static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl>);
 
 namespace detail {
 
-/// The ranks of each process as a host's.
+/// The hosts of a job in which every process is a host and its threads are the ranks.
 inline Hosts hosts_of_threads(const Membership& member) {
   if (member.world.value() % member.process_ranks != 0) {
     throw Error("Backend<Hierarchical<Shm, Nccl>>",

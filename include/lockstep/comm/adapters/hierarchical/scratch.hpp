@@ -12,10 +12,10 @@
 
 namespace lockstep::detail {
 
-/// It grows with the largest call. Device memory comes from a communicator's `allocate`.
+/// Memory that grows with the largest call. Device memory comes from a communicator's `allocate`.
 class Scratch {
  public:
-  /// Memory that `comm` communicates best. **Ranks** all that `allocate` wants.
+  /// Memory that `comm` communicates best. **Ranks** as for `comm.allocate`.
   template <class T, class Comm>
   std::span<T> from(Comm& comm, std::size_t count) {
     if (allocated_.size() < count * sizeof(T))
@@ -23,7 +23,7 @@ class Scratch {
     return {reinterpret_cast<T*>(allocated_.data()), count};
   }
 
-  /// Memory of the kind that `like` is: the host's, or `comm`'s on a GPU.
+  /// Host memory if `like` is host memory, else device memory of `comm`.
   template <class T, class Comm>
   std::span<T> like(const void* like, Comm& comm, std::size_t count) {
     if (passes_of(comm).is_device(like)) return from<T>(comm, count);

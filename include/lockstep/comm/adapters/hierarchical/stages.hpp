@@ -25,8 +25,8 @@
 namespace lockstep::detail {
 
 /// `Inside` joins the ranks of a host, `Between` the ranks that have the same place on every host,
-/// `Flat` all of them. One thread at a time. **Stream** where the three are ordered by a stream, so
-/// is every call here.
+/// `Flat` all ranks. Used by one thread at a time. **Stream** where the three communicators are
+/// ordered by a stream, every call here is too.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class Stages {
  public:
@@ -35,7 +35,7 @@ class Stages {
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(std::move(flat)) {}
-  /// All ranks are reached through the other two.
+  /// Without a flat communicator: all ranks are reached through the other two.
   Stages(Hosts hosts, Inside inside, Between between)
     requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
       : hosts_(std::move(hosts)),
@@ -62,14 +62,14 @@ class Stages {
     between_.abandon(reason);
     inside_.abandon(reason);
   }
-  /// The same while another thread may be in a call: the network ends it, here or on another rank.
+  /// Gives up while another thread may be in a call, which ends with the network's connections.
   void give_up() {
     fault_.note(gave_up("the hierarchy", ended_by_exception, flat_.rank()));
     between_.abandon(ended_by_exception);
     flat_.abandon(ended_by_exception);
   }
 
-  /// Makes a call of all ranks. A failure there names ranks as they are.
+  /// Makes a call of all ranks. Its errors need no translation of rank numbers.
   template <class F>
   void through_flat(const F& make) {
     fault_.raise();
@@ -80,8 +80,8 @@ class Stages {
     }
   }
 
-  /// Reduces inside the host, so that each rank has a piece; each piece between the hosts, so that
-  /// every rank carries its share of the network; and gathers inside.
+  /// Reduces inside the host, so that each rank has a piece; reduces each piece between hosts, so
+  /// that every rank uses its share of the network; then gathers inside the host.
   template <class T, class Op>
   void all_reduce(const calls::AllReduce<T, Op>& call) {
     using Value = Prepared<T, Op>;
@@ -90,7 +90,7 @@ class Stages {
     const std::size_t length = (call.count + ranks - 1) / ranks;
     const bool divides = length * ranks == call.count;
     const Call described = call.call();
-    // Calls that differ can have pieces that do not: the whole is compared first.
+    // Different calls can have equal pieces, so whole calls are compared first.
     stage(Part::flat, described, [&] { flat_.agree(described); });
     const std::span<Value> piece = allocate<Value>(described, pieces_, length);
     reduce_inside(described, call, piece, divides);
@@ -110,8 +110,8 @@ class Stages {
  private:
   enum class Part { inside, between, flat };
 
-  /// Runs one stage of a call. If it fails, so do all others, on all ranks. Errors inside and
-  /// between hosts count ranks from 0: they are told with who these are.
+  /// Runs one stage of a call. If it fails, all stages fail on all ranks. Errors inside and between
+  /// hosts count ranks from 0, so the error adds which ranks of the job these are.
   template <class F>
   void stage(Part part, const Call& call, const F& f) {
     try {
@@ -139,8 +139,8 @@ class Stages {
     return memory;
   }
 
-  /// piece = this rank's piece of the host's data, combined. Data that needs no preparation and
-  /// divides is read where it lies.
+  /// piece = this rank's piece of the data of the host's ranks, combined. Data that needs no
+  /// preparation and divides evenly is read in place.
   template <class T, class Value, class Op>
   void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& call,
                      std::span<Value> piece, bool divides) {

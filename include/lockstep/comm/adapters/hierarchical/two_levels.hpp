@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file All ranks, where no one communicator joins them: calls go through the one inside of hosts
-/// and the ones between them.
+/// @file Collectives of all ranks where no single communicator joins them: calls go through the
+/// communicators inside and between hosts.
 
 #include <array>
 #include <cstddef>
@@ -20,10 +20,10 @@
 namespace lockstep::detail {
 
 /// Ranks of one host are neighbours, equally many on each: rank = host * places + place. `Inside`
-/// joins the places of a host, `Between` the hosts of a place. Reductions have their generic form,
-/// of gathered elements: they are for data that is small, or calls that are rare.
+/// joins the places of a host, `Between` the hosts of a place. Reductions gather elements and
+/// combine them, which is meant for small data and rare calls.
 ///
-/// **Host** and **Stream** as the two communicators have it.
+/// **Host** and **Stream** as for the two communicators.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
  public:
@@ -39,19 +39,19 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   void set_timeout(Limit) {}
   void abandon(std::string_view) {}
 
-  /// Ranks that agree inside every host and between the hosts of every place agree.
+  /// If ranks agree inside every host, and between hosts for every place, then all ranks agree.
   void agree(const Call& call) {
     inside([&](Inside& own) { own.agree(call); });
     between([&](Between& others) { others.agree(call); });
   }
 
-  /// The levels compare what they are given, so a call is executed at once.
+  /// The two levels compare the calls that they get, so nothing is compared here.
   template <class C>
   void perform(const C& call) {
     execute_any(*this, call);
   }
 
-  /// First all of this host come, then all hosts.
+  /// First waits for the ranks of this host, then for all hosts.
   void execute(const calls::Barrier&) {
     inside([](Inside& own) { own.barrier(); });
     between([](Between& others) { others.barrier(); });
@@ -89,7 +89,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     inside([&](Inside& own) { own.scatter(here, call.out, Rank{place_of(call.root)}); });
   }
 
-  /// First to the right host, then to the right place there.
+  /// Elements go to the right host first, then to the right place on it.
   template <class T>
   void execute(const calls::AllToAll<T>& call) {
     const auto here = scratch(Use::here, call.out.data(), call.in.size());  // [from host][to place]
@@ -111,7 +111,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
                 [&](auto& level, Rank from) { level.receive(message.out, from); });
   }
 
-  /// The inside's, with scratch memory from here.
+  /// The passes of `Inside`, with scratch memory of this class.
   struct LevelPasses {
     TwoLevels& levels;
 
@@ -141,7 +141,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   std::size_t place_of(Rank rank) const { return rank.value() % places(); }
   std::size_t host_of(Rank rank) const { return rank.value() / places(); }
 
-  // Errors of one level count its ranks from 0: they are told with who these are.
+  // Errors of one level count its ranks from 0, so the error adds which ranks of the job these are.
   template <class F>
   void inside(const F& f) {
     try {

@@ -27,10 +27,10 @@
 
 namespace lockstep {
 
-/// Collectives of `Inner`, which knows host memory only, for device memory: while it works on one
-/// piece, the next comes down from the GPU and the one before goes up. Its bits, its comparison of
-/// calls, its time limits and its errors are these; the clock of a call starts when the work before
-/// it is done. All ranks give device memory or all give host memory.
+/// Collectives for device memory through `Inner`, which handles host memory only. While `Inner`
+/// works on one piece, the next comes down from the GPU and the one before goes up. Results,
+/// comparison of calls, time limits and errors are those of `Inner`; the time of a call counts from
+/// the end of the work before it. All ranks give device memory or all give host memory.
 ///
 /// Asynchronous calls are made by another thread, in the order of posting. Nothing of this can be
 /// captured: the host takes part in every call.
@@ -47,7 +47,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Any number of calls may be under way; this many are plenty.
+  /// The number of calls under way has no limit; this one is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   /// **Ranks** all. **Host** may block.
@@ -79,7 +79,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
       synchronize();
       drained().perform(call);
     } else if constexpr (C::is_message) {
-      // Messages are compared as a whole, so they are staged as a whole.
+      // `Inner` compares a message as a whole, so it is staged as a whole.
       if (detail::is_host_call(call, rank())) return engine_->inner().perform(call);
       engine_->pass_message(call);
     } else {
@@ -95,8 +95,8 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, rank()));
   }
 
-  /// The communicator of this rank's group, if it is in one: of the inner one's group, with this
-  /// one's GPU and compute stream.
+  /// The communicator of this rank's group, if it is in one. It stages for the group of `Inner`,
+  /// with this rank's GPU and compute stream.
   template <std::size_t GroupRanks>
   auto split(const detail::GroupPlace& place) {
     auto inner = drained().template split<GroupRanks>(place);
@@ -145,7 +145,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     detail::PendingInQueue<Engine, Make> queued_;  // ends before the events
   };
 
-  /// The inner communicator with nothing under way.
+  /// The inner communicator, after every call under way has ended.
   Inner& drained() {
     engine_->queue().drain();
     return engine_->inner();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Calls of a host's communicator for a GPU's memory: made one after the other, on the
-/// caller's thread or on one of their own, and ended together when one fails.
+/// @file Makes the calls of a staged communicator one after the other, on the caller's thread or on
+/// a thread for asynchronous calls. When one fails, all end.
 
 #include <cuda_runtime_api.h>
 #include <unistd.h>
@@ -46,7 +46,7 @@ class Engine {
         staging_(whole_pages(Pipeline::slots * slot_bytes)),
         pinned_(staging_),
         pipeline_(staging_) {
-    // The thread of asynchronous calls is of this GPU, and this rank.
+    // The thread of asynchronous calls uses this rank's GPU, and its errors name this rank.
     const auto select_gpu = [this] {
       rank_of_thread() = gpu_->rank();
       check_cuda(cudaSetDevice(static_cast<int>(gpu_->index())), "cudaSetDevice");
@@ -73,7 +73,7 @@ class Engine {
 
   // Calls
 
-  /// Makes a call here and now, behind all that are under way. **Host** blocks until it is made.
+  /// Makes a call on this thread, after all calls under way. **Host** blocks until it is made.
   /// **Stream** it comes after what the compute stream holds, and before what that is given next.
   template <class C>
   void make(const C& call) {
@@ -90,7 +90,7 @@ class Engine {
   }
 
   /// Makes a call piece by piece. **Stream** `events.done` tells of the result. A call of several
-  /// pieces is compared as a whole first: its pieces may agree where it does not.
+  /// pieces is compared as a whole first, because pieces of different calls can be equal.
   template <class C>
   void stage(const C& call, const CallEvents& events) {
     using T = typename C::element;
@@ -102,7 +102,7 @@ class Engine {
     pipeline_.run(what, events.ready, events.done, [&](const Piece<T>& piece) {
       if (is_cut && piece.first) {
         Call whole = call.call();
-        whole.staged = true;  // a rank that makes it in one piece makes another call
+        whole.staged = true;  // differs from the same call in one piece
         inner_.agree(whole);
       }
       inner_.perform(call.on(call.in.empty() ? std::span<T>() : piece.in,
@@ -127,7 +127,7 @@ class Engine {
     }
   }
 
-  /// The first failure is that of every call that follows, on all ranks.
+  /// After the first failure every later call fails with it, on all ranks.
   template <class F>
   void guarded(const F& f) {
     fault_.raise();
@@ -142,7 +142,7 @@ class Engine {
   }
 
  private:
-  /// Pinning takes pages, and these must be nobody else's.
+  /// Memory is pinned by pages, so these pages must hold nothing else.
   std::span<std::byte> whole_pages(std::size_t bytes) {
     const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
     const std::span<std::uint8_t> memory =

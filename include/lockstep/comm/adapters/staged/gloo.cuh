@@ -19,9 +19,10 @@
 
 namespace lockstep {
 
+/// Gloo for ranks on GPUs, through pinned memory of the host.
 template <std::size_t Ranks = dynamic>
 using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
-/// The pinned memory that ranks of one host have is shared: what they reduce there, none copies.
+/// A hierarchy for ranks on GPUs. Ranks of one host share the pinned memory and reduce in it.
 using StagedHierarchy =
     StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
 
@@ -38,8 +39,8 @@ StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store&
   return {make_gloo_communicator<Ranks>(member, store, name), std::move(gpu)};
 }
 
-/// The same with shared memory inside of hosts, equally many ranks on each. **Ranks** all. **Host**
-/// blocks until all have come.
+/// A job's ranks through shared memory inside hosts, with the same number of ranks on each, and
+/// Gloo between hosts. **Ranks** all. **Host** blocks until all have come.
 inline StagedHierarchy make_staged_hierarchical_communicator(const Membership& member, Store& store,
                                                              const std::string& name = "world") {
   std::shared_ptr<Gpu> gpu = detail::gpu_of(member);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Device memory on its way through the host: while one piece is worked on there, the next
-/// comes down from the GPU and the last goes up again.
+/// @file Copies device memory through the host in pieces: while the host works on one piece, the
+/// next comes down from the GPU and the one before goes up.
 
 #include <cuda_runtime_api.h>
 
@@ -18,22 +18,22 @@
 
 namespace lockstep::detail::staged {
 
-/// Host memory of a piece. A network of 10 Gbit/s takes 3 ms for as much, against the 0.1 ms that
-/// every further call costs, and a bucket of 25 MiB has seven pieces: what nothing else hides, the
-/// way down of the first and the way up of the last, is little of the whole.
+/// The size of a piece. A network of 10 Gbit/s needs 3 ms for it, and a further call costs 0.1 ms.
+/// A bucket of 25 MiB has seven pieces, so the two copies that nothing hides, the first down and
+/// the last up, are a small part of the time.
 inline constexpr std::size_t slot_bytes = 4_MiB;
 
-/// What a collective takes and gives, as rows of the same length, one behind the other: one row, or
-/// one for each rank. Pieces are cut across all rows, and in the same places on all ranks.
+/// The memory that a collective reads and writes, as consecutive rows of one length: one row, or
+/// one for each rank. A piece is cut across all rows, in the same places on all ranks.
 template <class T>
 struct Transfer {
   std::size_t length;        // of a row
   std::size_t in_rows = 1;   // on the ranks that give anything
-  std::size_t out_rows = 0;  // on those that get anything; 0: the result takes the place of `in`
+  std::size_t out_rows = 0;  // on the ranks that get anything; 0: the result replaces `in`
   const T* in = nullptr;     // device memory; nothing where this rank gives nothing
   T* out = nullptr;          // device memory; nothing where this rank gets nothing
 
-  /// Of a piece's rows, all but the last piece's.
+  /// The length of a piece's rows, except in the last piece.
   constexpr std::size_t width() const {
     return (slot_bytes - arena_alignment) / ((in_rows + out_rows) * sizeof(T));
   }
@@ -42,7 +42,7 @@ struct Transfer {
   }
 };
 
-/// A piece in host memory: rows of the same length, one behind the other.
+/// A piece in host memory: consecutive rows of one length.
 template <class T>
 struct Piece {
   std::span<T> in;
@@ -51,20 +51,20 @@ struct Piece {
   bool first;
 };
 
-/// One thread at a time.
+/// Used by one thread at a time.
 class Pipeline {
  public:
   /// One piece goes up, one is worked on, one comes down.
   static constexpr std::size_t slots = 3;
 
-  /// `memory` is pinned, and for the current GPU.
+  /// `memory` must be pinned. Streams and events are made for the current GPU.
   explicit Pipeline(std::span<std::byte> memory) {
     for (std::size_t i = 0; i < slots; ++i)
       slots_[i].memory = memory.subspan(i * slot_bytes, slot_bytes);
   }
 
-  /// Has `work(piece)` done for every piece in turn. **Host** blocks until the last piece's work
-  /// was done. **Stream** memory is read and written after `ready`; `done` is recorded when all is
+  /// Calls `work(piece)` for every piece in turn. **Host** blocks until the last piece's work was
+  /// done. **Stream** memory is read and written after `ready`; `done` is recorded when all is
   /// written.
   template <class T, class Work>
   void run(const Transfer<T>& what, const CudaEvent& ready, const CudaEvent& done,
@@ -84,7 +84,7 @@ class Pipeline {
     done.record(up_);
   }
 
-  /// **Host** blocks until nothing is read or written any more.
+  /// **Host** blocks until all copies have ended.
   void settle() const {
     static_cast<void>(cudaStreamSynchronize(down_));
     static_cast<void>(cudaStreamSynchronize(up_));
@@ -93,7 +93,7 @@ class Pipeline {
  private:
   struct Slot {
     std::span<std::byte> memory;
-    CudaEvent fetched;    // its piece has come down, or it is free for one that comes otherwise
+    CudaEvent fetched;    // its piece has come down, or the slot is free
     CudaEvent delivered;  // its piece has gone up
   };
 

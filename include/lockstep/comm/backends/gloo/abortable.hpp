@@ -2,9 +2,9 @@
 #pragma once
 /// @file Gloo's buffers with waits that another thread can end.
 ///
-/// Gloo wakes who waits for a message when the connection breaks, unless a part of the message has
-/// been sent or received already: then it lets them wait until the time is over, and that ends all
-/// connections. So its buffers are wrapped, and the thread that watches ends the waits.
+/// When a connection breaks, Gloo wakes a waiting thread only if no part of its message has been
+/// sent or received. Otherwise the thread waits until Gloo's time limit, which ends all
+/// connections. So Gloo's buffers are wrapped, and the watching thread ends their waits.
 
 #include <algorithm>
 #include <chrono>
@@ -70,7 +70,7 @@ class AbortableBuffer : public ::gloo::transport::UnboundBuffer {
   AbortableBuffer& operator=(const AbortableBuffer&) = delete;
   ~AbortableBuffer() override { waits_->remove(this); }
 
-  // Gloo's limits do not apply: the thread that watches has the time.
+  // Gloo's time limit is not used: the watching thread has its own.
   bool waitRecv(int* rank, Milliseconds) override {
     waits_->raise_abort();
     if (!buffer_->waitRecv(rank, for_ever)) throw Aborted();
@@ -114,7 +114,7 @@ inline void Waits::abort() {
   }
 }
 
-/// Stands between Gloo's algorithms and its transport, for the sake of the buffers.
+/// Stands between Gloo's algorithms and its transport, to wrap the buffers.
 class AbortableTransport : public ::gloo::transport::Context {
  public:
   AbortableTransport(std::shared_ptr<::gloo::transport::Context> transport,

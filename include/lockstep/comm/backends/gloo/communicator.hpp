@@ -28,8 +28,8 @@
 namespace lockstep {
 
 /// Collectives through Gloo. Results are the same bits on all ranks and in every run with as many
-/// ranks. All-reduces are combined in the order of Gloo's ring, those of 16-bit floats and all
-/// other reductions in rank order.
+/// ranks. All-reduces are combined in the order of Gloo's ring; all-reduces of 16-bit floats and
+/// all other reductions are combined in rank order.
 ///
 /// Every call is compared over ranks before anything is written. A thread watches: a rank that is
 /// gone, and a call that is not over at the time limit, end the communicator on all ranks with an
@@ -50,7 +50,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
  public:
   using Milliseconds = std::chrono::milliseconds;
 
-  /// Any number of calls may be under way; this many are plenty.
+  /// The number of calls under way has no limit; this one is large enough for every job.
   static constexpr std::size_t most_under_way = 256;
 
   /// Joins the job's communicator of this name. **Ranks** all. **Host** blocks until all have come.
@@ -73,9 +73,9 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
                                   std::string(reason), rank()),
                   reason);
   }
-  /// The same when an exception has ended this rank's part, also while another thread is in a call.
+  /// Gives up because an exception has ended this rank's part; another thread may be in a call.
   void give_up() { endpoint_->give_up(); }
-  /// Has a call failed? Then all that follow do.
+  /// Has a call failed? Then every later call fails too.
   bool is_broken() const { return endpoint_->is_broken(); }
 
   // For the front and for adapters.
@@ -123,7 +123,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
  private:
   Engine& engine() const { return endpoint_->engine(); }
 
-  /// Compares the call over ranks, and moves elements only where all make the same.
+  /// Compares the call over ranks, and moves elements only if all make the same call.
   template <class C>
   static void execute_agreed(Engine& engine, const C& call) {
     engine.collective(call.call(), [&] {
@@ -137,7 +137,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   static detail::over_gloo::JoinOptions join_options(const Membership& member, Store& store,
                                                      const std::string& name) {
     detail::require_world<Ranks>(member.world, member.rank);
-    // Joined again under the same name, it is another communicator.
+    // A second communicator of the same name must not meet the first one.
     const std::string count =
         "lockstep/gloo/" + name + "/joined/" + std::to_string(member.rank.value());
     const std::string known = name + "." + std::to_string(store.add(count, 1));

@@ -44,8 +44,8 @@ bool throws(const F& f) {
 }
 
 /// Gloo writes to sockets in a way that raises SIGPIPE when the other end is gone, which would end
-/// the program. While this lives the signal is blocked on this thread, and one that Gloo has raised
-/// is taken back in the end: the program's own handling of signals stays as it is.
+/// the program. While this object lives the signal is blocked on this thread, and a pending one is
+/// removed at its end. The program's own handling of signals is not changed.
 class BrokenPipesBlocked {
  public:
   BrokenPipesBlocked() {
@@ -84,8 +84,8 @@ inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string&
   }
 }
 
-/// Does this release of Gloo wait for a connection as long as it is told? Those that are too old to
-/// have `isConnected` wait five times as long.
+/// Does this release of Gloo keep its time limit for connecting? Releases that are too old to have
+/// `isConnected` wait five times as long.
 template <class Pair>
 concept KeepsLimits = requires(Pair& pair) { pair.isConnected(); };
 
@@ -119,7 +119,7 @@ class Connections : public ::gloo::rendezvous::Context {
   void abort() {
     const BrokenPipesBlocked blocked;
     waits_->abort();
-    // A wait whose time is over ends all connections; there is no other way to ask for it.
+    // A wait that reaches its time limit ends all connections; Gloo offers no other way.
     std::uint8_t nothing = 0;
     const auto buffer = transport_->createUnboundBuffer(&nothing, sizeof nothing);
     static_cast<void>(throws([&] { buffer->waitRecv(nullptr, Milliseconds(1)); }));
@@ -128,12 +128,12 @@ class Connections : public ::gloo::rendezvous::Context {
   /// Has the connection to another rank ended? One thread at a time may ask.
   bool is_lost(std::size_t peer) const {
     if (tripwires_[peer] == nullptr) return false;
-    tripwires_[peer]->abortWaitRecv();  // so that this wait is none
+    tripwires_[peer]->abortWaitRecv();  // so that this wait returns at once
     return throws([&] { tripwires_[peer]->waitRecv(nullptr, Milliseconds(1'000)); });
   }
 
  private:
-  /// To receive from each rank what it never sends: the end of the connection ends that too.
+  /// Starts to receive a message that is never sent, which fails when the connection ends.
   void lay_tripwires() {
     tripwires_.resize(static_cast<std::size_t>(size));
     for (int peer = 0; peer < size; ++peer) {

@@ -33,7 +33,7 @@ class Endpoint {
     queue_.drain();
     if (!is_broken()) engine_.roll().say_farewell(Greeting::State::leaves, farewell_limit);
     engine_.ledger().stop_watch();
-    watch_.join();  // the engine must not end before
+    watch_.join();  // the watching thread uses the engine
   }
 
   /// An exception has ended this rank's part: ends what is under way, and tells the others.
@@ -49,9 +49,8 @@ class Endpoint {
   bool is_broken() { return engine_.ledger().is_broken(); }
 
  private:
-  /// What this rank sent may be on its way when it closes its sockets, and TCP may lose it then.
-  /// The others' farewell, or next call, says that they have it; in this time it has arrived
-  /// anyway.
+  /// When this rank closes its sockets, TCP may lose messages that are still on their way. So the
+  /// rank waits until the others say farewell or make their next call, at most this long.
   static constexpr Milliseconds farewell_limit{2'000};
 
   int exceptions_ = std::uncaught_exceptions();

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Making calls through Gloo: all ranks compare, then the algorithm runs, and what it throws
-/// is explained.
+/// @file Makes calls through Gloo: ranks compare the call, Gloo's algorithm runs, and its
+/// exceptions become errors that say what happened.
 
 #include <atomic>
 #include <chrono>
@@ -30,7 +30,7 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// What a rank joins a communicator with. `name` is no other communicator's of the job.
+/// The arguments with which a rank joins a communicator, whose `name` is unique in the job.
 struct JoinOptions {
   Rank rank;
   WorldSize world;
@@ -84,8 +84,8 @@ class Engine {
 
   // Calls
 
-  /// Compares the call over ranks; only where all make the same, `work()` runs. **Ranks** all, in
-  /// the same order. **Host** blocks.
+  /// Compares the call over ranks, and runs `work()` only if all make the same call. **Ranks** all,
+  /// in the same order. **Host** blocks.
   template <class Work>
   void collective(const Call& call, const Work& work) {
     make(call, std::nullopt, [&](Ledger::Entry entry) {
@@ -95,7 +95,7 @@ class Engine {
     });
   }
 
-  /// `work()` with one other rank; nothing is compared. **Host** blocks.
+  /// Runs `work()`, a message to or from one other rank. Nothing is compared. **Host** blocks.
   template <class Work>
   void message(const Call& call, Rank peer, const Work& work) {
     make(call, peer, [&](Ledger::Entry) { work(); });
@@ -106,8 +106,8 @@ class Engine {
 
   // Faults
 
-  /// Notes the fault, if it is the first, tells the others `words`, and ends all connections. In
-  /// this order: who notices the end finds the words.
+  /// Notes the fault, if it is the first, tells the others `words`, and ends all connections. The
+  /// words come first, so that a rank that notices the end finds them.
   void fail(const Error& error, std::string_view words) {
     tell([words = std::string(words)](const NoticeBoard& board) {
       board.give_reason(words);
@@ -116,8 +116,8 @@ class Engine {
     end(error);
   }
   void fail(const Error& error) { fail(error, error.text()); }
-  /// The same where the others know already what has happened. They must not take this rank, whose
-  /// connections end now, for the one that is gone.
+  /// Notes a fault of which the other ranks know already. They must not blame this rank, although
+  /// its connections end now.
   void fail_as_consequence(const Error& error) {
     tell([words = std::string(error.text())](const NoticeBoard& board) {
       board.give_reason(words);
@@ -126,7 +126,7 @@ class Engine {
     end(error);
   }
 
-  /// `f(board)`, if the store answers soon.
+  /// The result of `f(board)`; nothing if the store does not answer soon.
   template <class F>
   std::optional<Notice> tell(F f) const {
     if (world() == 1) return std::nullopt;

@@ -19,7 +19,7 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// `192.168.0.7`, `fe80::1`; nothing of an address that is neither IPv4 nor IPv6.
+/// An address as text, such as `192.168.0.7` or `fe80::1`; empty if it is neither IPv4 nor IPv6.
 inline std::string numeric_address(const sockaddr* address) {
   char text[INET6_ADDRSTRLEN] = {};
   if (address->sa_family == AF_INET) {
@@ -32,8 +32,8 @@ inline std::string numeric_address(const sockaddr* address) {
   return text;
 }
 
-/// The address of a network interface: IPv4 where it has one, and never one that is only good with
-/// the interface's number beside it.
+/// The address of a network interface: IPv4 where it has one, and never a link-local IPv6 address,
+/// which needs the interface's number beside it.
 inline std::string address_of_interface(const std::string& name, Rank rank) {
   ifaddrs* first = nullptr;
   static_cast<void>(::getifaddrs(&first));
@@ -71,10 +71,10 @@ inline std::string address_towards(const std::string& host) {
   return "";
 }
 
-/// The address that this rank's peers connect to: that of the interface LOCKSTEP_INTERFACE names;
-/// else the one from which this host reaches the store's; else, where the store is on this host,
-/// the one from which it reaches another rank's. Ranks of one host meet on loopback. **Ranks** all.
-/// **Host** blocks until all have come.
+/// The address that this rank's peers connect to: that of the interface LOCKSTEP_INTERFACE; else
+/// the one from which this host reaches the store's host; else, where the store is on this host,
+/// the one from which it reaches another rank's host. Ranks of one host meet on loopback. **Ranks**
+/// all. **Host** blocks until all have come.
 inline std::string listening_address(const Membership& member, Store& store,
                                      const std::string& prefix) {
   const char* const chosen = std::getenv("LOCKSTEP_INTERFACE");

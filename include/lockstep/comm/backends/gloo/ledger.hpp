@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the threads of a communicator know together: which calls are under way, and what has
-/// gone wrong.
+/// @file The state that the threads of a communicator share: calls under way, and the fault.
 
 #include <chrono>
 #include <condition_variable>
@@ -62,7 +61,7 @@ class Ledger {
   }
   void raise_fault() const { fault_.raise(); }
 
-  /// Gloo has failed with these words; the thread that watches finds out what that means, within
+  /// Gloo has failed with these words. Throws the error that the watching thread makes of it within
   /// the limit.
   [[noreturn]] void raise_explained(const std::string& words, Milliseconds limit,
                                     const Error& unexplained) {
@@ -79,9 +78,9 @@ class Ledger {
     return suspicion_;
   }
 
-  // The thread that watches
+  // For the watching thread
 
-  /// Waits for a tick, or less when there is something to look into. False at the end.
+  /// Waits for a tick, or less when there is a failure to explain. False when the thread is to end.
   bool watch_goes_on(Milliseconds tick) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, tick, [&] { return stopping_ || (suspicion_ && !is_broken()); });

@@ -30,7 +30,7 @@ class MeetingStore : public ::gloo::rendezvous::Store {
   }
   void wait(const std::vector<std::string>& keys) override { wait(keys, timeout_); }
   void wait(const std::vector<std::string>& keys, const Milliseconds&) override {
-    // The limit that Gloo gives is one for connecting, not for meeting.
+    // Gloo's limit is meant for connecting, not for meeting, and is not used here.
     std::vector<std::string> named;
     named.reserve(keys.size());
     for (const std::string& key : keys) named.push_back(prefix_ + key);

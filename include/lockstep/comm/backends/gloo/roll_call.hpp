@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Before every collective, each rank tells all others which one it is in.
+/// @file Before every collective, each rank tells all others which call it makes.
 ///
 /// Gloo does not notice when ranks make different calls: it adds up what does not belong together,
-/// or writes past the end of a buffer. Comparing logs afterwards would find that out, but too late.
-/// A greeting is one small message to each rank, and its receiver has asked for it in advance, so
-/// it costs one way through the network. Whoever has heard all greetings knows that all are here,
-/// which makes a barrier of it.
+/// or writes past the end of a buffer. Comparing logs afterwards would find that out too late. A
+/// greeting is one small message to each rank. Its receive was posted in advance, so it costs one
+/// network latency. A rank that has all greetings knows that all ranks have come: greetings are the
+/// barrier too.
 
 #include <atomic>
 #include <chrono>
@@ -57,15 +57,15 @@ class RollCall {
     return all;
   }
 
-  /// The call that is being made, or will be next.
+  /// The number of the current or next call.
   std::uint64_t number() const { return next_.load(std::memory_order_relaxed); }
 
-  /// Says that this rank makes no further call, and waits a little for those that have something to
-  /// say too. Who was not heard. **Ranks** this one, outside of `exchange`.
+  /// Says that this rank makes no further call, and waits for the others to say something. Returns
+  /// the ranks that did not. **Ranks** this one, outside of `exchange`.
   std::vector<Rank> say_farewell(Greeting::State state, std::chrono::milliseconds limit) {
     last_said_ = Greeting{number(), state, Call{}, number()};
     for_peers([&](int peer) {
-      // It throws where the other one has gone before.
+      // This throws if the other rank has ended before.
       static_cast<void>(throws([&] { farewell_->send(peer, slot, 0, sizeof last_said_); }));
     });
     const Deadline deadline = Deadline::after(limit);
@@ -74,7 +74,7 @@ class RollCall {
     return silent();
   }
 
-  /// Those who have not been heard about the call that is being made, or will be next.
+  /// The ranks whose greeting for the current or next call has not come.
   std::vector<Rank> silent() const {
     std::vector<Rank> ranks;
     for (std::size_t w = 0; w < heard_.size(); ++w)
@@ -117,7 +117,7 @@ class RollCall {
   std::vector<Greeting> heard_;
   Greeting said_;
   Greeting last_said_;
-  // After the memory that Gloo's thread writes: they end before it.
+  // Declared after the memory that Gloo's thread writes, so that these end first.
   std::unique_ptr<::gloo::transport::UnboundBuffer> incoming_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> outgoing_;
   std::unique_ptr<::gloo::transport::UnboundBuffer> farewell_;

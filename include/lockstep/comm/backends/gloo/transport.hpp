@@ -20,13 +20,13 @@
 
 namespace lockstep::detail::over_gloo {
 
-/// Can partial results travel in the place of elements? Not those of 16-bit floats: they are summed
-/// in float, and a ring would round them at every step.
+/// Can partial results travel in the type of the elements? Partial sums of 16-bit floats cannot:
+/// they are kept in float, and a ring would round them at every step.
 template <class T, class Op>
 inline constexpr bool travels_in_place = sizeof(Prepared<T, Op>) == sizeof(T);
 
-/// What Gloo does by itself: all-reduces, broadcasts, all-gathers, all-to-alls and messages. The
-/// rest has its generic form.
+/// The collectives that Gloo has: all-reduce, broadcast, all-gather, all-to-all and messages. The
+/// others have their generic form.
 class Transport {
  public:
   /// `slot` tells messages of several purposes apart.
@@ -36,7 +36,7 @@ class Transport {
   Rank rank() const { return engine_.rank(); }
   WorldSize world_size() const { return WorldSize{world()}; }
 
-  /// By Gloo's ring where values travel as they are added up, else by every rank combining a slice.
+  /// Uses Gloo's ring if partial results are of the elements' type; else ranks combine slices.
   template <class T, class Op>
   void execute(const calls::AllReduce<T, Op>& call) const {
     if (call.count == 0) return;
@@ -110,7 +110,7 @@ class Transport {
 
   std::size_t world() const { return engine_.world(); }
 
-  /// Gloo takes pointers to what it only reads without their const.
+  /// Gloo wants pointers to non-const also for memory that it only reads.
   template <class T>
   static T* unguarded(std::span<const T> values) {
     return const_cast<T*>(values.data());
@@ -123,7 +123,7 @@ class Transport {
     }
   }
 
-  /// Operations that only narrow have nothing to finish where nothing was widened.
+  /// The last step of an operation. Elements were not widened, so narrowing is no step here.
   template <class T, class Op>
   void finish(std::span<T> data, const Op& op) const {
     if constexpr (!std::derived_from<Op, Narrowing>) {
@@ -144,8 +144,8 @@ class Transport {
     };
   }
 
-  /// Everybody's part of a slice goes to the rank that combines it, which rounds once, and the
-  /// results go to all.
+  /// Every rank sends its part of a slice to the rank that combines this slice and rounds once; the
+  /// results go to all ranks.
   template <class T, class Op>
   void all_reduce_slices(const calls::AllReduce<T, Op>& call) const {
     std::vector<std::int64_t> counts(world());

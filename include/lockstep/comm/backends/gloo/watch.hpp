@@ -29,8 +29,7 @@ class Watch {
 
  private:
   static constexpr Milliseconds tick{50};
-  /// At the time limit, ranks that wait for somebody else say so to each other. They began
-  /// together.
+  /// At the time limit, ranks that wait for another rank have this long to tell each other so.
   static constexpr Milliseconds last_words{400};
 
   void look() {
@@ -53,8 +52,8 @@ class Watch {
     if (Clock::now() - now->since >= engine_.timeout()) engine_.fail(time_over(*now));
   }
 
-  /// Those whose connection has ended although this call needs it. Whoever has said farewell has
-  /// done its part in all calls before.
+  /// The ranks whose connection has ended although this call needs it. A rank that has said
+  /// farewell has done its part in all earlier calls.
   std::vector<Rank> lost_ranks(const Ongoing& now) {
     std::vector<Rank> lost;
     for (std::size_t w = 0; w < engine_.world(); ++w) {
@@ -72,8 +71,8 @@ class Watch {
     return std::nullopt;
   }
 
-  /// What is known about a failure. A rank that has failed by itself has said so on the board. Else
-  /// one is gone without a word, and is reported there, so that all ranks name the same one.
+  /// The error that explains a failure. A rank that has failed by itself has said so on the board.
+  /// A rank that ended without a word is reported there, so that all ranks name the same one.
   Error explain(const Ongoing& now, const std::vector<Rank>& lost, const std::string& words) const {
     const auto notice =
         engine_.tell([lost](const NoticeBoard& board) { return find_culprit(board, lost); });
@@ -90,9 +89,9 @@ class Watch {
     return engine_.unexplained(now.call, words);
   }
 
-  /// Two sides of a broken network can report each other. So a report counts only where this rank
-  /// has lost the reported one too, and that one has not said why it gave up: ranks say so before
-  /// they end their connections.
+  /// Two sides of a broken network can report each other. So a report counts only if this rank has
+  /// lost the reported rank too, and if that rank has not said why it gave up, which ranks do
+  /// before they end their connections.
   static Notice find_culprit(const NoticeBoard& board, const std::vector<Rank>& lost) {
     const auto is_gone = [&](Rank rank) {
       return std::find(lost.begin(), lost.end(), rank) != lost.end() && !board.reason(rank);

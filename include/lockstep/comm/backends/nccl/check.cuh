@@ -30,14 +30,14 @@ inline const char* nccl_advice(ncclResult_t result) {
   }
 }
 
-/// What NCCL says of it: the code in words, and the last thing that it would have logged.
+/// NCCL's description of a failure: its code in words, and its last log message.
 inline std::string nccl_words(ncclResult_t result) {
   std::string words = ncclGetErrorString(result);
   const std::string last = ncclGetLastError(nullptr);
   return last.empty() ? words : words + ", " + last;
 }
 
-/// The error of a call that failed. Where another rank has gone, that rank knows the reason.
+/// The error of a call that failed. Where another rank is the cause, it is marked as a consequence.
 inline Error nccl_error(ncclResult_t result, const std::string& operation) {
   Error error(operation, nccl_words(result), nccl_advice(result), rank_of_thread());
   return result == ncclRemoteError ? error.as_consequence() : error;

@@ -68,11 +68,11 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// **Host** blocks until all have come.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : NcclCommunicator(member, store, name, detail::gpu_of(member)) {}
-  /// The same with a GPU, and a compute stream, of the caller's choice.
+  /// Joins with a GPU and a compute stream of the caller's choice.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
                    std::shared_ptr<Gpu> gpu)
       : engine_(join(member, store, name, std::move(gpu))) {}
-  /// A group's end of a split.
+  /// The communicator of a group, made by `split`.
   explicit NcclCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
 
   NcclCommunicator(NcclCommunicator&&) noexcept = default;
@@ -84,7 +84,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   Milliseconds timeout() const { return engine_->timeout(); }
   void set_timeout(Milliseconds timeout) { engine_->set_timeout(timeout); }
 
-  /// `count` elements of device memory that NCCL knows, zeroed. It lives as long as the
+  /// `count` zeroed elements of device memory that is registered with NCCL. It lives as long as the
   /// communicator. **Ranks** any. **Host** blocks.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
@@ -102,7 +102,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// wrong.
   void synchronize() { engine_->synchronize(); }
 
-  /// **Ranks** this one. Throws what went wrong, if anything has.
+  /// **Ranks** this one. Throws the fault, if there is one.
   void raise_fault() { engine_->raise_fault(); }
 
   /// Captures the step that `f()` puts on the compute stream, collectives included, without running
@@ -126,7 +126,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   template <class C>
   void perform(const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::barrier) {
-      // Every rank's stream has got here when all have added to a number.
+      // The barrier is an all-reduce: it is over when every rank's stream has come to it.
       std::uint8_t token[] = {0};
       const detail::calls::AllReduce<std::uint8_t, Sum> meeting{token, token, 1};
       post(call.call(), meeting);
@@ -135,7 +135,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     }
   }
 
-  /// **Host** does not block: like every difference, this one is found in the background.
+  /// **Host** does not block: ranks compare their calls in the background.
   void agree(const detail::Call& call) {
     engine_->post(call, [] {});
   }
@@ -178,11 +178,11 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
     bool test() { return engine.test(ticket); }
     void wait() { engine.order(ticket); }
-    /// What is on the stream runs to its end; the memory is the communicator's.
+    /// The work on the stream runs to its end; its memory belongs to the communicator.
     static constexpr void leave() {}
   };
 
-  /// Puts a call on the stream, with what it is given there, under the name `described`.
+  /// Puts a call on the stream. `described` is how the log and errors name it.
   template <class C>
   Ticket post(const detail::Call& described, const C& call) {
     if (call.count == 0) return engine_->post(described, [] {});
@@ -246,7 +246,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return engine;
   }
 
-  /// Rank 0 opens the meeting point, and the others are told.
+  /// Rank 0 makes NCCL's meeting point and tells the others through the store.
   static ncclUniqueId meet(const Membership& member, Store& store, const std::string& name) {
     const std::string key = "lockstep/nccl/" + name + "/id";
     ncclUniqueId id{};

@@ -42,7 +42,7 @@ struct Ticket {
   bool captured = false;
 };
 
-/// What a rank joins a communicator with. Groups share all but the first three.
+/// The arguments with which a rank joins a communicator. Groups share all but the first three.
 struct JoinOptions {
   Rank rank;
   WorldSize world;
@@ -64,7 +64,7 @@ class Engine {
   std::size_t world() const { return joined_.world.value(); }
   Gpu& gpu() const { return *joined_.gpu; }
   Link& link() { return link_; }
-  /// Where the communication runs.
+  /// The stream on which communication runs.
   cudaStream_t stream() const { return stream_.get(); }
   Milliseconds timeout() const { return timeout_.load(std::memory_order_relaxed); }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
@@ -91,7 +91,7 @@ class Engine {
 
   // Calls
 
-  /// Makes a call: `body()` puts its work on `stream()`, behind what the compute stream holds.
+  /// Makes a call: `body()` puts its work on `stream()`, which waits for the compute stream first.
   template <class Body>
   Ticket post(const Call& call, const Body& body) {
     raise_fault();
@@ -169,12 +169,13 @@ class Engine {
     return arena.data();
   }
   Staging& staging() { return staging_; }
-  /// On the stream where the communication runs.
+  /// Copies on the stream on which communication runs.
   void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
     check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync");
   }
 
-  /// For reductions of gathered pieces. It stays where it is: captured steps refer to it.
+  /// The size of the memory for reductions of gathered pieces, which is never moved because
+  /// captured steps refer to it.
   static constexpr std::size_t scratch_bytes = 16_MiB;
   std::byte* scratch(const Call& call) {
     if (!scratch_) {
@@ -191,7 +192,7 @@ class Engine {
     throw Error(call.text(), "this needs the host, and the step is being captured", advice, rank());
   }
 
-  /// After a capture: its calls count where all ranks have the graph, and never happened elsewhere.
+  /// Ends a capture. Its calls go into the log if all ranks have the graph, else they are dropped.
   void adopt(const StepGraph& graph) {
     if (graph) {
       link_.add(graph);
@@ -271,7 +272,7 @@ class Engine {
 
   // Groups
 
-  /// Where a split leaves its result. It is here because NCCL writes it whenever it gets to it.
+  /// The result of a split. It is a member because NCCL writes it in the background.
   ncclComm_t& split_result() { return split_result_; }
   std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
 
@@ -289,7 +290,7 @@ class Engine {
   bool is_capturing() const {
     const cudaStreamCaptureStatus status = capture_status();
     if (status == cudaStreamCaptureStatusInvalidated) {
-      // NCCL would try, fail, and be of no use afterwards.
+      // If NCCL were called now, it would fail and be unusable afterwards.
       throw Error("capture", "the step has called something that a graph cannot hold",
                   "leave out what waits for the stream, allocates, or uses the default stream",
                   rank());
@@ -302,7 +303,7 @@ class Engine {
     under_way_.retire();
     return under_way_.is_empty();
   }
-  /// The host is at most so many calls ahead of the GPU.
+  /// Waits while the host is too many calls ahead of the GPU.
   void make_room() {
     const Backoff backoff;
     while (true) {
@@ -351,7 +352,7 @@ class Engine {
   std::size_t groups_ = 0;
 
   Link link_;           // ends before the memory that NCCL uses
-  UnderWay under_way_;  // this and what follows, with the link's mutex
+  UnderWay under_way_;  // this and the members below, with the link's mutex
   CallLog log_;
   std::optional<UnderWay::Begun> issued_;  // and not yet on the stream
 };

@@ -28,10 +28,10 @@
 namespace lockstep::detail::nccl {
 
 /// NCCL is not thread-safe, so both threads hold the mutex for each of its calls. None of these
-/// waits, because the communicator is non-blocking, and nobody waits with the mutex in hand.
+/// calls waits, because the communicator is non-blocking, nor does a thread that holds the mutex.
 ///
-/// The first fault is final. Whoever finds it notes it; the watching thread then aborts NCCL's
-/// communicator, which ends its kernels, and from then on every call throws the fault.
+/// The first fault is final. The thread that finds it notes it; the watching thread then aborts
+/// NCCL's communicator, which ends its kernels, and every later call throws the fault.
 class Link {
  public:
   explicit Link(std::optional<NoticeBoard> board) : board_(std::move(board)) {}
@@ -42,13 +42,13 @@ class Link {
   }
 
   std::mutex& mutex() const { return mutex_; }
-  /// What the other ranks say. A world of one has none.
+  /// Where ranks leave notices for each other; none in a world of one.
   const std::optional<NoticeBoard>& board() const { return board_; }
 
   /// Where NCCL puts the communicator.
   ncclComm_t* place() { return &comm_; }
 
-  /// Calls NCCL, `call(comm)`, and waits until that is done: on the stream, where it is for one.
+  /// Makes a call of NCCL, `call(comm)`, and waits until it is done or on its stream.
   template <class F>
   void nccl(const char* name, const F& call) {
     ncclResult_t result = ncclSuccess;
@@ -58,7 +58,7 @@ class Link {
       result = call(comm_);
     }
     if (result == ncclSuccess || result == ncclInProgress) {
-      // Another rank's fault, or a disagreement, would explain a failure better.
+      // The fault of another rank, or a disagreement, explains a failure better than NCCL does.
       result = settle(Deadline::never(), board_ ? words_limit : Milliseconds(0));
       if (result == ncclSuccess) return;
     }
@@ -67,8 +67,8 @@ class Link {
     throw Error(error);
   }
 
-  /// Waits until NCCL has done in the background what it was called for: its state then, or
-  /// `ncclInProgress` when the time is over. After a failure it waits for a fault, which is thrown.
+  /// Waits until NCCL has done a call in the background. Returns NCCL's state, which is
+  /// `ncclInProgress` at the deadline. After a failure it waits for the fault, and throws it.
   ncclResult_t settle(Deadline deadline, Milliseconds for_words = Milliseconds(0)) {
     const Backoff backoff;
     std::optional<Deadline> words;
@@ -85,7 +85,7 @@ class Link {
     }
   }
 
-  /// What NCCL has found out by itself: that other ranks are gone, that the network is broken.
+  /// NCCL's own state: it can tell that other ranks are gone or that the network is broken.
   ncclResult_t state() const {
     const std::lock_guard lock(mutex_);
     ncclResult_t state = ncclSuccess;
@@ -104,10 +104,10 @@ class Link {
     try {
       board_->fail(words);
     } catch (const Error&) {
-      // Without a store, the others notice by themselves.
+      // Without a store, the other ranks find out by themselves.
     }
   }
-  /// The same where the others know already. Whether it was the first.
+  /// Notes a fault of which the other ranks know already. Returns whether it was the first.
   bool fail_quietly(const Error& error) {
     const bool is_first = fault_.note(error);
     const std::lock_guard lock(mutex_);
@@ -115,9 +115,9 @@ class Link {
     return is_first;
   }
 
-  /// Throws the fault if there is one: as soon as the kernels have ended, so that the memory which
-  /// they use can be freed. Not so during a capture: the abort waits for all graphs to end, also
-  /// for the one that is in the making here.
+  /// Throws the fault, if there is one, after the kernels have ended, so that their memory can be
+  /// freed. During a capture it throws at once, because the abort waits for all graphs, also for
+  /// the one that is being captured.
   void raise_fault(bool capturing) {
     if (!is_broken()) [[likely]]
       return;
@@ -133,7 +133,7 @@ class Link {
     std::erase_if(graphs_, [](const auto& known) { return known.expired(); });
     graphs_.push_back(graph.executable());
   }
-  /// With the mutex held, so that it does not end meanwhile.
+  /// The caller holds the mutex, so that the graph does not end meanwhile.
   void launch(const StepGraph& graph, cudaStream_t stream) const {
     fault_.raise();
     graph.launch(stream);
@@ -141,7 +141,7 @@ class Link {
 
   // The end
 
-  /// Ends whatever is on the GPU, and NCCL's communicator. NCCL waits until no graph refers to it.
+  /// Ends NCCL's work on the GPU, and its communicator. NCCL waits until no graph refers to it.
   void abort() {
     end_graphs();
     ncclComm_t comm = nullptr;
@@ -155,8 +155,7 @@ class Link {
     changed_.notify_all();
   }
 
-  /// Gives NCCL's communicator back in good order, after `prepare(comm)`. Nothing is under way, and
-  /// nobody watches.
+  /// Calls `prepare(comm)` and closes NCCL's communicator, after all calls and the watching thread.
   template <class F>
   void finalize(Milliseconds limit, const F& prepare) {
     if (comm_ == nullptr) return;
@@ -173,7 +172,7 @@ class Link {
 
   // The watching thread
 
-  /// Waits for a tick, or less when there is a fault or the end: then the watch is over.
+  /// Waits for a tick. False at once when there is a fault or the communicator ends.
   bool watch_goes_on(Milliseconds tick) {
     std::unique_lock lock(mutex_);
     changed_.wait_for(lock, tick, [&] { return stopping_ || is_broken(); });
@@ -184,7 +183,7 @@ class Link {
     watch_ended_ = true;
     changed_.notify_all();
   }
-  /// Tells the watching thread to end. Whether it has, within a limit.
+  /// Tells the watching thread to end. Returns whether it has done so within a limit.
   bool stop_watch() {
     std::unique_lock lock(mutex_);
     stopping_ = true;
@@ -193,9 +192,9 @@ class Link {
   }
 
  private:
-  /// How long an abort may take before it is left alone.
+  /// How long an abort may take; after that nothing waits for it any more.
   static constexpr Milliseconds abort_limit{10'000};
-  /// Within this the watching thread has found words for what NCCL reports.
+  /// Within this time the watching thread has explained a failure that NCCL reports.
   static constexpr Milliseconds words_limit{2'000};
 
   ncclResult_t ask() const {

@@ -27,7 +27,7 @@ class Arena {
     if (ncclMemAlloc(&data, bytes) == ncclSuccess) {
       data_.reset(static_cast<std::byte*>(data));
       check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-      // Streams that do not wait for the default one must not see what was there before.
+      // Other streams do not wait for the default one: the memory must be zero before they use it.
       check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     } else {
       static_cast<void>(cudaGetLastError());
@@ -37,7 +37,7 @@ class Arena {
 
   std::byte* data() const { return plain_ ? plain_->data() : data_.get(); }
 
-  /// Tells a communicator of this memory. One that cannot use that copies instead.
+  /// Registers the memory with a communicator. If that fails, NCCL copies instead.
   void add_to(ncclComm_t comm) {
     if (data_ == nullptr) return;
     if (ncclCommRegister(comm, data_.get(), bytes_, &registration_) != ncclSuccess) {
@@ -45,7 +45,7 @@ class Arena {
       static_cast<void>(cudaGetLastError());
     }
   }
-  /// The communicator must not use the memory any more, and still be there.
+  /// Called when the communicator no longer uses the memory, and before it ends.
   void remove_from(ncclComm_t comm) {
     if (registration_ != nullptr) static_cast<void>(ncclCommDeregister(comm, registration_));
     registration_ = nullptr;
@@ -61,8 +61,8 @@ class Arena {
   void* registration_ = nullptr;
 };
 
-/// Host data on its way to the GPU and back: pinned memory, and as much device memory. Whoever uses
-/// it waits for the copies before it is used again.
+/// Host data on its way to the GPU and back: pinned memory, and as much device memory. A user waits
+/// for the copies before the memory is used again.
 class Staging {
  public:
   void reserve(std::size_t bytes) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What NCCL must be told before its first call where several ranks share a GPU.
+/// @file Checks before NCCL's first call that ranks with one GPU have the environment for it.
 
 #include <cuda_runtime_api.h>
 #include <stdlib.h>
@@ -35,9 +35,10 @@ inline bool gpus_are_shared(const Membership& member, Store& store, const Gpu& g
   return shared;
 }
 
-/// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each is told to
-/// be on a host of its own, and they talk through sockets: slow, and good enough for trying out.
-/// The launcher says so in their environment, before there are threads (launch/shared_gpus.hpp).
+/// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So the environment
+/// tells NCCL that each rank is on a host of its own, and ranks talk through sockets, which is slow
+/// but good enough to try things out. The launcher sets it before there are threads
+/// (launch/shared_gpus.hpp).
 inline void require_own_hosts(Rank rank) {
   if (std::getenv("NCCL_HOSTID") != nullptr) return;
   throw Error(

@@ -18,7 +18,7 @@
 
 namespace lockstep::detail::nccl {
 
-/// NCCL's own collectives, where it has the operation. The rest has its generic form, made of
+/// NCCL's own collectives, where it has the operation. Other calls have their generic form, made of
 /// gathered elements or of messages that travel together. Elements that are only moved travel as
 /// bytes, because NCCL does not have all types.
 class Transport {
@@ -117,8 +117,7 @@ class Transport {
     });
   }
 
-  /// On the engine's stream, with its scratch memory, which stays where it is: captured steps refer
-  /// to it.
+  /// Passes on the engine's stream, with the engine's scratch memory.
   struct Passes : StreamPasses {
     explicit Passes(Transport& transport)
         : StreamPasses(transport.stream()), transport(transport) {}

@@ -47,7 +47,7 @@ inline constexpr bool is_pre_multiplied = false;
 template <class Factor>
 inline constexpr bool is_pre_multiplied<PreMultipliedSum<Factor>> = true;
 
-/// What is left of an operation whose first and last step are made elsewhere.
+/// The operation that NCCL has to perform where the first and last step are made elsewhere.
 template <class Op>
 struct Middle {
   using type = Op;

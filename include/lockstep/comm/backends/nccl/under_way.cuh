@@ -36,7 +36,7 @@ class UnderWay {
   bool is_full() const { return next_ - first_ == most; }
   bool is_empty() const { return next_ == first_; }
 
-  /// The events of the next call; nobody looks at them before `push`.
+  /// The events of the next call; they count from `push` on.
   const CallEvents& next_events() const { return places_[next_ % most].events; }
   std::uint64_t push(const Call& call) {
     places_[next_ % most].call = call;
@@ -44,7 +44,7 @@ class UnderWay {
     return next_++;
   }
 
-  /// Forgets what is over.
+  /// Forgets the calls that are over.
   void retire() {
     while (!is_empty() && places_[first_ % most].events.after.test()) ++first_;
   }
@@ -76,8 +76,8 @@ class UnderWay {
   std::uint64_t next_ = 0;
 };
 
-/// The events of calls that are captured. A graph keeps what they meant, so that they can be
-/// recorded again; nobody can ask whether they were reached.
+/// The events of calls that are captured. A graph keeps the order that they stand for, so they can
+/// be recorded again for another call. They cannot be tested.
 class CapturedEvents {
  public:
   const CallEvents& next() const { return events_[next_ % UnderWay::most]; }

@@ -24,12 +24,12 @@
 
 namespace lockstep::detail::nccl {
 
-/// What the watching thread does and remembers.
+/// The watching thread's work and state.
 class Watch {
  public:
   explicit Watch(Engine& engine) : engine_(engine) {}
 
-  /// Until the communicator is closed or has failed; a failed one is aborted here.
+  /// Runs until the communicator is closed or has failed; a failed one is aborted here.
   void run() {
     try {
       rank_of_thread() = engine_.rank();
@@ -46,7 +46,7 @@ class Watch {
   static constexpr Milliseconds tick{100};
   /// After this, a rank that waits asks the others where they are.
   static constexpr Milliseconds long_wait{1'000};
-  /// What NCCL reports is mostly the consequence of something that another rank can name.
+  /// A failure that NCCL reports is mostly caused by another rank; its words are awaited this long.
   static constexpr Milliseconds words_wait{800};
   static constexpr Milliseconds verdict_wait{3'000};
 
@@ -55,7 +55,7 @@ class Watch {
       try {
         look_at_others(*board);
       } catch (const Error&) {
-        // Whoever hosted the store has ended, and NCCL will notice if that was a rank.
+        // The process with the store has ended. If it was a rank, NCCL will notice.
         hears_ = false;
       }
     }
@@ -87,7 +87,7 @@ class Watch {
       head_ = own;
       return;
     }
-    // A head is kept until this rank is there, or rank 0 might always be a little ahead.
+    // The head is kept until this rank has made as many calls; a newer one might always be ahead.
     if (head_.calls <= compared_ && own.calls > compared_) head_ = board.head();
     if (head_.calls <= compared_ || head_.calls > own.calls) return;
     compared_ = head_.calls;
@@ -132,7 +132,7 @@ class Watch {
     with_board([](const NoticeBoard& board) { board.ask(); });
   }
 
-  /// Those that have made fewer calls than this rank; if there are none, all others.
+  /// The positions of ranks that have made fewer calls than this one, or else of all others.
   std::string where_others_are() {
     std::vector<std::string> all;
     std::vector<std::string> behind;
@@ -172,9 +172,9 @@ class Watch {
   std::optional<Clock::time_point> reported_;
 };
 
-/// An engine and the thread that watches it. The end of this is the end of the communicator: in
-/// good order, or by an abort after a fault or when an exception drives this rank out. It never
-/// hangs: a thread that does not come back from NCCL is left alone with what it uses.
+/// An engine and the thread that watches it. Its destructor closes the communicator, or aborts it
+/// after a fault or while an exception unwinds the stack. It never hangs: a thread that does not
+/// return from NCCL is detached with the memory that it uses.
 class WatchedEngine {
  public:
   explicit WatchedEngine(std::shared_ptr<Engine> engine)

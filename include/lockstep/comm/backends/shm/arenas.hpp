@@ -15,7 +15,7 @@
 
 namespace lockstep::detail::shm {
 
-/// The largest page size of the kernels at hand.
+/// The largest page size of common kernels.
 inline constexpr std::size_t page = 64_KiB;
 
 class Arenas {
@@ -40,7 +40,7 @@ class Arenas {
     return common_.back().data();
   }
 
-  /// Where in the file this rank's memory lies; nothing if it is not in one of its arenas.
+  /// The offset in the file of this rank's memory; nothing if it is not in one of its arenas.
   std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
     for (const Arena& arena : arenas_) {
       const std::byte* const begin = arena.mapping.data() + rank_ * arena.stride;

@@ -66,12 +66,11 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   ShmCommunicator(ShmCommunicator&&) noexcept = default;
   ShmCommunicator& operator=(ShmCommunicator&&) = delete;
 
-  /// Joins through anything that can tell one rank's words to all: `tell(text)` on rank 0, `hear()`
-  /// on the others.
+  /// Joins by any means that brings a text from rank 0 (`tell(text)`) to the others (`hear()`).
   template <class Tell, class Hear>
   static ShmCommunicator join(Rank rank, WorldSize world, Milliseconds timeout, const Tell& tell,
                               const Hear& hear) {
-    detail::require_world<Ranks>(world, rank);  // before there is a file that the others could miss
+    detail::require_world<Ranks>(world, rank);  // fails before the others wait for a file
     detail::shm::MemoryFile file;
     if (rank == Rank{0}) {
       file = Engine::make_file(world);
@@ -161,8 +160,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Other memory than an arena's is reduced at once, and the call that is handed out is of
-  /// nothing.
+  /// Memory outside of arenas is reduced at once, and the handle is of an empty call.
   template <class T, class Op>
   auto start(const detail::calls::AllReduce<T, Op>& call) {
     const auto offset = location(call);
@@ -170,7 +168,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return start_all_reduce(offset ? call : call.on({}, {}, 0), offset.value_or(0));
   }
 
-  /// Compares a call over ranks that is made by other means.
+  /// Compares a call over ranks that something else makes.
   void agree(const detail::Call& call) {
     post<std::uint8_t>(call, {}, 0, false, [](std::uint64_t) {}).wait();
   }
@@ -191,7 +189,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       if (place.rank != Rank{0}) file = Engine::open(addresses[place.leader().value()]);
       group.emplace(place.rank, place.world(), std::move(file), timeout());
     }
-    this->barrier();  // the leader's file stays open until everybody has opened it
+    this->barrier();  // the leader's file stays open until all have opened it
     return group;
   }
 
@@ -207,8 +205,9 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return count * sizeof(T) <= detail::shm::small_bytes;
   }
 
-  /// Where other ranks find the data: anywhere if it is small (it travels in the slot), else in an
-  /// arena. All ranks must have theirs in the same kind of memory, also those that give nothing.
+  /// The offset at which other ranks find the data; 0 for small data, which travels in the slot;
+  /// nothing for memory outside of arenas. All ranks must use the same kind of memory, also those
+  /// that give nothing.
   template <class C>
   std::optional<std::uint64_t> location(const C& call) const {
     std::span<const typename C::element> data = call.in;
@@ -230,8 +229,8 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
         others_read, execute);
   }
 
-  /// Of data that is small or in an arena at `offset`. Each rank loads its slice of everybody's
-  /// data, combines it in registers and stores it to all.
+  /// Starts an all-reduce of data that is small or lies in an arena at `offset`. Each rank loads
+  /// its slice of all ranks' data, combines it in registers and stores it to all.
   template <class T, class Op>
   auto start_all_reduce(const detail::calls::AllReduce<T, Op>& call, std::uint64_t offset) {
     const bool small = is_small<T>(call.count);
@@ -247,7 +246,7 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
   }
 
-  /// Of private memory: as much at a time as the staging area holds.
+  /// All-reduces private memory, as much at a time as the staging area holds.
   template <class T, class Op>
   void all_reduce_staged(const detail::calls::AllReduce<T, Op>& call) {
     detail::Call described = call.call();

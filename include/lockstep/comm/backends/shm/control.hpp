@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the ranks of a shared-memory communicator tell each other: counters, calls, last
-/// words.
+/// @file The shared memory through which ranks tell each other of their calls, progress and faults.
 
 #include <array>
 #include <atomic>
@@ -20,7 +19,7 @@ inline constexpr std::size_t small_bytes = 4096;
 /// How many calls may be under way at once.
 inline constexpr std::size_t ring = 16;
 
-/// How much private memory is in transit per rank and call.
+/// How much private memory a rank copies through shared memory at a time.
 inline constexpr std::size_t staging_bytes = 1_MiB;
 
 /// A call and, if it is small, its data.
@@ -40,7 +39,7 @@ struct alignas(line_pair) Outbox {
   alignas(line_pair) std::array<std::byte, 64_KiB> data;
 };
 
-/// Everything one rank writes.
+/// All control data that one rank writes.
 struct alignas(line_pair) RankBlock {
   Counter arrived;                     // calls posted: their slots may be read
   Counter finished;                    // calls whose work on other ranks' memory is done

@@ -99,7 +99,7 @@ class Engine {
     return all_others([&](std::size_t w) { return slot(w, ticket).call == mine; });
   }
 
-  /// Waits until every rank has posted the call, and compares. Nobody has written anything yet.
+  /// Waits until every rank has posted the call, and compares. No rank has written any data yet.
   void wait_arrived(std::uint64_t ticket) {
     for_others(
         [&](std::size_t w) { wait(w, block(w).arrived, ticket + 1, slot(rank_, ticket).call); });
@@ -131,8 +131,8 @@ class Engine {
     }
   }
 
-  /// The one call through a pointer: for those who cannot know the type of the next call, because
-  /// calls are waited for out of order or by a helper. Waiting in order never comes here.
+  /// The one call through a pointer. It is needed where a caller cannot know the type of the next
+  /// call: out of order, or in a helper thread. Waiting in order never comes here.
   [[gnu::noinline]] void finish_next() { next().finish(next()); }
 
   /// Does the next pending work if all ranks have posted it and agree. Never waits.
@@ -143,7 +143,7 @@ class Engine {
     return true;
   }
 
-  /// Where a helper thread uses the engine too, both hold this.
+  /// Held by each user of the engine where a helper thread is one of them.
   std::mutex& turns() { return turns_; }
 
   // Faults
@@ -160,16 +160,16 @@ class Engine {
   /// Gives up. The others learn why from their next call, or the one that they are in.
   void abandon(std::string_view reason);
   bool is_broken() const { return fault_.is_set(); }
-  /// Throws what went wrong, if anything has.
+  /// Throws the fault, if there is one.
   void raise_fault() const { fault_.raise(); }
 
-  // What a waiting rank asks about the others.
+  // The state of the other ranks, for one that waits.
 
   bool has_joined(std::size_t w) const {
     return block(w).process.load(std::memory_order_acquire) != 0;
   }
   bool has_left(std::size_t w) const { return block(w).left.load(std::memory_order_acquire) != 0; }
-  /// Threads of this process end with it.
+  /// Has the rank's process ended? False for threads of this process.
   bool has_died(std::size_t w) const;
   std::string words(std::size_t w) const;
   std::uint64_t calls_made(std::size_t w) const {
@@ -195,7 +195,7 @@ class Engine {
   [[noreturn]] void fail_disagreement(std::uint64_t ticket);
   void give_up(const Error& error, std::string_view words);
 
-  /// Throws if there is nothing to wait for any more. `behind` is the rank that is waited for.
+  /// Throws if waiting is in vain or the time is over. `behind` is the rank that is waited for.
   void look(std::size_t behind, const Call& call, std::chrono::steady_clock::time_point begin);
 
   std::size_t rank_;

@@ -19,7 +19,7 @@
 
 namespace lockstep::detail::shm {
 
-/// The number behind `label` in a file of the kernel's; the largest number where there is none.
+/// The number after `label` in a file of the kernel; the largest number if there is none.
 LOCKSTEP_INLINE std::size_t number_in(const char* path, std::string_view label) {
   const std::string contents = read_file(path);
   const std::size_t found = contents.find(label);
@@ -30,7 +30,7 @@ LOCKSTEP_INLINE std::size_t number_in(const char* path, std::string_view label) 
   return end == digits ? std::numeric_limits<std::size_t>::max() : number;
 }
 
-/// How much more memory this process may use, by the kernel's and its control group's account.
+/// How much more memory this process may use, according to the kernel and its control group.
 LOCKSTEP_INLINE std::size_t available_memory() {
   constexpr std::size_t unknown = std::numeric_limits<std::size_t>::max();
   const std::size_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Everybody's data for a call, as one rank of a shared-memory communicator finds it.
+/// @file Where one rank of a shared-memory communicator finds all ranks' data of a call.
 
 #include <cstddef>
 #include <cstdint>
@@ -13,8 +13,7 @@
 
 namespace lockstep::detail::shm {
 
-/// Copied freely: it refers to the engine. The world's size is a constant where the compiler knows
-/// it.
+/// A reference to the engine. `Ranks` is the world's size where the compiler knows it.
 template <std::size_t Ranks>
 class Peers {
  public:
@@ -45,7 +44,7 @@ class Peers {
     };
   }
 
-  /// All of them, looked up once.
+  /// All ranks' data, looked up once.
   template <class T, class Source>
   std::vector<T*> all(const Source& source) const {
     std::vector<T*> data(world());
@@ -53,7 +52,7 @@ class Peers {
     return data;
   }
 
-  /// All-reduces this rank's slice of everybody's data, in place.
+  /// All-reduces this rank's slice of all ranks' data, in place.
   template <class T, class Op>
   void push_own_slice(const std::vector<T*>& data, std::size_t count, const Op& op) const {
     const auto [begin, end] = slice_of<T>(count, me(), world());

@@ -56,7 +56,7 @@ class Pending : PostedCall {
     engine_.wait_finished(ticket);
   }
 
-  /// Its memory may go, so this rank can take part in nothing more.
+  /// The call's memory may be freed now, so this rank gives the communicator up.
   void leave() {
     const EngineLock<Helped> lock(engine_);
     if (!done_) engine_.abandon(ended_by_exception);
@@ -64,7 +64,7 @@ class Pending : PostedCall {
 
  private:
   void finish_work() {
-    worked_ = done_ = true;  // should it fail, it is over
+    worked_ = done_ = true;  // set first: a call that fails is over
     engine_.wait_arrived(ticket);
     execute_(ticket);
     engine_.finish(ticket);

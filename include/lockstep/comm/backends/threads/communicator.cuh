@@ -39,7 +39,7 @@ namespace lockstep {
 /// Collectives of threads. `Ranks` is the world's size where the compiler knows it: reductions are
 /// unrolled over it.
 ///
-/// The last rank to make a call enqueues the work of all, on a stream of its own for each GPU: one
+/// The last rank to make a call enqueues the work of all ranks, on one stream for each GPU: one
 /// kernel loads from all ranks' memory, combines in rank order and stores to all ranks' memory,
 /// through peer access where that is another GPU's. Streams wait for each other by events; no
 /// kernel ever waits for another. Results are the same bits on all ranks and in every run.
@@ -59,7 +59,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
  public:
   /// With more calls under way than this, a new one waits until all ranks have made the oldest.
   static constexpr std::size_t most_under_way = detail::threads::ring;
-  /// A captured step is that of all ranks: they capture and replay together.
+  /// All ranks capture and replay together.
   static constexpr bool captures_jointly = true;
 
   using Milliseconds = std::chrono::milliseconds;
@@ -75,7 +75,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   static ThreadCommunicator join(const Membership& member, Store& store, std::shared_ptr<Gpu> gpu,
                                  const std::string& name = "world") {
     detail::require_world<Ranks>(member.world, member.rank);
-    // A rank that fails before it gets here closes the store: nobody waits for it in vain.
+    // A rank that fails before it gets here closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
     const std::string key = member.job + " " + name;
     using Open = detail::threads::OpenWorlds;
@@ -116,9 +116,9 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   /// Captures what `f` enqueues on the compute streams of all ranks, collectives included, as one
-  /// graph of the whole world. Where that fails on any rank there is none on all, and the result
-  /// says why; everything is then as before. **Ranks** all; they run `f` by turns. **Host** runs
-  /// `f`. **Stream** nothing is run.
+  /// graph of the whole world. If that fails on any rank, no rank has a graph, and the result says
+  /// why; nothing else has changed. **Ranks** all; they run `f` by turns. **Host** runs `f`.
+  /// **Stream** nothing is run.
   template <class F>
   detail::WorldStepGraph capture(F&& f) {
     return member_->capture(std::forward<F>(f));
@@ -168,7 +168,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     member_->meet(call, detail::threads::Offer{}, [](Offers) {});
   }
 
-  /// Host memory is worked on at once.
+  /// Calls with host memory are made at once.
   template <class C>
   auto start(const C& call) {
     const detail::Call described = call.call();

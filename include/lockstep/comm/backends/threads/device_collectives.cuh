@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Collectives of device memory among the ranks of one process: the rank that comes last
-/// enqueues the work of all, one launch for each GPU.
+/// enqueues the work of all ranks, one launch for each GPU.
 ///
 /// Every byte is loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU
-/// share a launch, ranks on several share the elements of an all-reduce and push the rest from
-/// where it lies.
+/// share a launch. Ranks on several GPUs divide the elements of an all-reduce among the GPUs; for
+/// other collectives each GPU pushes the data that lies on it.
 
 #include <algorithm>
 #include <cstddef>
@@ -24,7 +24,7 @@
 
 namespace lockstep::detail::threads {
 
-/// The addresses of arrays, combined by "or": what decides whether packets fit.
+/// The addresses of arrays, combined by "or", which decide whether packets are aligned.
 template <class T>
 std::uintptr_t bits_of(const std::vector<T*>& pointers) {
   std::uintptr_t bits = 0;
@@ -32,7 +32,7 @@ std::uintptr_t bits_of(const std::vector<T*>& pointers) {
   return bits;
 }
 
-/// As many blocks as the GPU holds at a time.
+/// The number of blocks that the GPU runs at a time.
 inline std::size_t most_blocks(const Lane& lane) {
   return static_cast<std::size_t>(lane.processors) * (2048 / PacketPass::threads);
 }
@@ -65,7 +65,7 @@ void launch_combine(const Lane& lane, const LaneCombination<T>& what, const Op& 
   check_launch("combine");
 }
 
-/// Unrolled over the ranks where there are as many as usual.
+/// Unrolled over the ranks for common numbers of them.
 template <std::size_t Ranks, class T, class Op>
 void enqueue_combine(const Lane& lane, const LaneCombination<T>& what, const Op& op) {
   if constexpr (Ranks != dynamic && Ranks <= 16) {
@@ -155,7 +155,7 @@ void enqueue(const calls::ReduceScatter<T, Op>& call, const Lanes& lanes,
   });
 }
 
-/// Bytes from sources to targets, on one lane. Strides as in `Movement`.
+/// Moves bytes from sources to targets, on one lane. Strides as in `Movement`.
 struct Transport {
   std::vector<const unsigned char*> from;
   std::vector<unsigned char*> to;
@@ -183,8 +183,7 @@ inline void enqueue_move(const Lane& lane, const Transport& what) {
   check_launch("move_bytes");
 }
 
-/// From one rank to others: to `targets` of the outs, the piece for each `in_stride` behind the
-/// last one's.
+/// Moves data from one rank to `targets` of the outs; the pieces for them are `in_stride` apart.
 inline void move_from(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
                       Rank root, const std::vector<unsigned char*>& targets, std::size_t bytes,
                       std::size_t in_stride) {
@@ -209,7 +208,7 @@ void enqueue(const calls::Scatter<T>& call, const Lanes& lanes, std::span<const 
   move_from(lanes, ranks, ticket, call.root, outs<unsigned char>(ranks, 0), bytes, bytes);
 }
 
-/// From every rank to `targets`, which have the pieces in rank order.
+/// Moves data from every rank to `targets`, where the pieces lie in rank order.
 inline void move_from_all(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
                           const std::vector<unsigned char*>& targets, std::size_t bytes,
                           std::size_t in_stride) {

@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Collectives of host memory among the ranks of one process: one thread does the work for
-/// all, straight from everybody's memory to everybody's memory.
+/// all ranks, directly in their memory.
 ///
-/// Meant for what a job says to itself (agreement, metrics), not for gradients: those are the
-/// GPU's.
+/// Meant for agreement and metrics, not for gradients, which are in device memory.
 
 #include <cstddef>
 #include <span>
@@ -19,7 +18,7 @@
 
 namespace lockstep::detail::threads {
 
-/// `call` is that of any rank; `ranks` is what each has brought.
+/// `call` is any rank's call; `ranks` has every rank's memory.
 template <class C>
 void work_for_all(const C& call, std::span<const Offer> ranks) {
   using T = typename C::element;

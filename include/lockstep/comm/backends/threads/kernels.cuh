@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The kernels behind collectives of ranks that share an address space: from everybody's
-/// memory to everybody's memory, in one launch.
+/// @file The kernels of collectives of ranks that share an address space: one launch reads and
+/// writes all ranks' memory.
 
 #include <cuda_runtime.h>
 
@@ -14,8 +14,7 @@
 
 namespace lockstep::detail::threads {
 
-/// The most ranks that one process can have: so many pointers, twice, travel as a kernel's
-/// argument.
+/// The most ranks that one process can have: a kernel's argument holds two pointers for each.
 inline constexpr std::size_t most_ranks = 128;
 
 /// Every rank's memory by a pointer. `Ranks` where the compiler knows it, else up to `most_ranks`.
@@ -27,8 +26,7 @@ struct RankPointers {
   __device__ const T* operator()(unsigned w) const { return at[w]; }
 };
 
-/// What is moved: for source s and target t, the bytes that lie t * in_stride behind in[s] go
-/// to where out[t] has s * out_stride before them.
+/// For source s and target t, the bytes at in[s] + t * in_stride go to out[t] + s * out_stride.
 struct Movement {
   const unsigned char* in[most_ranks];
   unsigned char* out[most_ranks];

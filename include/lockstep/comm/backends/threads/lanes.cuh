@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Where the ranks of one process communicate: a stream on each of their GPUs, ordered with
-/// their compute streams by events.
+/// @file The streams on which the ranks of one process communicate, one on each of their GPUs,
+/// ordered with their compute streams by events.
 
 #include <cuda_runtime_api.h>
 
@@ -37,7 +37,7 @@ class OnGpu {
 
 /// One GPU's part of the communication.
 struct Lane {
-  /// On the GPU that is current.
+  /// Makes a lane on the current GPU.
   explicit Lane(std::size_t gpu) : gpu(gpu), stream(CudaStream::urgent()), done(ring) {
     check_cuda(
         cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, static_cast<int>(gpu)),
@@ -71,8 +71,8 @@ class Lanes {
   const Lane& of(Rank rank) const { return lanes_[lane_of_rank_[rank.value()]]; }
   bool is_one() const { return lanes_.size() == 1; }
 
-  /// Has `enqueue(lane)` give each lane its work for a call. **Stream** it comes after what all
-  /// ranks' compute streams held when they announced the call.
+  /// Calls `enqueue(lane)` for each lane, which puts the lane's work for a call on its stream.
+  /// **Stream** it comes after what all ranks' compute streams held when they announced the call.
   template <class Enqueue>
   void run(std::span<const Offer> ranks, std::uint64_t ticket, const Enqueue& enqueue) const {
     for (const Lane& lane : lanes_) {
@@ -86,7 +86,7 @@ class Lanes {
     }
   }
 
-  /// What `stream` is given from now on comes after the call.
+  /// Makes `stream` wait for the call.
   void block(cudaStream_t stream, std::uint64_t ticket) const {
     for (const Lane& lane : lanes_) lane.done[ticket % ring].block(stream);
   }

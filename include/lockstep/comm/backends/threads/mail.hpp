@@ -23,8 +23,7 @@ class Mailboxes {
   explicit Mailboxes(WorldSize world)
       : world_(world.value()), boxes_(world.value() * world.value()) {}
 
-  /// Offers a message and waits until the receiver has taken it. Returns the event that the
-  /// receiver has left.
+  /// Offers a message and waits until the receiver has taken it. Returns the receiver's event.
   void* send(Participant& rank, const Call& call, const Offer& offer, Rank to) {
     Box& box = this->box(rank.rank(), to);
     const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
@@ -35,7 +34,7 @@ class Mailboxes {
     return box.offer.event;
   }
 
-  /// Waits for a message and has `take(offer)` copy it, which returns the event to leave.
+  /// Waits for a message and copies it with `take(offer)`, which returns an event for the sender.
   template <class Take>
   void receive(Participant& rank, const Call& call, bool on_host, Rank from, const Take& take) {
     Box& box = this->box(from, rank.rank());

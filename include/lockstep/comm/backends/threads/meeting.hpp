@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Where the ranks of one process meet: what they call, what they bring, and who is there.
+/// @file The state that the ranks of one process share: their calls, memory and presence.
 
 #include <array>
 #include <atomic>
@@ -22,7 +22,7 @@ namespace lockstep::detail::threads {
 /// How many calls may be under way at once.
 inline constexpr std::size_t ring = 32;
 
-/// What a rank brings to a call. Ranks are threads of one process: pointers are enough.
+/// The memory that a rank brings to a call: pointers, because ranks are threads of one process.
 struct Offer {
   const void* in = nullptr;
   void* out = nullptr;
@@ -31,8 +31,8 @@ struct Offer {
 };
 
 /// The state that all ranks share. Every rank announces its calls in the same order; the last to
-/// announce one does its work, for all ranks. A call costs one wait, and none for a rank that has
-/// something better to do meanwhile.
+/// announce one does its work, for all ranks. A call costs one wait; an asynchronous one costs none
+/// until its result is needed.
 ///
 /// Used through `Participant`, one for each rank.
 class Meeting {
@@ -62,13 +62,13 @@ class Meeting {
  private:
   friend class Participant;
 
-  /// What one rank says of itself.
+  /// The state that one rank publishes.
   struct alignas(line_pair) RankState {
     std::atomic<std::uint64_t> announced{0};
     std::atomic<bool> has_joined{false};
     std::atomic<bool> has_left{false};
-    FirstFault fault;                    // its own or another's: it makes no more calls
-    std::atomic<bool> has_words{false};  // it is the one that knows why
+    FirstFault fault;                    // its own or another rank's; it makes no more calls
+    std::atomic<bool> has_words{false};  // this rank's words explain the fault
     std::string words;
   };
 
@@ -82,8 +82,8 @@ class Meeting {
   std::vector<RankState> ranks_;
   std::array<Slot, ring> slots_;
   Counter done_{};  // calls whose work was done
-  /// Held while work is done for all, and by a rank that gives up: once it has given up, nobody
-  /// uses what it has brought.
+  /// Held by the rank that works for all, and by a rank that gives up. After that no rank uses the
+  /// memory of the rank that gave up.
   std::mutex working_;
   std::atomic<bool> disagrees_{false};
   std::optional<Error> disagreement_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file One rank's end of a world of threads: its part in their calls, its GPU, and the events
-/// that order its compute stream with everybody's communication.
+/// that order its compute stream with the communication.
 
 #include <cuda_runtime_api.h>
 
@@ -50,11 +50,11 @@ class Member {
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
 
-  /// The memory goes last: when nobody will start, and nobody is at, any work on it.
+  /// Memory is freed when no rank works on it or will.
   ~Member() {
     try {
       if (std::uncaught_exceptions() == exceptions_ && !calls_->is_broken()) settle();
-    } catch (const std::exception&) {  // nobody to tell: whoever wants to know has asked before
+    } catch (const std::exception&) {  // a destructor does not throw
     }
     gate_.reset();
     calls_.reset();
@@ -76,7 +76,7 @@ class Member {
 
   std::byte* allocate(std::size_t bytes) { return arenas_.emplace_back(bytes).data(); }
 
-  /// **Host** blocks until all ranks have made the call, and the last has done `work(offers)`.
+  /// **Host** blocks until all ranks have made the call and the last one has done `work(offers)`.
   template <class Work>
   void meet(const Call& call, const Offer& offer, const Work& work) {
     calls_->meet(call, offer, work);
@@ -118,7 +118,7 @@ class Member {
     calls_->meet(call, Offer{in, out, nullptr, true}, work);
   }
 
-  /// **Host** blocks until all that this rank has announced was announced by all.
+  /// **Host** blocks until all ranks have announced every call that this rank has announced.
   void settle() {
     if (calls_->announced() > 0) calls_->wait(calls_->announced() - 1, last_);
   }
@@ -204,8 +204,8 @@ class Member {
     return failure;
   }
 
-  /// All ranks have made their attempt. What some have announced and others have not is forgotten
-  /// where one has failed.
+  /// All ranks have made their attempt. If one has failed, calls that only some ranks have
+  /// announced are forgotten.
   void end_capture(std::span<const Offer> ranks) {
     std::string reason;
     bool only_consequences = true;
@@ -236,9 +236,9 @@ class Member {
   CudaEvent sent_;
   CudaEvent received_;
   CudaEvent mark_;
-  Call last_;  // that was announced and not waited for at once
+  Call last_;  // the last call that was announced and not waited for at once
   bool is_capturing_ = false;
-  std::optional<Participant> gate_;  // where ranks meet whatever became of their calls
+  std::optional<Participant> gate_;  // where ranks meet even after a fault
   std::optional<Participant> calls_;
 };
 

@@ -57,11 +57,11 @@ class Participant {
   Milliseconds timeout() const { return timeout_; }
   void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
-  /// Where ranks take turns, each holds `mutex` except while it waits for others.
+  /// During a capture ranks take turns: each holds `mutex` except while it waits for others.
   void take_turns(std::mutex* mutex) { turns_ = mutex; }
 
   bool is_broken() const { return own().fault.is_set(); }
-  /// Throws what went wrong, if anything has.
+  /// Throws the fault, if there is one.
   void raise_fault() const { own().fault.raise(); }
 
   /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. The rank
@@ -117,8 +117,8 @@ class Participant {
     });
   }
 
-  /// Works on the memory of the ranks of which `takes_part(w)`, unless one of them has gone, and
-  /// its memory with it. If the work fails, so do all ranks.
+  /// Works on the memory of the ranks w with `takes_part(w)`, unless one of them has gone and its
+  /// memory with it. If the work fails, all ranks fail.
   template <class TakesPart, class Work>
   void work_on(const Call& call, const TakesPart& takes_part, const Work& work) {
     std::unique_lock working(meeting_->working_);
@@ -152,7 +152,7 @@ class Participant {
     throw error;
   }
 
-  // What a waiting rank asks about the others. Threads end with their process: none dies alone.
+  // The state of the other ranks, for one that waits. No thread dies without its process.
 
   bool has_joined(std::size_t w) const { return state(w).has_joined; }
   bool has_left(std::size_t w) const { return state(w).has_left && !state(w).fault.is_set(); }
@@ -165,7 +165,7 @@ class Participant {
   }
 
  private:
-  /// Lets other ranks have the turn for a while.
+  /// Gives up this rank's turn while it lives.
   struct TurnGivenUp {
     explicit TurnGivenUp(std::mutex* turns) : turns(turns) {
       if (turns != nullptr) turns->unlock();
@@ -181,7 +181,7 @@ class Participant {
   Meeting::RankState& state(std::size_t w) const { return meeting_->ranks_[w]; }
   Meeting::RankState& own() const { return state(rank_); }
 
-  /// Compares everybody's call. Nobody's memory has been touched yet.
+  /// Compares all ranks' calls, before any memory is touched.
   void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
     const auto differs = [&](std::size_t w) {
       return !(slot.calls[w] == slot.calls[0]) || slot.offers[w].on_host != slot.offers[0].on_host;
@@ -200,8 +200,8 @@ class Participant {
     give_up_for(*meeting_->disagreement_);
   }
 
-  /// Throws if there is nothing to wait for any more. Everybody names the same culprit: the rank
-  /// that knows why, or the one that went without a word.
+  /// Throws if waiting is in vain. All ranks name the same culprit: the rank whose words explain
+  /// the fault, or the one that ended without a word.
   template <class Lacks>
   void look(const Call& call, const Lacks& lacks) {
     if (meeting_->disagrees_.load(std::memory_order_acquire)) {
@@ -210,13 +210,13 @@ class Participant {
     if (const auto fault = find_fault(*this, call, lacks)) give_up_for(*fault);
   }
 
-  /// For a fault that the others learn from the rank that has it.
+  /// Gives up because of another rank's fault, which that rank tells the others.
   [[noreturn]] void give_up_for(const Error& error) {
     give_up(error.on(rank()), "");
     throw error.on(rank());
   }
 
-  /// Returns once nobody works on what this rank has brought, and nobody will.
+  /// Returns when no rank works on this rank's memory or will.
   void give_up(const Error& error, std::string_view words) {
     if (is_broken()) return;
     if (!words.empty()) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the ranks of one process share, and how they find it.
+/// @file The state that the ranks of one process share, and how they find it.
 
 #include <cuda_runtime_api.h>
 
@@ -43,7 +43,7 @@ struct SharedWorld {
   }
 
   std::shared_ptr<Meeting> calls;
-  std::shared_ptr<Meeting> gate;  // where ranks meet whatever became of their calls
+  std::shared_ptr<Meeting> gate;  // where ranks meet even after a fault
   Mailboxes mail;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
@@ -54,7 +54,7 @@ struct SharedWorld {
 /// The worlds of this process that not all ranks have joined yet.
 class OpenWorlds {
  public:
-  /// The one of this name, made for the rank that asks first.
+  /// The world of this name; the first rank that asks makes it.
   static std::shared_ptr<SharedWorld> find(const std::string& name, WorldSize size) {
     const std::lock_guard lock(mutex());
     std::weak_ptr<SharedWorld>& known = worlds()[name];
@@ -65,7 +65,7 @@ class OpenWorlds {
     }
     return world;
   }
-  /// All have joined: the next of this name is another one.
+  /// All ranks have joined: the next world of this name is another one.
   static void close(const std::string& name) {
     const std::lock_guard lock(mutex());
     worlds().erase(name);

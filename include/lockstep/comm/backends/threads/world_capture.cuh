@@ -17,9 +17,9 @@
 
 namespace lockstep::detail::threads {
 
-/// Begun and ended by one thread for all, while the others wait. Relaxed: CUDA then lets every
-/// thread add to the capture, and any thread end it. It does not say that several may add at once,
-/// so ranks take turns in between.
+/// One thread begins and ends the capture for all ranks while the others wait. In CUDA's relaxed
+/// mode every thread may add to the capture and any thread may end it. CUDA does not promise that
+/// several may add at once, so ranks take turns.
 class WorldCapture {
  public:
   /// `streams[r]` is rank r's compute stream, and `ranks[r].event` an event of its GPU.
@@ -39,8 +39,8 @@ class WorldCapture {
   /// Between `begin` and `end`, unless `begin` has failed.
   bool is_open() const { return graph_ == nullptr; }
 
-  /// All streams join the first, and the graph is made: unless there is a reason why not. Either
-  /// way the streams may be used as before.
+  /// Joins all streams to the first and makes the graph, or notes why there is none. Afterwards the
+  /// streams may be used as before.
   void end(std::span<const cudaStream_t> streams, const Lanes& lanes, std::span<const Offer> ranks,
            std::string reason) {
     const auto join = [&](cudaStream_t stream, cudaEvent_t event) {
@@ -79,8 +79,8 @@ class WorldCapture {
 
 namespace lockstep::detail {
 
-/// A step of all ranks of a process, captured as one graph, or the reason why there is none. All
-/// ranks have the same.
+/// A step of all ranks of a process, captured as one graph, or the reason why there is none. It is
+/// the same for all ranks.
 class WorldStepGraph {
  public:
   explicit WorldStepGraph(std::shared_ptr<const StepGraph> graph) : graph_(std::move(graph)) {}
