@@ -13,14 +13,14 @@ BOOST_AUTO_TEST_SUITE(core_name)
 
 BOOST_AUTO_TEST_CASE(a_literal_becomes_a_key_of_the_same_text) {
   BOOST_TEST(decltype("fc1.weight"_p)::name == "fc1.weight");
-  static_assert(std::is_same_v<decltype("a"_p), Key<"a">>);
-  static_assert(!std::is_same_v<Key<"a">, Key<"b">>);
+  static_assert(std::is_same_v<decltype("a"_p), detail::Key<"a">>);
+  static_assert(!std::is_same_v<detail::Key<"a">, detail::Key<"b">>);
 }
 
 BOOST_AUTO_TEST_CASE(keys_join_with_dots_and_indices) {
   constexpr auto key = "blocks"_p / at<13> / "attn.weight"_p;
   BOOST_TEST(decltype(key)::name == "blocks.13.attn.weight");
-  static_assert(std::is_same_v<decltype("a"_p / at<0>), Key<"a.0">>);
+  static_assert(std::is_same_v<decltype("a"_p / at<0>), detail::Key<"a.0">>);
 }
 
 BOOST_AUTO_TEST_CASE(decimals_are_written_like_std_to_string) {

@@ -138,14 +138,14 @@ BOOST_AUTO_TEST_CASE(every_declared_name_is_found_and_no_other) {
 }
 
 BOOST_AUTO_TEST_CASE(a_fingerprint_sees_names_types_extents_order_and_buffers) {
-  const std::uint64_t all[] = {detail::fingerprint<Flat>(),     detail::fingerprint<Reordered>(),
-                               detail::fingerprint<Retyped>(),  detail::fingerprint<Reshaped>(),
-                               detail::fingerprint<Renamed>(),  detail::fingerprint<Scoped>(),
-                               detail::fingerprint<Buffered>(), detail::fingerprint<Transformer>()};
+  const std::uint64_t all[] = {fingerprint<Flat>(),     fingerprint<Reordered>(),
+                               fingerprint<Retyped>(),  fingerprint<Reshaped>(),
+                               fingerprint<Renamed>(),  fingerprint<Scoped>(),
+                               fingerprint<Buffered>(), fingerprint<Transformer>()};
   for (const std::uint64_t& a : all) {
     for (const std::uint64_t& b : all) BOOST_TEST((&a == &b || a != b));
   }
-  static_assert(detail::fingerprint<Flat>() == detail::fingerprint<Flat>());  // a constant
+  static_assert(fingerprint<Flat>() == fingerprint<Flat>());  // a constant
 }
 
 BOOST_AUTO_TEST_CASE(dynamic_shapes_are_collected_from_the_model) {

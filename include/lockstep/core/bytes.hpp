@@ -15,15 +15,8 @@ constexpr std::size_t operator""_GiB(unsigned long long n) { return n << 30; }
 
 }  // namespace literals
 
-<<<<<<< HEAD
-/// Where every parameter and bucket starts: a multiple of a cache line, of a CUDA memory
-/// transaction and of every vector register there is.
-=======
-namespace detail {
-
 /// Every parameter and bucket starts at a multiple of this: of a cache line, of a CUDA memory
 /// transaction and of every vector register.
->>>>>>> docs
 inline constexpr std::size_t arena_alignment = 256;
 
 namespace detail {

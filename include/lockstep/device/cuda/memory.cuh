@@ -39,13 +39,9 @@ class DeviceArena {
   std::size_t bytes_;
 };
 
-<<<<<<< HEAD
 namespace detail {
 
-/// Zeroed host memory that stays where it is: copies from and to it need no host thread.
-=======
 /// Zeroed pinned host memory: copies from and to it need no host thread.
->>>>>>> docs
 class PinnedArena {
  public:
   explicit PinnedArena(std::size_t bytes) : bytes_(bytes) {
