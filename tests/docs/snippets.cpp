@@ -20,7 +20,7 @@ namespace change_one_line {
 
 using Mlp = Mlp784;
 using GpuMlp = Mlp784;
-#define Trainer Composed  // what the compiler knows of a job; it needs neither CUDA nor Gloo
+#define Trainer detail::Composed  // what the compiler knows of a job; it needs neither CUDA nor Gloo
 using Ranks = Trainer<Mlp, ParallelStrategy<DDP>, Backend<Shm>>;  // a process for each rank
 using Replicas = Trainer<Mlp, ParallelStrategy<DP>>;              // one process, a thread for each
 using Gpus = Trainer<GpuMlp, Device<Cuda>, CapturedStep>;         // NCCL, a step is one CUDA graph
@@ -35,7 +35,7 @@ static_assert(Gpus::fingerprint() != Hosts::fingerprint());
 namespace gpu {
 
 using Classifier = Mlp784;
-#define Trainer Composed
+#define Trainer detail::Composed
 using Job = Trainer<Classifier, ParallelStrategy<DDP>, Device<Cuda>, CapturedStep,
                     Sampler<Distributed, Padding>, Optimizer<AdamW>>;
 #undef Trainer
@@ -46,7 +46,7 @@ static_assert(Job::fingerprint() != 0);
 namespace hosts {
 
 using Mlp = Mlp784;
-#define Trainer Composed
+#define Trainer detail::Composed
 using Job = Trainer<Mlp, ParallelStrategy<DDP>, Backend<Hierarchical<Shm, Gloo>>, Optimizer<AdamW>>;
 #undef Trainer
 static_assert(Job::fingerprint() != 0);

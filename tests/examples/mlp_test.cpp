@@ -231,7 +231,7 @@ BOOST_AUTO_TEST_CASE(a_label_beyond_the_classes_is_an_error) {
   Small small;
   auto batch = small.batch_of(6);
   batch.labels[5] = 3;
-  BOOST_CHECK_THROW(small.model.forward(small.step, batch), Error);
+  BOOST_CHECK_THROW(small.model.forward(small.step, batch), std::out_of_range);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
