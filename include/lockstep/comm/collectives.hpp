@@ -27,6 +27,19 @@ namespace lockstep {
 template <class Parent, std::size_t Ranks>
 class Subgroup;
 
+namespace detail {
+
+/// The element type that both arguments of a collective have. Not a member of the front: nvcc
+/// writes this type's name into code outside of it.
+template <class In, class Out>
+struct CommonElement {
+  using type = FlatElement<Out>;
+  static_assert(std::same_as<std::remove_const_t<FlatElement<const In>>, type>,
+                "lockstep: a collective's arguments have one element type");
+};
+
+}  // namespace detail
+
 /// The base of every communicator, which has its collectives. Each turns its arguments into a value
 /// (see `Collective`), refuses arguments that cannot be right, and hands the value to `perform`.
 /// Arguments are spans, vectors, arrays or views without gaps, of one element type.
@@ -196,15 +209,8 @@ class Collectives {
   template <class Span>
   using Writable = typename std::remove_cvref_t<Span>::element_type;
 
-  /// The element type that both arguments have.
   template <class In, class Out>
-  struct CommonElement {
-    using type = detail::FlatElement<Out>;
-    static_assert(std::same_as<std::remove_const_t<detail::FlatElement<const In>>, type>,
-                  "lockstep: a collective's arguments have one element type");
-  };
-  template <class In, class Out>
-  using Common = typename CommonElement<In, Out>::type;
+  using Common = typename detail::CommonElement<In, Out>::type;
 
   Self& self() { return static_cast<Self&>(*this); }
   std::size_t world() { return self().world_size().value(); }
