@@ -4,7 +4,9 @@
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
+#include <cstdint>
 #include <cstdio>
+#include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -100,7 +102,186 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
+/// Runs `f(session)` on every rank.
+template <class F>
+void run_sessions(std::size_t ranks, const F& f) {
+  spawn(
+      AsProcesses{}, ranks,
+      [&](const Membership& member, Store&) {
+        std::FILE* const quiet = std::freopen("/dev/null", "w", stdout);
+        require(quiet != nullptr, "no /dev/null");
+        Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+        f(session);
+      },
+      std::chrono::seconds(30));
+}
+
+/// How many entries a folder of /proc/self has: open descriptors, or threads.
+std::size_t entries(const char* folder) {
+  std::size_t count = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++count;
+  return count;
+}
+
 }  // namespace
+
+BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other) {
+  using Job = Trainer<Line>;
+  for (const std::size_t ranks : {1, 2, 4}) {
+    run_sessions(ranks, [](Session& session) {
+      const auto data = points_of_line(16);
+      std::size_t descriptors = 0;
+      std::size_t threads = 0;
+      for (int round = 0; round < 60; ++round) {
+        Job job(session);
+        job.optimizer().lr = 0.01 * round;
+        for (auto epoch : job.epochs(1)) {
+          for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+        }
+        if (round == 1) descriptors = entries("/proc/self/fd");
+        if (round == 1) threads = entries("/proc/self/task");
+      }
+      require(entries("/proc/self/fd") <= descriptors, "descriptors are left open");
+      require(entries("/proc/self/task") <= threads, "threads are left");
+    });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(jobs_of_one_session_side_by_side) {
+  using Job = Trainer<Line>;
+  run_sessions(2, [](Session& session) {
+    const auto data = points_of_line(16);
+    Job slow(session);
+    Job fast(session);
+    slow.optimizer().lr = 0.001;
+    fast.optimizer().lr = 0.3;
+    for (auto epoch : slow.epochs(2)) {
+      for (const auto& batch : epoch.batches(data, 2)) {
+        slow.step(batch);
+        fast.step(batch);
+      }
+    }
+    require(fast.param("slope"_p)() > slow.param("slope"_p)(), "the jobs have one parameter");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_cosine_begins_anew_with_every_call_of_epochs) {
+  using Job = Trainer<Line, Schedule<Cosine>>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(16);
+    job.optimizer().lr = 0.5;
+    for (const std::uint64_t epochs : {3, 2}) {
+      std::vector<double> rates;
+      for (auto epoch : job.epochs(epochs)) {
+        for (const auto& batch : epoch.batches(data, 2)) {
+          rates.push_back(job.ddp().learning_rate());
+          job.step(batch);
+        }
+      }
+      require(rates.size() == 4 * epochs && rates.front() == 0.5, "another first rate");
+      require(std::abs(job.ddp().learning_rate()) < 1e-15, "the rate is not at its end");
+    }
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_decay_of_updates_counts_by_itself) {
+  using Job = Trainer<Line, Schedule<StepDecay>>;
+  run<Job>(1, [](Job& job) {
+    const auto data = points_of_line(8);
+    job.optimizer().lr = 1;
+    job.schedule() = {.factor = 0.5, .updates = 2};
+    Points batch;
+    const std::size_t first[] = {0};
+    data.load(first, batch);
+    std::vector<double> rates;
+    for (int i = 0; i < 5; ++i) {
+      rates.push_back(job.ddp().learning_rate());
+      job.step(batch);
+    }
+    require(rates == std::vector<double>{1, 1, 0.5, 0.5, 0.25}, "other rates");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_break_keeps_the_line_of_its_epoch) {
+  using Job = Trainer<Line>;
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  run<Job>(2,
+           [](Job& job) {
+             const auto data = points_of_line(16);
+             for (auto epoch : job.epochs(5)) {
+               for (const auto& batch : epoch.batches(data, 2)) {
+                 job.step(batch);
+                 if (epoch.number() == 1) break;
+               }
+               require(epoch.summary().loss.has_value(), "no loss");
+               if (epoch.number() == 1) break;
+             }
+             for (auto epoch : job.epochs(1)) {
+               for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+             }
+           },
+           {.seed = Seed{0}, .log = path, .arguments = {}});
+  std::ifstream file(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  std::remove(path);
+  BOOST_REQUIRE(lines.size() == 3u);
+  BOOST_TEST(lines[1]["epoch"] == 2);
+  BOOST_TEST(lines[1]["steps"] == 1);
+  BOOST_TEST(lines[2]["epoch"] == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_loop_that_throws_says_so_and_not_that_an_epoch_ended) {
+  using Job = Trainer<Line>;
+  const std::string words = failure<Job>(2, [](Job& job) {
+    const auto data = points_of_line(16);
+    for (auto epoch : job.epochs(2)) {
+      for (const auto& batch : epoch.batches(data, 2)) {
+        job.step(batch);
+        if (job.rank() == Rank{1}) throw std::runtime_error("the user's own words");
+      }
+    }
+  });
+  BOOST_TEST(contains(words, "the user's own words"), words);
+}
+
+BOOST_AUTO_TEST_CASE(batches_larger_than_the_data_are_one_batch) {
+  using Job = Trainer<Line>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(16);
+    for (const std::size_t size : {std::size_t{9}, static_cast<std::size_t>(-1)}) {
+      std::size_t steps = 0;
+      for (auto epoch : job.epochs(1)) {
+        for (const auto& batch : epoch.batches(data, size)) {
+          require(batch.size() == 8, "not all samples of the rank");
+          job.step(batch);
+          ++steps;
+        }
+      }
+      require(steps == 1, "another number of steps");
+      require(job.evaluate(data, size).count("loss") == 16, "not all samples were evaluated");
+    }
+  });
+}
+
+BOOST_AUTO_TEST_CASE(no_data_and_no_batch_are_errors) {
+  using Job = Trainer<Line>;
+  const auto words_of = [](std::size_t samples, LoaderOptions options) {
+    return failure<Job>(2, [=](Job& job) {
+      const auto data = points_of_line(samples);
+      for (auto epoch : job.epochs(1)) {
+        for (const auto& batch : epoch.batches(data, options)) job.step(batch);
+      }
+    });
+  };
+  const std::string none = words_of(0, {.batch_size = 2});
+  BOOST_TEST(contains(none, "no samples"), none);
+  const std::string zero = words_of(8, {.batch_size = 0});
+  BOOST_TEST(contains(zero, "batches of no samples"), zero);
+  const std::string dropped = words_of(8, {.batch_size = 16, .drop_last = true});
+  BOOST_TEST(contains(dropped, "there is no batch to train on: 8 samples among 2 ranks"), dropped);
+}
 
 BOOST_AUTO_TEST_CASE(any_number_of_ranks_trains_alike_at_the_same_global_batch) {
   using Job = Trainer<Line, Optimizer<SGDMomentum>>;

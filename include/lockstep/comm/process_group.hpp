@@ -12,6 +12,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
@@ -29,7 +30,8 @@ ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Stor
                     std::to_string(member.local_world) + " are on this host",
                 "Backend<Shm> is for the ranks of one host", member.rank);
   }
-  const std::string key = "lockstep/shm/" + name;
+  const std::string key =
+      "lockstep/shm/" + detail::numbered_meeting(store, member.rank, "shm", name);
   return ShmCommunicator<Ranks, Who>::join(
       member.rank, member.world, member.timeout,
       [&](const std::string& address) { store.set(key, address); },

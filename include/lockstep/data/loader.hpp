@@ -46,6 +46,16 @@ struct LoaderOptions {
   std::size_t prefetch = 2;  ///< batches that each worker loads ahead
 };
 
+namespace detail {
+
+/// How many batches so many draws make. A batch may be larger than the data: then there is one.
+constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& options) {
+  const bool has_rest = !options.drop_last && draws % options.batch_size != 0;
+  return draws / options.batch_size + (has_rest ? 1 : 0);
+}
+
+}  // namespace detail
+
 /// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
 /// are the same for any number of workers. A batch is valid until the next; its memory is reused. A
 /// worker's exception is thrown in place of its batch. Data set and sampler must outlive the
@@ -123,6 +133,8 @@ class DataLoader {
                                const Sampler& sampler) {
     if (options.batch_size == 0)
       detail::fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
+    if (dataset.size() == 0)
+      detail::fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
     if (options.workers != 0 && options.prefetch == 0)
       detail::fail("DataLoader", {"workers that load nothing ahead"},
                    "set prefetch to 1 or more, or workers to 0");
@@ -134,10 +146,7 @@ class DataLoader {
     return options;
   }
 
-  std::size_t batches(std::size_t draws) const {
-    const std::size_t last = options_.drop_last ? 0 : options_.batch_size - 1;
-    return (draws + last) / options_.batch_size;
-  }
+  std::size_t batches(std::size_t draws) const { return detail::batch_count(draws, options_); }
 
   /// The next batch; null at the end of the epoch or after a failure.
   const batch_type* next() {
@@ -153,7 +162,8 @@ class DataLoader {
   /// Draws are made only here, on the iterating thread: workers never use the sampler.
   void request() {
     queue_.request([this](Slot& slot) {
-      const std::size_t end = std::min(requested_ + options_.batch_size, sampler_.size());
+      const std::size_t end =
+          requested_ + std::min(options_.batch_size, sampler_.size() - requested_);
       slot.indices.clear();
       slot.weights.clear();
       for (; requested_ != end; ++requested_) {

@@ -44,18 +44,25 @@ struct Constant : Choice<axes::Schedule> {
   static constexpr double factor(const Options&, SchedulePoint) { return 1; }
 };
 
-/// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR.
+/// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR. A trainer
+/// knows its epochs; a loop of one's own says them with `set_epoch`, or gives `updates`, which are
+/// counted by themselves.
 struct StepDecay : Choice<axes::Schedule> {
   static constexpr std::string_view name = "StepDecay";
   struct Options {
     std::uint64_t epochs = 30;
     double factor = 0.1;
+    std::uint64_t updates = 0;  ///< where it is not 0: every so many updates, instead of epochs
     constexpr void for_each(const auto& f) const {
       f("epochs", epochs);
       f("factor", factor);
+      f("updates", updates);
     }
   };
   static double factor(const Options& options, SchedulePoint point) {
+    if (options.updates != 0) {
+      return std::pow(options.factor, static_cast<double>(point.step / options.updates));
+    }
     if (options.epochs == 0)
       throw Error("Schedule<StepDecay>", "the rate would change every 0 epochs", "give epochs");
     const std::uint64_t times = point.epoch / options.epochs;

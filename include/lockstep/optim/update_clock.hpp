@@ -20,9 +20,13 @@ class UpdateClock {
   /// Updates made so far.
   std::uint64_t steps() const { return steps_; }
   void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+  /// The curve goes on from this point: its next update is number `step` of the curve, from 0.
+  void begin_schedule(std::uint64_t step) { ahead_ = step - steps_; }
 
   /// The learning rate of the next update.
-  double learning_rate() const { return options_.lr * Curve::factor(schedule_, {steps_, epoch_}); }
+  double learning_rate() const {
+    return options_.lr * Curve::factor(schedule_, {steps_ + ahead_, epoch_});
+  }
 
   /// The rate of the update that begins now, which is number `steps()`, from 1.
   double advance() {
@@ -36,6 +40,7 @@ class UpdateClock {
   typename Curve::Options schedule_;
   std::uint64_t steps_ = 0;
   std::uint64_t epoch_ = 0;
+  std::uint64_t ahead_ = 0;  // of the curve, modulo 2^64: it can be behind
 };
 
 }  // namespace lockstep::detail

@@ -91,6 +91,7 @@ concept Updater = GradientSource<Gradients> && requires(U& updater, Gradients& g
   { updater.learning_rate() } -> std::same_as<double>;
   { updater.steps() } -> std::same_as<std::uint64_t>;
   updater.set_epoch(std::uint64_t{1});
+  updater.begin_schedule(std::uint64_t{0});
   updater.begin();
   updater.reduce_and_update(gradients);
   updater.update_averaged(gradients);

@@ -29,6 +29,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using typename Base::Loss;
   using typename Base::step_type;
 
+  using Base::begin_schedule;
   using Base::buffer;
   using Base::grad;
   using Base::learning_rate;

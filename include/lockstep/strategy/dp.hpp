@@ -141,6 +141,9 @@ class BasicDp {
   void set_epoch(std::uint64_t epoch) {
     for (const auto& replica : replicas_) replica->replica().set_epoch(epoch);
   }
+  void begin_schedule(std::uint64_t step) {
+    for (const auto& replica : replicas_) replica->replica().begin_schedule(step);
+  }
 
   /// Writes parameters and buffers anew, on all replicas: `f(initial)`. **Host** blocks.
   template <class F>

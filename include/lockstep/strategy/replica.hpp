@@ -90,6 +90,7 @@ class Replica {
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
+  void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
 
   auto param(auto key) const { return step_.param(key); }
   auto buffer(auto key) const { return step_.buffer(key); }

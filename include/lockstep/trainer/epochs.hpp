@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <iterator>
 #include <string>
 
@@ -16,6 +17,15 @@
 #include "lockstep/observe/epoch_summary.hpp"
 
 namespace lockstep::detail {
+
+/// Tells, in a destructor, whether an exception ends the scope that the object was made in.
+class Unwinding {
+ public:
+  bool is_exception() const { return std::uncaught_exceptions() > at_first_; }
+
+ private:
+  int at_first_ = std::uncaught_exceptions();
+};
 
 /// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
 template <class Trainer, Dataset Source>
@@ -71,6 +81,13 @@ class EpochBatches {
   }
   std::default_sentinel_t end() const { return {}; }
 
+  /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
+  ~EpochBatches() {
+    if (!unwinds_.is_exception()) trainer_.close_data_quietly();
+  }
+  EpochBatches(const EpochBatches&) = delete;
+  EpochBatches& operator=(const EpochBatches&) = delete;
+
  private:
   /// A rank with one batch more than another would wait for it forever. With `Exact` every rank
   /// knows that before the first batch.
@@ -79,8 +96,15 @@ class EpochBatches {
     const auto batches = [&](std::size_t rank) {
       const std::size_t draws =
           Share<typename Trainer::remainder>(samples, WorldSize{world}, Rank{rank}).size();
-      return (draws + (options.drop_last ? 0 : options.batch_size - 1)) / options.batch_size;
+      return batch_count(draws, options);
     };
+    if (batches(0) == 0 && batches(world - 1) == 0) {
+      throw Error("epoch",
+                  "there is no batch to train on: " + std::to_string(samples) + " samples among " +
+                      std::to_string(world) + " ranks, in batches of " +
+                      std::to_string(options.batch_size),
+                  "make batches smaller, or leave drop_last and DropLast out", trainer_.rank());
+    }
     if (batches(0) == batches(world - 1)) return;
     throw Error("epoch",
                 "rank 0 has " + std::to_string(batches(0)) + " batches and rank " +
@@ -92,6 +116,7 @@ class EpochBatches {
   Trainer& trainer_;
   Sampling sampler_;
   DataLoader<Source, Sampling> loader_;
+  Unwinding unwinds_;
 };
 
 /// One pass over the data.
@@ -160,13 +185,24 @@ class EpochRange {
     std::uint64_t last_;
   };
 
-  Iterator begin() { return {trainer_, first_, last_}; }
+  Iterator begin() {
+    trainer_.begin_run();
+    return {trainer_, first_, last_};
+  }
   std::default_sentinel_t end() const { return {}; }
+
+  /// A `break` ends its epoch: the epoch has its line and its record.
+  ~EpochRange() {
+    if (!unwinds_.is_exception()) trainer_.end_epoch_quietly();
+  }
+  EpochRange(const EpochRange&) = delete;
+  EpochRange& operator=(const EpochRange&) = delete;
 
  private:
   Trainer& trainer_;
   std::uint64_t first_;
   std::uint64_t last_;
+  Unwinding unwinds_;
 };
 
 }  // namespace lockstep::detail

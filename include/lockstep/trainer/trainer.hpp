@@ -204,6 +204,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
 
   // For the epochs and batches of this trainer.
 
+  void begin_run() { run_begins_ = true; }
+
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     require_all_ranks("epochs");
     require_same_numbers();
@@ -213,12 +215,19 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     shown_scores_.clear();
     closed_.reset();
     opened_ = printed_ = false;
+    under_way_ = true;
     display_.begin_epoch(number + 1, last, 0);
   }
 
   void open_data(std::size_t batches) {
     if constexpr (requires { schedule().steps = 0; }) {
-      if (schedule().steps == 0) schedule().steps = epochs_ * batches / traits::micro_batches;
+      // A curve without a length is as long as the epochs of one `epochs` call, and begins with
+      // each such call anew.
+      if (run_begins_ && (schedule().steps == 0 || schedule().steps == run_steps_)) {
+        run_steps_ = schedule().steps = epochs_ * batches / traits::micro_batches;
+        wrapped_.begin_schedule(epoch_ * batches / traits::micro_batches);
+      }
+      run_begins_ = false;
     }
     losses_.reset();
     loss_samples_ = 0;
@@ -236,7 +245,26 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     display_.clear();
   }
 
+  /// The same in a destructor. A communicator that fails here keeps its fault, and every later
+  /// call reports it.
+  void close_data_quietly() noexcept {
+    try {
+      close_data();
+    } catch (...) {
+      under_way_ = false;
+    }
+  }
+
+  void end_epoch_quietly() noexcept {
+    try {
+      if (under_way_) end_epoch();
+    } catch (...) {
+      under_way_ = false;
+    }
+  }
+
   void end_epoch() {
+    under_way_ = false;
     close_data();
     if (rank() != Rank{0} || !closed_) return;
     if (!printed_) display_.print(summary().text());
@@ -279,12 +307,15 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;
   std::uint64_t epochs_ = 0;
+  std::uint64_t run_steps_ = 0;  // the length that this trainer has given its curve
+  bool run_begins_ = false;
   decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
   double loss_samples_ = 0;
   std::vector<Score> shown_scores_;
   std::optional<EpochSummary> closed_;
   std::optional<SamplerState> resume_;
   SamplerState position_;
+  bool under_way_ = false;  // an epoch that has not ended
   bool opened_ = false;
   bool printed_ = false;
   bool on_rank0_ = false;

@@ -15,6 +15,7 @@
 #include "lockstep/comm/process_group.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/groups.hpp"
 
@@ -28,10 +29,8 @@ static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCo
 /// **Host** blocks until all have come.
 inline auto make_hierarchical_communicator(const Membership& member, Store& store,
                                            const std::string& name = "world") {
-  // A second communicator of the same name must not meet the first one.
-  const std::string count =
-      "lockstep/hierarchy/" + name + "/joined/" + std::to_string(member.rank.value());
-  const std::string known = "hierarchy/" + name + "." + std::to_string(store.add(count, 1));
+  const std::string known =
+      "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name);
   detail::Hosts hosts = detail::discover_hosts(member, store, "lockstep/" + known + "/");
   hosts.check_even(member.rank);
   GlooCommunicator<> flat = make_gloo_communicator(member, store, known);

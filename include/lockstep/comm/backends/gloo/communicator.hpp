@@ -22,6 +22,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 
@@ -137,10 +138,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   static detail::over_gloo::JoinOptions join_options(const Membership& member, Store& store,
                                                      const std::string& name) {
     detail::require_world<Ranks>(member.world, member.rank);
-    // A second communicator of the same name must not meet the first one.
-    const std::string count =
-        "lockstep/gloo/" + name + "/joined/" + std::to_string(member.rank.value());
-    const std::string known = name + "." + std::to_string(store.add(count, 1));
+    const std::string known = detail::numbered_meeting(store, member.rank, "gloo", name);
     const std::string address =
         detail::over_gloo::listening_address(member, store, "lockstep/gloo/" + known + "/");
     return {member.rank,

@@ -35,6 +35,7 @@
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 
@@ -227,8 +228,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   }
 
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
-                                      const std::string& name, std::shared_ptr<Gpu> gpu) {
+                                      const std::string& called, std::shared_ptr<Gpu> gpu) {
     detail::require_world<Ranks>(member.world, member.rank);
+    const std::string name = detail::numbered_meeting(store, member.rank, "nccl", called);
     const bool alone = member.world == WorldSize{1};
     if (!alone && detail::nccl::gpus_are_shared(member, store, *gpu, name))
       detail::nccl::require_own_hosts(member.rank);
