@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <cstddef>
+#include <memory>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -42,22 +43,28 @@ ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Stor
 template <std::size_t Ranks = dynamic>
 class ProcessGroup {
  public:
-  explicit ProcessGroup(Session session)
-      : session_(std::move(session)),
-        comm_(make_shm_communicator<Ranks>(session_.membership(), session_.store())) {}
+  /// The group of a session that outlives it, such as the one that `launch` gives.
+  explicit ProcessGroup(Session& session)
+      : session_(&session),
+        comm_(make_shm_communicator<Ranks>(session.membership(), session.store())) {}
+  explicit ProcessGroup(Session&& session)
+      : own_(std::make_unique<Session>(std::move(session))),
+        session_(own_.get()),
+        comm_(make_shm_communicator<Ranks>(session_->membership(), session_->store())) {}
 
-  Rank rank() const { return session_.rank(); }
-  WorldSize world_size() const { return session_.world(); }
-  std::size_t local_rank() const { return session_.membership().local_rank; }
+  Rank rank() const { return session_->rank(); }
+  WorldSize world_size() const { return session_->world(); }
+  std::size_t local_rank() const { return session_->membership().local_rank; }
 
   /// The collectives: `group->all_reduce(gradients, Average{})`.
   ShmCommunicator<Ranks>& operator*() { return comm_; }
   ShmCommunicator<Ranks>* operator->() { return &comm_; }
 
-  Store& store() { return session_.store(); }
+  Store& store() { return session_->store(); }
 
  private:
-  Session session_;  // outlives the communicator: the store tells who is there
+  std::unique_ptr<Session> own_;  // outlives the communicator: the store tells who is there
+  Session* session_;
   ShmCommunicator<Ranks> comm_;
 };
 

@@ -69,6 +69,13 @@ class EnvironmentReader {
 
   std::string secret() const { return text_or("LOCKSTEP_SECRET", ""); }
 
+  /// The `launch` call that lockstep's launcher has started this rank for.
+  std::optional<std::size_t> launch_number() const {
+    const char* text = lookup_("LOCKSTEP_LAUNCH");
+    if (text == nullptr) return std::nullopt;
+    return parse_number("LOCKSTEP_LAUNCH", text);
+  }
+
   /// How many ranks lockstep's launcher wants as threads of this process.
   std::optional<std::size_t> threads() const {
     const char* text = lookup_("LOCKSTEP_THREADS");

@@ -9,6 +9,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/launch/launch_count.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/self_launch.hpp"
@@ -19,17 +20,24 @@ namespace lockstep::detail {
 
 /// The start of a process: the launcher's options, and its place in a job if it has one.
 struct Start {
+  LaunchCount count;
   LaunchOptions options;
   std::optional<RankPlacement> place;
   std::chrono::milliseconds timeout;
 
   Start(int argc, char** argv) : options(parse_options(argc, argv)) {
+    options.launch_number = count.number();
     place = environment(options.rendezvous).placement();
     timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
     if (place) share_gpus(*place);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
     // late, and those before a crash never.
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
+  }
+
+  /// Did lockstep's launcher start this rank for another call of `launch` in this program?
+  bool is_for_another_call() const {
+    return environment().launch_number().value_or(count.number()) != count.number();
   }
 
   /// The pipe to lockstep's launcher, where that has started this process.
@@ -64,6 +72,7 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
   Descriptor launcher;
   try {
     Start start(argc, argv);
+    if (start.is_for_another_call()) return 0;
     const auto& place = start.place;
     if (!start.options.ranks && !place && default_ranks != dynamic && default_ranks > 1) {
       start.options.ranks = default_ranks;
@@ -90,6 +99,7 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
   Descriptor launcher;
   try {
     Start start(argc, argv);
+    if (start.is_for_another_call()) return 0;
     launcher = start.report();
     require_one_process(start, "replicas", "ParallelStrategy<DDP>");
     Session session = start.session();
@@ -116,6 +126,7 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
   Descriptor launcher;
   try {
     Start start(argc, argv);
+    if (start.is_for_another_call()) return 0;
     LaunchOptions& options = start.options;
     launcher = start.report();
     if (processes == Processes::many) {

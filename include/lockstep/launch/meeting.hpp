@@ -2,7 +2,9 @@
 #pragma once
 /// @file The steps by which a rank joins its job at a place that is known.
 
+#include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <string>
@@ -83,6 +85,11 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
 inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   check_placement(place);
   if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
+  // A process that joins again must not meet the store of its first job, which waits until all
+  // ranks have left it: that store does not know this secret.
+  static std::atomic<std::size_t> joins = 0;
+  const std::size_t earlier = joins++;
+  if (!place.hosted && earlier > 0) place.secret += text({"/", earlier});
   if (place.hosted || place.rank != Rank{0}) return nullptr;
   std::unique_ptr<StoreHost> host(new StoreHost{StoreServer(place.secret, listen_at(place))});
   place.ports = {host->server.port()};

@@ -22,6 +22,8 @@ struct LaunchOptions {
   std::size_t node_rank = 0;
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;
+  /// The number of the `launch` call in its process, from 1.
+  std::size_t launch_number = 1;
   /// The program's own, its name first.
   std::vector<std::string> rest;
 };

@@ -11,6 +11,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/launch_count.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 
@@ -72,8 +73,20 @@ LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize 
 }
 
 LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
+  if (detail::LaunchCount::is_under_way()) {
+    throw Error("join", "launch has joined this process to its job already",
+                "inside launch use the session that it gives: ProcessGroup group(session)");
+  }
   auto place = detail::environment().placement();
-  return place ? detail::join_at(*std::move(place), timeout) : detail::join_alone(timeout);
+  if (place) return detail::join_at(*std::move(place), timeout);
+  // The words of a command line end with zeros.
+  const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
+  if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
+    throw Error("join", "the program was given --ranks, and only launch starts ranks",
+                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
+                "srun");
+  }
+  return detail::join_alone(timeout);
 }
 
 namespace detail {
