@@ -92,7 +92,7 @@ std::vector<Comparison> compare_on(ThreadCommunicator<Ranks>& comm,
 
 template <std::size_t Ranks>
 void compare(std::vector<Comparison>& rows) {
-  const auto world = std::make_shared<threads::SharedWorld>(WorldSize{Ranks});
+  const auto world = std::make_shared<detail::threads::SharedWorld>(WorldSize{Ranks});
   const auto nccl = Ranks == 2 ? nccl_over_sockets(Ranks) : std::map<std::size_t, Times>();
   std::mutex mutex;
   std::exception_ptr first;

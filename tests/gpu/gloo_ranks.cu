@@ -36,7 +36,7 @@ struct OnHosts {
 /// Elements of a call that has one piece at most.
 template <class T>
 constexpr std::size_t whole(std::size_t in_rows = 1, std::size_t out_rows = 0) {
-  return staged::Transfer<T>{0, in_rows, out_rows, nullptr, nullptr}.width();
+  return detail::staged::Transfer<T>{0, in_rows, out_rows, nullptr, nullptr}.width();
 }
 
 template <class How>

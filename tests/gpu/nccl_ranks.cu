@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/topology/grid.hpp"

@@ -89,7 +89,7 @@ Ends run_threads(std::size_t world, const F& f) {
 /// `f(communicator)` on every rank.
 template <std::size_t Ranks = dynamic, class F>
 Ends run(std::size_t world, const F& f, std::chrono::milliseconds timeout = 60s) {
-  const auto shared = std::make_shared<threads::SharedWorld>(WorldSize{world});
+  const auto shared = std::make_shared<detail::threads::SharedWorld>(WorldSize{world});
   return run_threads(world, [&](Rank rank) {
     auto gpu = std::make_shared<Gpu>(rank, rank.value() % detail::visible_gpus());
     ThreadCommunicator<Ranks> comm(shared, rank, std::move(gpu), timeout);

@@ -169,14 +169,17 @@ BOOST_AUTO_TEST_CASE(many_calls_are_under_way_and_waited_for_in_any_order) {
       constexpr std::size_t n = 1009;
       const auto data = comm.allocate<float>(calls * n);
       upload(comm, values<float>(comm.rank().value(), calls * n), data);
-      std::vector<ThreadWork> works;
+      struct Held {  // a handle stays where it was made
+        decltype(comm.all_reduce_async(data, Max{})) work;
+      };
+      std::vector<std::unique_ptr<Held>> works;
       for (std::size_t c = 0; c < calls; ++c) {
-        works.push_back(comm.all_reduce_async(data.subspan(c * n, n), Max{}));
+        works.emplace_back(new Held{comm.all_reduce_async(data.subspan(c * n, n), Max{})});
       }
-      for (std::size_t c = calls; c-- > 0;) works[c].wait();
+      for (std::size_t c = calls; c-- > 0;) works[c]->work.wait();
       require_equal(download(comm, data),
                     reduced<float>(Max{}, comm.world_size().value(), calls * n), "max");
-      for (const ThreadWork& work : works) require(work.test(), "a call is not over");
+      for (const auto& held : works) require(held->work.test(), "a call is not over");
     }));
   }
 }
