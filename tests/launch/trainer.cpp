@@ -75,6 +75,14 @@ void train_until(Session& session, const std::string& how) {
 }
 
 int behave(Session& session, const std::string& how) {
+  if (how == "ones") {
+    ProcessGroup group(session);
+    std::size_t ones[] = {1};
+    group->all_reduce(ones, Sum{});
+    if (session.rank() == Rank{0}) std::printf("sum %zu\n", ones[0]);
+    return 0;
+  }
+  if (how == "join") return static_cast<int>(init_process_group().rank().value());
   const Membership& m = session.membership();
   const std::size_t rank = m.rank.value();
   if (how == "who") {
@@ -157,6 +165,18 @@ int behave(Session& session, const std::string& how) {
   sleep_for_ever();
 }
 
+/// A program that calls no `launch`.
+int join_by_itself() {
+  try {
+    const auto group = init_process_group();
+    std::printf("rank %zu of %zu\n", group.rank().value(), group.world_size().value());
+    return 0;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -170,6 +190,13 @@ int main(int argc, char** argv) {
     const auto& arguments = session.arguments();
     return behave(session, arguments.size() > 1 ? arguments[1] : "who");
   };
-  if (std::getenv("TRAINER_HAS_THREADS") == nullptr) return launch(argc, argv, run);
+  if (std::getenv("TRAINER_JOINS_BY_ITSELF") != nullptr) return join_by_itself();
+  if (std::getenv("TRAINER_HAS_THREADS") == nullptr) {
+    const char* times = std::getenv("TRAINER_LAUNCHES");
+    for (int left = times != nullptr ? std::atoi(times) : 1; left > 1; --left) {
+      if (const int status = launch(argc, argv, run)) return status;
+    }
+    return launch(argc, argv, run);
+  }
   return launch_threads(argc, argv, run, dynamic, Processes::many);
 }
