@@ -18,8 +18,8 @@ using Job =
 template <class Strategy>
 int train(int argc, char** argv) {
   return launch<Job<Strategy>>(argc, argv, [](auto& job) {
-    const auto train = fashion_mnist("train");
-    const auto test = fashion_mnist("test");
+    const auto train = fashion_mnist("train", job.data());
+    const auto test = fashion_mnist("test", job.data());
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
     const auto& arguments = job.arguments();
     job.optimizer().lr = 2e-3;

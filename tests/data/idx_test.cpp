@@ -193,11 +193,18 @@ BOOST_AUTO_TEST_CASE(splits_are_found_in_the_folder_of_the_environment) {
   });
   BOOST_CHECK_THROW(idx_dataset("validation"), Error);
   folder.plain("train-images-idx3-ubyte", images + "x");
-  BOOST_CHECK_THROW(fashion_mnist("train"), Error);  // damaged is not missing
+  BOOST_CHECK_THROW(fashion_mnist("train"), Error);                              // damaged
+  BOOST_CHECK_EXCEPTION(fashion_mnist("test"), Error, [&](const Error& error) {  // never generated
+    return error.problem().find(folder / "") != std::string::npos &&
+           error.advice().find("dataset-fashion-mnist") != std::string::npos;
+  });
+  BOOST_TEST(fashion_mnist("test", "generated").size() == 10'000u);
 }
 
 BOOST_AUTO_TEST_CASE(fashion_mnist_is_what_it_should_be_where_it_is_installed) {
-  if (std::getenv("LOCKSTEP_DATA") != nullptr || !detail::find_idx_files("test")) return;
+  if (std::getenv("LOCKSTEP_DATA") != nullptr ||
+      !detail::find_idx_files("test", detail::idx_folder()))
+    return;
   const ImageDataset dataset = fashion_mnist("test");
   BOOST_TEST(dataset.size() == 10'000u);
   BOOST_TEST(dataset.width() == 784u);

@@ -100,8 +100,8 @@ using Job = Trainer<Model, ParallelStrategy<DDP>, Backend<Shm>, Sampler<Distribu
 
 int run(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
-    const auto train = fashion_mnist("train");
-    const auto test = fashion_mnist("test");
+    const auto train = fashion_mnist("train", job.data());
+    const auto test = fashion_mnist("test", job.data());
     job.optimizer().lr = 2e-3;
     for (auto epoch : job.epochs(8)) {
       for (const auto& batch : epoch.batches(train, 32)) job.step(batch);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Fashion-MNIST, or generated data of its shape where it is not installed.
+/// @file Fashion-MNIST, or generated data of its shape where that is asked for.
 
 #include <string>
 
@@ -9,8 +9,11 @@
 
 namespace lockstep {
 
-/// `idx_dataset(split)`, or a generated data set with a note on stderr. A damaged file is an error.
-ImageDataset fashion_mnist(const std::string& split, Normalization normalization = {});
+/// The files in the folder `source`; without one, `idx_dataset(split)`. Files that are missing or
+/// damaged are an error. Only where `source` is "generated" it is `generated_dataset(split)`, with
+/// as many samples as Fashion-MNIST has. A trainer's `--data` is `job.data()`.
+ImageDataset fashion_mnist(const std::string& split, const std::string& source = "",
+                           Normalization normalization = {});
 
 }  // namespace lockstep
 

@@ -15,6 +15,7 @@ namespace lockstep {
 struct IdxOptions {
   std::size_t classes = 10;
   Normalization normalization{};
+  std::string folder{};  ///< without one: $LOCKSTEP_DATA, else where Debian's package has it
 };
 
 namespace detail {
@@ -32,16 +33,16 @@ ImageDataset read_idx_dataset(const detail::IdxFiles& files, const IdxOptions& o
 
 namespace detail {
 
-/// The folder of `idx_dataset`: $LOCKSTEP_DATA, else where Debian's dataset-fashion-mnist is.
+/// $LOCKSTEP_DATA, else where Debian's dataset-fashion-mnist is.
 std::string idx_folder();
 
 /// The files of a split, "train" or "test", under the names that MNIST gave them; nothing if one of
 /// them is missing.
-std::optional<IdxFiles> find_idx_files(const std::string& split);
+std::optional<IdxFiles> find_idx_files(const std::string& split, const std::string& folder);
 
 }  // namespace detail
 
-/// The split of MNIST, Fashion-MNIST or another set in their format that `idx_folder` holds.
+/// The split of MNIST, Fashion-MNIST or another set in their format.
 ImageDataset idx_dataset(const std::string& split, const IdxOptions& options = {});
 
 }  // namespace lockstep

@@ -34,14 +34,15 @@ LOCKSTEP_INLINE std::string idx_folder() {
   return folder != nullptr ? folder : "/usr/share/datasets/fashion-mnist";
 }
 
-LOCKSTEP_INLINE std::optional<IdxFiles> find_idx_files(const std::string& split) {
+LOCKSTEP_INLINE std::optional<IdxFiles> find_idx_files(const std::string& split,
+                                                       const std::string& folder) {
   if (split != "train" && split != "test") {
     detail::fail("idx_dataset", {"there is no split '", split, "'"}, "say \"train\" or \"test\"");
   }
   const auto find = [&](const char* name) -> std::string {
     for (const char* ending : {"", ".gz"}) {
       const char* const stem = split == "train" ? "/train" : "/t10k";
-      std::string path = detail::text({idx_folder(), stem, name, ending});
+      std::string path = detail::text({folder, stem, name, ending});
       if (::access(path.c_str(), F_OK) == 0) return path;
     }
     return {};
@@ -54,13 +55,15 @@ LOCKSTEP_INLINE std::optional<IdxFiles> find_idx_files(const std::string& split)
 }  // namespace detail
 
 LOCKSTEP_INLINE ImageDataset idx_dataset(const std::string& split, const IdxOptions& options) {
-  const std::optional<detail::IdxFiles> files = detail::find_idx_files(split);
+  const std::string folder = options.folder.empty() ? detail::idx_folder() : options.folder;
+  const std::optional<detail::IdxFiles> files = detail::find_idx_files(split, folder);
   if (files) return read_idx_dataset(*files, options);
   detail::fail(
       "idx_dataset",
       {"no ", split == "train" ? "train" : "t10k",
-       "-images-idx3-ubyte and -labels-idx1-ubyte, plain or .gz, in ", detail::idx_folder()},
-      "install Debian's dataset-fashion-mnist, or set LOCKSTEP_DATA to their folder");
+       "-images-idx3-ubyte and -labels-idx1-ubyte, plain or .gz, in ", folder},
+      "install Debian's dataset-fashion-mnist, set LOCKSTEP_DATA or --data to their folder, or ask "
+      "for --data generated");
 }
 
 }  // namespace lockstep

@@ -17,7 +17,8 @@ struct TrainerOptions {
   Seed seed{0};     ///< `--seed N`: of initial parameters, of shuffling, of ranks
   std::string log;  ///< `--log FILE`: a line of JSON for every epoch, appended
   std::optional<std::size_t> replicas{};  ///< `--replicas N`: of `ParallelStrategy<DP>`
-  std::vector<std::string> arguments;     ///< the program's own, its name first
+  std::string data{};                  ///< `--data FOLDER`, or "generated": what `job.data()` says
+  std::vector<std::string> arguments;  ///< the program's own, its name first
 };
 
 /// Takes the trainer's options out of a program's arguments. `--log FILE` and `--log=FILE` alike;

@@ -18,7 +18,8 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
     if (argument == "--") ours = false;
     const std::size_t equals = argument.find('=');
     const std::string_view name = argument.substr(0, equals);
-    if (i == 0 || !ours || (name != "--log" && name != "--seed" && name != "--replicas")) {
+    if (i == 0 || !ours ||
+        (name != "--log" && name != "--seed" && name != "--replicas" && name != "--data")) {
       options.arguments.emplace_back(argument);
       continue;
     }
@@ -29,6 +30,8 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
                                                                     : argument.substr(equals + 1);
     if (name == "--log") {
       options.log = value;
+    } else if (name == "--data") {
+      options.data = value;
     } else if (name == "--replicas") {
       options.replicas = detail::parse_number(name, value);
     } else {

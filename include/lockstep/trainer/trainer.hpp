@@ -78,6 +78,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   const Membership& membership() const { return session_.membership(); }
   /// The program's arguments that are neither the launcher's nor the trainer's, its name first.
   const std::vector<std::string>& arguments() const { return options_.arguments; }
+  /// The value of `--data`, for the program's data sets: `fashion_mnist("train", job.data())`.
+  const std::string& data() const { return options_.data; }
 
   Model& model() { return wrapped_.model(); }
   /// A parameter, to look at.
