@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -87,6 +88,7 @@ template <Topology T, Splitting Parent>
 auto join_groups(Parent& parent, const T& topology = {}) {
   auto group =
       parent.template split<detail::static_group_size<T>()>(detail::place_in(topology, parent));
+  if (!group) std::terminate();  // a topology has every rank in a group
   return std::move(*group);
 }
 

@@ -31,7 +31,8 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
     }
     try {
       pending_.wait();
-    } catch (...) {  // the communicator throws it from its next call
+    } catch (...) {
+      waited_ = true;  // the communicator throws the fault from its next call
     }
   }
 

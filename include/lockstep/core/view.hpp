@@ -74,11 +74,11 @@ class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> 
   constexpr ViewBase() = default;
   LOCKSTEP_HOST_DEVICE constexpr ViewBase(T* data, const std::size_t* extents)
       : ViewBase<Memory, T, Rank, false>(data) {
-    for (std::size_t axis = 0; axis < Rank; ++axis) extents_[axis] = extents[axis];
+    for (std::size_t axis = 0; axis < Rank; ++axis) sizes[axis] = extents[axis];
   }
 
  protected:
-  std::size_t extents_[Rank] = {};
+  std::size_t sizes[Rank] = {};
 };
 
 /// Does `Mdspan` lay its elements out as views do? It is found out with a shape of two by three, so
@@ -90,7 +90,7 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
     typename Mdspan::layout_type::template mapping<Shape<Index, 2, 3>>{}.stride(0) == 3;
 
 template <class Mdspan>
-concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
+concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::sizestype>;
 
 /// A view of a tensor: a pointer, and extents that cost nothing where they are static.
 template <class Memory, class T, std::size_t... E>
@@ -99,7 +99,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   using Base = ViewBase<Memory, T, sizeof...(E), is_dynamic>;
 
  public:
-  using extents_type = Extents<E...>;
+  using sizestype = Extents<E...>;
 
   constexpr View() = default;
   LOCKSTEP_HOST_DEVICE constexpr explicit View(T* data)
@@ -120,7 +120,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   /// The number of elements along one axis.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t axis) const {
     if constexpr (is_dynamic) {
-      return this->extents_[axis];
+      return this->sizes[axis];
     } else {
       return static_extent(axis);
     }

@@ -110,15 +110,16 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
 }
 
 /// How many ranks are threads of a process that others are started beside.
-LOCKSTEP_INLINE std::size_t threads_of(const Start& start, std::size_t default_ranks) {
+LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchOptions& options,
+                                       std::size_t default_ranks) {
   if (const auto told = environment().threads()) return *told;
-  if (start.options.ranks) return *start.options.ranks;
+  if (options.ranks) return *options.ranks;
   if (default_ranks == dynamic) return 1;
-  const std::size_t processes = start.place->world.value();
+  const std::size_t processes = place.world.value();
   if (default_ranks % processes == 0) return default_ranks / processes;
   fail("launch",
        {"a world of ", default_ranks, " ranks cannot be divided among ", processes, " processes"},
-       "start another number of processes", start.place->rank);
+       "start another number of processes", place.rank);
 }
 
 LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run,
@@ -131,8 +132,8 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
     launcher = start.report();
     if (processes == Processes::many) {
       if (start.place && (start.place->hosted || start.place->world > WorldSize{1})) {
-        return run_threads_at(*start.place, threads_of(start, default_ranks), start.timeout,
-                              options.rest, launcher, run);
+        return run_threads_at(*start.place, threads_of(*start.place, options, default_ranks),
+                              start.timeout, options.rest, launcher, run);
       }
       if (options.nodes > 1) {
         options.threads = options.ranks.value_or(1);

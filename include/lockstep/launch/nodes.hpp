@@ -89,7 +89,7 @@ class NodeWatch {
       try {
         store_.set(beat_key(place_.node), done);
       } catch (const Error&) {
-        // Node 0 cannot be reached: it will miss this node and say so.
+        return std::nullopt;  // node 0 cannot be reached: it will miss this node and say so
       }
       return std::nullopt;
     }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/launch/child.hpp"
@@ -45,19 +46,25 @@ struct Outcome {
   }
 };
 
+/// A rank that reported a failure, and in which operation.
+struct FailedRank {
+  std::string_view operation;
+  Rank rank;
+  bool operator<(const FailedRank& other) const {
+    return operation != other.operation ? operation < other.operation : rank < other.rank;
+  }
+};
+
 /// The ranks that reported a failure, ordered by operation, then by rank. There are few, and a sort
 /// of the standard library takes long to compile.
-inline std::vector<const RankEnd*> by_operation(const std::vector<RankEnd>& ends) {
-  std::vector<const RankEnd*> ordered;
+inline std::vector<FailedRank> by_operation(const std::vector<RankEnd>& ends) {
+  std::vector<FailedRank> ordered;
   for (const RankEnd& end : ends) {
     if (!end.failure) continue;
+    const FailedRank failed{end.failure->operation, end.rank};
     auto place = ordered.begin();
-    while (place != ordered.end() && ((*place)->failure->operation < end.failure->operation ||
-                                      ((*place)->failure->operation == end.failure->operation &&
-                                       (*place)->rank < end.rank))) {
-      ++place;
-    }
-    ordered.insert(place, &end);
+    while (place != ordered.end() && *place < failed) ++place;
+    ordered.insert(place, failed);
   }
   return ordered;
 }
@@ -70,12 +77,12 @@ inline std::string summary(const Outcome& outcome) {
     lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
   }
   if (outcome.first || outcome.elsewhere) {
-    const std::vector<const RankEnd*> fallen = by_operation(outcome.consequences);
+    const std::vector<FailedRank> fallen = by_operation(outcome.consequences);
     for (std::size_t i = 0; i < fallen.size();) {
-      const std::string& operation = fallen[i]->failure->operation;
+      const std::string_view operation = fallen[i].operation;
       std::vector<std::string> ranks;
-      for (; i < fallen.size() && fallen[i]->failure->operation == operation; ++i) {
-        ranks.push_back(text({fallen[i]->rank}));
+      for (; i < fallen.size() && fallen[i].operation == operation; ++i) {
+        ranks.push_back(text({fallen[i].rank}));
       }
       lines += text(
           {"lockstep: ", listed_ranks(ranks), " failed because of that, in ", operation, "\n"});
@@ -83,6 +90,7 @@ inline std::string summary(const Outcome& outcome) {
   }
   if (!outcome.stubborn.empty()) {
     std::vector<std::string> ranks;
+    ranks.reserve(outcome.stubborn.size());
     for (Rank rank : outcome.stubborn) ranks.push_back(text({rank}));
     lines += text({"lockstep: ", listed_ranks(ranks), " did not end when asked (SIGTERM) and ",
                    ranks.size() == 1 ? "was" : "were", " killed\n"});

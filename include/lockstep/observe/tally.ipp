@@ -41,7 +41,10 @@ LOCKSTEP_INLINE std::vector<std::string> unpacked_names(std::string_view packed)
   std::vector<std::string> names;
   while (!packed.empty()) {
     const std::size_t colon = packed.find(':');
-    const std::size_t size = std::strtoul(packed.data(), nullptr, 10);  // ends at the colon
+    std::size_t size = 0;
+    for (const char digit : packed.substr(0, colon)) {
+      size = 10 * size + static_cast<std::size_t>(digit - '0');
+    }
     names.emplace_back(packed.substr(colon + 1, size));
     packed.remove_prefix(colon + 1 + size);
   }

@@ -61,7 +61,8 @@ struct StepDecay : Choice<axes::Schedule> {
   };
   static double factor(const Options& options, SchedulePoint point) {
     if (options.updates != 0) {
-      return std::pow(options.factor, static_cast<double>(point.step / options.updates));
+      const std::uint64_t times = point.step / options.updates;
+      return std::pow(options.factor, static_cast<double>(times));
     }
     if (options.epochs == 0)
       throw Error("Schedule<StepDecay>", "the rate would change every 0 epochs", "give epochs");

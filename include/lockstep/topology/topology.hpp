@@ -78,7 +78,7 @@ class Members {
     std::size_t place_ = 0;
   };
 
-  constexpr Members(T topology, GroupRank group) : topology_(topology), group_(group) {}
+  constexpr Members(const T& topology, GroupRank group) : topology_(topology), group_(group) {}
 
   constexpr std::size_t size() const { return topology_.group_size(group_); }
   constexpr Rank operator[](std::size_t place) const {

@@ -4,6 +4,7 @@
 /// then on.
 
 #include <atomic>
+#include <exception>
 #include <mutex>
 #include <optional>
 
@@ -41,7 +42,8 @@ class FirstFault {
  private:
   [[noreturn, gnu::noinline]] void raise_now() const {
     const std::lock_guard lock(mutex_);
-    throw Error(*error_);
+    if (error_) throw Error(*error_);
+    std::terminate();  // it is called only where a fault is set
   }
 
   std::atomic<bool> is_set_ = false;

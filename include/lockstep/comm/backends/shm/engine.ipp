@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <utility>
 
 #include "lockstep/comm/backends/shm/engine.hpp"
@@ -86,8 +87,9 @@ LOCKSTEP_INLINE void Engine::fail(const Error& error) {
 }
 
 LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
-  fail(*find_disagreement(
-      ticket, world_, [&](std::size_t w) -> const Call& { return slot(w, ticket).call; }, rank()));
+  const auto call_of = [&](std::size_t w) -> const Call& { return slot(w, ticket).call; };
+  if (const auto error = find_disagreement(ticket, world_, call_of, rank())) fail(*error);
+  std::terminate();  // it is called only where calls differ
 }
 
 LOCKSTEP_INLINE void Engine::abandon(std::string_view reason) {

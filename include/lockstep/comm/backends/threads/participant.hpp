@@ -194,10 +194,10 @@ class Participant {
       const char* const where = slot.offers[w].on_host ? " in host memory" : " in device memory";
       return slot.calls[w].text() + (same_call ? where : "");
     };
-    meeting_->disagreement_.emplace(
+    const Error& error = meeting_->disagreement_.emplace(
         ranks_disagree(ticket, text(0), Rank{other}, text(other), rank()));
     meeting_->disagrees_.store(true, std::memory_order_release);
-    give_up_for(*meeting_->disagreement_);
+    give_up_for(error);
   }
 
   /// Throws if waiting is in vain. All ranks name the same culprit: the rank whose words explain
