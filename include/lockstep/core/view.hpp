@@ -90,7 +90,7 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
     typename Mdspan::layout_type::template mapping<Shape<Index, 2, 3>>{}.stride(0) == 3;
 
 template <class Mdspan>
-concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::sizestype>;
+concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
 
 /// A view of a tensor: a pointer, and extents that cost nothing where they are static.
 template <class Memory, class T, std::size_t... E>
@@ -99,7 +99,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   using Base = ViewBase<Memory, T, sizeof...(E), is_dynamic>;
 
  public:
-  using sizestype = Extents<E...>;
+  using extents_type = Extents<E...>;
 
   constexpr View() = default;
   LOCKSTEP_HOST_DEVICE constexpr explicit View(T* data)

@@ -10,10 +10,12 @@ LOCKSTEP_INLINE std::string rank_text(Rank rank) { return text({"rank ", rank});
 
 LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0,
                                      Rank other, std::string_view call_of_other, Rank me) {
-  return {text({"call ", number}),
-          text({"ranks disagree: rank 0 called ", call_of_rank0, " and rank ", other, " called ",
-                call_of_other}),
-          "let every rank make the same calls in the same order", me};
+  const std::string who = call_of_rank0 == call_of_other
+                              ? text({"ranks disagree: rank 0 and rank ", other, " called ",
+                                      call_of_other, " with different arguments"})
+                              : text({"ranks disagree: rank 0 called ", call_of_rank0, " and rank ",
+                                      other, " called ", call_of_other});
+  return {text({"call ", number}), who, "let every rank make the same calls in the same order", me};
 }
 
 LOCKSTEP_INLINE Error messages_differ(const Call& received, Rank from, std::string_view sent,
