@@ -265,6 +265,32 @@ BOOST_AUTO_TEST_CASE(batches_larger_than_the_data_are_one_batch) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(ranks_with_other_data_are_told_so) {
+  using Job = Trainer<Line>;
+  const auto words_of = [](const auto& change) {
+    return failure<Job>(2, [&](Job& job) {
+      std::size_t samples = 16;
+      std::size_t batch = 2;
+      if (job.rank() == Rank{1}) change(job, samples, batch);
+      const auto data = points_of_line(samples);
+      for (auto epoch : job.epochs(1)) {
+        for (const auto& points : epoch.batches(data, batch)) job.step(points);
+      }
+    });
+  };
+  const std::string fewer = words_of([](Job&, std::size_t& samples, auto&) { samples = 12; });
+  BOOST_TEST(contains(fewer, "rank 0 has \"data of 16 samples\" and rank 1 has \"data of 12"),
+             fewer);
+  const std::string batches = words_of([](Job&, auto&, std::size_t& batch) { batch = 4; });
+  BOOST_TEST(contains(batches, "\"batches of 2 samples\" and rank 1 has \"batches of 4"), batches);
+  const std::string seeds =
+      words_of([](Job& job, auto&, auto&) { job.sampler_options().seed = Seed{9}; });
+  BOOST_TEST(contains(seeds, "seed 0\" and rank 1 has \"a sampler with seed 9"), seeds);
+  const std::string evaluated = failure<Job>(
+      2, [](Job& job) { job.evaluate(points_of_line(job.rank() == Rank{0} ? 8 : 9), 2); });
+  BOOST_TEST(contains(evaluated, "data of 9 samples"), evaluated);
+}
+
 BOOST_AUTO_TEST_CASE(no_data_and_no_batch_are_errors) {
   using Job = Trainer<Line>;
   const auto words_of = [](std::size_t samples, LoaderOptions options) {

@@ -35,6 +35,7 @@ class EpochBatches {
 
   EpochBatches(Trainer& trainer, Epoch epoch, const Source& source, LoaderOptions options)
       : trainer_(trainer),
+        options_(options),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
         loader_(source, sampler_, options) {
     require_even(source.size(), options);
@@ -76,6 +77,7 @@ class EpochBatches {
   };
 
   Iterator begin() {
+    trainer_.require_same_data(sampler_.samples(), options_);
     trainer_.open_data(loader_.size());
     return Iterator(*this);
   }
@@ -114,6 +116,7 @@ class EpochBatches {
   }
 
   Trainer& trainer_;
+  LoaderOptions options_;
   Sampling sampler_;
   DataLoader<Source, Sampling> loader_;
   Unwinding unwinds_;

@@ -16,6 +16,7 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
@@ -134,6 +135,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
+    require_same_data(source.size(), {.batch_size = batch_size});
     if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
     LoaderOptions options = loader_options_;
@@ -297,6 +299,16 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     add("optimizer ", optimizer());
     add("schedule ", schedule());
     require_agreement(comm_, hash_of(numbers), [&] { return numbers; });
+  }
+
+  /// Compares data over ranks: with other sizes or seeds, samples would be left out or taken twice.
+  void require_same_data(std::size_t samples, const LoaderOptions& options) {
+    if (world_size() == WorldSize{1}) return;
+    const std::string data =
+        detail::text({"data of ", samples, " samples\nbatches of ", options.batch_size, " samples",
+                      options.drop_last ? ", full ones only" : "", "\na sampler with seed ",
+                      sampler_options_.seed.value(), "\n"});
+    require_agreement(comm_, hash_of(data), [&] { return data; });
   }
 
   Session& session_;
