@@ -7,51 +7,27 @@
 
 #include <boost/test/unit_test.hpp>
 #include <chrono>
-#include <condition_variable>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <mutex>
 #include <span>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <vector>
 
+#include "comm/participants.hpp"
 #include "lockstep/comm/backends/threads/communicator.cuh"
 
 namespace thread_ranks {
 
 using namespace lockstep;
 using namespace std::chrono_literals;
+using participants::Ends;
+using participants::run_threads;
 
-/// A fixture for cases that could hang: then the process ends and says in which case.
-class Watchdog {
- public:
-  Watchdog()
-      : name_(boost::unit_test::framework::current_test_case().full_name()), thread_([this] {
-          std::unique_lock lock(mutex_);
-          if (over_.wait_for(lock, 240s, [this] { return is_over_; })) return;
-          std::fprintf(stderr, "watchdog: hangs: %s\n", name_.c_str());
-          std::abort();
-        }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      is_over_ = true;
-    }
-    over_.notify_all();
-    thread_.join();
-  }
-
- private:
-  std::string name_;
-  std::mutex mutex_;
-  std::condition_variable over_;
-  bool is_over_ = false;
-  std::thread thread_;
+/// Cases on a GPU that many checks share take longer than others.
+struct GpuCase : Watchdog {
+  GpuCase() : Watchdog(240s) {}
 };
 
 /// Where there is no GPU, a case says so and ends.
@@ -63,27 +39,6 @@ inline bool no_gpu() {
 
 inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
-}
-
-/// What a rank ended with: nothing, or the words of its exception.
-using Ends = std::vector<std::string>;
-
-/// `f(rank)` on as many threads. Nothing it throws gets out.
-template <class F>
-Ends run_threads(std::size_t world, const F& f) {
-  Ends ends(world);
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < world; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        f(Rank{r});
-      } catch (const std::exception& error) {
-        ends[r] = error.what();
-      }
-    });
-  }
-  threads.clear();
-  return ends;
 }
 
 /// `f(communicator)` on every rank.

@@ -150,7 +150,7 @@ void every_operation() {
 
 }  // namespace
 
-BOOST_FIXTURE_TEST_SUITE(thread_types, Watchdog)
+BOOST_FIXTURE_TEST_SUITE(thread_types, GpuCase)
 
 BOOST_AUTO_TEST_CASE(floats) { every_operation<float>(); }
 BOOST_AUTO_TEST_CASE(signed_bytes) { every_operation<std::int8_t>(); }

@@ -103,7 +103,7 @@ void require_agreement(Comm& comm, const std::vector<float>& mine, const std::st
 
 }  // namespace
 
-BOOST_FIXTURE_TEST_SUITE(gpu_threads, Watchdog)
+BOOST_FIXTURE_TEST_SUITE(gpu_threads, GpuCase)
 
 BOOST_AUTO_TEST_CASE(large_data_is_reduced_right_whatever_its_count) {
   if (no_gpu()) return;

@@ -11,6 +11,7 @@
 #include <fstream>
 #include <iostream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "launch/watchdog.hpp"
@@ -94,6 +95,21 @@ BOOST_AUTO_TEST_CASE(processes_meet_by_tcp) {
   BOOST_TEST((processes(4, [&](Rank rank) { return meet(method, rank, 4); }) == all_well));
   // The same port again, at once.
   BOOST_TEST((processes(4, [&](Rank rank) { return meet(method, rank, 4); }) == all_well));
+}
+
+BOOST_AUTO_TEST_CASE(a_process_joins_again_at_one_place_and_at_others) {
+  const std::string both = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const std::string all = "tcp://127.0.0.1:" + std::to_string(free_port());
+  const auto statuses = processes(4, [&](Rank rank) {
+    int status = 0;
+    for (int i = 0; i < 3 && rank < Rank{2}; ++i) status |= meet(both, rank, 2);
+    for (int i = 0; i < 3; ++i) status |= meet(all, rank, 4);  // two ranks have joined before
+    for (int i = 0; i < 3; ++i) {
+      status |= meet("file://" + file() + std::to_string(i), rank, 4);
+    }
+    return status;
+  });
+  BOOST_TEST((statuses == all_well));
 }
 
 BOOST_AUTO_TEST_CASE(processes_meet_by_file_which_is_private_and_removed) {

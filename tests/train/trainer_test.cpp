@@ -116,6 +116,15 @@ void run_sessions(std::size_t ranks, const F& f) {
       std::chrono::seconds(30));
 }
 
+/// The lines of a log, which is then removed.
+std::vector<nlohmann::json> taken_lines(const char* path) {
+  std::ifstream file(path);
+  std::vector<nlohmann::json> lines;
+  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
+  std::remove(path);
+  return lines;
+}
+
 /// How many entries a folder of /proc/self has: open descriptors, or threads.
 std::size_t entries(const char* folder) {
   std::size_t count = 0;
@@ -222,14 +231,30 @@ BOOST_AUTO_TEST_CASE(a_break_keeps_the_line_of_its_epoch) {
              }
            },
            {.seed = Seed{0}, .log = path, .arguments = {}});
-  std::ifstream file(path);
-  std::vector<nlohmann::json> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-  std::remove(path);
+  const std::vector<nlohmann::json> lines = taken_lines(path);
   BOOST_REQUIRE(lines.size() == 3u);
   BOOST_TEST(lines[1]["epoch"] == 2);
   BOOST_TEST(lines[1]["steps"] == 1);
   BOOST_TEST(lines[2]["epoch"] == 1);
+}
+
+BOOST_AUTO_TEST_CASE(a_record_that_a_break_cannot_write_is_an_error_of_the_next_call) {
+  using Job = Trainer<Line>;
+  const auto train = [](Job& job) {
+    const auto data = points_of_line(16);
+    for (auto epoch : job.epochs(3)) {
+      for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+      break;
+    }
+    std::string words = "nothing";
+    try {
+      job.barrier();
+    } catch (const Error& error) {
+      words = error.what();
+    }
+    require(contains(words, "/dev/full"), words);
+  };
+  run<Job>(1, train, {.seed = Seed{0}, .log = "/dev/full", .arguments = {}});
 }
 
 BOOST_AUTO_TEST_CASE(a_loop_that_throws_says_so_and_not_that_an_epoch_ended) {
@@ -491,10 +516,7 @@ BOOST_AUTO_TEST_CASE(the_log_has_a_line_of_json_for_every_epoch) {
              }
            },
            {.seed = Seed{0}, .log = path, .arguments = {}});
-  std::ifstream file(path);
-  std::vector<nlohmann::json> lines;
-  for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
-  std::remove(path);
+  const std::vector<nlohmann::json> lines = taken_lines(path);
   BOOST_REQUIRE(lines.size() == 6u);
   BOOST_TEST(lines[4]["note"] == "hand-written");
   BOOST_TEST(lines[5]["epoch"] == 3);

@@ -62,10 +62,14 @@ class Collectives {
 
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.
   void monitored_barrier(std::chrono::milliseconds limit) {
-    const auto usual = self().timeout();
+    struct Usual {
+      Self& self;
+      std::chrono::milliseconds limit = self.timeout();
+      ~Usual() { self.set_timeout(limit); }
+    };
+    const Usual usual{self()};
     self().set_timeout(limit);
     barrier();
-    self().set_timeout(usual);
   }
 
   /// data = op over ranks, on all ranks.

@@ -2,10 +2,11 @@
 #pragma once
 /// @file The steps by which a rank joins its job at a place that is known.
 
-#include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -81,15 +82,23 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
   }
 }
 
+/// How often this process has joined at this place as this rank before. A rank that joins again
+/// must not meet the store of its earlier job, which waits until all ranks have left it; so each
+/// join has a secret of its own, which the earlier store does not know.
+inline std::size_t earlier_joins(const RankPlacement& place) {
+  static std::mutex mutex;
+  static std::map<std::string, std::size_t> joins;
+  const std::lock_guard lock(mutex);
+  return joins[text({place.rank, " ", place.host, ":", place.ports.front()})]++;
+}
+
 /// Completes a place: reads the secret, and opens the store if that is this process's part.
 inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   check_placement(place);
   if (place.secret_fd >= 0) place.secret = inherited_secret(place.secret_fd);
-  // A process that joins again must not meet the store of its first job, which waits until all
-  // ranks have left it: that store does not know this secret.
-  static std::atomic<std::size_t> joins = 0;
-  const std::size_t earlier = joins++;
-  if (!place.hosted && earlier > 0) place.secret += text({"/", earlier});
+  if (!place.hosted && place.world > WorldSize{1}) {
+    if (const std::size_t earlier = earlier_joins(place)) place.secret += text({"/", earlier});
+  }
   if (place.hosted || place.rank != Rank{0}) return nullptr;
   std::unique_ptr<StoreHost> host(new StoreHost{StoreServer(place.secret, listen_at(place))});
   place.ports = {host->server.port()};
@@ -142,6 +151,7 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
     place.host = found.host;
     place.ports = {found.port};
     place.secret = found.secret;
+    place.hosted = true;  // by rank 0, which has made up the secret of this join
     return join_at(place, timeout);
   }
   RendezvousFile::check_unused(path);

@@ -85,7 +85,7 @@ class EpochBatches {
 
   /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
   ~EpochBatches() {
-    if (!unwinds_.is_exception()) trainer_.close_data_quietly();
+    if (!unwinds_.is_exception()) trainer_.close_data_after_break();
   }
   EpochBatches(const EpochBatches&) = delete;
   EpochBatches& operator=(const EpochBatches&) = delete;
@@ -196,7 +196,7 @@ class EpochRange {
 
   /// A `break` ends its epoch: the epoch has its line and its record.
   ~EpochRange() {
-    if (!unwinds_.is_exception()) trainer_.end_epoch_quietly();
+    if (!unwinds_.is_exception()) trainer_.end_epoch_after_break();
   }
   EpochRange(const EpochRange&) = delete;
   EpochRange& operator=(const EpochRange&) = delete;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -168,7 +169,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <class F>
   void on_rank0(F&& f) {
     if (rank() != Rank{0}) return;
-    const Rank0Only only(on_rank0_);
+    const Rank0Only only(is_held_up_);
     std::forward<F>(f)(RunLog(display_, log_));
   }
 
@@ -192,16 +193,23 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   friend class EpochRange;
 
   struct Rank0Only {
-    explicit Rank0Only(bool& flag) : flag(flag) { flag = true; }
-    ~Rank0Only() { flag = false; }
+    explicit Rank0Only(bool& flag) : flag(flag), before(std::exchange(flag, true)) {}
+    ~Rank0Only() { flag = before; }
     Rank0Only(const Rank0Only&) = delete;
     Rank0Only& operator=(const Rank0Only&) = delete;
     bool& flag;
+    bool before;
   };
 
-  void require_all_ranks(const char* operation) const {
-    if (!on_rank0_) [[likely]]
-      return;
+  void require_all_ranks(const char* operation) {
+    if (is_held_up_) [[unlikely]]
+      refuse(operation);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* operation) {
+    if (failure_) {
+      is_held_up_ = false;
+      std::rethrow_exception(std::exchange(failure_, nullptr));
+    }
     throw Error(operation, "rank 0 alone has come here, inside on_rank0",
                 "call it outside, on all ranks", rank());
   }
@@ -249,22 +257,26 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     display_.clear();
   }
 
-  /// The same in a destructor. A communicator that fails here keeps its fault, and every later
-  /// call reports it.
-  void close_data_quietly() noexcept {
+  /// Calls `f` in the destructor of a loop that a `break` has left. A destructor cannot throw: a
+  /// failure is printed, and thrown by this trainer's next call.
+  template <class F>
+  void after_break(F&& f) noexcept {
     try {
-      close_data();
-    } catch (...) {
+      f();
+    } catch (const std::exception& error) {
       under_way_ = false;
+      failure_ = std::current_exception();
+      is_held_up_ = true;
+      std::fprintf(stderr, "%s\n", error.what());
     }
   }
-
-  void end_epoch_quietly() noexcept {
-    try {
+  void close_data_after_break() noexcept {
+    after_break([this] { close_data(); });
+  }
+  void end_epoch_after_break() noexcept {
+    after_break([this] {
       if (under_way_) end_epoch();
-    } catch (...) {
-      under_way_ = false;
-    }
+    });
   }
 
   void end_epoch() {
@@ -329,10 +341,11 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   std::optional<EpochSummary> closed_;
   std::optional<SamplerState> resume_;
   SamplerState position_;
-  bool under_way_ = false;  // an epoch that has not ended
+  std::exception_ptr failure_;  // of an epoch that a `break` has ended
+  bool under_way_ = false;      // an epoch that has not ended
   bool opened_ = false;
   bool printed_ = false;
-  bool on_rank0_ = false;
+  bool is_held_up_ = false;  // by a failure, or because rank 0 alone is in `on_rank0`
 };
 
 }  // namespace detail
