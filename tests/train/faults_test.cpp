@@ -53,6 +53,25 @@ struct Wide {
   }
 };
 
+/// Trains with one bad batch, in the third step of one rank.
+template <class... Ps>
+Ends run_bad(const Entry& bad, std::size_t world, std::size_t culprit) {
+  return ranks::run(As::processes, world, [&](Shared& comm) {
+    LoopbackCommunicator alone;
+    using Ddp = DistributedDataParallel<Net, Ps...>;
+    constexpr bool has_ranks = std::is_constructible_v<Ddp, Shared&>;
+    Ddp ddp([&]() -> auto& {
+      if constexpr (has_ranks) {
+        return comm;
+      } else {
+        return alone;
+      }
+    }());
+    for (std::size_t s = 0; s < 5; ++s)
+      ddp.step(s == 2 && comm.rank() == Rank{culprit} ? bad : Entry{.gradient = {1, 1, 1}});
+  });
+}
+
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(an_exception_in_forward_reaches_all_ranks) {
@@ -124,6 +143,52 @@ BOOST_AUTO_TEST_CASE(a_schedule_without_its_numbers_is_an_error_on_all_ranks) {
     ddp.step(Entry{});
   });
   all_say(ends, "the curve has 0 steps");
+}
+
+BOOST_AUTO_TEST_CASE(a_gradient_that_is_not_finite_stops_all_ranks_and_names_its_own) {
+  const auto all_name = [](const Ends& ends, const std::string& what, const std::string& whose) {
+    all_say(ends, what);
+    all_say(ends, whose + "; lower the learning rate");
+  };
+  const Entry bad{.gradient = {1, NAN, 1}};
+  const std::string b = "step 3: the gradient of b is nan at element ";
+  all_name(run_bad<>(bad, 3, 1), b, ", of rank 1");
+  all_name(run_bad<UnusedParameters<Zero>>(bad, 2, 1), b, ", of rank 1");
+  all_name(run_bad<>({.gradient = {INFINITY, 1, 1}}, 4, 3),
+           "step 3: the gradient of a is inf at element ", ", of rank 3");
+  const std::string average = ", as the average over ranks";
+  all_name(run_bad<Sharding<Replicated>, Pieces>(bad, 3, 1), b, average);
+  all_name(run_bad<Clip<1.0>>(bad, 2, 0), b, average);
+  all_say(run_bad<World<1>>(bad, 1, 0), b + "0; lower the learning rate");
+  all_say(run_bad<Accumulate<3>>(bad, 2, 0), "step 1: the gradient of b is nan at element ");
+}
+
+BOOST_AUTO_TEST_CASE(a_loss_that_is_not_finite_stops_all_ranks) {
+  const Entry bad{.gradient = {1, 1, 1}, .loss = -INFINITY};
+  check(run_bad<>(bad, 3, 1), 1, "rank 1, step 3: the loss is -inf");
+  check(run_bad<Sharding<Replicated>>(bad, 2, 0), 0, "rank 0, step 3: the loss is -inf");
+  const Ends phases = ranks::run(As::processes, 2, [&](Shared& comm) {
+    DistributedDataParallel<Net> ddp(comm);
+    const Entry good{.gradient = {1, 1, 1}};
+    ddp.forward(good).backward().reduce().update();
+    ddp.forward(comm.rank() == Rank{1} ? bad : good).backward().reduce().update();
+  });
+  check(phases, 1, "rank 1, step 2: the loss is -inf");
+}
+
+BOOST_AUTO_TEST_CASE(a_helper_thread_stops_for_a_gradient_that_is_not_finite) {
+  const Ends ends = ranks::run(As::processes, 2, [](Shared& shared) {
+    auto comm = join_again<HelperThread>(shared);
+    DistributedDataParallel<Net, Progress<HelperThread>> ddp(comm);
+    for (std::size_t s = 0; s < 5; ++s)
+      ddp.step(Entry{.gradient = {1, s == 2 && comm.rank() == Rank{1} ? NAN : 1.0, 1}});
+  });
+  all_say(ends, "step 3: the gradient of b is nan at element ");
+}
+
+BOOST_AUTO_TEST_CASE(anomalies_that_are_ignored_go_on) {
+  for (const std::string& end : run_bad<Anomaly<Ignore>>({.gradient = {1, NAN, 1}}, 2, 1))
+    BOOST_TEST(end == "");
 }
 
 BOOST_AUTO_TEST_SUITE_END()

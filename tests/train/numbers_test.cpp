@@ -83,12 +83,61 @@ void no_sync_case(bool by_step) {
   });
 }
 
+/// Eight batches in steps of three: two whole steps, and two batches that are left.
+template <class... Ps>
+void tail_case(bool steps) {
+  all_well(3, [&](Shared& comm) {
+    DistributedDataParallel<Sheet<>, Optimizer<SGDMomentum>, Accumulate<3>, Ps...> ddp(comm);
+    set_momentum(ddp);
+    PlainSheet plain(momentum);
+    ddp.step_tail();  // there is none
+    for (std::size_t epoch = 0; epoch < 2; ++epoch) {
+      for (std::size_t s = 0; s < 8; ++s) {
+        ddp.step(entry_of(comm.rank().value(), s));
+        if (s % 3 != 2) continue;
+        for (std::size_t p = 0; p < 3; ++p) plain.update(p, sum_of(3, s - 2, s + 1, p) / 9);
+      }
+      if (steps) {
+        ddp.step_tail();
+        for (std::size_t p = 0; p < 3; ++p) plain.update(p, sum_of(3, 6, 8, p) / 6);
+      } else {
+        ddp.drop_tail();
+      }
+      compare(ddp, plain, "epoch " + std::to_string(epoch), 1e-10);
+      require(ddp.updates() == (epoch + 1) * (steps ? 3 : 2), "updates");
+    }
+  });
+}
+
 double norm_of(const std::array<double, 3>& gradient) {
   double squares = 0;
   for (std::size_t p = 0; p < 3; ++p) {
     for (std::size_t i = 0; i < sheet_sizes[p]; ++i) squares += std::pow(slope(gradient[p], i), 2);
   }
   return std::sqrt(squares);
+}
+
+constexpr plain::Sgd damped{.lr = 0.0625, .momentum = 0.5, .dampening = 0.5};
+
+/// A step that is not finite on one rank is no step on any.
+template <class... Ps>
+void skip_case() {
+  all_well(3, [](Shared& comm) {
+    DistributedDataParallel<Sheet<>, Optimizer<SGDMomentum>, Anomaly<Skip>, Ps...> ddp(comm);
+    set_momentum(ddp);
+    ddp.optimizer().dampening = 0.5;  // the first update differs from later ones
+    PlainSheet plain(damped);
+    for (std::size_t s = 0; s < 5; ++s) {
+      Entry entry = entry_of(comm.rank().value(), s);
+      const bool bad = s == 0 || s == 3;
+      if (bad && comm.rank() == Rank{1}) entry.gradient[s % 3] = s == 0 ? NAN : INFINITY;
+      ddp.step(entry);
+      if (!bad)
+        for (std::size_t p = 0; p < 3; ++p) plain.update(p, sum_of(3, s, s + 1, p) / 3);
+      compare(ddp, plain, "step " + std::to_string(s), 1e-10);
+    }
+    require(ddp.skipped_steps() == 2, "two were skipped");
+  });
 }
 
 template <std::size_t Micro, class... Ps>
@@ -162,7 +211,7 @@ BOOST_AUTO_TEST_CASE(clipping_is_by_the_norm_of_the_average_over_everything) {
 
 BOOST_AUTO_TEST_CASE(a_gradient_that_is_no_number_is_not_trained_past) {
   all_well(2, [](Shared& comm) {
-    DistributedDataParallel<Sheet<>, Clip<1.0>> ddp(comm);
+    DistributedDataParallel<Sheet<>, Clip<1.0>, Anomaly<Ignore>> ddp(comm);
     Entry entry = entry_of(0, 0);
     if (comm.rank() == Rank{1}) entry.gradient[1] = std::nan("");
     ddp.step(entry);
@@ -178,6 +227,39 @@ BOOST_AUTO_TEST_CASE(mixed_element_types_train_together) {
 BOOST_AUTO_TEST_CASE(sixteen_bits_train_with_states_of_float) {
   types_case<Sheet<Half>>(2e-3);
   types_case<Sheet<BFloat16>, Clip<1e9>>(2e-2);
+}
+
+BOOST_AUTO_TEST_CASE(the_tail_of_an_accumulation_is_a_step_of_its_own_or_none) {
+  tail_case<>(true);
+  tail_case<>(false);
+  tail_case<Sharding<Replicated>, Buckets<BucketLimits{0, 0}>>(true);
+  tail_case<Sharding<Replicated>, UnusedParameters<Zero>>(true);
+  tail_case<Clip<1000.0>>(true);
+}
+
+BOOST_AUTO_TEST_CASE(a_step_that_is_not_finite_is_skipped_on_all_ranks) {
+  skip_case<>();
+  skip_case<Sharding<Replicated>>();
+  skip_case<UnusedParameters<Zero>>();
+  skip_case<Clip<1000.0>>();
+}
+
+BOOST_AUTO_TEST_CASE(a_schedule_of_epochs_decays_in_a_hand_written_loop) {
+  all_well(2, [](Shared& comm) {
+    DistributedDataParallel<Sheet<>, Schedule<StepDecay>> ddp(comm);
+    ddp.optimizer().lr = 1;
+    ddp.schedule() = {.epochs = 2, .factor = 0.5};
+    for (std::size_t epoch = 0; epoch < 6; ++epoch) {
+      ddp.set_epoch(epoch);
+      ddp.step(entry_of(comm.rank().value(), epoch));
+      require(ddp.learning_rate() == std::pow(0.5, static_cast<double>(epoch / 2)), "the rate");
+    }
+  });
+  const Ends ends = ranks::run(As::processes, 2, [](Shared& comm) {
+    DistributedDataParallel<Sheet<>, Schedule<StepDecay>> ddp(comm);
+    ddp.step(entry_of(0, 0));
+  });
+  all_say(ends, "it counts epochs, and none has begun");
 }
 
 BOOST_AUTO_TEST_SUITE_END()

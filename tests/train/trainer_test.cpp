@@ -536,4 +536,103 @@ BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--log"}), Error);
 }
 
+/// Ten batches of two points on every rank, four to a step.
+template <class Job>
+void tail_case(std::size_t ranks, std::uint64_t updates) {
+  run<Job>(ranks, [&](Job& job) {
+    const auto data = points_of_line(20 * ranks);
+    job.optimizer().lr = 0.1;
+    job.sampler_options().shuffle = false;
+    for (auto epoch : job.epochs(2)) {
+      std::size_t batches = 0;
+      for (const auto& batch : epoch.batches(data, 2)) {
+        job.step(batch);
+        ++batches;
+      }
+      require(batches == 10, "ten batches");
+      require(job.ddp().updates() == (epoch.number() + 1) * updates, "updates of an epoch");
+    }
+    require(job.schedule().steps == 2 * updates, "the curve is as long as the updates");
+    require(job.ddp().learning_rate() < 1e-12, "and has come to its end");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(the_tail_of_an_epoch_is_stepped_or_dropped) {
+  for (const std::size_t ranks : {1, 2, 4}) {
+    tail_case<Trainer<Line, Accumulate<4>, Schedule<Cosine>>>(ranks, 3);
+    tail_case<Trainer<Line, Accumulate<4, Tail::drop>, Schedule<Cosine>>>(ranks, 2);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_tail_counts_its_own_batches_under_both_strategies) {
+  // Three batches of two points: a step of two batches, and a tail of one.
+  const auto train = [](auto& job) {
+    const auto data = points_of_line(6);
+    job.optimizer().lr = 0.25;
+    job.sampler_options().shuffle = false;
+    for (auto epoch : job.epochs(1))
+      for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+    // By hand.
+    double slope = 0;
+    double offset = 0;
+    for (const auto& [first, last] : {std::pair{0, 4}, std::pair{4, 6}}) {
+      double slopes = 0;
+      double offsets = 0;
+      for (int i = first; i < last; ++i) {
+        const double x = static_cast<double>(i) / 6 - 0.5;
+        const double error = slope * x + offset - (3 * x + 1);
+        slopes += 2 * error * x / (last - first);
+        offsets += 2 * error / (last - first);
+      }
+      slope -= 0.25 * slopes;
+      offset -= 0.25 * offsets;
+    }
+    require(std::abs(job.param("slope"_p)() - slope) < 1e-12, "the slope");
+    require(std::abs(job.param("offset"_p)() - offset) < 1e-12, "the offset");
+  };
+  run<Trainer<Line, Accumulate<2>>>(1, train);
+  run<Trainer<Line, Accumulate<2>, World<1>>>(1, train);
+  TrainerOptions two;
+  two.replicas = 2;
+  run<Trainer<Line, Accumulate<2>, ParallelStrategy<DP>>>(1, train, two);
+}
+
+BOOST_AUTO_TEST_CASE(a_break_leaves_no_gradients_to_the_next_epoch) {
+  using Job = Trainer<Line, Accumulate<4, Tail::drop>>;
+  run<Job>(2, [](Job& job) {
+    const auto data = points_of_line(40);
+    for (auto epoch : job.epochs(2)) {
+      std::size_t batches = 0;
+      for (const auto& batch : epoch.batches(data, 2)) {
+        job.step(batch);
+        if (++batches == 6) break;
+      }
+    }
+    require(job.ddp().updates() == 2, "one whole step of each epoch");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(an_epoch_that_is_all_tail_is_an_error_where_tails_are_dropped) {
+  using Job = Trainer<Line, Accumulate<8, Tail::drop>>;
+  const std::string error = failure<Job>(2, [](Job& job) {
+    const auto data = points_of_line(12);
+    for (auto epoch : job.epochs(1))
+      for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+  });
+  BOOST_TEST(contains(error, "it has 3 batches, and Accumulate<8, Tail::drop> drops"), error);
+}
+
+BOOST_AUTO_TEST_CASE(skipped_steps_are_shown_and_their_losses_left_out) {
+  using Job = Trainer<Line, Anomaly<Skip>>;
+  run<Job>(2, [](Job& job) {
+    InMemoryDataset<double, double> data({1, 2, NAN, 4}, {1, 2, 3, 4});
+    for (auto epoch : job.epochs(1)) {
+      for (const auto& batch : epoch.batches(data, 1)) job.step(batch);
+      require(std::isfinite(epoch.summary().loss.value()), "a mean of what is finite");
+      require(contains(epoch.summary().text(), "skipped 1"), epoch.summary().text());
+    }
+    require(std::isfinite(job.param("slope"_p)()), "nothing was spoiled");
+  });
+}
+
 BOOST_AUTO_TEST_SUITE_END()

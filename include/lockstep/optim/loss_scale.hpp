@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/optim/anomaly.hpp"
 
 namespace lockstep {
 
@@ -24,11 +25,12 @@ struct LossScale {
   std::uint32_t good_steps = 0;  // since it last changed
 };
 
+/// A scale below this will not recover: some forty steps in a row have overflowed.
+inline constexpr float smallest_loss_scale = 1e-7F;
+
 constexpr LossScale first_loss_scale(const LossScaleOptions& options) {
   return {options.initial, 0};
 }
-
-LOCKSTEP_HOST_DEVICE constexpr bool is_finite(double value) { return value - value == 0; }
 
 /// The factor of the next step. Gradients that are not finite halve it, and their step is skipped;
 /// many good ones in a row double it, unless that would leave the range of float.

@@ -13,6 +13,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/optim/anomaly.cuh"
 #include "lockstep/optim/step_numbers.hpp"
 
 namespace lockstep::detail {
@@ -74,6 +75,11 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   if (threadIdx.x != 0) return;
   StepState next = *state;
   *numbers = decide_step(*inputs, squares, limits, next);
+  if (limits.scales_loss && inputs->watch.record != nullptr &&
+      next.loss_scale.scale < smallest_loss_scale) {
+    inputs->watch.record->scale = true;
+    tell_anomaly(inputs->watch, next.updates + next.skips);
+  }
   *state = next;
 }
 

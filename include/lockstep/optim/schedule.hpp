@@ -28,7 +28,8 @@ struct SchedulePoint {
 };
 
 /// A choice of this axis is a curve: `Options`, which are numbers, and the factor by which the
-/// optimizer's learning rate is multiplied at a point.
+/// optimizer's learning rate is multiplied at a point. One that may count epochs says when, in
+/// `counts_epochs(options)`: outside of a trainer, somebody must tell it which epoch it is.
 template <class C>
 concept LearningCurve = NumberOptions<typename C::Options> &&
                         requires(const typename C::Options& options, SchedulePoint point) {
@@ -46,7 +47,7 @@ struct Constant : Choice<axes::Schedule> {
 
 /// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR. A trainer
 /// knows its epochs; a loop of one's own says them with `set_epoch`, or gives `updates`, which are
-/// counted by themselves.
+/// counted by themselves. One that does neither is told so at its first update.
 struct StepDecay : Choice<axes::Schedule> {
   static constexpr std::string_view name = "StepDecay";
   struct Options {
@@ -59,6 +60,7 @@ struct StepDecay : Choice<axes::Schedule> {
       f("updates", updates);
     }
   };
+  static constexpr bool counts_epochs(const Options& options) { return options.updates == 0; }
   static double factor(const Options& options, SchedulePoint point) {
     if (options.updates != 0) {
       const std::uint64_t times = point.step / options.updates;

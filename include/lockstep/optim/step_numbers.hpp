@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/loss_scale.hpp"
 
@@ -25,7 +26,9 @@ template <class Rule>
 struct StepNumbers {
   ScaledUpdate<Rule, float> in_float;
   ScaledUpdate<Rule, double> in_double;
-  bool skip;  // leave everything as it is
+  bool skip;                // leave everything as it is
+  std::uint64_t step = 0;   // the update's number, from 1
+  AnomalyWatch watch = {};  // where update kernels look for anomalies
 
   template <class A>
   LOCKSTEP_HOST_DEVICE constexpr const ScaledUpdate<Rule, A>& in() const {
@@ -45,7 +48,9 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rul
                                                               double scale) {
   return {{Rule::template at<float>(options, lr, step), static_cast<float>(scale)},
           {Rule::template at<double>(options, lr, step), scale},
-          false};
+          false,
+          step,
+          {}};
 }
 
 /// The host's part of a step whose numbers depend on the gradients, stored in the same way.
@@ -54,12 +59,14 @@ struct StepInputs {
   typename Rule::Options options;
   double lr;
   double scale;  // of gradients, before clipping: 1 / micro-batches
+  AnomalyWatch watch = {};
 };
 
 /// The limits of such a step, the same for all steps.
 struct StepLimits {
   double max_norm = std::numeric_limits<double>::infinity();
   bool scales_loss = false;  // and skips what is not finite
+  bool skips = false;        // skips what is not finite
   LossScaleOptions loss_scale{};
 };
 
@@ -67,7 +74,8 @@ struct StepLimits {
 /// as an update, as in PyTorch.
 struct StepState {
   std::uint64_t updates = 0;
-  double norm = 0;  // of the last step's gradients, before clipping
+  std::uint64_t skips = 0;  // steps that were skipped
+  double norm = 0;          // of the last step's gradients, before clipping
   LossScale loss_scale{};
   bool skipped = false;  // was the last step skipped?
 };
@@ -85,16 +93,21 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Ru
     unscale /= static_cast<double>(state.loss_scale.scale);
     state.skipped = !is_finite(squares);
     state.loss_scale = next_loss_scale(state.loss_scale, !state.skipped, limits.loss_scale);
+  } else if (limits.skips) {
+    state.skipped = !is_finite(squares);
   }
   state.norm = sqrt(squares) * unscale;
   if (state.skipped) {
+    ++state.skips;
     StepNumbers<Rule> none{};
     none.skip = true;
     return none;
   }
   ++state.updates;
-  return step_numbers<Rule>(inputs.options, inputs.lr, state.updates,
-                            unscale * clip_factor(state.norm, limits.max_norm));
+  auto numbers = step_numbers<Rule>(inputs.options, inputs.lr, state.updates,
+                                    unscale * clip_factor(state.norm, limits.max_norm));
+  numbers.watch = inputs.watch;
+  return numbers;
 }
 
 }  // namespace lockstep::detail

@@ -13,6 +13,8 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/optim/anomaly.cuh"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update.hpp"
 
@@ -36,8 +38,9 @@ struct UpdateArrays {
   State* state[slots];
 };
 
-/// The pass over a piece. Only parameters stay in the cache, for the next forward pass.
-template <class Rule, class Master, class Gradient, class Param, class Shape>
+/// The pass over a piece. Only parameters stay in the cache, for the next forward pass. One that
+/// watches looks for gradients that are not finite.
+template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct UpdateSweep {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
   using A = typename Arrays::A;
@@ -50,6 +53,7 @@ struct UpdateSweep {
   const Arrays& arrays;
   ScaledUpdate<Rule, A> numbers;
   bool skip;
+  const StepNumbers<Rule>* step;
 
   template <std::size_t N>
   struct Loaded {
@@ -73,6 +77,7 @@ struct UpdateSweep {
   template <std::size_t N>
   __device__ void finish(std::size_t at, Loaded<N> loaded) const {
     if (skip) return;
+    if constexpr (Watches) look(at, loaded.gradient);
     Packet<Param, N> copy;
 #pragma unroll
     for (std::size_t i = 0; i < N; ++i) {
@@ -95,23 +100,52 @@ struct UpdateSweep {
       store_packet<Shape::once>(arrays.state[s] + at, loaded.state[s]);
     }
   }
+
+  /// Tells of the first gradient of a packet that is not finite.
+  template <std::size_t N>
+  __device__ void look(std::size_t at, const Packet<Gradient, N>& gradients) const {
+    auto blemishes = blemish(Accumulator<Gradient>{0});
+#pragma unroll
+    for (std::size_t i = 0; i < N; ++i)
+      blemishes |= blemish(static_cast<Accumulator<Gradient>>(gradients.at[i]));
+    if (blemishes == 0) return;
+    for (std::size_t i = 0; i < N; ++i) {
+      if (blemish(static_cast<Accumulator<Gradient>>(gradients.at[i])) == 0) continue;
+      atomicMin(&step->watch.record->gradient,
+                reinterpret_cast<unsigned long long>(arrays.gradients + at + i));
+      break;
+    }
+    tell_anomaly(step->watch, step->step);
+  }
 };
 
-template <class Shape, std::size_t Count, class Rule, class Master, class Gradient, class Param>
+template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
+          class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
     update(const StepNumbers<Rule>* numbers, UpdateArrays<Rule, Master, Gradient, Param> arrays,
            Size<Count> count) {
-  const UpdateSweep<Rule, Master, Gradient, Param, Shape> sweep{
-      arrays, numbers->template in<Accumulator<Master>>(), numbers->skip};
+  bool skip = numbers->skip;
+  if constexpr (Watches) {
+    // After a bad step nothing changes any more, until the host knows.
+    const std::uint64_t bad = numbers->watch.record->step;
+    skip = skip || (bad != 0 && bad != numbers->step);
+    if (blockIdx.x == 0 && threadIdx.x == 0 && !skip && !is_finite(*numbers->watch.loss)) {
+      numbers->watch.record->loss = true;
+      tell_anomaly(numbers->watch, numbers->step);
+    }
+  }
+  const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
+      arrays, numbers->template in<Accumulator<Master>>(), skip, numbers};
   sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
 }
 
 /// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
 /// `states`. If Param is another type, the new masters are also written to `parameters` in that
 /// type; otherwise `parameters` is not used. A `Count` that the compiler knows becomes part of the
-/// kernel. **Stream** in its order. **Host** does not block.
+/// kernel. With `Watches` it looks for anomalies, as the numbers say. **Stream** in its order.
+/// **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master,
-          std::size_t Count = dynamic, class Shape = UpdateShape>
+          std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,
                    const Gradient* gradients, const StatesOf<Rule, Master>& states,
                    std::type_identity_t<Param>* parameters, std::size_t count = Count) {
@@ -127,7 +161,8 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
     }
   }
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
-  update<Shape><<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
+  update<Shape, Count, Watches>
+      <<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
   check_launch("update");
 }
 

@@ -8,6 +8,7 @@
 #include <tuple>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/optim/anomaly.hpp"
 
 namespace lockstep::detail {
 
@@ -16,24 +17,29 @@ template <class Rule, class T>
 using StatesOf = std::array<Accumulator<T>*, Rule::states>;
 
 /// Updates `count` elements: parameters and states are read and written, gradients read, once.
-/// `scale(g)` comes before the rule: clipping, averaging over micro-batches, or nothing.
-template <class Rule, class T, class Update, class Scale>
-void update_elements(Update update, T* __restrict parameters, const T* __restrict gradients,
+/// `scale(g)` comes before the rule: clipping, averaging over micro-batches, or nothing. Returns
+/// whether all gradients were finite; it is true where nobody `Watches`.
+template <class Rule, bool Watches, class T, class Update, class Scale>
+bool update_elements(Update update, T* __restrict parameters, const T* __restrict gradients,
                      const StatesOf<Rule, T>& states, std::size_t count, Scale scale) {
   using A = Accumulator<T>;
   // All captures are by value: the compiler would reload constants that a store might change.
   const auto pass = [update, scale, parameters, gradients, count](auto* __restrict... state) {
+    auto blemishes = blemish(A{0});
 #pragma GCC ivdep
     for (std::size_t i = 0; i < count; ++i) {
       A parameter = static_cast<A>(parameters[i]);
+      const A gradient = static_cast<A>(gradients[i]);
+      if constexpr (Watches) blemishes |= blemish(gradient);
       A values[] = {state[i]..., A{}};  // one more, so that it is never empty
-      update(parameter, scale(static_cast<A>(gradients[i])), values);
+      update(parameter, scale(gradient), values);
       parameters[i] = static_cast<T>(parameter);
       std::size_t k = 0;
       ((state[i] = values[k++]), ...);
     }
+    return blemishes;
   };
-  std::apply(pass, states);
+  return std::apply(pass, states) == 0;
 }
 
 /// The scale before the rule: none, or a factor for clipping and for averaging over micro-batches.
@@ -48,7 +54,7 @@ struct Scaled {
 
 /// A pass that is given its gradients piece by piece. `parameters` begin at element 0, `states` at
 /// element `first`.
-template <class Rule, class T, class Scale>
+template <class Rule, class T, class Scale, bool Watches = false>
 struct UpdatePass {
   using Update = decltype(Rule::template at<Accumulator<T>>({}, 0.0, 1));
 
@@ -58,15 +64,15 @@ struct UpdatePass {
   std::size_t first;
   Scale scale;
 
-  void operator()(std::size_t at, std::span<const T> gradients) const {
-    with(update, at, gradients);
+  bool operator()(std::size_t at, std::span<const T> gradients) const {
+    return with(update, at, gradients);
   }
-  /// Updates with other constants of the rule.
-  void with(const Update& constants, std::size_t at, std::span<const T> gradients) const {
+  /// Updates with other constants of the rule. Returns whether the gradients were finite.
+  bool with(const Update& constants, std::size_t at, std::span<const T> gradients) const {
     StatesOf<Rule, T> here = states;
     for (auto& state : here) state += at - first;
-    update_elements<Rule, T>(constants, parameters + at, gradients.data(), here, gradients.size(),
-                             scale);
+    return update_elements<Rule, Watches, T>(constants, parameters + at, gradients.data(), here,
+                                             gradients.size(), scale);
   }
 };
 

@@ -28,14 +28,15 @@ auto* as(std::byte* data) {
   return reinterpret_cast<ElementOf<Kind>*>(data);
 }
 
-template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count, class R>
+template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
+          bool Watches, class R>
 void update_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers, std::byte* master,
                     std::byte* gradients, std::byte* const* states, std::byte* parameters,
                     std::size_t count) {
   StatesOf<R, ElementOf<Master>> typed;
   for (std::size_t k = 0; k != R::states; ++k)
     typed[k] = reinterpret_cast<Accumulator<ElementOf<Master>>*>(states[k]);
-  launch_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count>(
+  launch_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count, Watches>(
       stream, reinterpret_cast<const StepNumbers<R>*>(numbers), as<Master>(master),
       as<Gradient>(gradients), typed, as<Param>(parameters), count);
 }
@@ -56,16 +57,18 @@ constexpr std::size_t size_of_inputs(Optimizer<R>) {
 
 template <class R>
 void store_inputs(Optimizer<R>, cudaStream_t stream, std::byte* to,
-                  const typename R::Options& options, double lr, double scale) {
-  launch_store(stream, reinterpret_cast<StepInputs<R>*>(to), {options, lr, scale});
+                  const typename R::Options& options, double lr, double scale,
+                  const AnomalyWatch& watch) {
+  launch_store(stream, reinterpret_cast<StepInputs<R>*>(to), {options, lr, scale, watch});
 }
 
 template <class R>
 void store_numbers(Optimizer<R>, cudaStream_t stream, std::byte* to,
-                   const typename R::Options& options, double lr, std::uint64_t step,
-                   double scale) {
-  launch_store(stream, reinterpret_cast<StepNumbers<R>*>(to),
-               step_numbers<R>(options, lr, step, scale));
+                   const typename R::Options& options, double lr, std::uint64_t step, double scale,
+                   const AnomalyWatch& watch) {
+  auto numbers = step_numbers<R>(options, lr, step, scale);
+  numbers.watch = watch;
+  launch_store(stream, reinterpret_cast<StepNumbers<R>*>(to), numbers);
 }
 
 template <class R>
@@ -83,6 +86,8 @@ LOCKSTEP_KERNEL renumber(const StepInputs<Rule>* inputs, const StepNumbers<Rule>
   const bool skip = step->skip;
   *out = step_numbers<Rule>(inputs->options, inputs->lr, updates, step->in_double.scale);
   out->skip = skip;
+  out->step = step->step;
+  out->watch = step->watch;
 }
 
 template <class R>

@@ -3,7 +3,9 @@
 /// @file An optimizer's numbers and count of updates, the same on every device.
 
 #include <cstdint>
+#include <string>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
 
@@ -19,7 +21,10 @@ class UpdateClock {
 
   /// Updates made so far.
   std::uint64_t steps() const { return steps_; }
-  void set_epoch(std::uint64_t epoch) { epoch_ = epoch; }
+  void set_epoch(std::uint64_t epoch) {
+    epoch_ = epoch;
+    knows_epoch_ = true;
+  }
   /// The curve goes on from this point: its next update is number `step` of the curve, from 0.
   void begin_schedule(std::uint64_t step) { ahead_ = step - steps_; }
 
@@ -30,16 +35,29 @@ class UpdateClock {
 
   /// The rate of the update that begins now, which is number `steps()`, from 1.
   double advance() {
+    if constexpr (requires { Curve::counts_epochs(schedule_); }) {
+      if (!knows_epoch_ && Curve::counts_epochs(schedule_)) [[unlikely]]
+        refuse();
+    }
     const double rate = learning_rate();
     ++steps_;
     return rate;
   }
 
  private:
+  /// A rate that never changes because nobody counts would pass for training.
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse() {
+    throw Error("Schedule<" + std::string(Curve::name) + ">",
+                "it counts epochs, and none has begun: this loop is not one of job.epochs()",
+                "call set_epoch(number) on the wrapper as each epoch begins, or let the schedule "
+                "count updates: schedule().updates = 1000");
+  }
+
   typename Rule::Options options_;
   typename Curve::Options schedule_;
   std::uint64_t steps_ = 0;
   std::uint64_t epoch_ = 0;
+  bool knows_epoch_ = false;
   std::uint64_t ahead_ = 0;  // of the curve, modulo 2^64: it can be behind
 };
 

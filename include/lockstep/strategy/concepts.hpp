@@ -19,6 +19,12 @@ namespace lockstep::detail {
 template <class Device, class Traits, class Comm>
 class DeviceExecution;
 
+/// What a meter has added up: losses, each as often as its batch has samples, and those samples.
+struct LossTotals {
+  double sum = 0;
+  double samples = 0;
+};
+
 /// A device's execution has
 /// - `Arena`, which owns zeroed memory of the device, and `copy` and `zero` for it;
 /// - `Step`, which a model's forward and backward are given, made by `step(layouts, arenas)`;
@@ -93,6 +99,9 @@ concept Updater = GradientSource<Gradients> && requires(U& updater, Gradients& g
   updater.set_epoch(std::uint64_t{1});
   updater.begin_schedule(std::uint64_t{0});
   updater.begin();
+  updater.begin(std::size_t{1});
+  updater.require_finite();
+  { updater.skipped() } -> std::same_as<std::uint64_t>;
   updater.reduce_and_update(gradients);
   updater.update_averaged(gradients);
 };

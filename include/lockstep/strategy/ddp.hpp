@@ -39,6 +39,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::param;
   using Base::schedule;
   using Base::set_epoch;
+  using Base::skipped_steps;
   using Base::synchronize_buffers;
   using Base::updates;
   using Phases::backward;
@@ -70,6 +71,21 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   Loss step(const Batch& batch) {
     const auto& placed = this->place(batch);
     return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
+  }
+
+  /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
+  /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
+  /// many batches. **Host** as `step`.
+  void step_tail() {
+    tell([&] { Base::step_tail(); });
+  }
+  /// Forgets the gradients of such batches. **Ranks** all.
+  void drop_tail() { this->discard_gradients(); }
+
+  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
+  /// does otherwise. **Host** blocks until all steps are done.
+  void require_finite() {
+    tell([&] { Base::require_finite(); });
   }
 
   /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type

@@ -11,6 +11,8 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/strategy/concepts.hpp"
 
 namespace lockstep::detail {
 
@@ -44,31 +46,33 @@ class DeviceLoss {
   std::uint64_t number_;
 };
 
-/// Adds a loss to the sum, and writes it to `shown`, host memory in which the host sees the latest
-/// loss without waiting. A template, because a kernel in a header cannot be inline.
-template <class T>
-LOCKSTEP_KERNEL add_loss(const T* loss, T samples, T* sum, T* shown) {
-  *sum += *loss * samples;
+/// Adds a loss to the totals, and writes it to `shown`, host memory in which the host sees the
+/// latest loss without waiting. A template, because a kernel in a header cannot be inline.
+template <bool Skips, class T>
+LOCKSTEP_KERNEL add_loss(const double* loss, T samples, LossTotals* totals, T* shown) {
   *shown = *loss;
+  if (Skips && !is_finite(*loss)) return;
+  totals->sum += *loss * samples;
+  totals->samples += samples;
 }
 
-/// Losses of an epoch, added up on the GPU.
-template <class Comm>
+/// Losses of an epoch, added up on the GPU, as `LossMeter` does on the host.
+template <class Comm, bool Skips>
 class DeviceLossMeter {
  public:
   explicit DeviceLossMeter(Comm& comm)
-      : comm_(&comm), sum_(sizeof(double)), shown_(sizeof(double)) {}
+      : comm_(&comm), totals_(sizeof(LossTotals)), shown_(sizeof(double)) {}
 
   void reset() {
-    check_cuda(cudaMemsetAsync(sum_.data(), 0, sum_.bytes(), comm_->gpu().stream()),
+    check_cuda(cudaMemsetAsync(totals_.data(), 0, totals_.bytes(), comm_->gpu().stream()),
                "cudaMemsetAsync");
   }
 
   /// **Stream** after the forward pass.
   void add(const DeviceLoss<Comm>& loss, std::size_t samples) {
-    add_loss<<<1, 1, 0, comm_->gpu().stream()>>>(loss.device_data(), static_cast<double>(samples),
-                                                 reinterpret_cast<double*>(sum_.data()),
-                                                 reinterpret_cast<double*>(shown_.data()));
+    add_loss<Skips><<<1, 1, 0, comm_->gpu().stream()>>>(
+        loss.device_data(), static_cast<double>(samples),
+        reinterpret_cast<LossTotals*>(totals_.data()), reinterpret_cast<double*>(shown_.data()));
     check_launch("add_loss");
   }
 
@@ -76,16 +80,16 @@ class DeviceLossMeter {
   double latest() const { return *reinterpret_cast<const volatile double*>(shown_.data()); }
 
   /// **Host** blocks.
-  double sum() const {
+  LossTotals totals() const {
     comm_->synchronize();
-    double sum = 0;
-    copy_now(&sum, sum_.data(), sizeof sum);
-    return sum;
+    LossTotals totals;
+    copy_now(&totals, totals_.data(), sizeof totals);
+    return totals;
   }
 
  private:
   Comm* comm_;
-  DeviceArena sum_;
+  DeviceArena totals_;
   PinnedArena shown_;
 };
 

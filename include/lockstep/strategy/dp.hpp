@@ -183,6 +183,25 @@ class BasicDp {
     }
   }
 
+  /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
+  /// if there are any; their gradients are divided by their own number. **Host** as `step`.
+  void step_tail() {
+    crew_.run([&](std::size_t i) { replicas_[i]->follow(*replicas_[0]); },
+              [&](std::size_t i) { replicas_[i]->step_tail(); });
+  }
+  /// Forgets the gradients of such batches.
+  void drop_tail() {
+    for (const auto& replica : replicas_) replica->replica().discard_gradients();
+  }
+
+  /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
+  /// does otherwise. **Host** blocks until all steps are done.
+  void require_finite() {
+    crew_.run([&](std::size_t i) { replicas_[i]->require_finite(); });
+  }
+  /// How many updates `Anomaly<Skip>` has left out. **Host** blocks until all steps are done.
+  std::uint64_t skipped_steps() const { return first().skipped_steps(); }
+
   /// The loss of a batch, with nothing kept for backward. **Host** blocks.
   template <class Batch>
   Loss evaluate(const Batch& batch) {

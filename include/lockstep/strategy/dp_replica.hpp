@@ -143,6 +143,14 @@ class DpReplica {
     });
   }
 
+  /// A step of the micro-batches that were too few for one.
+  void step_tail() {
+    tell([&] { replica_.step_tail(); });
+  }
+  void require_finite() {
+    tell([&] { replica_.require_finite(); });
+  }
+
   // A step whose loss is taken of all outputs: after `take`, and before `backward`.
 
   template <class Batch>
@@ -169,6 +177,7 @@ class DpReplica {
                                        outputs_.all_outputs(part_.all),
                                        outputs_.all_gradients(part_.all));
     }));
+    replica_.require_finite_loss(*loss_);
   }
 
   // A step as one graph, after `take`. All replicas capture it together, so that any failure ends

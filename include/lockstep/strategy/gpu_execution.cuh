@@ -65,7 +65,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
  public:
   using Arena = DeviceArena;
   using Loss = DeviceLoss<Comm>;
-  using Meter = DeviceLossMeter<Comm>;
+  using Meter = DeviceLossMeter<Comm, Traits::skips_anomalies>;
   using Step = GpuStep<Traits, Comm>;
 
   explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
@@ -81,6 +81,9 @@ class DeviceExecution<Cuda, Traits, Comm> {
 
   /// The state that one update leaves to the next, in device memory.
   StepState* step_state() const { return &kept()->state; }
+
+  /// The loss of the latest forward pass, in device memory.
+  const double* loss_value() const { return &kept()->loss; }
 
   /// **Stream** the copy is ordered among the steps.
   template <class Batch>

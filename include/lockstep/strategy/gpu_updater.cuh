@@ -17,10 +17,12 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
+#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 
 namespace lockstep::detail {
@@ -48,8 +50,14 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         inputs_(size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
         state_(execution.step_state()),
+        found_(stops ? sizeof(AnomalyRecord) : 0),
+        seen_(stops ? sizeof(std::uint32_t) : 0),
+        loss_(execution.loss_value()),
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
-        updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
+        updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {
+    const AnomalyRecord nothing;
+    if (stops) copy_now(found_.data(), &nothing, sizeof nothing);
+  }
 
   /// The weights in their declared type, laid out as the parameters, which have another type.
   const DeviceArena& masters() const
@@ -58,17 +66,39 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     return masters_;
   }
 
-  /// Begins the next update: stores its numbers on the GPU. **Stream** before the members below.
-  void begin() {
+  /// Begins the next update, from the sum of so many micro-batches: stores its numbers on the GPU.
+  /// **Stream** before the members below.
+  void begin(std::size_t micro_batches = Traits::micro_batches) {
+    if constexpr (stops) {
+      if (*seen()) [[unlikely]]
+        report();
+    }
     const double rate = this->advance();
-    constexpr double scale = 1 / static_cast<double>(Traits::micro_batches);
+    const double scale = 1 / static_cast<double>(micro_batches);
     if constexpr (decides || Traits::skips_unused) {
-      store_inputs(OptimizerPolicy{}, stream(), inputs_.data(), this->options(), rate, scale);
+      store_inputs(OptimizerPolicy{}, stream(), inputs_.data(), this->options(), rate, scale,
+                   watch());
     }
     if constexpr (!decides) {
       store_numbers(OptimizerPolicy{}, stream(), numbers_.data(), this->options(), rate,
-                    this->steps(), scale);
+                    this->steps(), scale, watch());
     }
+  }
+
+  /// Throws if a step had an anomaly. **Host** blocks until all steps are done.
+  void require_finite() {
+    if constexpr (stops) {
+      comm_.synchronize();
+      if (*seen()) report();
+    }
+  }
+
+  /// How many updates were left out because of `Anomaly<Skip>`. **Host** blocks.
+  std::uint64_t skipped() const {
+    comm_.synchronize();
+    StepState state;
+    copy_now(&state, state_, sizeof state);
+    return state.skips;
   }
 
   /// **Host** enqueues, and waits for usage where unused parameters are skipped. **Stream** after
@@ -98,7 +128,12 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
 
  private:
   /// Do a step's numbers depend on its gradients?
-  static constexpr bool decides = Traits::clips || Traits::scales_loss;
+  static constexpr bool decides = Traits::clips || Traits::scales_loss || Traits::skips_anomalies;
+  /// Does a step that is not finite end the job?
+  static constexpr bool stops = Traits::stops_at_anomaly;
+  /// Do update kernels look for one? Where losses are scaled, gradients that are not finite are
+  /// part of the method: their steps are skipped, until the scale is too small.
+  static constexpr bool watches = stops && !Traits::scales_loss;
   /// With more buckets than this, kernels for each size would cost the compiler more than they
   /// save.
   static constexpr std::size_t most_kernels = 32;
@@ -120,6 +155,34 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   }
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
+
+  /// Set by a kernel, and read without waiting for it.
+  const volatile std::uint32_t* seen() const {
+    return reinterpret_cast<const volatile std::uint32_t*>(seen_.data());
+  }
+  AnomalyWatch watch() const {
+    if constexpr (!stops) return {};
+    return {reinterpret_cast<AnomalyRecord*>(found_.data()),
+            reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
+  }
+
+  /// The job is over: kernels change nothing any more, and a later call says the same.
+  [[noreturn, gnu::cold, gnu::noinline]] void report() const {
+    comm_.synchronize();
+    AnomalyRecord record;
+    copy_now(&record, found_.data(), sizeof record);
+    if (record.scale) {
+      throw anomaly_error("so many steps in a row overflowed that the loss scale is nearly zero",
+                          record.step)
+          .on(comm_.rank());
+    }
+    if (record.loss) throw anomaly_error("the loss is not finite", record.step).on(comm_.rank());
+    const std::size_t elements = (record.gradient - averages_.first) / averages_.travelling;
+    throw anomaly_error(layout_, elements * averages_.element, "not finite",
+                        Traits::alone ? "" : "as the average over ranks", record.step)
+        .on(comm_.rank());
+  }
+
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
   /// The pieces of a pass: buckets, which land one by one, or runs of them, which are longer.
@@ -180,6 +243,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
     limits.scales_loss = Traits::scales_loss;
+    limits.skips = Traits::skips_anomalies;
     decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(), partials(), partials_before_.back(),
                    limits, state_, numbers_.data());
   }
@@ -208,9 +272,16 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     std::byte* const parameters = parameters_ + piece.offset;
     std::byte* const master_weights =
         Traits::keeps_masters ? masters_.data() + widened(piece.offset) : parameters;
-    update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count>(
-        OptimizerPolicy{}, stream(), numbers, master_weights, averages(gradients, piece),
-        states.data(), parameters, piece.count.value());
+    std::byte* const average = averages(gradients, piece);
+    if constexpr (watches) {
+      using Travelling = typename Traits::template travelling<T>;
+      averages_ = {
+          reinterpret_cast<std::uintptr_t>(average) - piece.offset / sizeof(T) * sizeof(Travelling),
+          sizeof(Travelling), sizeof(T)};
+    }
+    update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
+        OptimizerPolicy{}, stream(), numbers, master_weights, average, states.data(), parameters,
+        piece.count.value());
   }
 
   template <class Gradients>
@@ -246,6 +317,15 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
   StepState* state_;
+  DeviceArena found_;  // the record of an anomaly
+  PinnedArena seen_;   // is there one?
+  const double* loss_;
+  /// Where averages begin, and the sizes of an average and of the parameter's element.
+  struct {
+    std::uintptr_t first = 0;
+    std::size_t travelling = 1;
+    std::size_t element = 1;
+  } averages_;
   typename Traits::Usage used_;                  // where unused parameters are skipped
   Table<std::uint64_t, layout::count> updates_;  // of each parameter, likewise
 };

@@ -110,6 +110,13 @@ class GradientBuckets {
     weight_ = weight;
   }
 
+  /// Starts the reductions of gradients whose passes did not synchronize.
+  void start_late() {
+    pass_.synchronizes = true;
+    next_ = 0;
+    start_complete_buckets();
+  }
+
   // For updaters: see GradientSource.
 
   template <class T>

@@ -10,25 +10,32 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
 
-/// Losses of an epoch, added up.
+/// Losses of an epoch, added up. Where steps that are not finite are skipped, their losses are,
+/// too.
+template <bool Skips>
 class LossMeter {
  public:
-  void reset() { sum_ = 0; }
+  void reset() { totals_ = {}; }
   void add(double loss, std::size_t samples) {
     latest_ = loss;
-    sum_ += loss * static_cast<double>(samples);
+    if constexpr (Skips) {
+      if (!is_finite(loss)) return;
+    }
+    totals_.sum += loss * static_cast<double>(samples);
+    totals_.samples += static_cast<double>(samples);
   }
   double latest() const { return latest_; }
-  double sum() const { return sum_; }
+  LossTotals totals() const { return totals_; }
 
  private:
   double latest_ = 0;
-  double sum_ = 0;
+  LossTotals totals_;
 };
 
 template <class Traits, class Comm>
@@ -36,7 +43,7 @@ class DeviceExecution<Cpu, Traits, Comm> {
  public:
   using Arena = HostArena;
   using Loss = double;
-  using Meter = LossMeter;
+  using Meter = LossMeter<Traits::skips_anomalies>;
   using Step = typename Traits::bare_step;
 
   constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }

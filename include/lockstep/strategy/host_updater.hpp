@@ -6,7 +6,9 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <span>
+#include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -15,12 +17,15 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
+#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
@@ -52,6 +57,7 @@ struct OwnsAll {
   }
   static constexpr void add_others(double&) {}
   static constexpr void publish() {}
+  static const char* whose() { return Traits::alone ? "" : "as the average over ranks"; }
 };
 
 /// `Sharding<HostShared>`: a rank owns a slice of the parameters, which lie in memory that ranks
@@ -71,6 +77,7 @@ struct OwnsSlice {
   }
   void add_others(double& squares) const { comm.all_reduce(std::span(&squares, 1), Sum{}); }
   void publish() const { comm.barrier(); }
+  static const char* whose() { return "as the average over ranks"; }
 };
 
 /// One optimizer over all parameters. A pass reads gradients once, and reads and writes states and
@@ -91,12 +98,16 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
         updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
 
-  void begin() { rate_ = this->advance(); }
+  /// Begins an update from the sum of this many micro-batches.
+  void begin(std::size_t micro_batches = Traits::micro_batches) {
+    rate_ = this->advance();
+    if constexpr (Traits::micro_batches > 1) micro_batches_ = static_cast<double>(micro_batches);
+  }
 
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
     count_used(gradients);
-    if constexpr (Traits::clips) {
+    if constexpr (needs_norm) {
       double squares = reduce_slices(gradients);
       owned_.add_others(squares);
       update_slices(gradients, squares);
@@ -104,6 +115,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
         owned_.template reduce<T>(gradients, layout_.plan(), run, make_pass<T>(run, slice, 0));
       });
+      require_no_anomaly();
     }
   }
 
@@ -111,7 +123,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   void update_averaged(Gradients& gradients) {
     count_used(gradients);
     double squares = 0;
-    if constexpr (Traits::clips) {
+    if constexpr (needs_norm) {
       for_each_run([&]<class T>(const Run& run, const Slice&, std::type_identity<T>) {
         squares += sum_of_squares<T>(gradients.template averages<T>(run.offset, run.bytes));
       });
@@ -119,7 +131,14 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     update_slices(gradients, squares);
   }
 
+  /// How many updates were left out because of `Anomaly<Skip>`.
+  std::uint64_t skipped() const { return skipped_; }
+  /// On a host an anomaly is thrown where it is found.
+  static constexpr void require_finite() {}
+
  private:
+  static constexpr bool needs_norm = Traits::clips || Traits::skips_anomalies;
+
   /// The elements of a run that this rank updates, and where their states begin.
   struct Slice {
     std::size_t begin = 0;
@@ -179,18 +198,39 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   /// Updates this rank's slices from averages, clipped as the sum of all squares says.
   template <class Gradients>
   void update_slices(Gradients& gradients, double squares) {
+    if constexpr (Traits::skips_anomalies) {
+      if (!is_finite(squares)) [[unlikely]]
+        return skip();
+    }
     for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
       const auto averages = gradients.template averages<T>(run.offset, run.bytes);
       make_pass<T>(run, slice, squares)(slice.begin, averages.subspan(slice.begin, slice.count()));
     });
+    require_no_anomaly();
     owned_.publish();
   }
 
+  /// A skipped update does not count, as in PyTorch.
+  [[gnu::cold]] void skip() {
+    ++skipped_;
+    for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] -= used_[p];
+  }
+  /// The number of this update for the rule, from 1.
+  std::uint64_t number() const {
+    if constexpr (Traits::skips_anomalies) return this->steps() - skipped_;
+    return this->steps();
+  }
+
+  double micro_batches() const {
+    if constexpr (Traits::micro_batches == 1) return 1;
+    return micro_batches_;
+  }
+
   /// The clip factor. Gradients hold the sum over micro-batches; the norm is that of their mean.
-  static double clip(double squares) {
+  double clip(double squares) const {
     if constexpr (!Traits::clips) return 1;
-    const double norm = std::sqrt(squares) / static_cast<double>(Traits::micro_batches);
-    return clip_factor(norm, Traits::template policy<axes::Clip>::norm);
+    return clip_factor(std::sqrt(squares) / micro_batches(),
+                       Traits::template policy<axes::Clip>::norm);
   }
 
   /// A pass over a run: `pass(at, averages)` updates elements from `at` on. Constants are computed
@@ -198,16 +238,15 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   template <class T>
   auto make_pass(const Run& run, const Slice& slice, double squares) const {
     using A = Accumulator<T>;
-    const auto scale = [squares] {
+    const auto scale = [&] {
       if constexpr (Traits::clips || Traits::micro_batches > 1) {
-        return Scaled<A>{
-            static_cast<A>(clip(squares) / static_cast<double>(Traits::micro_batches))};
+        return Scaled<A>{static_cast<A>(clip(squares) / micro_batches())};
       } else {
         return Unscaled{};
       }
     }();
-    UpdatePass<Rule, T, std::remove_const_t<decltype(scale)>> pass{
-        Rule::template at<A>(this->options(), rate_, this->steps()),
+    UpdatePass<Rule, T, std::remove_const_t<decltype(scale)>, Traits::stops_at_anomaly> pass{
+        Rule::template at<A>(this->options(), rate_, number()),
         reinterpret_cast<T*>(parameters_ + run.offset),
         {},
         slice.begin,
@@ -216,20 +255,57 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     for (std::size_t k = 0; k != Rule::states; ++k) {
       pass.states[k] = reinterpret_cast<A*>(states_.data() + slice.states + k * stride);
     }
-    if constexpr (Traits::skips_unused) {
-      return [this, &run, pass](std::size_t at, std::span<const T> averages) {
-        update_used(run, pass, at, averages);
-      };
-    } else {
-      return pass;
+    return [this, &run, pass](std::size_t at, std::span<const T> averages, auto... sources) {
+      bool finite = true;
+      if constexpr (Traits::skips_unused) {
+        finite = update_used(run, pass, at, averages);
+      } else {
+        finite = pass(at, averages);
+      }
+      if constexpr (Traits::stops_at_anomaly) {
+        if (!finite) [[unlikely]]
+          note(run, at, averages, std::span<T* const>(sources)...);
+      }
+    };
+  }
+
+  /// Notes the first gradient that is not finite, and the ranks that gave it, where their gradients
+  /// are at hand. It is thrown after the pass, which another thread may be running.
+  template <class T, class... Sources>
+  [[gnu::cold, gnu::noinline]] void note(const Run& run, std::size_t at,
+                                         std::span<const T> averages, Sources... sources) const {
+    using A = Accumulator<T>;
+    if (anomaly_) return;
+    std::size_t i = 0;
+    while (i + 1 < averages.size() && is_finite(static_cast<A>(averages[i]))) ++i;
+    std::string whose = owned_.whose();
+    [[maybe_unused]] const auto look = [&](std::span<T* const> all) {
+      std::size_t bad = 0;
+      std::string ranks;
+      for (std::size_t w = 0; w != all.size(); ++w) {
+        if (is_finite(static_cast<A>(all[w][at + i]))) continue;
+        ranks += (bad++ == 0 ? "" : " and ") + std::to_string(w);
+      }
+      if (bad != 0) whose = (bad == 1 ? "of rank " : "of ranks ") + ranks;
+    };
+    (look(sources), ...);
+    anomaly_.emplace(anomaly_error(layout_, run.offset + (at + i) * sizeof(T),
+                                   std::to_string(static_cast<A>(averages[i])), whose,
+                                   this->steps()));
+  }
+  void require_no_anomaly() {
+    if constexpr (Traits::stops_at_anomaly) {
+      if (anomaly_) [[unlikely]]
+        throw Error(*std::exchange(anomaly_, std::nullopt));
     }
   }
 
   /// Updates parameters one by one, each with its own count of updates, as PyTorch does. Parameters
   /// that no rank used are left out.
-  template <class T, class Scale>
-  void update_used(const Run& run, const UpdatePass<Rule, T, Scale>& pass, std::size_t at,
+  template <class T, class Pass>
+  bool update_used(const Run& run, const Pass& pass, std::size_t at,
                    std::span<const T> averages) const {
+    bool finite = true;
     for (std::size_t p = 0; p != used_.size(); ++p) {
       const Placement& placement = layout_.plan().placements[p];
       if (used_[p] == 0 || placement.offset < run.offset ||
@@ -239,9 +315,10 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       const std::size_t begin = std::max(at, first);
       const std::size_t end = std::min(at + averages.size(), first + placement.bytes / sizeof(T));
       if (begin >= end) continue;
-      pass.with(Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]), begin,
-                averages.subspan(begin - at, end - begin));
+      finite &= pass.with(Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]),
+                          begin, averages.subspan(begin - at, end - begin));
     }
+    return finite;
   }
 
   [[no_unique_address]] Owned owned_;
@@ -250,6 +327,9 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   [[no_unique_address]] LayoutRuns<layout> runs_;
   HostArena states_;
   double rate_ = 0;
+  double micro_batches_ = static_cast<double>(Traits::micro_batches);
+  std::uint64_t skipped_ = 0;
+  mutable std::optional<Error> anomaly_;  // of the update that is under way
   typename Traits::Usage used_;
   Table<std::uint64_t, layout::count> updates_;  // of each parameter
 };

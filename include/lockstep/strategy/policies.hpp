@@ -3,6 +3,7 @@
 /// @file The axes of a strategy: how replicas share the work, and what a step is.
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
@@ -51,12 +52,23 @@ struct ParallelStrategy : detail::ChoicePolicy<axes::ParallelStrategy, Strategy>
 
 // How many micro-batches make one step.
 
+/// What a trainer does with the batches at an epoch's end that are too few for a whole step.
+enum class Tail : std::uint8_t {
+  step,  ///< they make a step of their own, with the mean over as many as they are
+  drop,  ///< their gradients are forgotten
+};
+
 /// Gradients of `MicroBatches` batches are added locally; ranks communicate once, with the last.
-template <std::size_t MicroBatches>
+template <std::size_t MicroBatches, Tail Rest = Tail::step>
 struct Accumulate : detail::ValuePolicy<axes::Accumulate> {
   static constexpr std::size_t micro_batches = MicroBatches;
+  static constexpr Tail tail = Rest;
   static constexpr void fingerprint(detail::Hash& hash) {
-    hash.text(axes::Accumulate::name).number(MicroBatches);
+    hash.text(axes::Accumulate::name).number(MicroBatches).number(static_cast<std::size_t>(Rest));
+  }
+  /// How many updates a trainer makes of an epoch's batches.
+  static constexpr std::uint64_t updates_of(std::uint64_t batches) {
+    return (batches + (Rest == Tail::step ? MicroBatches - 1 : 0)) / MicroBatches;
   }
 };
 

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -13,7 +14,9 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
@@ -142,7 +145,18 @@ class Replica {
     if constexpr (traits::broadcasts_buffers) {
       if (sync == Sync::yes) synchronize_buffers();
     }
-    return with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+    const Loss loss =
+        with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+    require_finite_loss(loss);
+    return loss;
+  }
+
+  /// Throws if a loss that the host knows is not finite, with `Anomaly<Stop>`.
+  void require_finite_loss(const Loss& loss) const {
+    if constexpr (traits::stops_at_anomaly && std::is_same_v<Loss, double>) {
+      if (!detail::is_finite(loss)) [[unlikely]]
+        refuse_loss(loss);
+    }
   }
 
   /// The model's gradients of a batch, added to those of earlier micro-batches. With `Sync::yes`
@@ -176,9 +190,11 @@ class Replica {
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
   void reduce() { gradients_.reduce(); }
 
-  /// Begins the optimizer's next update: settles its learning rate. It comes before `update` or
-  /// `reduce_and_update`, and is not captured.
-  void begin_update() { updater_.begin(); }
+  /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
+  /// learning rate. It comes before `update` or `reduce_and_update`, and is not captured.
+  void begin_update(std::size_t micro_batches = traits::micro_batches) {
+    updater_.begin(micro_batches);
+  }
 
   /// The optimizer's update, after `reduce`. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks, or on a GPU enqueues.
@@ -194,17 +210,36 @@ class Replica {
     discard_gradients();
   }
 
-  /// One micro-batch: forward, backward and, if it completes a step, reduce and update. In that
-  /// case `begin_update` comes first. **Ranks** all. **Host** as `update`.
+  /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where a
+  /// step is captured, `begin_update` comes first in that case. **Ranks** all. **Host** as
+  /// `update`.
   template <class Batch>
   Loss run_micro_batch(const Batch& placed) {
     const bool last = completes_step();
     const Sync sync = last ? Sync::yes : Sync::no;
     const Loss loss = forward(placed, sync);
     backward(placed, sync);
-    if (last) reduce_and_update();
+    if (last) {
+      if constexpr (!traits::captures) begin_update();
+      reduce_and_update();
+    }
     return loss;
   }
+
+  /// A step of the micro-batches that were added up without completing one, if there are any: their
+  /// mean, over as many as they are. **Ranks** all, with as many. **Host** as `update`.
+  void step_tail() {
+    if (micro_batches_ == 0) return;
+    begin_update(micro_batches_);
+    gradients_.start_late();
+    reduce_and_update();
+  }
+
+  /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** blocks until all
+  /// steps are done.
+  void require_finite() { updater_.require_finite(); }
+  /// How many updates `Anomaly<Skip>` has left out. **Host** blocks until all steps are done.
+  std::uint64_t skipped_steps() const { return updater_.skipped(); }
 
   /// Forgets all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
@@ -254,6 +289,11 @@ class Replica {
   auto loss_meter() { return execution_.meter(); }
 
  private:
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
+    throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
+        .on(comm_.rank());
+  }
+
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
   bare_step& bare() { return step_; }

@@ -14,6 +14,7 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/output.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
@@ -58,6 +59,8 @@ struct ReplicaTraits {
   static constexpr bool captures = policy<axes::StepExecution>::captures;
   static constexpr bool keeps_masters = precision::keeps_masters;
   static constexpr bool scales_loss = precision::scales_loss;
+  static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
+  static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;

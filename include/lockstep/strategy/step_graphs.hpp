@@ -168,7 +168,9 @@ using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerStep
 /// One micro-batch of a replica that runs by itself. Returns its loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed) {
-  if (replica.completes_step()) replica.begin_update();
+  if constexpr (Replica::traits::captures) {
+    if (replica.completes_step()) replica.begin_update();
+  }
   return runner.run(replica, placed, [&] { return replica.run_micro_batch(placed); });
 }
 

@@ -11,6 +11,7 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
 #include "lockstep/optim/adam.hpp"
+#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/schedule.hpp"
@@ -42,7 +43,7 @@ using DefaultPolicies = PolicyPack<
     UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
     Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy>,
                                 HostShared, Replicated>>,
-    Hooks<>, Progress<Callers>>;
+    Hooks<>, Progress<Callers>, Anomaly<Stop>>;
 
 template <class... Ps>
 struct DefaultsFor {

@@ -47,6 +47,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   using Training = TrainingOf<Model, Policies>;
   using Comm = typename Training::communicator;
   using traits = ReplicaTraits<Model, Policies>;
+  using Accumulation = Pick<axes::Accumulate, Policies>;
 
  public:
   using typename Base::layout;
@@ -125,7 +126,6 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();
     losses_.add(loss, samples);
-    loss_samples_ += static_cast<double>(samples);
     display_.step(samples * world_size().value(), losses_.latest());
     return loss;
   }
@@ -137,6 +137,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
     require_same_data(source.size(), {.batch_size = batch_size});
+    wrapped_.require_finite();
     if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
     LoaderOptions options = loader_options_;
@@ -232,17 +233,24 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   }
 
   void open_data(std::size_t batches) {
+    if (Accumulation::updates_of(batches) == 0) {
+      throw Error("epoch",
+                  "it has " + std::to_string(batches) + " batches, and Accumulate<" +
+                      std::to_string(Accumulation::micro_batches) +
+                      ", Tail::drop> drops what is less than a step",
+                  "accumulate less, make batches smaller, or choose Tail::step", rank());
+    }
     if constexpr (requires { schedule().steps = 0; }) {
       // A curve without a length is as long as the epochs of one `epochs` call, and begins with
       // each such call anew.
       if (run_begins_ && (schedule().steps == 0 || schedule().steps == run_steps_)) {
-        run_steps_ = schedule().steps = epochs_ * batches / traits::micro_batches;
-        wrapped_.begin_schedule(epoch_ * batches / traits::micro_batches);
+        const std::uint64_t updates = Accumulation::updates_of(batches);
+        run_steps_ = schedule().steps = epochs_ * updates;
+        wrapped_.begin_schedule(epoch_ * updates);
       }
       run_begins_ = false;
     }
     losses_.reset();
-    loss_samples_ = 0;
     opened_ = true;
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
   }
@@ -250,11 +258,31 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// Adds up the losses of all ranks, once an epoch.
   void close_data() {
     if (!opened_ || closed_) return;
+    end_accumulation();
+    wrapped_.require_finite();
     closed_ = display_.summary();
-    double totals[] = {losses_.sum(), loss_samples_};
+    const auto [sum, samples] = losses_.totals();
+    double totals[] = {sum, samples};
     comm_.all_reduce(totals, Sum{});
     if (totals[1] > 0) closed_->loss = totals[0] / totals[1];
     display_.clear();
+  }
+
+  /// What is too little for a step is no part of the next epoch's first one.
+  void end_accumulation() {
+    if constexpr (Accumulation::micro_batches > 1) {
+      if constexpr (Accumulation::tail == Tail::step) {
+        wrapped_.step_tail();
+      } else {
+        wrapped_.drop_tail();
+      }
+    }
+    if constexpr (traits::skips_anomalies) {
+      const std::uint64_t skipped = wrapped_.skipped_steps();
+      if (skipped != skipped_)
+        shown_scores_.push_back({"skipped", static_cast<double>(skipped - skipped_)});
+      skipped_ = skipped;
+    }
   }
 
   /// Calls `f` in the destructor of a loop that a `break` has left. A destructor cannot throw: a
@@ -333,10 +361,10 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;
   std::uint64_t epochs_ = 0;
+  std::uint64_t skipped_ = 0;    // steps that `Anomaly<Skip>` has left out so far
   std::uint64_t run_steps_ = 0;  // the length that this trainer has given its curve
   bool run_begins_ = false;
   decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
-  double loss_samples_ = 0;
   std::vector<Score> shown_scores_;
   std::optional<EpochSummary> closed_;
   std::optional<SamplerState> resume_;

@@ -115,8 +115,9 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   }
 
   /// Combines this rank's slice of `data`, which is in an arena, over ranks, and hands the results
-  /// to `consume(begin, results)`, block by block, while they are in the cache. No data is changed.
-  /// Returns when all ranks have consumed theirs. **Ranks** all.
+  /// to `consume(begin, results)`, block by block, while they are in the cache; one that can is
+  /// also given all ranks' data, in the order of ranks. No data is changed. Returns when all ranks
+  /// have consumed theirs. **Ranks** all.
   template <class Data, class Op, class Consume>
   void reduce_slice(Data&& data, Op op, const Consume& consume) {
     const auto values = flat(data);
@@ -133,7 +134,14 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     post<T>(call, {}, *offset, true, [&](std::uint64_t ticket) {
       const auto [begin, end] = slice<T>(values.size());
       const auto all = peers().template all<T>(peers().template in_arenas<T>(ticket));
-      detail::consume_blocks<Ranks, T>(all, begin, end, op, consume);
+      detail::consume_blocks<Ranks, T>(
+          all, begin, end, op, [&](std::size_t at, std::span<const T> results) {
+            if constexpr (requires { consume(at, results, std::span<T* const>(all)); }) {
+              consume(at, results, std::span<T* const>(all));
+            } else {
+              consume(at, results);
+            }
+          });
     }).wait();
   }
 
