@@ -63,12 +63,19 @@ struct Arrays {
   DeviceArena partials{detail::square_partials<float>(count) * sizeof(double)};
   DeviceArena adamw{sizeof(detail::StepNumbers<AdamW>)};
   DeviceArena sgd{sizeof(detail::StepNumbers<SGD>)};
+  DeviceArena found{sizeof(detail::AnomalyRecord)};  // zeroed, and its step 0: there is none
+  detail::PinnedArena seen{sizeof(std::uint32_t)};
+  DeviceArena loss{sizeof(double)};
   DeviceArena from{count * 14};
   DeviceArena to{count * 14};
 
   Arrays() {
     launch_fill(stream, from, 5);
-    detail::launch_store(stream, adamw_numbers(), detail::step_numbers<AdamW>({}, 1e-3, 100, 1));
+    auto numbers = detail::step_numbers<AdamW>({}, 1e-3, 100, 1);
+    numbers.watch = {reinterpret_cast<detail::AnomalyRecord*>(found.data()),
+                     reinterpret_cast<std::uint32_t*>(seen.data()),
+                     reinterpret_cast<const double*>(loss.data())};
+    detail::launch_store(stream, adamw_numbers(), numbers);
     detail::launch_store(stream, sgd_numbers(), detail::step_numbers<SGD>({}, 1e-3, 100, 1));
     detail::launch_cast(stream, gradients.data(), bfloat16(packed_gradients), 1, count);
   }
@@ -89,9 +96,9 @@ struct Arrays {
         cudaMemcpyAsync(to.data(), from.data(), count * 14, cudaMemcpyDeviceToDevice, stream),
         "cudaMemcpyAsync");
   }
-  template <class Shape, std::size_t Count = dynamic>
+  template <class Shape, std::size_t Count = dynamic, bool Watches = false>
   void update() const {
-    detail::launch_update<AdamW, float, float, float, Count, Shape>(
+    detail::launch_update<AdamW, float, float, float, Count, Watches, Shape>(
         stream, adamw_numbers(), parameters.data(), gradients.data(),
         {means.data(), squares.data()}, nullptr, count);
   }
@@ -132,6 +139,9 @@ std::vector<Comparison> compare_kernels() {
                                         [&] { arrays.pack(); },
                                         [&] { arrays.unpack(); },
                                         [&] { arrays.norm(); },
+                                        [&] {
+                                          arrays.update<detail::UpdateShape, dynamic, true>();
+                                        },
                                     });
   const Times copy = times[0];
   const Times adamw = times[1];
@@ -145,6 +155,7 @@ std::vector<Comparison> compare_kernels() {
       {"pack float to bfloat16", times[4], of_bytes(copy, 6), 0},
       {"unpack bfloat16 to float", times[5], of_bytes(copy, 6), 0},
       {"norm of floats", times[6], of_bytes(copy, 4), 0},
+      {"fused AdamW that looks for anomalies, against one that does not", times[7], adamw, 0},
       {"flat fused AdamW against torch fused, 1 tensor", adamw, torch[0].eager, 0},
       {"same, 148 tensors", adamw, torch[1].eager, 1.3},
       {"same, 2000 tensors", adamw, torch[2].eager, 8},

@@ -337,6 +337,68 @@ void check_unused(auto& comm) {
   require(downloaded(ddp.param("b"_p)) == std::vector<float>(40, 1 - 1 / world), "b is wrong");
 }
 
+// ---- Tails of accumulations, and what is not finite
+
+/// Two batches of a step of three, at an epoch's end, are a step of two.
+template <class... Ps>
+void check_tail(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Network, Comm, Optimizer<AdamW>, Accumulate<3>, Ps...> threes(comm);
+  Ddp<Network, Comm, Optimizer<AdamW>, Accumulate<2>, Ps...> twos(comm);
+  for (std::size_t s = 0; s < 12; ++s) {
+    const auto batch = labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value()));
+    const double loss = threes.step(batch);
+    require(twos.step(batch) == loss, "the loss of batch " + std::to_string(s));
+    if (s % 2 == 1) threes.step_tail();
+  }
+  require(threes.updates() == 6, "six steps");
+  require_equal_replicas(comm, threes, "tails");
+  require(all_parameters(threes) == all_parameters(twos), "a tail has other bits");
+}
+
+inline Floats spoiled(Floats batch) {
+  batch.inputs[1] = NAN;
+  return batch;
+}
+
+/// A step that is not finite on one rank leaves no trace on any.
+template <class... Ps>
+void check_skip(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Network, Comm, Optimizer<AdamW>, Anomaly<Skip>, Ps...> good(comm);
+  Ddp<Network, Comm, Optimizer<AdamW>, Anomaly<Skip>, Ps...> bad(comm);
+  const bool culprit = comm.rank().value() + 1 == comm.world_size().value();
+  for (std::size_t s = 0; s < 8; ++s) {
+    const auto batch = labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value()));
+    good.step(batch);
+    if (s == 0 || s == 5) bad.step(culprit ? spoiled(batch) : batch);
+    bad.step(batch);
+  }
+  require_equal_replicas(comm, bad, "skipped steps");
+  require(all_parameters(good) == all_parameters(bad), "a skipped step left a trace");
+  require(bad.skipped_steps() == 2 && good.skipped_steps() == 0, "two steps were skipped");
+}
+
+/// A step that is not finite on one rank ends the job one step later, on all ranks.
+template <class... Ps>
+void check_anomaly(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Network, Comm, Optimizer<SGD>, Ps...> ddp(comm);
+  const bool culprit = comm.rank().value() + 1 == comm.world_size().value();
+  const auto batch = labelled<float>(reference_batch(6, 20, 4, 0, comm.rank().value()));
+  for (std::size_t s = 0; s < 4; ++s) ddp.step(batch);
+  ddp.step(culprit ? spoiled(batch) : batch);
+  comm.synchronize();
+  std::string said;
+  try {
+    ddp.step(batch);
+  } catch (const std::exception& error) {
+    said = error.what();
+  }
+  require(said.find("step 5: ") != std::string::npos && said.find("finite") != std::string::npos,
+          "a step that was not finite: " + said);
+}
+
 // ---- Tensors that are listed at run time
 
 /// A model that lists its tensors has the bits of the one that declares them.
@@ -385,8 +447,25 @@ void run_checks(auto& comm, const std::string& name) {
     if constexpr (captures) run("fallback", [&] { check_fallback(comm); });
     run("phases", [&] { check_phases(comm); });
     run("unused", [&] { check_unused(comm); });
+    run("tail", [&] { check_tail<>(comm); });
+    run("skip", [&] { check_skip<>(comm); });
+    if constexpr (captures) {
+      run("tail_captured", [&] { check_tail<CapturedStep>(comm); });
+      run("skip_captured", [&] { check_skip<CapturedStep>(comm); });
+    }
     run("listed", [&] { check_listed<>(comm); });
     if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });
+  }
+  // These end the job, so they are no part of "all".
+  const auto end = [&](const char* check, auto f) {
+    if (name != check) return;
+    known = true;
+    f();
+    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, world);
+  };
+  if constexpr (Every) {
+    end("anomaly", [&] { check_anomaly<>(comm); });
+    if constexpr (captures) end("anomaly_captured", [&] { check_anomaly<CapturedStep>(comm); });
   }
   require(known, "there is no check '" + name + "'");
 }
