@@ -74,10 +74,10 @@ struct StepLimits {
 /// as an update, as in PyTorch.
 struct StepState {
   std::uint64_t updates = 0;
-  std::uint64_t skips = 0;  // steps that were skipped
   double norm = 0;          // of the last step's gradients, before clipping
   LossScale loss_scale{};
-  bool skipped = false;  // was the last step skipped?
+  bool skipped = false;     // was the last step skipped?
+  std::uint64_t skips = 0;  // how many were
 };
 
 /// Computes the numbers of a step, clipped and unscaled, from the sum of squares of all gradients.
