@@ -255,18 +255,22 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     for (std::size_t k = 0; k != Rule::states; ++k) {
       pass.states[k] = reinterpret_cast<A*>(states_.data() + slice.states + k * stride);
     }
-    return [this, &run, pass](std::size_t at, std::span<const T> averages, auto... sources) {
-      bool finite = true;
-      if constexpr (Traits::skips_unused) {
-        finite = update_used(run, pass, at, averages);
-      } else {
-        finite = pass(at, averages);
-      }
-      if constexpr (Traits::stops_at_anomaly) {
-        if (!finite) [[unlikely]]
-          note(run, at, averages, std::span<T* const>(sources)...);
-      }
-    };
+    if constexpr (!Traits::skips_unused && !Traits::stops_at_anomaly) {
+      return pass;
+    } else {
+      return [this, &run, pass](std::size_t at, std::span<const T> averages, auto... sources) {
+        bool finite = true;
+        if constexpr (Traits::skips_unused) {
+          finite = update_used(run, pass, at, averages);
+        } else {
+          finite = pass(at, averages);
+        }
+        if constexpr (Traits::stops_at_anomaly) {
+          if (!finite) [[unlikely]]
+            note(run, at, averages, std::span<T* const>(sources)...);
+        }
+      };
+    }
   }
 
   /// Notes the first gradient that is not finite, and the ranks that gave it, where their gradients
