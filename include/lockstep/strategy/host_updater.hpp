@@ -3,6 +3,7 @@
 /// @file The updater of the host, for parameters that ranks share and for those that they do not.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -12,6 +13,7 @@
 #include <utility>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -76,7 +78,8 @@ struct OwnsSlice {
 /// One optimizer over all parameters. A pass reads gradients once, and reads and writes states and
 /// parameters once; where no norm is needed first, it is the pass that consumes the averages.
 template <class Traits, class Comm, class Owned>
-class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
+class HostUpdater
+    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
 
@@ -87,6 +90,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
         layout_(where),
         parameters_(parameters),
         runs_(where),
+        groups_(where),
         states_(state_bytes()),
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
         updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
@@ -220,6 +224,13 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       return [this, &run, pass](std::size_t at, std::span<const T> averages) {
         update_used(run, pass, at, averages);
       };
+    } else if constexpr (Traits::has_groups) {
+      std::array<decltype(pass.update), Traits::groups::count> constants;
+      for (std::size_t group = 0; group != constants.size(); ++group)
+        constants[group] = constants_of<A>(group, this->steps());
+      return [this, &run, pass, constants](std::size_t at, std::span<const T> averages) {
+        update_groups(run, pass, constants, at, averages);
+      };
     } else {
       return pass;
     }
@@ -239,8 +250,39 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       const std::size_t begin = std::max(at, first);
       const std::size_t end = std::min(at + averages.size(), first + placement.bytes / sizeof(T));
       if (begin >= end) continue;
-      pass.with(Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]), begin,
+      pass.with(constants_of<Accumulator<T>>(group_of(p), updates_[p]), begin,
                 averages.subspan(begin - at, end - begin));
+    }
+  }
+
+  /// Updates piece by piece, each with the constants of its group.
+  template <class T, class Scale>
+  void update_groups(const Run& run, const UpdatePass<Rule, T, Scale>& pass, const auto& constants,
+                     std::size_t at, std::span<const T> averages) const {
+    const std::size_t end = at + averages.size();
+    const GroupPiece* piece = groups_.table.at(run.offset + at * sizeof(T));
+    for (std::size_t begin = at; begin != end; ++piece) {
+      const std::size_t stop = std::min(end, (piece->end - run.offset) / sizeof(T));
+      pass.with(constants[piece->group], begin, averages.subspan(begin - at, stop - begin));
+      begin = stop;
+    }
+  }
+
+  /// The rule's constants for a group, in update `step`.
+  template <class A>
+  auto constants_of([[maybe_unused]] std::size_t group, std::uint64_t step) const {
+    if constexpr (Traits::has_groups) {
+      const auto options = this->group_options().of(group);
+      return Rule::template at<A>(options, this->rate_of(options), step);
+    } else {
+      return Rule::template at<A>(this->options(), rate_, step);
+    }
+  }
+  std::size_t group_of([[maybe_unused]] std::size_t parameter) const {
+    if constexpr (Traits::has_groups) {
+      return groups_.table.groups[parameter];
+    } else {
+      return 0;
     }
   }
 
@@ -248,6 +290,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
   const layout& layout_;
   std::byte* parameters_;
   [[no_unique_address]] LayoutRuns<layout> runs_;
+  [[no_unique_address]] GroupsOf<Traits> groups_;
   HostArena states_;
   double rate_ = 0;
   typename Traits::Usage used_;
