@@ -8,10 +8,10 @@ struct Net {
   using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
 };
 
-using Options = detail::GroupOptions<SGD, ParameterGroups<Group<"b">>>;
+using Options = detail::GroupOptions<SGD, ParameterGroups<Named<"b">>>;
 
 #ifdef REJECT
-void use(Options& options) { options.mine<Group<"w">>().lr = 0.1; }
+void use(Options& options) { options.mine<Named<"w">>().lr = 0.1; }
 #else
-void use(Options& options) { options.mine<Group<"b">>().lr = 0.1; }
+void use(Options& options) { options.mine<Named<"b">>().lr = 0.1; }
 #endif

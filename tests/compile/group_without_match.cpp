@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Trainer<Net, ParameterGroups<Group<"head.*">>>;
+using Job = Trainer<Net, ParameterGroups<Named<"head.*">>>;
 #else
-using Job = Trainer<Net, ParameterGroups<Group<"*b">>>;
+using Job = Trainer<Net, ParameterGroups<Named<"*b">>>;
 #endif

@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Trainer<Net, ParameterGroups<NoDecay<>, Group<"b">>>;
+using Job = Trainer<Net, ParameterGroups<NoDecay<>, Named<"b">>>;
 #else
-using Job = Trainer<Net, ParameterGroups<NoDecay<>, Group<"w">>>;
+using Job = Trainer<Net, ParameterGroups<NoDecay<>, Named<"w">>>;
 #endif

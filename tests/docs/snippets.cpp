@@ -119,7 +119,7 @@ namespace sets {
 
 using Model = Mlp784;
 
-using Head = Group<"fc3.*">;
+using Head = Named<"fc3.*">;
 using Tuning = Trainer<Model, Optimizer<AdamW>, ParameterGroups<NoDecay<>, Head>>;
 
 void choose_rates(Tuning& job) {

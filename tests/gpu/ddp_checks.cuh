@@ -363,7 +363,7 @@ void check_listed(auto& comm) {
 template <class... Ps>
 void check_sets(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
-  using Weights = Group<"*2.weight", "fc3.weight">;
+  using Weights = Named<"*2.weight", "fc3.weight">;
   using OnGpu = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
   using OnCpu = PlainMlp<dynamic, dynamic, dynamic>;
   using Still = Frozen<"fc1.weight", "fc2.bias">;

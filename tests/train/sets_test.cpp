@@ -93,7 +93,7 @@ constexpr plain::Adam adam(double lr, double decay) {
   return {.lr = lr, .weight_decay = decay, .decoupled = true};
 }
 
-using OfB = Group<"b">;
+using OfB = Named<"b">;
 
 /// Every parameter is in a group of its own: a has the common numbers, b its own, c no decay.
 template <std::size_t Micro, class... Ps>
@@ -213,11 +213,11 @@ struct ListedReference {
 
   /// Hands out tensors by name and in their shapes.
   template <class Step>
-  struct Named {
+  struct ByNames {
     const Step& step;
     Shapes<Network> shapes;
 
-    Named(const Network& network, const Step& listed) : step(listed) { network.shapes(shapes); }
+    ByNames(const Network& network, const Step& listed) : step(listed) { network.shapes(shapes); }
 
     template <class Key>
     static constexpr std::size_t index =
@@ -262,20 +262,20 @@ struct ListedReference {
     }
   }
   void initialize(auto& initial) {
-    const Named named(network, initial);
+    const ByNames named(network, initial);
     network.initialize(named);
   }
   double forward(auto& step, const Samples& batch) {
-    const Named named(network, step);
+    const ByNames named(network, step);
     return network.forward(named, batch);
   }
   void backward(auto& step, const Samples& batch) {
-    const Named named(network, step);
+    const ByNames named(network, step);
     network.backward(named, batch);
   }
 };
 
-using Biases = Group<"*.bias">;
+using Biases = Named<"*.bias">;
 
 template <class... Ps>
 void check_reference() {
@@ -339,9 +339,9 @@ struct Sets {
 };
 using FrozenBase = Sets<Frozen<"fc1.*">, ParameterGroups<NoDecay<>>, -1, -1, 0, 1, 0, 1>;
 using FrozenHead =
-    Sets<Frozen<"fc2.bias", "fc3.*">, ParameterGroups<Group<"*.weight">>, 1, 0, 1, -1, -1, -1>;
+    Sets<Frozen<"fc2.bias", "fc3.*">, ParameterGroups<Named<"*.weight">>, 1, 0, 1, -1, -1, -1>;
 using ManyGroups =
-    Sets<Frozen<>, ParameterGroups<Group<"fc2.*">, NoDecay<"*.bias">, Group<"fc1.w*">>, 3, 2, 1, 1,
+    Sets<Frozen<>, ParameterGroups<Named<"fc2.*">, NoDecay<"*.bias">, Named<"fc1.w*">>, 3, 2, 1, 1,
          0, 2>;
 
 struct Numbers {
@@ -548,9 +548,9 @@ BOOST_AUTO_TEST_CASE(sets_without_listed_tensors_are_refused) {
   };
   says(words_of_listed<Frozen<"a", "head.*">>(), "lists no parameter that matches head.*");
   says(words_of_listed<Frozen<"a", "*b*", "c">>(), "all parameters are frozen");
-  says(words_of_listed<Frozen<"a">, ParameterGroups<Group<"b">, Group<"a">>>(),
+  says(words_of_listed<Frozen<"a">, ParameterGroups<Named<"b">, Named<"a">>>(),
        "group 2 of 2 has no parameter");
-  says(words_of_listed<Frozen<"a">, ParameterGroups<Group<"b">>>(), "nothing went wrong");
+  says(words_of_listed<Frozen<"a">, ParameterGroups<Named<"b">>>(), "nothing went wrong");
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_freeze_other_parameters_are_told_so) {

@@ -29,15 +29,15 @@ concept ParameterSet = std::is_empty_v<S> && requires(std::string_view name, det
   S::fingerprint(hash);
 };
 
-/// Parameters by name: `Group<"head.*", "*.scale">`, where `*` stands for any characters.
+/// Parameters by name: `Named<"head.*", "*.scale">`, where `*` stands for any characters.
 template <Name... Patterns>
-struct Group : detail::NamePatterns<Patterns...> {
+struct Named : detail::NamePatterns<Patterns...> {
   static constexpr bool contains(std::string_view name, std::size_t /*rank*/) {
     return detail::NamePatterns<Patterns...>::match(name);
   }
   static constexpr void begin(auto& /*options*/) {}
   static constexpr void fingerprint(detail::Hash& hash) {
-    hash.text("Group");
+    hash.text("Named");
     detail::NamePatterns<Patterns...>::fingerprint_patterns(hash);
   }
 };
@@ -52,7 +52,7 @@ struct Vectors {
 /// A set whose weight decay is 0 unless it is set: `NoDecay<"*.bias", "norm*">` by name, and
 /// `NoDecay<>` for all `Vectors`.
 template <Name... Patterns>
-struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Group<Patterns...>> {
+struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Named<Patterns...>> {
   static constexpr void begin(auto& options) {
     if constexpr (requires { options.weight_decay; }) options.weight_decay = 0;
   }
@@ -64,7 +64,7 @@ struct NoDecay : std::conditional_t<sizeof...(Patterns) == 0, Vectors, Group<Pat
 
 /// The policy that gives sets of parameters numbers of their own:
 ///
-///     using Head = Group<"head.*">;
+///     using Head = Named<"head.*">;
 ///     using Job = Trainer<Net, Optimizer<AdamW>, ParameterGroups<NoDecay<>, Head>>;
 ///     job.optimizer(Head{}).lr = 1e-4;
 ///

@@ -27,14 +27,14 @@ class ArenaCopy {
         used_(used),
         masters_(masters),
         declared_(declared_layout_.plan().all_bytes) {
-    const HostArena used = download(used_, used_layout_.plan().all_bytes);
-    const HostArena masters = download(masters_, master_bytes());
+    const HostArena now = download(used_, used_layout_.plan().all_bytes);
+    const HostArena masters_now = download(masters_, master_bytes());
     for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
                                           std::type_identity<U>) {
       if (has_master(offset)) {
-        convert(declared, master_at<U>(masters, offset), count);
+        convert(declared, master_at<U>(masters_now, offset), count);
       } else {
-        convert(declared, reinterpret_cast<const U*>(used.data() + offset), count);
+        convert(declared, reinterpret_cast<const U*>(now.data() + offset), count);
       }
     });
   }
