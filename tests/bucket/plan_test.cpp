@@ -110,6 +110,50 @@ BOOST_AUTO_TEST_CASE(random_models_of_mixed_types_get_sound_plans) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(frozen_tensors_lie_behind_the_plan_of_all_others) {
+  std::mt19937 random(5);
+  for (int i = 0; i < 200; ++i) {
+    std::vector<detail::TensorInfo> tensors(1 + random() % 30);
+    std::vector<bool> frozen(tensors.size());
+    std::vector<detail::TensorInfo> others;  // what PyTorch's DDP sees
+    std::vector<std::size_t> places;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      tensors[t] = tensor(static_cast<ElementKind>(1 + random() % 4), random() % 3000);
+      frozen[t] = random() % 3 == 0;
+      if (frozen[t]) continue;
+      others.push_back(tensors[t]);
+      places.push_back(t);
+    }
+    const BucketLimits limits{random() % 8000, random() % 20000};
+    const auto want = detail::make_bucket_plan<dynamic>(others, limits);
+    const auto plan = detail::make_bucket_plan<dynamic>(
+        tensors, limits, [&](std::size_t t) -> bool { return frozen[t]; });
+    BOOST_TEST_REQUIRE(plan.bytes == want.bytes);
+    BOOST_TEST_REQUIRE(plan.trained == others.size());
+    BOOST_TEST_REQUIRE(plan.bucket_count == want.bucket_count);
+    for (std::size_t b = 0; b < want.bucket_count; ++b) {
+      BOOST_TEST_REQUIRE(plan.buckets()[b].bytes == want.buckets()[b].bytes);
+      BOOST_TEST_REQUIRE(plan.members(b).size() == want.members(b).size());
+      for (std::size_t m = 0; m < want.members(b).size(); ++m) {
+        const std::size_t t = places[want.members(b)[m]];
+        BOOST_TEST_REQUIRE(plan.members(b)[m] == t);
+        BOOST_TEST_REQUIRE(plan.placements[t].offset == want.placements[want.members(b)[m]].offset);
+        BOOST_TEST_REQUIRE(plan.is_trained(t));
+      }
+    }
+    std::size_t end = plan.bytes;
+    for (std::size_t t = 0; t < tensors.size(); ++t) {
+      if (!frozen[t]) continue;
+      BOOST_TEST_REQUIRE(!plan.is_trained(t));
+      BOOST_TEST_REQUIRE(!plan.completes(t));
+      BOOST_TEST_REQUIRE(plan.placements[t].offset == end);
+      BOOST_TEST_REQUIRE(plan.placements[t].bytes == tensors[t].bytes());
+      end += detail::align_up(tensors[t].bytes());
+    }
+    BOOST_TEST_REQUIRE(plan.all_bytes == end);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(each_element_type_has_buckets_of_its_own_in_order_of_completion) {
   // Reversed: d2 h1 d1 h0 d0. The halves complete before the last double.
   const std::vector<detail::TensorInfo> tensors{

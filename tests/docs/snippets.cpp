@@ -115,6 +115,50 @@ int run(int argc, char** argv) {
 
 }  // namespace training
 
+namespace sets {
+
+using Model = Mlp784;
+
+using Head = Named<"fc3.*">;
+using Tuning = Trainer<Model, Optimizer<AdamW>, ParameterGroups<NoDecay<>, Head>>;
+
+void choose_rates(Tuning& job) {
+  job.optimizer().lr = 2e-3;  // of all parameters, and of sets until they get numbers of their own
+  job.optimizer(Head{}).lr = 2e-2;
+}
+
+struct Scale {  // y = (base + offset) x, squared error
+  using Parameters = ParameterList<Parameter<"base", float>, Parameter<"offset", float>>;
+  float error = 0;
+
+  float forward(auto& step, const auto& batch) {
+    const float slope = step.param("base"_p)() + step.param("offset"_p)();
+    error = slope * batch.inputs[0] - batch.labels[0];
+    return error * error;
+  }
+  void backward(auto& step, const auto& batch) {
+    write(step, "offset"_p, 2 * error * batch.inputs[0]);
+    write(step, "base"_p, 2 * error * batch.inputs[0]);
+  }
+  static void write(auto& step, auto key, float gradient) {
+    if constexpr (trains<decltype(step)>(key)) {  // in Trainer<Scale, Frozen<"base">> not the base
+      step.grad(key)() = gradient;
+      step.ready(key);
+    }
+  }
+};
+
+void train_one_of_two(const auto& batch) {
+  LoopbackCommunicator nobody;
+  DistributedDataParallel<Scale, World<1>, Frozen<"base">> tuned(nobody);
+  DistributedDataParallel<Scale, World<1>> whole(nobody);
+  tuned.step(batch);
+  whole.step(batch);
+}
+template void train_one_of_two(const LabelledBatch<float, float>&);
+
+}  // namespace sets
+
 namespace one_process {
 
 using Classifier = Mlp784;

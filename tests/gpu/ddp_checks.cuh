@@ -419,6 +419,88 @@ void check_listed(auto& comm) {
   require(all_parameters(named) == all_parameters(declared), "other bits");
 }
 
+// ---- Frozen parameters and parameter groups
+
+/// Random networks with frozen parameters and groups: ranks on GPUs, and one process on the CPU.
+template <class... Ps>
+void check_sets(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  using Weights = Named<"*2.weight", "fc3.weight">;
+  using OnGpu = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
+  using OnCpu = PlainMlp<dynamic, dynamic, dynamic>;
+  using Still = Frozen<"fc1.weight", "fc2.bias">;
+  using Groups = ParameterGroups<Weights, NoDecay<>>;
+  std::mt19937 random(11);
+  const auto pick = [&](std::size_t most) { return random() % most + 1; };
+  const std::size_t world = comm.world_size().value();
+  const auto set = [](auto& ddp) {
+    ddp.optimizer().lr = 0.01;
+    ddp.optimizer().weight_decay = 0.2;
+    ddp.optimizer(Weights{}).lr = 0.03;
+  };
+  for (int round = 0; round < 4; ++round) {
+    OnGpu on_gpu;
+    OnCpu on_cpu;
+    on_gpu.in = on_cpu.in = pick(40);
+    on_gpu.hidden = on_cpu.hidden = pick(90);
+    on_gpu.out = on_cpu.out = pick(6) + 1;
+    const std::size_t in = on_cpu.in, out = on_cpu.out, rows = pick(9);
+    Ddp<OnGpu, Comm, Optimizer<AdamW>, Still, Groups, Ps...> ddp(comm, std::move(on_gpu));
+    LoopbackCommunicator alone;
+    detail::BasicDdp<OnCpu, CanonicalPolicies<World<1>, Optimizer<AdamW>, Still, Groups, Ps...>,
+                     LoopbackCommunicator>
+        cpu(alone, on_cpu);
+    set(ddp);
+    set(cpu);
+    for (std::size_t s = 0; s < 5; ++s) {
+      Samples whole{in, {}, {}};
+      for (std::size_t r = 0; r < world; ++r) {
+        const Samples share = reference_batch(rows, in, out, s, r);
+        whole.x.insert(whole.x.end(), share.x.begin(), share.x.end());
+        whole.y.insert(whole.y.end(), share.y.begin(), share.y.end());
+        if (r == comm.rank().value()) ddp.step(labelled<double>(share));
+      }
+      cpu.step(whole);
+    }
+    comm.synchronize();
+    std::vector<std::vector<double>> want;
+    PlainMlp<1, 1, 1>::for_each_parameter(cpu, [&](const auto& view) {
+      want.emplace_back(view.data_handle(), view.data_handle() + view.size());
+    });
+    std::size_t p = 0;
+    PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+      const auto got = downloaded(view);
+      for (std::size_t i = 0; i < got.size(); ++i)
+        require(close(got[i], want[p][i], 1e-9),
+                "parameter " + std::to_string(p) + "[" + std::to_string(i) + "] is " +
+                    std::to_string(got[i]) + ", the CPU has " + std::to_string(want[p][i]));
+      ++p;
+    });
+    require_equal_replicas(comm, ddp, "frozen parameters and groups");
+  }
+}
+
+/// In 16 bits: frozen parameters have no masters and keep their values, and all others train.
+template <class... Ps>
+void check_mixed_sets(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Network, Comm, Optimizer<AdamW>, Precision<Mixed<Half>>, Frozen<"fc2.*">,
+      ParameterGroups<NoDecay<>>, Ps...>
+      ddp(comm);
+  const auto frozen = downloaded(ddp.param("fc2.weight"_p));
+  const auto trained = downloaded(ddp.param("fc3.weight"_p));
+  require(static_cast<float>(frozen[1]) != 0, "a frozen parameter was not initialised");
+  for (std::size_t s = 0; s < 8; ++s)
+    ddp.step(labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value())));
+  comm.synchronize();
+  const auto same = [](const auto& a, const auto& b) {
+    return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+  };
+  require(same(downloaded(ddp.param("fc2.weight"_p)), frozen), "a frozen parameter has changed");
+  require(!same(downloaded(ddp.param("fc3.weight"_p)), trained), "nothing was trained");
+  require_equal_replicas(comm, ddp, "frozen parameters in 16 bits");
+}
+
 /// All of them, or the one that is named. `Every` is false where nothing can be run and another
 /// program has the same checks compiled already.
 template <bool Every>
@@ -455,6 +537,13 @@ void run_checks(auto& comm, const std::string& name) {
     }
     run("listed", [&] { check_listed<>(comm); });
     if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });
+    run("sets", [&] {
+      check_sets<>(comm);
+      check_sets<Clip<0.5>>(comm);
+      check_sets<UnusedParameters<Zero>>(comm);
+    });
+    run("sets_mixed", [&] { check_mixed_sets<>(comm); });
+    if constexpr (captures) run("sets_captured", [&] { check_mixed_sets<CapturedStep>(comm); });
   }
   // These end the job, so they are no part of "all".
   const auto end = [&](const char* check, auto f) {

@@ -63,7 +63,8 @@ LOCKSTEP_KERNEL plain_layer_back(P* w, P* bias, const X* x, const A* d, std::siz
   A sum = 0;
   for (std::size_t b = 0; b < rows; ++b)
     sum += d[b * n + j] * (i == m ? A{1} : static_cast<A>(x[b * m + (i == m ? 0 : i)]));
-  (i == m ? bias[j] : w[j * m + i]) = static_cast<P>(sum);
+  P* const gradient = i == m ? bias : w;  // null where the parameter is frozen
+  if (gradient != nullptr) gradient[i == m ? j : j * m + i] = static_cast<P>(sum);
 }
 
 template <class P, class A>
@@ -198,22 +199,32 @@ struct GpuPlainMlp {
   template <class A>
   void go_back(auto& step, const auto& batch, const A* d3) {
     const auto run = kernels(step, batch);
-    run.layer_back(data(step.grad("fc3.weight"_p)), data(step.grad("fc3.bias"_p)), a2<A>(batch), d3,
-                   out, hidden);
-    step.ready("fc3.bias"_p);
-    step.ready("fc3.weight"_p);
+    run.layer_back(slopes(step, "fc3.weight"_p), slopes(step, "fc3.bias"_p), a2<A>(batch), d3, out,
+                   hidden);
+    mark(step, "fc3.bias"_p);
+    mark(step, "fc3.weight"_p);
     run.input_gradient(data(step.param("fc3.weight"_p)), d3, a2<A>(batch), d2<A>(batch), out,
                        hidden);
-    run.layer_back(data(step.grad("fc2.weight"_p)), data(step.grad("fc2.bias"_p)), a1<A>(),
-                   d2<A>(batch), hidden, hidden);
-    step.ready("fc2.bias"_p);
-    step.ready("fc2.weight"_p);
+    run.layer_back(slopes(step, "fc2.weight"_p), slopes(step, "fc2.bias"_p), a1<A>(), d2<A>(batch),
+                   hidden, hidden);
+    mark(step, "fc2.bias"_p);
+    mark(step, "fc2.weight"_p);
     run.input_gradient(data(step.param("fc2.weight"_p)), d2<A>(batch), a1<A>(), d1<A>(batch),
                        hidden, hidden);
-    run.layer_back(data(step.grad("fc1.weight"_p)), data(step.grad("fc1.bias"_p)), batch.inputs,
+    run.layer_back(slopes(step, "fc1.weight"_p), slopes(step, "fc1.bias"_p), batch.inputs,
                    d1<A>(batch), hidden, in);
-    step.ready("fc1.bias"_p);
-    step.ready("fc1.weight"_p);
+    mark(step, "fc1.bias"_p);
+    mark(step, "fc1.weight"_p);
+  }
+
+  /// Where a gradient goes: nowhere for a frozen parameter.
+  static void* slopes(auto& step, auto key) {
+    void* address = nullptr;
+    if_trained(step, key, [&](auto& trained) { address = data(trained.grad(key)); });
+    return address;
+  }
+  static void mark(auto& step, auto key) {
+    if_trained(step, key, [&](auto& trained) { trained.ready(key); });
   }
 
   static auto kernels(auto& step, const auto& batch) {

@@ -40,6 +40,10 @@ class ByName {
   void ready(Key) const {
     step_.ready(NamedTensor<Declared, detail::TensorRole::parameter, Key>::index);
   }
+  template <class Key>
+  bool trains(Key) const {
+    return step_.trains(NamedTensor<Declared, detail::TensorRole::parameter, Key>::index);
+  }
   template <class S = Step>
   auto stream() const -> decltype(std::declval<const S&>().stream()) {
     return step_.stream();

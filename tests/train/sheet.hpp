@@ -15,6 +15,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/trainer/ddp.hpp"
+#include "train/plain_mlp.hpp"
 
 namespace train {
 
@@ -69,7 +70,8 @@ struct Sheet {
     if (entry.trouble == Entry::Trouble::in_backward)
       throw std::runtime_error("backward ran out of luck");
     if (entry.trouble == Entry::Trouble::no_exception) throw 7;
-    if (entry.trouble == Entry::Trouble::ready_twice) step.ready("b"_p);
+    if (entry.trouble == Entry::Trouble::ready_twice)
+      if_trained(step, "b"_p, [](auto& trained) { trained.ready("b"_p); });
     give(step, "a"_p, 0, entry);
   }
 
@@ -86,10 +88,12 @@ struct Sheet {
   }
   static void give(auto& step, auto key, std::size_t p, const Entry& entry) {
     if (!entry.used[p]) return;
-    const auto view = step.grad(key);
-    for (std::size_t i = 0; i < view.size(); ++i)
-      view(i) = to(view(i), slope(entry.gradient[p], i));
-    step.ready(key);
+    if_trained(step, key, [&](auto& trained) {
+      const auto view = trained.grad(key);
+      for (std::size_t i = 0; i < view.size(); ++i)
+        view(i) = to(view(i), slope(entry.gradient[p], i));
+      trained.ready(key);
+    });
   }
 };
 

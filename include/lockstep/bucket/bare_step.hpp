@@ -3,11 +3,26 @@
 /// @file The step that a model sees in a world of one.
 
 #include <cstddef>
+#include <type_traits>
 
 #include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
+
+namespace lockstep {
+
+/// Is a declared parameter trained in steps of this type, or is it frozen? A model that is trained
+/// with different policies asks before it writes a gradient:
+///
+///     if constexpr (trains<decltype(step)>("embed.weight"_p)) { ... }
+template <class Step, class Key>
+  requires requires(Key key) { std::remove_cvref_t<Step>::trains(key); }
+constexpr bool trains(Key key) {
+  return std::remove_cvref_t<Step>::trains(key);
+}
+
+}  // namespace lockstep
 
 namespace lockstep::detail {
 
@@ -43,6 +58,7 @@ class BareStep {
   /// A parameter's gradient, to write.
   template <class Key>
   constexpr auto grad(Key key) const {
+    parameters_.require_trained(key);
     return parameters_.template view<Memory, false>(arenas_.gradients, key);
   }
 
@@ -57,6 +73,21 @@ class BareStep {
   constexpr void ready(Key key) const {
     // A misspelt name is an error here too.
     static_cast<void>(find_tensor<Model, TensorRole::parameter>(key).index);
+    parameters_.require_trained(key);
+  }
+
+  /// Is a parameter trained, or frozen?
+  template <class Key>
+  static constexpr bool trains(Key key)
+    requires(!TensorListing<Model>)
+  {
+    return LayoutOfParameters::trains(key);
+  }
+  template <class Key>
+  bool trains(Key key) const
+    requires TensorListing<Model>
+  {
+    return parameters_.trains(key);
   }
 
  private:

@@ -12,6 +12,7 @@
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/element_types.hpp"
+#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -40,7 +41,13 @@ inline constexpr auto static_infos = in_types<Types>(tensor_table<Model, Role>.i
 /// values of class type passed on through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
-    static_infos<Model, Role, Types>, Limits::limits);
+    static_infos<Model, Role, Types>, Limits::limits, [](std::size_t tensor) {
+      if constexpr (freezes_some<Limits>) {
+        return is_frozen_name<Limits>(tensor_table<Model, Role>.name(tensor));
+      } else {
+        return tensor == no_bucket;  // none
+      }
+    });
 
 /// The plan's offsets alone: what every view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
@@ -61,6 +68,34 @@ constexpr auto make_view(std::byte* data, Sizes... extents) {
   using T = ElementOf<Kind>;
   using Viewed = View<Memory, std::conditional_t<Const, const T, T>, E...>;
   return Viewed(reinterpret_cast<T*>(data), extents...);
+}
+
+/// A declared parameter that has a gradient.
+template <class Model, class Limits, class Key>
+struct TrainedParameter {
+  static constexpr std::size_t index = NamedTensor<Model, TensorRole::parameter, Key>::index;
+  static constexpr bool trains =
+      !is_frozen_name<Limits>(tensor_table<Model, TensorRole::parameter>.name(index));
+  static_assert(trains,
+                "lockstep: this parameter is frozen and has no gradient; leave it out of backward, "
+                "by if constexpr (trains<decltype(step)>(\"name\"_p)) where Frozen differs between "
+                "jobs (the compiler prints the name beside this sentence)");
+};
+
+/// Throws unless the patterns of `Still` freeze some of a model's listed parameters and not all.
+template <class Still>
+void require_frozen(std::size_t count, const auto& name_of) {
+  std::size_t frozen = 0;
+  for (std::size_t i = 0; i != count; ++i) frozen += Still::match(name_of(i)) ? 1 : 0;
+  for (const std::string_view pattern : Still::patterns) {
+    bool found = false;
+    for (std::size_t i = 0; i != count; ++i) found = found || matches(pattern, name_of(i));
+    if (!found) {
+      throw Error("Frozen", "the model lists no parameter that matches " + std::string(pattern),
+                  "compare the pattern with the names that it lists");
+    }
+  }
+  if (frozen == count) throw Error("Frozen", "all parameters are frozen", "leave one to train");
 }
 
 /// The layout of static shapes: an empty type whose members are constants.
@@ -115,7 +150,12 @@ class RunTimeLayout {
   struct Computed {
     explicit Computed(const Model& model) : tensors(tensors_of(model)) {
       for (TensorInfo& info : tensors.infos) info.element = Types::of(info.element);
-      plan = make_bucket_plan<count>(tensors.infos, Limits::limits);
+      const auto name = [&](std::size_t tensor) { return tensors.name(tensor); };
+      if constexpr (TensorListing<Model> && freezes_some<Limits>)
+        require_frozen<typename Limits::frozen>(tensors.infos.size(), name);
+      plan = make_bucket_plan<count>(tensors.infos, Limits::limits, [&](std::size_t tensor) {
+        return is_frozen_name<Limits>(name(tensor));
+      });
     }
     decltype(tensors_of(std::declval<const Model&>())) tensors;
     BucketPlan<count> plan;
@@ -135,6 +175,40 @@ template <class Model, TensorRole Role, class Limits, class Types>
 class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
  public:
   using LayoutBase<Model, Role, Limits, Types>::LayoutBase;
+
+  /// Are some of the tensors frozen?
+  static constexpr bool freezes = freezes_some<Limits>;
+
+  /// Is a parameter trained? It is a constant for a declared one.
+  template <class Key>
+  static constexpr bool trains(Key)
+    requires(!TensorListing<Model>)
+  {
+    return !is_frozen_name<Limits>(
+        tensor_table<Model, Role>.name(NamedTensor<Model, Role, Key>::index));
+  }
+  template <class Key>
+  bool trains(Key key) const
+    requires TensorListing<Model>
+  {
+    const std::size_t tensor = find_tensor<Model, Role>(key).index;
+    return tensor >= this->infos().size() || this->plan().is_trained(tensor);
+  }
+
+  /// Refuses a frozen parameter: when compiling, or where tensors are listed by an exception.
+  template <class Key>
+  constexpr void require_trained([[maybe_unused]] Key key) const {
+    if constexpr (freezes && TensorListing<Model>) {
+      if (trains(key)) [[likely]]
+        return;
+      throw Error("step",
+                  std::string(this->name(find_tensor<Model, Role>(key).index)) +
+                      " is frozen and has no gradient",
+                  "leave it out of backward: if (step.trains(number))");
+    } else if constexpr (freezes) {
+      static_cast<void>(TrainedParameter<Model, Limits, Key>::index);
+    }
+  }
 
   /// The tensor behind a key, as `T` or `const T` elements, in the arena that starts at `arena`.
   /// The view of a listed tensor has one dimension: the model knows the shape.

@@ -17,7 +17,11 @@
 
 namespace lockstep::detail {
 
-/// Where one parameter lies. Parameters and gradients have the same layout.
+/// The bucket of a frozen parameter.
+inline constexpr std::size_t no_bucket = dynamic;
+
+/// Where one parameter lies. Gradients have the same layout; frozen parameters have no gradient,
+/// and lie behind all others.
 struct Placement {
   std::size_t bucket = 0;
   std::size_t offset = 0;  // bytes from the arena's start, a multiple of `arena_alignment`
@@ -62,7 +66,14 @@ struct BucketPlan {
   Table<std::size_t> arrivals{};  // parameters by bucket, then in order of arrival
   Table<Bucket> bucket_table{};   // the first `bucket_count` are in use
   std::size_t bucket_count = 0;
-  std::size_t bytes = 0;  // of the whole arena
+  std::size_t trained = 0;    // parameters that lie in a bucket
+  std::size_t bytes = 0;      // of all buckets: of an arena of gradients
+  std::size_t all_bytes = 0;  // with frozen parameters: of an arena of parameters
+
+  /// Has this parameter a gradient?
+  constexpr bool is_trained(std::size_t parameter) const {
+    return placements[parameter].bucket != no_bucket;
+  }
 
   /// The buckets, in the order in which they complete and are reduced.
   constexpr std::span<const Bucket> buckets() const { return {bucket_table.data(), bucket_count}; }
@@ -74,17 +85,24 @@ struct BucketPlan {
 
   /// Does this parameter's gradient complete its bucket when gradients arrive in reverse order?
   constexpr bool completes(std::size_t parameter) const {
-    return bucket_table[placements[parameter].bucket].completed_by == parameter;
+    return is_trained(parameter) &&
+           bucket_table[placements[parameter].bucket].completed_by == parameter;
   }
+};
+
+/// No tensor is frozen.
+struct NoneFrozen {
+  constexpr bool operator()(std::size_t) const { return false; }
 };
 
 /// Plans buckets over `tensors`, given in declaration order, as PyTorch's DDP assigns them once it
 /// knows the order of gradients: walk in reverse; append to the open bucket of the element type;
 /// close it when its bytes, without padding, reach the limit. Each element type has a first bucket
 /// of its own. Buckets are ordered by completion, so that none waits for one that completes later.
-template <std::size_t Count>
+/// Tensors with `is_frozen(tensor)` are left out, as PyTorch's are that require no gradient.
+template <std::size_t Count, class IsFrozen = NoneFrozen>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
-                                             BucketLimits limits) {
+                                             BucketLimits limits, IsFrozen is_frozen = {}) {
   const std::size_t count = tensors.size();
   BucketPlan<Count> plan;
   plan.placements = make_table<Placement, Count>(count);
@@ -104,6 +122,10 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
   for (Open& bucket : open) bucket.limit = limits.first;
   std::size_t opened = 0;
   for (std::size_t i = count; i-- != 0;) {
+    if (is_frozen(i)) {
+      plan.placements[i].bucket = no_bucket;
+      continue;
+    }
     Open& bucket = open[static_cast<std::size_t>(tensors[i].element)];
     if (bucket.number == dynamic) bucket.number = opened++;
     opening[i] = bucket.number;
@@ -112,12 +134,14 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
     if (bucket.bytes >= bucket.limit) bucket = {dynamic, 0, limits.cap};
   }
   for (std::size_t i = count; i-- != 0;) {
-    if (completed_by[opening[i]] == i) completion[opening[i]] = plan.bucket_count++;
+    if (plan.is_trained(i) && completed_by[opening[i]] == i)
+      completion[opening[i]] = plan.bucket_count++;
   }
 
   for (std::size_t i = count; i-- != 0;) {
-    plan.placements[i].bucket = completion[opening[i]];
     plan.placements[i].bytes = tensors[i].bytes();
+    if (!plan.is_trained(i)) continue;
+    plan.placements[i].bucket = completion[opening[i]];
     Bucket& bucket = plan.bucket_table[plan.placements[i].bucket];
     bucket.element = tensors[i].element;
     bucket.completed_by = i;
@@ -126,10 +150,12 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
   for (std::size_t b = 0, arrived = 0; b != plan.bucket_count; ++b) {
     plan.bucket_table[b].first_arrival = arrived;
     arrived += plan.bucket_table[b].parameters;
+    plan.trained = arrived;
   }
   auto& listed = completion;  // no longer needed: now how many members of a bucket are listed
   for (std::size_t& n : listed) n = 0;
   for (std::size_t i = count; i-- != 0;) {
+    if (!plan.is_trained(i)) continue;
     const std::size_t b = plan.placements[i].bucket;
     plan.arrivals[plan.bucket_table[b].first_arrival + listed[b]++] = i;
   }
@@ -140,6 +166,12 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
       plan.bytes += align_up(plan.placements[i].bytes);
     }
     plan.bucket_table[b].bytes = plan.bytes - plan.bucket_table[b].offset;
+  }
+  plan.all_bytes = plan.bytes;
+  for (std::size_t i = 0; i != count; ++i) {
+    if (plan.is_trained(i)) continue;
+    plan.placements[i].offset = plan.all_bytes;
+    plan.all_bytes += align_up(plan.placements[i].bytes);
   }
   return plan;
 }

@@ -74,7 +74,7 @@ struct StepLimits {
 /// as an update, as in PyTorch.
 struct StepState {
   std::uint64_t updates = 0;
-  double norm = 0;          // of the last step's gradients, before clipping
+  double norm = 0;  // of the last step's gradients, before clipping
   LossScale loss_scale{};
   bool skipped = false;     // was the last step skipped?
   std::uint64_t skips = 0;  // how many were

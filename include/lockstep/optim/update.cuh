@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
@@ -119,24 +120,122 @@ struct UpdateSweep {
   }
 };
 
-template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
-          class Param>
-LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
-    update(const StepNumbers<Rule>* numbers, UpdateArrays<Rule, Master, Gradient, Param> arrays,
-           Size<Count> count) {
+/// Is the step to change nothing? One thread of the kernel looks at the loss.
+template <bool Watches, class Rule>
+__device__ bool is_skipped(const StepNumbers<Rule>* numbers) {
   bool skip = numbers->skip;
   if constexpr (Watches) {
+    if (skip) return true;
     // After a bad step nothing changes any more, until the host knows.
     const std::uint64_t bad = numbers->watch.record->step;
-    skip = skip || (bad != 0 && bad != numbers->step);
+    skip = bad != 0 && bad != numbers->step;
     if (blockIdx.x == 0 && threadIdx.x == 0 && !skip && !is_finite(*numbers->watch.loss)) {
       numbers->watch.record->loss = true;
       tell_anomaly(numbers->watch, numbers->step);
     }
   }
+  return skip;
+}
+
+template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
+          class Param>
+LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
+    update(const StepNumbers<Rule>* numbers, UpdateArrays<Rule, Master, Gradient, Param> arrays,
+           Size<Count> count) {
+  const bool skip = is_skipped<Watches>(numbers);
   const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
       arrays, numbers->template in<Accumulator<Master>>(), skip, numbers};
   sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+}
+
+/// The piece that holds the byte at `offset`; the host's twin is `GroupTable::at`.
+__device__ inline const GroupPiece* group_piece(const GroupPiece* piece, std::size_t count,
+                                                std::size_t offset) {
+  while (count != 0) {
+    const std::size_t half = count / 2;
+    if (piece[half].end <= offset) {
+      piece += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return piece;
+}
+
+/// The pieces of an arena by group, in device memory.
+struct GroupPieces {
+  const GroupPiece* pieces;
+  std::size_t count;
+  std::size_t offset;  // bytes from the arena's start to the arrays
+
+  template <class Param>
+  __device__ const GroupPiece* at(std::size_t element) const {
+    return group_piece(pieces, count, offset + element * sizeof(Param));
+  }
+};
+
+/// The pass over a tile whose elements are in several groups. Pieces begin at multiples of 256
+/// bytes, so that no packet has elements of two.
+template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
+struct GroupedSweep {
+  using Sweep = UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches>;
+
+  const UpdateArrays<Rule, Master, Gradient, Param>& arrays;
+  const StepNumbers<Rule>* numbers;  // by group
+  const GroupPieces& groups;
+  bool skip;
+
+  template <std::size_t N>
+  __device__ auto load(std::size_t at) const {
+    return Sweep{arrays, {}, true, nullptr}.template load<N>(at);
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, const typename Sweep::template Loaded<N>& loaded) const {
+    const StepNumbers<Rule>& own = numbers[groups.template at<Param>(at)->group];
+    const Sweep sweep{arrays, own.template in<Accumulator<Master>>(), skip, &own};
+    sweep.template finish<N>(at, loaded);
+  }
+};
+
+template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
+          class Param>
+LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
+    update_groups(const StepNumbers<Rule>* numbers, GroupPieces groups,
+                  UpdateArrays<Rule, Master, Gradient, Param> arrays, Size<Count> count) {
+  constexpr std::size_t tile = Shape::tile * arrays.packet;
+  const std::size_t first = blockIdx.x * tile;
+  const std::size_t last = (first + tile < count.value() ? first + tile : count.value()) - 1;
+  const GroupPiece* const piece = groups.at<Param>(first);
+  const bool skip = is_skipped<Watches>(numbers);  // all groups or none
+  if (piece->end > groups.offset + last * sizeof(Param)) {
+    const StepNumbers<Rule>& own = numbers[piece->group];
+    const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
+        arrays, own.template in<Accumulator<Master>>(), skip, &own};
+    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+  } else {
+    const GroupedSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{arrays, numbers, groups,
+                                                                            skip};
+    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+  }
+}
+
+/// The arrays as a kernel's argument. Throws if one begins inside of a packet.
+template <class Rule, class Master, class Gradient, class Param>
+UpdateArrays<Rule, Master, Gradient, Param> update_arrays(Master* master, const Gradient* gradients,
+                                                          const StatesOf<Rule, Master>& states,
+                                                          Param* parameters) {
+  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
+  Arrays arrays{master, gradients, parameters, {}};
+  require_alignment("update", {master, gradients});
+  if constexpr (Arrays::copies) require_alignment("update", {parameters});
+  if constexpr (Rule::states != 0) {
+    for (std::size_t s = 0; s != Rule::states; ++s) {
+      require_alignment("update", {states[s]});
+      arrays.state[s] = states[s];
+    }
+  }
+  return arrays;
 }
 
 /// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
@@ -151,19 +250,30 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
                    std::type_identity_t<Param>* parameters, std::size_t count = Count) {
   using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
   if (count == 0) return;
-  Arrays arrays{master, gradients, parameters, {}};
-  require_alignment("update", {master, gradients});
-  if constexpr (Arrays::copies) require_alignment("update", {parameters});
-  if constexpr (Rule::states != 0) {
-    for (std::size_t s = 0; s != Rule::states; ++s) {
-      require_alignment("update", {states[s]});
-      arrays.state[s] = states[s];
-    }
-  }
+  const Arrays arrays =
+      update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters);
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
   update<Shape, Count, Watches>
       <<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
   check_launch("update");
+}
+
+/// Updates every element as the numbers of its group say, which lie one behind the other, in one
+/// launch. **Stream** in its order. **Host** does not block.
+template <class Rule, class Master, class Gradient, class Param = Master,
+          std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
+void launch_group_update(cudaStream_t stream, const StepNumbers<Rule>* numbers,
+                         const GroupPieces& groups, Master* master, const Gradient* gradients,
+                         const StatesOf<Rule, Master>& states,
+                         std::type_identity_t<Param>* parameters, std::size_t count = Count) {
+  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
+  if (count == 0) return;
+  const Arrays arrays =
+      update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters);
+  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
+  update_groups<Shape, Count, Watches>
+      <<<blocks, Shape::threads, 0, stream>>>(numbers, groups, arrays, make_size<Count>(count));
+  check_launch("update of groups");
 }
 
 }  // namespace lockstep::detail

@@ -28,17 +28,32 @@ auto* as(std::byte* data) {
   return reinterpret_cast<ElementOf<Kind>*>(data);
 }
 
+template <class R, ElementKind Master>
+StatesOf<R, ElementOf<Master>> states_as(std::byte* const* states) {
+  StatesOf<R, ElementOf<Master>> typed;
+  for (std::size_t k = 0; k != R::states; ++k)
+    typed[k] = reinterpret_cast<Accumulator<ElementOf<Master>>*>(states[k]);
+  return typed;
+}
+
 template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
           bool Watches, class R>
 void update_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers, std::byte* master,
                     std::byte* gradients, std::byte* const* states, std::byte* parameters,
                     std::size_t count) {
-  StatesOf<R, ElementOf<Master>> typed;
-  for (std::size_t k = 0; k != R::states; ++k)
-    typed[k] = reinterpret_cast<Accumulator<ElementOf<Master>>*>(states[k]);
   launch_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count, Watches>(
       stream, reinterpret_cast<const StepNumbers<R>*>(numbers), as<Master>(master),
-      as<Gradient>(gradients), typed, as<Param>(parameters), count);
+      as<Gradient>(gradients), states_as<R, Master>(states), as<Param>(parameters), count);
+}
+
+template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
+          bool Watches, class R>
+void update_groups_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers,
+                           const GroupPieces& groups, std::byte* master, std::byte* gradients,
+                           std::byte* const* states, std::byte* parameters, std::size_t count) {
+  launch_group_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count, Watches>(
+      stream, reinterpret_cast<const StepNumbers<R>*>(numbers), groups, as<Master>(master),
+      as<Gradient>(gradients), states_as<R, Master>(states), as<Param>(parameters), count);
 }
 
 template <ElementKind Kind, std::size_t Count>
@@ -77,6 +92,31 @@ void decide_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
                     StepState* state, std::byte* numbers) {
   launch_decide<R>(stream, reinterpret_cast<const StepInputs<R>*>(inputs), partials, count, limits,
                    state, reinterpret_cast<StepNumbers<R>*>(numbers));
+}
+
+/// Computes the numbers of groups 1 and on from those of group 0, which have been decided.
+template <class Rule>
+LOCKSTEP_KERNEL number_groups(const StepInputs<Rule>* inputs, const StepState* state,
+                              StepNumbers<Rule>* numbers, std::size_t groups) {
+  const std::size_t group = threadIdx.x + 1;
+  if (group >= groups) return;
+  StepNumbers<Rule> own{};
+  if (!numbers->skip) {
+    own = step_numbers<Rule>(inputs[group].options, inputs[group].lr, state->updates,
+                             numbers->in_double.scale);
+    own.watch = numbers->watch;
+  }
+  own.skip = numbers->skip;
+  numbers[group] = own;
+}
+
+template <class R>
+void decide_group_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
+                          const StepState* state, std::byte* numbers, std::size_t groups) {
+  number_groups<R><<<1, static_cast<unsigned>(groups), 0, stream>>>(
+      reinterpret_cast<const StepInputs<R>*>(inputs), state,
+      reinterpret_cast<StepNumbers<R>*>(numbers), groups);
+  check_launch("numbers of groups");
 }
 
 /// Computes a step's numbers for a parameter with its own count of updates.

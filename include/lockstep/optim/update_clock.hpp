@@ -2,20 +2,30 @@
 #pragma once
 /// @file An optimizer's numbers and count of updates, the same on every device.
 
+#include <cstddef>
 #include <cstdint>
 #include <string>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
 
 namespace lockstep::detail {
 
-template <UpdateRule Rule, LearningCurve Curve>
+template <UpdateRule Rule, LearningCurve Curve, class Groups = ParameterGroups<>>
 class UpdateClock {
  public:
-  typename Rule::Options& options() { return options_; }
-  const typename Rule::Options& options() const { return options_; }
+  /// Of group 0, and of a set that is one of the groups.
+  typename Rule::Options& options() { return options_.common; }
+  const typename Rule::Options& options() const { return options_.common; }
+  template <class Set>
+  typename Rule::Options& options(Set) {
+    return options_.template mine<Set>();
+  }
+  /// Of all groups, to compare and to copy.
+  GroupOptions<Rule, Groups>& group_options() { return options_; }
+  const GroupOptions<Rule, Groups>& group_options() const { return options_; }
   typename Curve::Options& schedule() { return schedule_; }
   const typename Curve::Options& schedule() const { return schedule_; }
 
@@ -29,9 +39,7 @@ class UpdateClock {
   void begin_schedule(std::uint64_t step) { ahead_ = step - steps_; }
 
   /// The learning rate of the next update.
-  double learning_rate() const {
-    return options_.lr * Curve::factor(schedule_, {steps_ + ahead_, epoch_});
-  }
+  double learning_rate() const { return options_.common.lr * factor(); }
 
   /// The rate of the update that begins now, which is number `steps()`, from 1.
   double advance() {
@@ -39,10 +47,15 @@ class UpdateClock {
       if (!knows_epoch_ && Curve::counts_epochs(schedule_)) [[unlikely]]
         refuse();
     }
+    if constexpr (Groups::count > 1) factor_ = factor();
     const double rate = learning_rate();
     ++steps_;
     return rate;
   }
+
+ protected:
+  /// The rate of a group in the update that has begun: the schedule's factor is that of all.
+  double rate_of(const typename Rule::Options& options) const { return options.lr * factor_; }
 
  private:
   /// A rate that never changes because nobody counts would pass for training.
@@ -53,12 +66,15 @@ class UpdateClock {
                 "count updates: schedule().updates = 1000");
   }
 
-  typename Rule::Options options_;
+  double factor() const { return Curve::factor(schedule_, {steps_ + ahead_, epoch_}); }
+
+  GroupOptions<Rule, Groups> options_;
   typename Curve::Options schedule_;
   std::uint64_t steps_ = 0;
   std::uint64_t epoch_ = 0;
   bool knows_epoch_ = false;
   std::uint64_t ahead_ = 0;  // of the curve, modulo 2^64: it can be behind
+  double factor_ = 1;        // of the update that has begun, where there are groups
 };
 
 }  // namespace lockstep::detail

@@ -16,8 +16,8 @@ namespace lockstep::detail {
 
 /// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. Where an
 /// optimizer keeps master weights, `masters` hold the used tensors in float, element for element:
-/// they are read instead of the used ones, and both are written. **Host** blocks in constructor and
-/// `deliver`; the stream that uses the arenas must be empty.
+/// they are read instead of the used ones, and both are written. Frozen tensors have no masters.
+/// **Host** blocks in constructor and `deliver`; the stream that uses the arenas must be empty.
 template <class Declared, class Used, class Types, class Model, TensorRole Role>
 class ArenaCopy {
  public:
@@ -26,12 +26,13 @@ class ArenaCopy {
         used_layout_(model),
         used_(used),
         masters_(masters),
-        declared_(declared_layout_.plan().bytes) {
-    const HostArena now = download();
+        declared_(declared_layout_.plan().all_bytes) {
+    const HostArena now = download(used_, used_layout_.plan().all_bytes);
+    const HostArena masters_now = download(masters_, master_bytes());
     for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
                                           std::type_identity<U>) {
-      if (masters_ != nullptr) {
-        convert(declared, master_at<U>(now, offset), count);
+      if (has_master(offset)) {
+        convert(declared, master_at<U>(masters_now, offset), count);
       } else {
         convert(declared, reinterpret_cast<const U*>(now.data() + offset), count);
       }
@@ -43,12 +44,12 @@ class ArenaCopy {
 
   /// Copies the host's values to the GPU.
   void deliver() const {
-    const HostArena used(used_layout_.plan().bytes);
-    const HostArena masters(masters_ == nullptr ? 0 : master_bytes());
+    const HostArena used(used_layout_.plan().all_bytes);
+    const HostArena masters(master_bytes());
     for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
                                           std::type_identity<U>) {
       convert(reinterpret_cast<U*>(used.data() + offset), declared, count);
-      if (masters_ != nullptr) convert(master_at<U>(masters, offset), declared, count);
+      if (has_master(offset)) convert(master_at<U>(masters, offset), declared, count);
     });
     copy_now(used_, used.data(), used.bytes());
     copy_now(masters_, masters.data(), masters.bytes());
@@ -67,14 +68,20 @@ class ArenaCopy {
     return reinterpret_cast<float*>(masters.data()) + offset / sizeof(U);
   }
 
+  /// Has the used tensor at `offset` a master?
+  bool has_master(std::size_t offset) const {
+    return masters_ != nullptr && offset < used_layout_.plan().bytes;
+  }
+
   std::size_t master_bytes() const {
+    if (masters_ == nullptr) return 0;
     const auto& plan = used_layout_.plan();
     return plan.bytes / element_size(plan.bucket_table[0].element) * sizeof(float);
   }
 
-  HostArena download() const {
-    HostArena now(masters_ == nullptr ? used_layout_.plan().bytes : master_bytes());
-    copy_now(now.data(), masters_ == nullptr ? used_ : masters_, now.bytes());
+  static HostArena download(const std::byte* from, std::size_t bytes) {
+    HostArena now(bytes);
+    copy_now(now.data(), from, now.bytes());
     return now;
   }
 

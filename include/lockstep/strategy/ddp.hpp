@@ -32,6 +32,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::begin_schedule;
   using Base::buffer;
   using Base::grad;
+  using Base::group_options;
   using Base::learning_rate;
   using Base::loss_meter;
   using Base::model;

@@ -109,6 +109,11 @@ class BasicDp {
   Model& model() { return first().model(); }
   const Model& model() const { return first().model(); }
   auto& optimizer() { return first().optimizer(); }
+  template <class Set>
+  auto& optimizer(Set set) {
+    return first().optimizer(set);
+  }
+  auto& group_options() { return first().group_options(); }
   auto& schedule() { return first().schedule(); }
   double learning_rate() const { return first().learning_rate(); }
   std::uint64_t updates() const { return first().updates(); }

@@ -63,7 +63,7 @@ class DpReplica {
   /// Takes over the numbers of the first replica's optimizer.
   void follow(DpReplica& first) {
     if (this == &first) return;
-    replica_.optimizer() = first.replica_.optimizer();
+    replica_.group_options() = first.replica_.group_options();
     replica_.schedule() = first.replica_.schedule();
   }
 

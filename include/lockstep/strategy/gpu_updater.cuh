@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/device/cuda/memory.cuh"
@@ -32,7 +33,8 @@ namespace lockstep::detail {
 ///
 /// Without a norm to wait for, a bucket is updated when it has landed, while later ones travel.
 template <class Traits, class Comm>
-class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
+class GpuUpdater
+    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
@@ -46,8 +48,10 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         runs_(where),
         masters_(Traits::keeps_masters ? widened(where.plan().bytes) : 0),
         states_(Rule::states * widened(where.plan().bytes)),
-        numbers_(2 * size_of_numbers(OptimizerPolicy{})),
-        inputs_(size_of_inputs(OptimizerPolicy{})),
+        group_table_(where),
+        group_pieces_(upload_groups()),
+        numbers_((groups + 1) * size_of_numbers(OptimizerPolicy{})),
+        inputs_(groups * size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
         state_(execution.step_state()),
         found_(stops ? sizeof(AnomalyRecord) : 0),
@@ -75,13 +79,13 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     }
     const double rate = this->advance();
     const double scale = 1 / static_cast<double>(micro_batches);
-    if constexpr (decides || Traits::skips_unused) {
-      store_inputs(OptimizerPolicy{}, stream(), inputs_.data(), this->options(), rate, scale,
-                   watch());
-    }
-    if constexpr (!decides) {
-      store_numbers(OptimizerPolicy{}, stream(), numbers_.data(), this->options(), rate,
-                    this->steps(), scale, watch());
+    if constexpr (Traits::has_groups) {
+      for (std::size_t group = 0; group != groups; ++group) {
+        const auto options = this->group_options().of(group);
+        store(group, options, this->rate_of(options), scale);
+      }
+    } else {
+      store(0, this->options(), rate, scale);
     }
   }
 
@@ -111,11 +115,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
       gradients.reduce();
       update_used(gradients);
     } else if constexpr (decides || Traits::alone) {
-      for_each<Pieces::runs>([&](auto piece) { update(gradients, piece, numbers_.data()); });
+      for_each<Pieces::runs>([&](auto piece) { update_piece(gradients, piece); });
     } else {
       for_each<Pieces::buckets>([&](auto bucket) {
         gradients.wait(bucket.number);
-        update(gradients, bucket, numbers_.data());
+        update_piece(gradients, bucket);
       });
     }
   }
@@ -134,6 +138,7 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   /// Do update kernels look for one? Where losses are scaled, gradients that are not finite are
   /// part of the method: their steps are skipped, until the scale is too small.
   static constexpr bool watches = stops && !Traits::scales_loss;
+  static constexpr std::size_t groups = Traits::groups::count;
   /// With more buckets than this, kernels for each size would cost the compiler more than they
   /// save.
   static constexpr std::size_t most_kernels = 32;
@@ -183,6 +188,34 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         .on(comm_.rank());
   }
 
+  std::byte* numbers_of(std::size_t group) const {
+    return numbers_.data() + group * size_of_numbers(OptimizerPolicy{});
+  }
+  std::byte* inputs_of(std::size_t group) const {
+    return inputs_.data() + group * size_of_inputs(OptimizerPolicy{});
+  }
+
+  /// Stores the numbers of a group's update on the GPU.
+  void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
+    if constexpr (decides || Traits::skips_unused)
+      store_inputs(OptimizerPolicy{}, stream(), inputs_of(group), options, rate, scale, watch());
+    if constexpr (!decides) {
+      store_numbers(OptimizerPolicy{}, stream(), numbers_of(group), options, rate, this->steps(),
+                    scale, watch());
+    }
+  }
+
+  /// Where groups begin and end, in device memory.
+  DeviceArena upload_groups() const {
+    if constexpr (Traits::has_groups) {
+      const auto& table = group_table_.table;
+      DeviceArena pieces(table.size * sizeof(GroupPiece));
+      copy_now(pieces.data(), table.begin(), pieces.bytes());
+      return pieces;
+    } else {
+      return DeviceArena(0);
+    }
+  }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
   /// The pieces of a pass: buckets, which land one by one, or runs of them, which are longer.
@@ -246,6 +279,10 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     limits.skips = Traits::skips_anomalies;
     decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(), partials(), partials_before_.back(),
                    limits, state_, numbers_.data());
+    if constexpr (Traits::has_groups) {
+      decide_group_numbers(OptimizerPolicy{}, stream(), inputs_.data(), state_, numbers_.data(),
+                           groups);
+    }
   }
 
   /// Plans where each bucket's partial sums begin. Returns their number.
@@ -264,14 +301,29 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
         gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
   }
 
+  /// The states of the elements from `offset` on; one more, so that the array is never empty.
+  std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
+    std::array<std::byte*, Rule::states + 1> states{};
+    for (std::size_t k = 0; k != Rule::states; ++k)
+      states[k] = states_.data() + widened(k * layout_.plan().bytes + offset);
+    return states;
+  }
+  /// The parameters from `offset` on in the type in which they are kept.
+  std::byte* masters_at(std::size_t offset) const {
+    return Traits::keeps_masters ? masters_.data() + widened(offset) : parameters_ + offset;
+  }
+
   template <class Gradients, class T, std::size_t Count>
   void update(Gradients& gradients, const Piece<T, Count>& piece, const std::byte* numbers) {
-    std::array<std::byte*, Rule::states + 1> states{};  // one more, so that it is never empty
-    for (std::size_t k = 0; k != Rule::states; ++k)
-      states[k] = states_.data() + widened(k * layout_.plan().bytes + piece.offset);
-    std::byte* const parameters = parameters_ + piece.offset;
-    std::byte* const master_weights =
-        Traits::keeps_masters ? masters_.data() + widened(piece.offset) : parameters;
+    update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
+        OptimizerPolicy{}, stream(), numbers, masters_at(piece.offset),
+        watched_averages(gradients, piece), states_at(piece.offset).data(),
+        parameters_ + piece.offset, piece.count.value());
+  }
+
+  /// The averages of a piece. It is remembered where they begin, for what a kernel may find there.
+  template <class Gradients, class T, std::size_t Count>
+  std::byte* watched_averages(Gradients& gradients, const Piece<T, Count>& piece) {
     std::byte* const average = averages(gradients, piece);
     if constexpr (watches) {
       using Travelling = typename Traits::template travelling<T>;
@@ -279,9 +331,22 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
           reinterpret_cast<std::uintptr_t>(average) - piece.offset / sizeof(T) * sizeof(Travelling),
           sizeof(Travelling), sizeof(T)};
     }
-    update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
-        OptimizerPolicy{}, stream(), numbers, master_weights, average, states.data(), parameters,
-        piece.count.value());
+    return average;
+  }
+
+  /// Updates a piece with the step's numbers, each of its parameters with those of its group.
+  template <class Gradients, class T, std::size_t Count>
+  void update_piece(Gradients& gradients, const Piece<T, Count>& piece) {
+    if constexpr (Traits::has_groups) {
+      update_groups_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
+          OptimizerPolicy{}, stream(), numbers_.data(),
+          GroupPieces{reinterpret_cast<const GroupPiece*>(group_pieces_.data()),
+                      group_table_.table.size, piece.offset},
+          masters_at(piece.offset), watched_averages(gradients, piece),
+          states_at(piece.offset).data(), parameters_ + piece.offset, piece.count.value());
+    } else {
+      update(gradients, piece, numbers_.data());
+    }
   }
 
   template <class Gradients>
@@ -296,8 +361,11 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
     for (std::size_t p = 0; p != used_.size(); ++p) {
       if (used_[p] == 0) continue;
       const auto& placement = layout_.plan().placements[p];
-      std::byte* const own = numbers_.data() + size_of_numbers(OptimizerPolicy{});
-      renumber_for(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(), updates_[p], own);
+      std::byte* const own = numbers_of(groups);
+      std::size_t group = 0;
+      if constexpr (Traits::has_groups) group = group_table_.table.groups[p];
+      renumber_for(OptimizerPolicy{}, stream(), inputs_of(group), numbers_.data(), updates_[p],
+                   own);
       Traits::with_element(layout_.plan().bucket_table[placement.bucket].element,
                            [&]<class T>(std::type_identity<T>) {
                              const Size<dynamic> count{placement.bytes / sizeof(T)};
@@ -312,7 +380,9 @@ class GpuUpdater : public UpdateClock<typename Traits::rule, typename Traits::cu
   [[no_unique_address]] LayoutRuns<layout> runs_;
   DeviceArena masters_;
   DeviceArena states_;
-  DeviceArena numbers_;  // the step's, and a parameter's own
+  [[no_unique_address]] GroupsOf<Traits> group_table_;
+  DeviceArena group_pieces_;
+  DeviceArena numbers_;  // the step's for every group, and a parameter's own
   DeviceArena inputs_;
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;

@@ -211,6 +211,9 @@ class GradientBuckets {
 
   void take_missing_as_zero() {
     for (std::size_t p = 0; p != used_.size(); ++p) {
+      if constexpr (layout::freezes) {
+        if (!layout_.plan().is_trained(p)) continue;
+      }
       if (readiness_.is_ready(p)) {
         used_[p] = 1;
         continue;
@@ -258,6 +261,7 @@ class TrackedStep : public Bare {
   /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
   template <class Key>
   void ready(Key key) const {
+    Bare::ready(key);  // refuses what has no gradient
     gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
   }
 

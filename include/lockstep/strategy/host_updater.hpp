@@ -3,6 +3,7 @@
 /// @file The updater of the host, for parameters that ranks share and for those that they do not.
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,6 +15,7 @@
 #include <utility>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -83,7 +85,8 @@ struct OwnsSlice {
 /// One optimizer over all parameters. A pass reads gradients once, and reads and writes states and
 /// parameters once; where no norm is needed first, it is the pass that consumes the averages.
 template <class Traits, class Comm, class Owned>
-class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::curve> {
+class HostUpdater
+    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
 
@@ -94,6 +97,7 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
         layout_(where),
         parameters_(parameters),
         runs_(where),
+        groups_(where),
         states_(state_bytes()),
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
         updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
@@ -255,13 +259,19 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
     for (std::size_t k = 0; k != Rule::states; ++k) {
       pass.states[k] = reinterpret_cast<A*>(states_.data() + slice.states + k * stride);
     }
-    if constexpr (!Traits::skips_unused && !Traits::stops_at_anomaly) {
+    if constexpr (!Traits::skips_unused && !Traits::has_groups && !Traits::stops_at_anomaly) {
       return pass;
     } else {
-      return [this, &run, pass](std::size_t at, std::span<const T> averages, auto... sources) {
+      std::array<decltype(pass.update), Traits::has_groups ? Traits::groups::count : 0> constants;
+      for (std::size_t group = 0; group != constants.size(); ++group)
+        constants[group] = constants_of<A>(group, number());
+      return [this, &run, pass, constants](std::size_t at, std::span<const T> averages,
+                                           auto... sources) {
         bool finite = true;
         if constexpr (Traits::skips_unused) {
           finite = update_used(run, pass, at, averages);
+        } else if constexpr (Traits::has_groups) {
+          finite = update_groups(run, pass, constants, at, averages);
         } else {
           finite = pass(at, averages);
         }
@@ -319,16 +329,51 @@ class HostUpdater : public UpdateClock<typename Traits::rule, typename Traits::c
       const std::size_t begin = std::max(at, first);
       const std::size_t end = std::min(at + averages.size(), first + placement.bytes / sizeof(T));
       if (begin >= end) continue;
-      finite &= pass.with(Rule::template at<Accumulator<T>>(this->options(), rate_, updates_[p]),
-                          begin, averages.subspan(begin - at, end - begin));
+      finite &= pass.with(constants_of<Accumulator<T>>(group_of(p), updates_[p]), begin,
+                          averages.subspan(begin - at, end - begin));
     }
     return finite;
+  }
+
+  /// Updates piece by piece, each with the constants of its group.
+  template <class T, class Pass>
+  bool update_groups(const Run& run, const Pass& pass, const auto& constants, std::size_t at,
+                     std::span<const T> averages) const {
+    bool finite = true;
+    const std::size_t end = at + averages.size();
+    const GroupPiece* piece = groups_.table.at(run.offset + at * sizeof(T));
+    for (std::size_t begin = at; begin != end; ++piece) {
+      const std::size_t stop = std::min(end, (piece->end - run.offset) / sizeof(T));
+      finite &=
+          pass.with(constants[piece->group], begin, averages.subspan(begin - at, stop - begin));
+      begin = stop;
+    }
+    return finite;
+  }
+
+  /// The rule's constants for a group, in update `step`.
+  template <class A>
+  auto constants_of([[maybe_unused]] std::size_t group, std::uint64_t step) const {
+    if constexpr (Traits::has_groups) {
+      const auto options = this->group_options().of(group);
+      return Rule::template at<A>(options, this->rate_of(options), step);
+    } else {
+      return Rule::template at<A>(this->options(), rate_, step);
+    }
+  }
+  std::size_t group_of([[maybe_unused]] std::size_t parameter) const {
+    if constexpr (Traits::has_groups) {
+      return groups_.table.groups[parameter];
+    } else {
+      return 0;
+    }
   }
 
   [[no_unique_address]] Owned owned_;
   const layout& layout_;
   std::byte* parameters_;
   [[no_unique_address]] LayoutRuns<layout> runs_;
+  [[no_unique_address]] GroupsOf<Traits> groups_;
   HostArena states_;
   double rate_ = 0;
   double micro_batches_ = static_cast<double>(Traits::micro_batches);

@@ -26,7 +26,7 @@ class Readiness {
     for (std::uint8_t& ready : ready_) ready = 0;
     for (std::size_t b = 0; b != plan.bucket_count; ++b)
       missing_[b] = plan.bucket_table[b].parameters;
-    all_missing_ = ready_.size();
+    all_missing_ = plan.trained;
   }
 
   /// Marks a gradient as arrived; it must be the first time in this pass.
@@ -48,7 +48,8 @@ class Readiness {
     std::string names;
     std::size_t listed = 0;
     for (std::size_t p = 0; p < ready_.size() && listed < most; ++p) {
-      if (!is_ready(p)) names.append(listed++ == 0 ? "" : ", ").append(layout_.name(p));
+      if (!is_ready(p) && layout_.plan().is_trained(p))
+        names.append(listed++ == 0 ? "" : ", ").append(layout_.name(p));
     }
     if (all_missing_ > most) names += text({" and ", all_missing_ - most, " more"});
     return names;

@@ -89,6 +89,13 @@ class Replica {
 
   /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
   auto& optimizer() { return updater_.options(); }
+  /// Those of a set that is one of `ParameterGroups`: `replica.optimizer(NoDecay<>{})`.
+  template <class Set>
+  auto& optimizer(Set set) {
+    return updater_.options(set);
+  }
+  /// The numbers of all groups.
+  auto& group_options() { return updater_.group_options(); }
   auto& schedule() { return updater_.schedule(); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
@@ -109,7 +116,7 @@ class Replica {
     if constexpr (traits::shares_parameters) {
       comm_.barrier();
     } else {
-      broadcast(parameters_, layouts_.parameters.plan().bytes);
+      broadcast(parameters_, layouts_.parameters.plan().all_bytes);
       if constexpr (traits::keeps_masters)
         broadcast(updater_.masters().data(), updater_.masters().bytes());
     }
@@ -335,7 +342,7 @@ class Replica {
         return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers);
       });
     }
-    const std::size_t size = layouts_.parameters.plan().bytes;
+    const std::size_t size = layouts_.parameters.plan().all_bytes;
     if constexpr (traits::shares_parameters) {
       return bytes(comm_.template allocate_shared<std::uint8_t>(size));
     } else {

@@ -9,6 +9,8 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/frozen.hpp"
+#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/reduce_op.hpp"
@@ -17,6 +19,7 @@
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -40,12 +43,14 @@ struct ReplicaTraits {
   using precision = choice<axes::Precision>;
   using parameter_types = typename precision::parameter_types;
   using buffer_types = typename precision::buffer_types;
-  using layout = Layout<Model, policy<axes::Buckets>, parameter_types>;
-  using declared_layout = Layout<Model, policy<axes::Buckets>>;
+  using plan_rules = PlanRules<policy<axes::Buckets>, policy<axes::Frozen>>;
+  using layout = Layout<Model, plan_rules, parameter_types>;
+  using declared_layout = Layout<Model, plan_rules>;
   using buffer_layout = BufferLayout<Model, buffer_types>;
-  using bare_step = BareStep<Model, policy<axes::Buckets>, memory, parameter_types, buffer_types>;
+  using bare_step = BareStep<Model, plan_rules, memory, parameter_types, buffer_types>;
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
+  using groups = policy<axes::ParameterGroups>;
 
   /// For each parameter 1 if a rank has used it since the last update, else 0.
   using Usage = Table<std::uint8_t, layout::count>;
@@ -56,6 +61,8 @@ struct ReplicaTraits {
       !alone && std::is_same_v<choice<axes::Sharding>, HostShared>;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
+  /// Have sets of parameters numbers of their own?
+  static constexpr bool has_groups = groups::count > 1;
   static constexpr bool captures = policy<axes::StepExecution>::captures;
   static constexpr bool keeps_masters = precision::keeps_masters;
   static constexpr bool scales_loss = precision::scales_loss;
@@ -101,6 +108,13 @@ struct ReplicaTraits {
         kind, std::forward<F>(f));
   }
 };
+
+/// The groups of a replica's parameters; nothing where there is one group.
+template <class Traits>
+using GroupsOf = typename std::conditional_t<
+    Traits::has_groups,
+    std::type_identity<LayoutGroups<typename Traits::layout, typename Traits::groups>>,
+    std::type_identity<OneGroup>>::type;
 
 /// Where a model's parameters and buffers lie.
 template <class Traits>

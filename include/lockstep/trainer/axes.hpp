@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "lockstep/bucket/buckets.hpp"
+#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/progress.hpp"
 #include "lockstep/data/sampler.hpp"
@@ -14,6 +15,7 @@
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/sharding.hpp"
@@ -39,8 +41,9 @@ inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> 
 template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
 using DefaultPolicies = PolicyPack<
     StrategyPolicy, DevicePolicy, BackendPolicy, World<dynamic>, Sampler<Distributed, Padding>,
-    Optimizer<SGD>, Schedule<Constant>, Buckets<>, Accumulate<1>, Clip<>, Buffers<Broadcast>,
-    UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
+    Optimizer<SGD>, ParameterGroups<>, Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>,
+    Clip<>, Buffers<Broadcast>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
+    EagerStep, LossOnOutput,
     Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy>,
                                 HostShared, Replicated>>,
     Hooks<>, Progress<Callers>, Anomaly<Stop>>;

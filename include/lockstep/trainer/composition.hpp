@@ -3,6 +3,7 @@
 /// @file Which models and policies go together. Every composition error of the library is a
 /// sentence in `Verdict`, and exactly one of them is printed.
 
+#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
@@ -43,6 +44,9 @@ enum class Fault {
   world_of_zero,
   accumulate_zero,
   clip_not_positive,
+  pattern_without_match,
+  everything_frozen,
+  group_without_parameters,
   nccl_on_cpu,
   shared_without_shm,
   mixed_on_cpu,
@@ -113,6 +117,16 @@ struct Verdict {
                 "lockstep: Accumulate<0> would never step; write Accumulate<1> or more");
   static_assert(F != detail::Fault::clip_not_positive,
                 "lockstep: Clip needs a norm above zero; leave Clip out to clip nothing");
+  static_assert(F != detail::Fault::pattern_without_match,
+                "lockstep: no parameter matches a pattern of Frozen or of a group; compare it with "
+                "the names in "
+                "the model's ParameterList (the compiler prints the pattern beside this sentence)");
+  static_assert(F != detail::Fault::everything_frozen,
+                "lockstep: Frozen matches every parameter, and nothing is left to train; freeze "
+                "fewer");
+  static_assert(F != detail::Fault::group_without_parameters,
+                "lockstep: one of ParameterGroups has no parameter to train; earlier groups or "
+                "Frozen have all that it contains (the compiler prints its number, from 1)");
   static_assert(
       F != detail::Fault::nccl_on_cpu,
       "lockstep: Backend<Nccl> moves GPU memory and this is a CPU job; add Device<Cuda>, or "
@@ -249,6 +263,74 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
+/// Finds patterns that no declared parameter matches. Those of listed ones are checked when the
+/// model lists them.
+template <class Model, class Patterns>
+constexpr Finding find_pattern_fault() {
+  if constexpr (!TensorListing<Model>) {
+    constexpr const auto& table = parameter_table<Model>;
+    for (const std::string_view pattern : Patterns::patterns) {
+      bool found = false;
+      for (std::size_t i = 0; i != table.size() && !found; ++i)
+        found = matches(pattern, table.name(i));
+      if (!found) return {Fault::pattern_without_match, pattern};
+    }
+  }
+  return {};
+}
+
+template <class Model, class Policies>
+consteval Finding find_frozen_fault() {
+  using Still = Pick<axes::Frozen, Policies>;
+  if constexpr (!Still::patterns.empty() && !TensorListing<Model>) {
+    constexpr Finding pattern = find_pattern_fault<Model, Still>();
+    if constexpr (pattern.fault != Fault::none) return pattern;
+    constexpr const auto& table = parameter_table<Model>;
+    std::size_t frozen = 0;
+    for (std::size_t i = 0; i != table.size(); ++i) frozen += Still::match(table.name(i)) ? 1 : 0;
+    if (frozen == table.size()) return {Fault::everything_frozen};
+  }
+  return {};
+}
+
+template <class Model, class Set>
+constexpr Finding find_set_fault() {
+  if constexpr (requires { Set::patterns; }) {
+    return find_pattern_fault<Model, Set>();
+  } else {
+    return {};
+  }
+}
+
+/// The numbers of groups as text.
+inline constexpr std::string_view group_numbers = "123456789";
+
+template <class Model, class Policies, class... Sets>
+consteval Finding find_group_fault(ParameterGroups<Sets...>) {
+  using Groups = ParameterGroups<Sets...>;
+  using Still = Pick<axes::Frozen, Policies>;
+  if constexpr (Groups::count > 1 && !TensorListing<Model>) {
+    Finding found;
+    const auto note = [&found](Finding finding) {
+      if (found.fault == Fault::none) found = finding;
+    };
+    (note(find_set_fault<Model, Sets>()), ...);
+    if (found.fault != Fault::none) return found;
+    constexpr const auto& table = parameter_table<Model>;
+    bool has_one[Groups::count] = {};
+    for (std::size_t i = 0; i != table.size(); ++i) {
+      if (!Still::match(table.name(i)))
+        has_one[Groups::group_of(table.name(i), table.infos[i].rank)] = true;
+    }
+    for (std::size_t group = 1; group != Groups::count; ++group) {
+      if (!has_one[group])
+        return {Fault::group_without_parameters,
+                group_numbers.substr(std::min(group, group_numbers.size()) - 1, 1)};
+    }
+  }
+  return {};
+}
+
 /// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
@@ -259,6 +341,11 @@ consteval Finding find_combination_fault() {
   if (Pick<axes::World, Policies>::static_size == 0) return {Fault::world_of_zero};
   if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
   if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
+  constexpr Finding frozen = find_frozen_fault<Model, Policies>();
+  if constexpr (frozen.fault != Fault::none) return frozen;
+  constexpr Finding group =
+      find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{});
+  if constexpr (group.fault != Fault::none) return group;
   if (on_cpu &&
       (std::is_same_v<Transport, Nccl> || std::is_same_v<Transport, Hierarchical<Shm, Nccl>>))
     return {Fault::nccl_on_cpu};

@@ -5,6 +5,7 @@
 #include <cstdint>
 
 #include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
@@ -24,11 +25,12 @@ struct ComposedJob {
   using policy = Pick<Axis, Policies>;
 
   using memory = typename policy<axes::Device>::choice::memory;
-  using layout = Layout<Model, policy<axes::Buckets>>;
+  using plan_rules = PlanRules<policy<axes::Buckets>, policy<axes::Frozen>>;
+  using layout = Layout<Model, plan_rules>;
   using buffer_layout = BufferLayout<Model>;
 
   /// The step a model sees in a world of one.
-  using bare_step = BareStep<Model, policy<axes::Buckets>, memory>;
+  using bare_step = BareStep<Model, plan_rules, memory>;
 
   /// The fingerprint, the same on all ranks. It is a constant for a model of static shapes.
   static constexpr std::uint64_t fingerprint()

@@ -101,6 +101,12 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. They must be the same on
   /// all ranks, which is checked at the begin of every epoch.
   auto& optimizer() { return wrapped_.optimizer(); }
+  /// The numbers of one of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first
+  /// call copies those of `optimizer()`, so set what they have in common before.
+  template <class Set>
+  auto& optimizer(Set set) {
+    return wrapped_.optimizer(set);
+  }
   auto& schedule() { return wrapped_.schedule(); }
 
   /// This rank's own seed and random numbers, different on every rank.
@@ -336,7 +342,9 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
         numbers.append(whose).append(name).append(digits);
       });
     };
-    add("optimizer ", optimizer());
+    for (std::size_t group = 0; group != traits::groups::count; ++group)
+      add(group == 0 ? "optimizer " : detail::text({"optimizer of group ", group, ": "}),
+          wrapped_.group_options().of(group));
     add("schedule ", schedule());
     require_agreement(comm_, hash_of(numbers), [&] { return numbers; });
   }

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The axis of frozen parameters: those that are used and never trained.
+
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/buckets.hpp"
+#include "lockstep/core/choice.hpp"
+#include "lockstep/core/name.hpp"
+#include "lockstep/core/pattern.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct Frozen {
+  static constexpr std::string_view name = "Frozen";
+};
+}  // namespace axes
+
+/// The policy that says which parameters stay as they are: `Frozen<"embed.*", "head.bias">`, where
+/// `*` stands for any characters. A frozen parameter has initial values like any other and all
+/// ranks get rank 0's, but it has no gradient, lies in no bucket and has no state of the optimizer.
+template <Name... Patterns>
+struct Frozen : detail::ValuePolicy<axes::Frozen>, detail::NamePatterns<Patterns...> {
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Frozen::name);
+    detail::NamePatterns<Patterns...>::fingerprint_patterns(hash);
+  }
+};
+
+namespace detail {
+
+/// A bucket policy that knows which parameters lie in no bucket.
+template <class Limits, class Still>
+struct FreezingLimits {
+  static constexpr BucketLimits limits = Limits::limits;
+  using frozen = Still;
+};
+
+/// By what parameters are laid out. Without frozen ones it is the bucket policy itself.
+template <class Limits, class Still>
+using PlanRules =
+    std::conditional_t<Still::patterns.empty(), Limits, FreezingLimits<Limits, Still>>;
+
+/// Do these rules freeze a parameter?
+template <class Rules>
+inline constexpr bool freezes_some = requires { typename Rules::frozen; };
+
+template <class Rules>
+constexpr bool is_frozen_name([[maybe_unused]] std::string_view name) {
+  if constexpr (freezes_some<Rules>) {
+    return Rules::frozen::match(name);
+  } else {
+    return false;
+  }
+}
+
+}  // namespace detail
+
+}  // namespace lockstep
