@@ -12,6 +12,7 @@
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/element_types.hpp"
+#include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -153,7 +154,36 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
+  /// Calls `f(name, view)` for every tensor, in the order of declaration, with the views that
+  /// `view` gives.
+  template <class Memory, bool Const, class F>
+  constexpr void for_each(std::byte* arena, F&& f) const {
+    if constexpr (TensorListing<Model>) {
+      for (std::size_t tensor = 0; tensor != this->infos().size(); ++tensor) {
+        const TensorInfo& info = this->infos()[tensor];
+        with_element<Model, Role, Types>(info.element, [&]<class T>(std::type_identity<T>) {
+          f(this->name(tensor),
+            make_view<Memory, Const, element_kind<T>(), dynamic>(
+                arena + this->plan().placements[tensor].offset, Extents<dynamic>{info.count()}));
+        });
+      }
+    } else {
+      [&]<std::size_t... Tensor>(std::index_sequence<Tensor...>) {
+        (f(this->name(Tensor), view_of<Memory, Const, TensorAt<Tensor>>(
+                                   arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{})),
+         ...);
+      }(std::make_index_sequence<tensor_table<Model, Role>.size()>{});
+    }
+  }
+
  private:
+  /// A declared tensor by its place.
+  template <std::size_t Index>
+  struct TensorAt {
+    static constexpr std::size_t index = Index;
+    static constexpr TensorInfo info = tensor_table<Model, Role>.infos[Index];
+  };
+
   template <class Memory, bool Const, class Tensor, std::size_t... Axis>
   constexpr auto view_of(std::byte* arena, std::index_sequence<Axis...>) const {
     constexpr TensorInfo info = Tensor::info;
