@@ -436,7 +436,7 @@ BOOST_AUTO_TEST_CASE(first_values_come_from_the_seed_of_the_job_under_both_strat
     job.initialize([](auto& initial) {
       initial.for_each_parameter([&](std::string_view, auto view) {
         for (std::size_t i = 0; i < view.size(); ++i)
-          view.data_handle()[i] = initial.random().uniform(0, 1);
+          view.data_handle()[i] = initial.random().uniform(0., 1.);
       });
     });
     return parameters_of(job);
@@ -445,8 +445,8 @@ BOOST_AUTO_TEST_CASE(first_values_come_from_the_seed_of_the_job_under_both_strat
   options.seed = Seed{7};
   RandomStream random(options.seed);
   Values want;
-  for (int i = 0; i < 3; ++i) want["weight"].push_back(random.uniform(0, 1));
-  want["offset"].push_back(random.uniform(0, 1));
+  for (int i = 0; i < 3; ++i) want["weight"].push_back(random.uniform(0., 1.));
+  want["offset"].push_back(random.uniform(0., 1.));
   run<Trainer<Plane>>(2, [&](auto& job) { require(drawn(job) == want, "other values"); }, options);
   options.replicas = 2;
   run<Dp>(1, [&](auto& job) { require(drawn(job) == want, "other values of DP"); }, options);

@@ -15,8 +15,10 @@
 
 namespace lockstep::detail {
 
+/// Text is no range of numbers.
 template <class V>
-inline constexpr bool is_number = std::is_arithmetic_v<V> || Element<V>;
+inline constexpr bool is_number =
+    (std::is_arithmetic_v<V> || Element<V>) && !std::is_same_v<V, char>;
 
 /// A range that knows its size.
 template <class V>
