@@ -5,13 +5,11 @@ using namespace lockstep;
 struct Line {  // y = slope x, squared error; a batch is one point here
   using Parameters = ParameterList<Parameter<"slope", float>>;
   float error = 0;
-  float forward(auto& step, const auto& batch) {  // returns the loss
+  float forward(auto& step, auto& batch) {  // returns the loss; backward sets every gradient
     error = step.param("slope"_p)() * batch.inputs[0] - batch.labels[0];
     return error * error;
   }
-  void backward(auto& step, const auto& batch) {  // gives every parameter its gradient
-    step.set_grad("slope"_p, 2 * error * batch.inputs[0]);
-  }
+  void backward(auto& step, auto& batch) { step.set_grad("slope"_p, 2 * error * batch.inputs[0]); }
 };
 
 int main(int argc, char** argv) {
