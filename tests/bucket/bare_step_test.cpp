@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/bucket/bare_step.hpp"
 
+#include <array>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <type_traits>
+#include <vector>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/device/host_arena.hpp"
 
 using namespace lockstep;
@@ -93,6 +98,56 @@ BOOST_AUTO_TEST_CASE(a_dynamic_model_gets_views_of_its_own_shapes) {
   step.grad("w"_p)(3, 2) = 1;
   BOOST_TEST(step.param("w"_p)(3, 2) == 1.f);
   static_assert(std::is_same_v<decltype(step.grad("b"_p)), HostView<float, 2>>);
+}
+
+BOOST_AUTO_TEST_CASE(a_gradient_is_set_from_numbers_in_any_form) {
+  const Shaped model{2};
+  const detail::Layout<Shaped> layout{model};
+  const HostArena arena(layout.plan().bytes);
+  const detail::BareStep<Shaped> step(model, {arena.data(), arena.data()});
+  const auto is = [&](std::vector<float> want) {
+    const auto view = step.grad("w"_p);
+    BOOST_TEST(std::vector<float>(view.data_handle(), view.data_handle() + view.size()) == want,
+               boost::test_tools::per_element());
+  };
+  const std::vector<double> numbers{1, 2, 3, 4, 5, 6};
+  step.set_grad("w"_p, numbers);
+  is({1, 2, 3, 4, 5, 6});
+  step.set_grad("w"_p, {6, 5, 4, 3, 2, 1});
+  is({6, 5, 4, 3, 2, 1});
+  step.set_grad("w"_p, std::array<int, 6>{1, 1, 2, 3, 5, 8});
+  is({1, 1, 2, 3, 5, 8});
+  const Half halves[] = {Half(0.5f), Half(1), Half(2), Half(3), Half(4), Half(5)};
+  step.set_grad("w"_p, std::span(halves));
+  is({0.5f, 1, 2, 3, 4, 5});
+  step.set_grad("w"_p, HostView<const double, dynamic, 3>(numbers.data(), 2));
+  is({1, 2, 3, 4, 5, 6});
+
+  // A wrong number of elements, or rows of another length, would train something else.
+  const auto words = [&](const auto& value) -> std::string {
+    try {
+      step.set_grad("w"_p, value);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "nothing failed";
+  };
+  const std::string few = words(std::vector<float>{1, 2});
+  BOOST_TEST(few.find("the gradient of w has 6 elements, and was given 2") != std::string::npos,
+             few);
+  BOOST_TEST(words(1).find("was given 1") != std::string::npos);
+  BOOST_TEST(words(HostView<const double, 3, 2>(numbers.data())) != "nothing failed");
+}
+
+BOOST_AUTO_TEST_CASE(numbers_of_16_bits_are_rounded_once_and_the_step_says_that_it_trains) {
+  constexpr const auto& plan = detail::Layout<Mixed>::plan();
+  const HostArena arena(plan.bytes);
+  const detail::BareStep<Mixed> step(Mixed{}, {arena.data(), arena.data()});
+  const std::vector<double> third(7, 1. / 3);
+  step.set_grad("c.1.d"_p, third);
+  BOOST_TEST(step.grad("c.1.d"_p)(6).bits() == Half(static_cast<float>(1. / 3)).bits());
+  static_assert(detail::BareStep<Mixed>::is_training());
+  static_assert(!detail::EvaluationStep<detail::BareStep<Mixed>>::is_training());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -5,26 +5,17 @@ using namespace lockstep;
 struct Line {  // y = slope x, squared error; a batch is one point here
   using Parameters = ParameterList<Parameter<"slope", float>>;
   float error = 0;
-
-  float forward(auto& step, const auto& batch) {  // returns the loss
+  float forward(auto& step, auto& batch) {  // returns the loss; backward sets every gradient
     error = step.param("slope"_p)() * batch.inputs[0] - batch.labels[0];
     return error * error;
   }
-  void backward(auto& step, const auto& batch) {  // writes every gradient and marks it as ready
-    step.grad("slope"_p)() = 2 * error * batch.inputs[0];
-    step.ready("slope"_p);
-  }
+  void backward(auto& step, auto& batch) { step.set_grad("slope"_p, 2 * error * batch.inputs[0]); }
 };
 
-using Job = Trainer<Line, ParallelStrategy<DDP>, Backend<Shm>, Sampler<Distributed, Padding>,
-                    Optimizer<SGD>, World<2>>;
-
 int main(int argc, char** argv) {
-  return launch<Job>(argc, argv, [](Job& job) {  // both ranks run this
-    const InMemoryDataset<float, float> points({1, 2, 3, 4}, {3, 6, 9, 12});
+  return launch<Trainer<Line, World<2>>>(argc, argv, [](auto& job) {  // both ranks run this
     job.optimizer().lr = 0.05;
-    for (auto epoch : job.epochs(4))
-      for (const auto& batch : epoch.batches(points, 1)) job.step(batch);
+    job.fit(InMemoryDataset<float, float>({1, 2, 3, 4}, {3, 6, 9, 12}), {.epochs = 4});
     job.on_rank0([&](auto log) { log.print("y = " + value_text(job.param("slope"_p)()) + " x"); });
   });
 }

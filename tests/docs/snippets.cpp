@@ -5,6 +5,7 @@
 #include <cstdio>
 #include <span>
 #include <string>
+#include <string_view>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -113,6 +114,30 @@ int run(int argc, char** argv) {
   });
 }
 
+void fit(Job& job, const auto& train, const auto& test) {
+double best = 0;
+job.fit(train, test, {.epochs = 20, .batch_size = 32, .test_batch_size = 500},
+        [&](auto& epoch, const Scores& scores) {
+          const bool better = scores["accuracy"] > best;
+          if (better) best = scores["accuracy"];
+          return better || epoch.number() < 3;  // false ends the training
+        });
+}
+
+void look(Job& job, const auto& test) {
+const auto rows = job.predict(test, 500);  // each sample once, in order; rank 0 has them all
+job.on_rank0([&](auto log) {
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    log.print("sample " + std::to_string(i) + ": " + fixed_text(rows[i][0], 3));
+});
+job.for_each_parameter([](std::string_view name, auto view) {
+  std::printf("%s has %zu elements\n", std::string(name).c_str(), view.size());
+});
+job.for_each_state([](std::string_view parameter, std::string_view state, auto view) {
+  std::printf("%s of %s: %g\n", std::string(state).c_str(), std::string(parameter).c_str(), view(0));
+});
+}
+
 }  // namespace training
 
 namespace sets {
@@ -169,6 +194,14 @@ void by_hand(auto& loader) {
 DataParallel<Classifier, Optimizer<AdamW>> dp({.replicas = 4});  // by default all devices
 dp.optimizer().lr = 2e-3;
 for (const auto& batch : loader) dp.step(batch);
+}
+
+void predict(auto& loader) {
+DataParallel<Classifier> dp({.devices = {0, 2}, .output_device = 2});
+for (const auto& batch : loader) {
+  const auto rows = dp.predict(batch);  // of the whole batch, in order
+  std::printf("%g\n", rows(0, 0));
+}
 }
 
 void shares(Job& job) {
@@ -229,8 +262,13 @@ int main(int argc, char** argv) {
   DistributedSampler<> sampler(0, WorldSize{1}, Rank{0});
   DataLoader loader(none, sampler, {.batch_size = 1});
   one_process::by_hand(loader);
+  one_process::predict(loader);
   launching::inside_a_program(2);
   launch<listing::Job>(argc, argv, [](listing::Job& job) { job.step(listing::Batch{}); });
   launch<one_process::Job>(argc, argv, one_process::shares);
+  launch<training::Job>(argc, argv, [&](training::Job& job) {
+    training::fit(job, none, none);
+    training::look(job, none);
+  });
   return training::run(argc, argv) + launching::run(argc, argv);
 }

@@ -8,9 +8,13 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <map>
+#include <optional>
 #include <random>
 #include <stdexcept>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
@@ -283,6 +287,7 @@ struct Entry {
   float gradient = 0;
   bool uses_b = true;
   float mean = 0;
+  friend bool operator==(const Entry&, const Entry&) = default;
 };
 
 struct Sheet {
@@ -397,6 +402,106 @@ void check_anomaly(auto& comm) {
   }
   require(said.find("step 5: ") != std::string::npos && said.find("finite") != std::string::npos,
           "a step that was not finite: " + said);
+}
+
+// ---- What a program asks for: outputs, tensors, whether a step trains
+
+/// Gives its gradient at once, from device memory, and notes whether its steps train.
+struct Giver {
+  using Parameters = ParameterList<Parameter<"a", float, 7>>;
+
+  void forward(auto& step, const Entry& entry) {
+    (step.is_training() ? trained : evaluated) += 1;
+    if (!scratch_) scratch_.emplace(7 * sizeof(float));
+    set_all<float><<<1, 64, 0, step.stream()>>>(scratch(), entry.gradient, 7);
+    check_launch("set_all");
+    check_cuda(cudaMemsetAsync(step.loss(), 0, sizeof(double), step.stream()), "cudaMemsetAsync");
+  }
+  void backward(auto& step, const Entry&) {
+    require(step.is_training(), "a backward pass that does not train");
+    step.set_grad("a"_p, DeviceView<const float, 7>(scratch()));
+  }
+
+  int trained = 0;
+  int evaluated = 0;
+
+ private:
+  float* scratch() const { return reinterpret_cast<float*>(scratch_->data()); }
+  std::optional<DeviceArena> scratch_;
+};
+
+template <class... Ps>
+void check_given(auto& comm, const std::string& how) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Giver, Comm, Optimizer<SGDMomentum>, Ps...> ddp(comm);
+  ddp.optimizer().lr = 1;
+  ddp.optimizer().momentum = 0;
+  for (int s = 0; s < 5; ++s) ddp.step(Entry{2, true, 0});
+  require(ddp.model().trained != 0 && ddp.model().evaluated == 0, how + ": a step does not train");
+  const int before = ddp.model().trained;
+  ddp.evaluate(Entry{2, true, 0});
+  require(ddp.model().evaluated == 1 && ddp.model().trained == before,
+          how + ": an evaluation trains");
+  std::size_t tensors = 0;
+  ddp.for_each_parameter([&](std::string_view name, auto view) {
+    ++tensors;
+    require(name == "a" && downloaded(view) == std::vector<float>(7, -10), how + ": parameters");
+  });
+  ddp.for_each_state([&](std::string_view name, std::string_view state, auto view) {
+    ++tensors;
+    require(
+        name == "a" && state == "momentum_buffer" && downloaded(view) == std::vector<float>(7, 2),
+        how + ": states");
+  });
+  require(tensors == 2, how + ": other tensors");
+}
+
+/// The outputs of a prediction are those of the forward pass in parts, which trains the bits that a
+/// step does; the loss is that of the outputs.
+void check_outputs(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  check_given<>(comm, "set_grad");
+  if constexpr (Capturing<Comm>) check_given<CapturedStep>(comm, "set_grad, captured");
+  using Split = GpuSplitMlp<float, 20, 32, 4>;
+  Ddp<Split, Comm, Optimizer<SGDMomentum>> ddp(comm), other(comm);
+  ddp.optimizer().lr = other.optimizer().lr = 0.02;
+  for (std::size_t s = 0; s < 6; ++s) {
+    const std::size_t rows = s % 2 == 0 ? 6 : 9;  // the memory of outputs grows in between
+    const auto batch = labelled<float>(reference_batch(rows, 20, 4, s % 2, comm.rank().value()));
+    const auto predicted = downloaded(ddp.predict(batch));
+    auto forwarded = ddp.forward(batch);
+    const auto outputs = downloaded(forwarded.outputs());
+    require(outputs.size() == rows * 4 && outputs == predicted, "outputs of a batch");
+    double loss = 0;
+    for (std::size_t i = 0; i < rows; ++i) {
+      double sum = 0;
+      for (std::size_t k = 0; k < 4; ++k) sum += std::exp(static_cast<double>(outputs[4 * i + k]));
+      loss += std::log(sum) - outputs[4 * i + static_cast<std::size_t>(batch.labels[i])];
+    }
+    const double said = forwarded.loss();
+    require(close(said, loss / static_cast<double>(rows), 1e-4), "the loss of other outputs");
+    std::move(forwarded).backward().reduce().update();
+    require(other.step(batch) == said, "a step has another loss");
+  }
+  comm.synchronize();
+  require(all_parameters(ddp) == all_parameters(other), "parts train differently from steps");
+
+  Ddp<Network, Comm, Optimizer<SGDMomentum>, Precision<Mixed<Half>>> mixed(comm);
+  mixed.step(labelled<float>(reference_batch(6, 20, 4, 0, comm.rank().value())));
+  std::map<std::string, std::vector<double>> rounded;
+  mixed.for_each_parameter([&](std::string_view name, auto view) {
+    for (const auto value : downloaded(view))
+      rounded[std::string(name)].push_back(static_cast<float>(value));
+  });
+  std::size_t masters = 0;
+  mixed.for_each_state([&](std::string_view name, std::string_view state, auto view) {
+    if (state != "master") return;
+    ++masters;
+    const auto values = downloaded(view);
+    for (std::size_t i = 0; i < values.size(); ++i)
+      require(close(values[i], rounded.at(std::string(name)).at(i), 2e-3), "a master weight");
+  });
+  require(masters == 6 && rounded.size() == 6, "other master weights");
 }
 
 // ---- Tensors that are listed at run time
@@ -535,6 +640,7 @@ void run_checks(auto& comm, const std::string& name) {
       run("tail_captured", [&] { check_tail<CapturedStep>(comm); });
       run("skip_captured", [&] { check_skip<CapturedStep>(comm); });
     }
+    run("outputs", [&] { check_outputs(comm); });
     run("listed", [&] { check_listed<>(comm); });
     if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });
     run("sets", [&] {

@@ -215,6 +215,45 @@ void check_trainer(std::size_t replicas) {
   }
 }
 
+/// Outputs of all replicas, gathered on the last one's GPU, are those of one replica; so is the
+/// training with a loss that is taken there. A job predicts every sample of its data in order.
+void check_predictions(std::size_t replicas) {
+  DpOptions options;
+  options.replicas = replicas;
+  options.output_device = replicas - 1;  // where replicas share a GPU, a replica's number
+  if (detail::visible_gpus() >= replicas)
+    for (std::size_t i = 0; i < replicas; ++i) options.devices.push_back(replicas - 1 - i);
+  DpOptions one;
+  one.replicas = 1;
+  Dp<Split> dp(options), alone(one);
+  Dp<Split, LossOnReplica> replica_loss(options);
+  for (std::size_t s = 0; s < 6; ++s) {
+    const auto batch = labelled<float>(reference_batch(s % 2 == 0 ? 12 : 3, 20, 4, s, 0));
+    const auto rows = downloaded(dp.predict(batch));
+    require(rows.size() == 4 * batch.size(), "how many outputs");
+    require(s != 0 || rows == downloaded(replica_loss.predict(batch)), "LossOnReplica");
+    const auto want = downloaded(alone.predict(batch));
+    for (std::size_t i = 0; i < want.size(); ++i)
+      require(close(rows[i], want[i], 1e-3), "output " + std::to_string(i));
+    require(close(dp.step(batch), alone.step(batch), 1e-3), "the loss on the output device");
+  }
+
+  using Job = Trainer<Split, ParallelStrategy<DP>, Device<Cuda>, CapturedStep>;
+  const Samples samples = reference_batch(11, 20, 4, 3, 0);
+  const Floats whole = labelled<float>(samples);
+  const InMemoryDataset<float, std::int32_t> data(whole.inputs, whole.labels);
+  Session session = detail::join_alone();
+  TrainerOptions wanted;
+  wanted.replicas = replicas;
+  Job job(session, {}, wanted);
+  job.fit(data, {.epochs = 3, .batch_size = 4});
+  const auto predicted = job.predict(data, 4);
+  const auto rows = downloaded(job.dp().predict(whole));
+  require(predicted.values().size() == rows.size() && predicted.size() == 11, "how many rows");
+  for (std::size_t i = 0; i < rows.size(); ++i)
+    require(close(predicted.values()[i], rows[i], 1e-4), "row of number " + std::to_string(i));
+}
+
 void run_checks(std::size_t replicas, const std::string& name) {
   const auto run = [&](const char* check, auto f) {
     if (name != "all" && name != check) return;
@@ -235,6 +274,7 @@ void run_checks(std::size_t replicas, const std::string& name) {
     if (replicas > 1) check_faults(replicas);
   });
   run("trainer", [&] { check_trainer(replicas); });
+  run("predictions", [&] { check_predictions(replicas); });
 }
 
 }  // namespace

@@ -23,6 +23,10 @@ struct PlayedReplica {
     static constexpr bool alone = false;
   };
   using Loss = double;
+  template <class>
+  static constexpr bool keeps_outputs() {
+    return false;
+  }
 
   recording::Communicator<> comm;
   std::string fails;

@@ -3,10 +3,12 @@
 /// @file The step that a model sees in a world of one.
 
 #include <cstddef>
+#include <initializer_list>
 #include <type_traits>
 
 #include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 
@@ -68,6 +70,20 @@ class BareStep {
     return buffers_.template view<Memory, false>(arenas_.buffers, key);
   }
 
+  /// Calls `f(name, view)` for all tensors of a kind, with the views of the members above.
+  template <class F>
+  constexpr void for_each_parameter(F&& f) const {
+    parameters_.template for_each<Memory, true>(arenas_.parameters, f);
+  }
+  template <class F>
+  constexpr void for_each_gradient(F&& f) const {
+    parameters_.template for_each<Memory, false, true>(arenas_.gradients, f);
+  }
+  template <class F>
+  constexpr void for_each_buffer(F&& f) const {
+    buffers_.template for_each<Memory, false>(arenas_.buffers, f);
+  }
+
   /// Says that a gradient is complete.
   template <class Key>
   constexpr void ready(Key key) const {
@@ -90,10 +106,39 @@ class BareStep {
     return parameters_.trains(key);
   }
 
+  /// Writes a gradient and says that it is complete. `value` is a number for a scalar parameter; a
+  /// view, a range or a list in braces, with a number for every element, for a tensor.
+  template <class Key, class Value = std::initializer_list<double>>
+  constexpr void set_grad(Key key, const Value& value) const {
+    write_grad(key, value);
+    ready(key);
+  }
+
+  /// True in forward and backward of a training step, false in an evaluation or a prediction. A
+  /// constant: `if (step.is_training())` costs nothing.
+  static constexpr bool is_training() { return true; }
+
+ protected:
+  template <class Key, class Value>
+  constexpr void write_grad(Key key, const Value& value) const {
+    static_assert(std::is_same_v<Memory, HostMemory>,
+                  "lockstep: this step's gradients are in device memory, which host code cannot "
+                  "write; write them in a kernel and call step.ready");
+    if constexpr (std::is_same_v<Memory, HostMemory>) write_gradient(grad(key), key, value);
+  }
+
  private:
   [[no_unique_address]] LayoutOfParameters parameters_;
   [[no_unique_address]] LayoutOfBuffers buffers_;
   Arenas arenas_;
+};
+
+/// The step of evaluations and predictions: the same tensors, and `is_training()` is false.
+template <class Step>
+class EvaluationStep : public Step {
+ public:
+  explicit EvaluationStep(const Step& step) : Step(step) {}
+  static constexpr bool is_training() { return false; }
 };
 
 }  // namespace lockstep::detail

@@ -12,6 +12,7 @@
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/element_types.hpp"
+#include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
@@ -227,7 +228,40 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     }
   }
 
+  /// Calls `f(name, view)` for every tensor, or every trained one, in the order of declaration,
+  /// with the views that `view` gives.
+  template <class Memory, bool Const, bool OnlyTrained = false, class F>
+  constexpr void for_each(std::byte* arena, F&& f) const {
+    if constexpr (TensorListing<Model>) {
+      for (std::size_t tensor = 0; tensor != this->infos().size(); ++tensor) {
+        if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
+        const TensorInfo& info = this->infos()[tensor];
+        with_element<Model, Role, Types>(info.element, [&]<class T>(std::type_identity<T>) {
+          f(this->name(tensor),
+            make_view<Memory, Const, element_kind<T>(), dynamic>(
+                arena + this->plan().placements[tensor].offset, Extents<dynamic>{info.count()}));
+        });
+      }
+    } else {
+      const auto visit = [&]<std::size_t Tensor>(std::integral_constant<std::size_t, Tensor>) {
+        if (OnlyTrained && !this->plan().is_trained(Tensor)) return;
+        f(this->name(Tensor), view_of<Memory, Const, TensorAt<Tensor>>(
+                                  arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{}));
+      };
+      [&]<std::size_t... Tensor>(std::index_sequence<Tensor...>) {
+        (visit(std::integral_constant<std::size_t, Tensor>{}), ...);
+      }(std::make_index_sequence<tensor_table<Model, Role>.size()>{});
+    }
+  }
+
  private:
+  /// A declared tensor by its place.
+  template <std::size_t Index>
+  struct TensorAt {
+    static constexpr std::size_t index = Index;
+    static constexpr TensorInfo info = tensor_table<Model, Role>.infos[Index];
+  };
+
   template <class Memory, bool Const, class Tensor, std::size_t... Axis>
   constexpr auto view_of(std::byte* arena, std::index_sequence<Axis...>) const {
     constexpr TensorInfo info = Tensor::info;

@@ -57,6 +57,38 @@ concept OutputDeclaring = OutputNaming<M> && detail::is_output<typename M::Outpu
 
 namespace detail {
 
+/// Reports what a model misses that is to predict, as a sentence. `Rows` are rows of outputs, to
+/// write.
+template <class M, class Step, class Batch, class Rows>
+consteval bool require_prediction() {
+  constexpr bool predict = requires(M& model, Step& step, const Batch& batch, Rows rows) {
+    model.predict(step, batch, rows);
+  };
+  static_assert(predict,
+                "lockstep: the model declares an Output and has no predict for this batch; give it "
+                "void predict(auto& step, const Batch& batch, auto outputs)");
+  return predict;
+}
+
+/// Has a model all parts that `OutputOf` names, for batches of this type?
+template <class M, class Step, class Batch, class Written, class Read>
+concept PartsRunning =
+    requires(M& model, Step& step, const Batch& batch, Written rows, Read outputs) {
+      model.predict(step, batch, rows);
+      model.loss(step, batch, outputs, rows);
+      model.backward(step, batch, outputs);
+    };
+
+/// Says in words that a model has no outputs that a program could ask for.
+template <class M>
+consteval bool require_output() {
+  static_assert(OutputDeclaring<M>,
+                "lockstep: the model declares no outputs to predict; give it using Output = "
+                "OutputOf<float, 10>; and void predict(auto& step, const Batch& batch, auto "
+                "outputs)");
+  return OutputDeclaring<M>;
+}
+
 /// Reports the first part that such a model misses, as a sentence. Called where a batch's type is
 /// first known; `Written` and `Read` are rows of outputs.
 template <class M, class Step, class Batch, class Whole, class Written, class Read>

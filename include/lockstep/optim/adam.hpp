@@ -20,6 +20,7 @@ namespace detail {
 template <bool Decoupled>
 struct AdamRule : Choice<axes::Optimizer> {
   static constexpr std::size_t states = 2;
+  static constexpr std::string_view state_names[] = {"exp_avg", "exp_avg_sq"};  // PyTorch's names
 
   struct Options {
     double lr = 1e-3;

@@ -29,6 +29,8 @@ concept NumberOptions =
 ///
 ///     update(parameter, gradient, state)   // A&, A, A[states]
 ///
+/// A rule may have `state_names`, by which programs see its states.
+///
 /// An element's update depends on nothing else, so any backend may run it wherever it has the
 /// gradient at hand: in a loop, in a kernel, or in the pass that reduces the bucket.
 template <class R>
@@ -39,6 +41,33 @@ concept UpdateRule =
       { options.lr } -> std::convertible_to<double>;
       R::template at<float>(options, 0.1, std::uint64_t{1})(parameter, gradient, state);
     };
+
+namespace detail {
+
+/// The name of a rule's k-th state.
+template <UpdateRule Rule>
+constexpr std::string_view state_name(std::size_t k) {
+  if constexpr (requires { Rule::state_names[0]; }) {
+    return Rule::state_names[k];
+  } else {
+    constexpr std::string_view numbered[] = {"state.0", "state.1", "state.2", "state.3"};
+    return k < 4 ? numbered[k] : "state";
+  }
+}
+
+/// Calls `f(parameter, state, values)`, or with the place of the first value in the parameter as a
+/// fourth argument where `f` takes one.
+template <class F, class Values>
+constexpr void hand_out_state(F& f, std::string_view parameter, std::string_view state,
+                              const Values& values, std::size_t first) {
+  if constexpr (requires { f(parameter, state, values, first); }) {
+    f(parameter, state, values, first);
+  } else {
+    f(parameter, state, values);
+  }
+}
+
+}  // namespace detail
 
 /// The policy that says by which rule parameters are updated: `Optimizer<AdamW>`.
 template <class Rule>

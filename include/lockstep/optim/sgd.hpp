@@ -48,6 +48,7 @@ namespace detail {
 template <bool Nesterov>
 struct MomentumRule : Choice<axes::Optimizer> {
   static constexpr std::size_t states = 1;
+  static constexpr std::string_view state_names[] = {"momentum_buffer"};  // PyTorch's name
 
   struct Options {
     double lr = 1e-3;

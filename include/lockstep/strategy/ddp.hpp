@@ -26,11 +26,17 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
  public:
   using model_type = Model;
   using typename Base::bare_step;
+  using typename Base::evaluation_step;
   using typename Base::Loss;
   using typename Base::step_type;
 
   using Base::begin_schedule;
   using Base::buffer;
+  using Base::copy_outputs;
+  using Base::for_each_buffer;
+  using Base::for_each_gradient;
+  using Base::for_each_parameter;
+  using Base::for_each_state;
   using Base::grad;
   using Base::group_options;
   using Base::learning_rate;
@@ -118,6 +124,16 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
+  }
+
+  /// The outputs of this rank's batch in evaluation, a row for each sample, with no communication.
+  /// They are valid until the next prediction or forward pass. **Host** blocks until they are
+  /// there; on a GPU they are in its memory.
+  template <class Batch>
+  auto predict(const Batch& batch) {
+    if constexpr (require_output<Model>()) {
+      return Base::predict(this->place(batch), row_count(batch));
+    }
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.

@@ -19,6 +19,7 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
@@ -28,11 +29,16 @@
 
 namespace lockstep {
 
-/// How many replicas, and how long they wait for each other.
+/// How many replicas, on which devices, and how long they wait for each other.
 struct DpOptions {
   std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
   Seed seed{0};
   std::chrono::milliseconds timeout = default_timeout;
+  /// The GPU of every replica; empty: the first ones. A CPU is one device, and there the numbers
+  /// only say how many replicas there are, and which of them `output_device` means.
+  std::vector<std::size_t> devices{};
+  /// One of the devices: its replica gathers outputs and takes their loss. Without it, the first.
+  std::optional<std::size_t> output_device{};
 };
 
 namespace detail {
@@ -75,7 +81,8 @@ class BasicDp {
 
   /// **Host** blocks until all replicas are there and have the same initial parameters.
   explicit BasicDp(DpOptions options = {}, Model model = {})
-      : meeting_(count(options.replicas), options.timeout),
+      : meeting_(count(options), options.timeout, options.devices),
+        root_(output_replica(options, meeting_.size())),
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
         parts_(meeting_.size()) {
@@ -88,10 +95,10 @@ class BasicDp {
         [&](std::size_t i) {
           replicas_[i] = std::make_unique<LedReplica>(
               meeting_.join(Rank{i}), i == 0 ? std::move(model) : std::move(*models[i]),
-              options.seed);
+              options.seed, Rank{root_});
         });
-    if constexpr (traits::gathers_outputs) {
-      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[0]);
+    if constexpr (gathers) {
+      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
     }
   }
   BasicDp(const BasicDp&) = delete;
@@ -122,6 +129,31 @@ class BasicDp {
   auto buffer(auto key) const { return first().buffer(key); }
   /// Adds up the losses of many steps.
   auto loss_meter() { return first().loss_meter(); }
+
+  /// Calls `f(name, view)` for every parameter, gradient or buffer of the first replica, as
+  /// `param`, `grad` and `buffer` give them. On a GPU the host waits for it first.
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    first().for_each_parameter(f);
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    first().for_each_gradient(f);
+  }
+  template <class F>
+  void for_each_buffer(F&& f) const {
+    first().for_each_buffer(f);
+  }
+  /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
+  /// parameters have a slice of the states each, and a parameter may come in several pieces:
+  /// `f(parameter, state, view, first)` gets the place of a piece's first element.
+  template <class F>
+  void for_each_state(F&& f) const {
+    for (const auto& replica : replicas_) {
+      std::as_const(*replica).replica().for_each_state(f);
+      if constexpr (!traits::shares_parameters) return;
+    }
+  }
 
   /// Calls `f(model)` for every replica's model.
   template <class F>
@@ -213,7 +245,7 @@ class BasicDp {
     if constexpr (traits::alone) {
       return first().evaluate(first().place(batch));
     } else {
-      run_to_loss(
+      run_to_loss<false>(
           batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
           [&](std::size_t i) { replicas_[i]->average_losses(); });
       return whole_loss();
@@ -240,6 +272,29 @@ class BasicDp {
     }
   }
 
+  /// The model's outputs of a whole batch in evaluation, a row for each sample, in order. They are
+  /// valid until the next prediction, step or evaluation. **Host** blocks until they are there; on
+  /// GPUs they are in the memory of the output device.
+  template <class Batch>
+  auto predict(const Batch& batch) {
+    if constexpr (!require_output<Model>()) {
+      return;
+    } else if constexpr (traits::alone) {
+      return first().predict(first().place(batch), row_count(batch));
+    } else {
+      const BatchCut cut = scatter(batch);
+      if constexpr (!traits::gathers_outputs) make_room(batch, parts_[0].all);
+      crew_.run([&](std::size_t i) { take(i, batch, cut); },
+                [&](std::size_t i) { replicas_[i]->template predict_only<Batch>(); });
+      return std::as_const(*replicas_[root_]).all_outputs();
+    }
+  }
+  /// Copies such outputs into the host's memory. **Host** blocks.
+  template <class Rows>
+  void copy_outputs(const Rows& rows, void* to) {
+    first().copy_outputs(rows, to);
+  }
+
   /// How many graphs `CapturedStep` has made for batches of this type.
   template <class Batch>
   std::size_t captured_graphs()
@@ -252,12 +307,35 @@ class BasicDp {
   auto& first() { return replicas_[0]->replica(); }
   const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
-  static std::size_t count(std::size_t wanted) {
+  static constexpr bool gathers = traits::scatters && OutputDeclaring<Model>;
+
+  static std::size_t count(const DpOptions& options) {
+    std::size_t wanted = options.replicas;
+    if (const std::size_t listed = options.devices.size(); listed != 0) {
+      if (wanted != dynamic && wanted != listed) {
+        throw Error("DP",
+                    std::to_string(wanted) + " replicas are wanted and " + std::to_string(listed) +
+                        " devices are listed",
+                    "leave replicas out: every device has one");
+      }
+      wanted = listed;
+    }
     if (wanted == 0) throw Error("DP", "no replicas are wanted", "ask for one at least");
     if (wanted == dynamic)
       wanted = static_replicas == dynamic ? Meeting::devices() : static_replicas;
     require_world<static_replicas>(WorldSize{wanted}, Rank{0});
     return wanted;
+  }
+
+  /// The replica of the output device.
+  static std::size_t output_replica(const DpOptions& options, std::size_t replicas) {
+    if (!options.output_device) return 0;
+    const std::size_t wanted = *options.output_device;
+    if (options.devices.empty() && wanted < replicas) return wanted;
+    for (std::size_t i = 0; i != options.devices.size(); ++i)
+      if (options.devices[i] == wanted) return i;
+    throw Error("DP", "output_device " + std::to_string(wanted) + " has no replica",
+                "name one of the devices");
   }
 
   /// Counts the samples of every replica, and makes room for their outputs.
@@ -305,7 +383,7 @@ class BasicDp {
     const Sync sync = first().completes_step() ? Sync::yes : Sync::no;
     bool backward_began = false;
     try {
-      run_to_loss(
+      run_to_loss<true>(
           batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); },
           [&](std::size_t i) {
             if (i == 0) backward_began = true;
@@ -340,14 +418,14 @@ class BasicDp {
   }
 
   /// Runs a batch up to its loss (`forward`, if the model's output is its loss), then `then`.
-  template <class Batch, class Forward, class... Then>
+  template <bool Trains, class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
     const auto share = [&](std::size_t i) { take(i, batch, cut); };
     if constexpr (traits::gathers_outputs) {
       crew_.run(
-          share, [&](std::size_t i) { replicas_[i]->template predict<Batch>(); },
-          [&](std::size_t i) { replicas_[i]->template take_loss<Batch>(); }, then...);
+          share, [&](std::size_t i) { replicas_[i]->template predict<Batch, Trains>(); },
+          [&](std::size_t i) { replicas_[i]->template take_loss<Batch, Trains>(); }, then...);
     } else {
       crew_.run(share, forward, then...);
     }
@@ -356,7 +434,7 @@ class BasicDp {
   /// The mean over all samples.
   Loss whole_loss() const {
     if constexpr (traits::gathers_outputs || LedReplica::defers_loss) {
-      return replicas_[0]->loss();
+      return replicas_[root_]->loss();
     } else {
       double loss = 0;
       for (const auto& replica : replicas_) loss += replica->loss_part();
@@ -365,6 +443,7 @@ class BasicDp {
   }
 
   Meeting meeting_;
+  std::size_t root_;  // the replica of the output device
   ReplicaCrew crew_;
   std::vector<std::unique_ptr<LedReplica>> replicas_;
   std::vector<BatchPart> parts_;  // of the batch that is under way

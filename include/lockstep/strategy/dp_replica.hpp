@@ -34,6 +34,8 @@ class DpReplica {
   using traits = typename ThisReplica::traits;
   using execution_type = typename ThisReplica::execution_type;
   using Shares = PlacedShare<execution_type, traits::gathers_outputs>;
+  /// Have replicas outputs to gather, for the loss or for a program that asks for them?
+  static constexpr bool has_outputs = traits::scatters && OutputDeclaring<Model>;
   template <class Batch>
   using Share = typename Shares::template Share<Batch>;
 
@@ -44,16 +46,18 @@ class DpReplica {
   /// Has the model an evaluation of its own?
   template <class Batch, class Tally>
   static constexpr bool has_evaluation =
-      EvaluationRunning<Model, typename ThisReplica::bare_step, Share<Batch>, Tally>;
+      EvaluationRunning<Model, typename ThisReplica::evaluation_step, Share<Batch>, Tally>;
 
-  /// **Ranks** all replicas. **Host** blocks until all have come.
-  DpReplica(Comm comm, Model model, Seed seed)
+  /// `root` is the replica that gathers outputs and takes their loss. **Ranks** all replicas.
+  /// **Host** blocks until all have come.
+  DpReplica(Comm comm, Model model, Seed seed, Rank root)
       : comm_(std::move(comm)),
+        root_(root),
         replica_(comm_,
                  tell_others_of<traits::alone>(
                      comm_, [&] { return typename ThisReplica::layouts_type(model); }),
                  std::move(model)),
-        shares_(replica_.execution(), comm_.rank().value()) {
+        shares_(replica_.execution(), comm_.rank().value(), comm_.rank() == root) {
     tell([&] { replica_.initialize_from_model(seed); });
   }
 
@@ -91,10 +95,10 @@ class DpReplica {
     if constexpr (traits::broadcasts_buffers) tell([&] { replica_.synchronize_buffers(); });
   }
 
-  // The outputs that are gathered on the first replica.
+  // The outputs that are gathered on one replica.
 
   void join_outputs(DpReplica& root)
-    requires(traits::gathers_outputs)
+    requires(has_outputs)
   {
     outputs_.join(root.outputs_, replica_.execution().is_far_from(root.replica_.execution()));
   }
@@ -151,34 +155,44 @@ class DpReplica {
     tell([&] { replica_.require_finite(); });
   }
 
-  // A step whose loss is taken of all outputs: after `take`, and before `backward`.
+  // A step whose loss is taken of all outputs: after `take`, and before `backward`. An evaluation
+  // does the same, without training.
 
-  template <class Batch>
+  template <class Batch, bool Trains>
   void predict() {
     using Outputs = decltype(outputs_.outputs(RowRange{}));
     using Gradients = decltype(outputs_.gradients(RowRange{}));
     using Whole = typename Shares::template Whole<Batch>;
     static_assert(require_parts<Model, typename ThisReplica::step_type, Share<Batch>, Whole,
                                 Outputs, Gradients>());
-    synchronize_buffers();
-    if (!has_samples()) return;
-    replica_.with_step([&](auto& step) {
-      replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
-    });
-    outputs_.deliver(replica_.execution(), part_.samples);
+    write_outputs<Batch, Trains>();
   }
 
-  template <class Batch>
+  template <class Batch, bool Trains>
   void take_loss() {
     await_others();
-    if (comm_.rank() != Rank{0}) return;
-    loss_.emplace(replica_.with_step([&](auto& step) {
+    if (comm_.rank() != root_) return;
+    loss_.emplace(with_step_of<Trains>([&](auto& step) {
       return replica_.execution().loss(replica_.model(), step, shares_.template whole<Batch>(),
                                        outputs_.all_outputs(part_.all),
                                        outputs_.all_gradients(part_.all));
     }));
-    replica_.require_finite_loss(*loss_);
+    if constexpr (Trains) replica_.require_finite_loss(*loss_);
   }
+
+  // Outputs that a program asks for, after `take`. Where replicas are on GPUs, all of them must be
+  // idle before the outputs are read.
+
+  template <class Batch>
+  void predict_only()
+    requires(has_outputs)
+  {
+    static_assert(require_prediction<Model, typename ThisReplica::evaluation_step, Share<Batch>,
+                                     decltype(outputs_.outputs(RowRange{}))>());
+    write_outputs<Batch, false>();
+    synchronize();
+  }
+  auto all_outputs() const { return outputs_.all_outputs(part_.all); }
 
   // A step as one graph, after `take`. All replicas capture it together, so that any failure ends
   // the job.
@@ -276,6 +290,26 @@ class DpReplica {
     if constexpr (StreamOrdering<Comm>) tell([&] { comm_.order_streams(); });
   }
 
+  template <bool Trains, class F>
+  auto with_step_of(const F& f) {
+    if constexpr (Trains) {
+      return replica_.with_step(f);
+    } else {
+      return replica_.with_evaluation_step(f);
+    }
+  }
+
+  /// Writes the outputs of this replica's samples, and delivers them to where they are gathered.
+  template <class Batch, bool Trains>
+  void write_outputs() {
+    synchronize_buffers();
+    if (!has_samples()) return;
+    with_step_of<Trains>([&](auto& step) {
+      replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+    });
+    outputs_.deliver(replica_.execution(), part_.samples);
+  }
+
   template <class Batch>
   void run_backward(Sync sync) {
     if constexpr (traits::gathers_outputs) await_others();
@@ -293,8 +327,8 @@ class DpReplica {
   void enqueue() {
     const bool last = replica_.completes_step();
     if constexpr (traits::gathers_outputs) {
-      predict<Batch>();
-      take_loss<Batch>();
+      predict<Batch, true>();
+      take_loss<Batch, true>();
     } else {
       forward<Batch>();
       average_losses();
@@ -304,15 +338,14 @@ class DpReplica {
   }
 
   Comm comm_;
+  Rank root_;
   ThisReplica replica_;
   [[no_unique_address]] StepRunner<traits> runner_;
   Shares shares_;
   BatchPart part_;
   std::optional<Loss> loss_;
-  [[no_unique_address]] typename std::conditional_t<
-      traits::gathers_outputs,
-      std::type_identity<GatheredOutputs<Model, typename traits::memory, execution_type>>,
-      std::type_identity<NothingGathered>>::type outputs_;
+  [[no_unique_address]] OutputsOf<has_outputs, Model, typename traits::memory, execution_type>
+      outputs_;
 };
 
 }  // namespace lockstep::detail

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <optional>
 #include <tuple>
+#include <type_traits>
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -27,9 +28,14 @@ auto output_view(OutputOf<T, E...>, std::byte* data, std::size_t rows,
       sizes);
 }
 
-/// One replica's access to outputs and gradients. The tensors belong to the first replica. Replicas
-/// on its device, as all are on a CPU, read and write their rows in place, and nothing is gathered;
-/// replicas on other devices have memory of their own for their rows, and copy.
+/// Rows of a model's outputs, to write or (`Const`) to read.
+template <class Model, class Memory, bool Const>
+using OutputRows = decltype(output_view<Memory, Const>(typename Model::Output{}, nullptr, 0,
+                                                       typename Model::Output::Sizes{}));
+
+/// One replica's access to outputs and gradients. The tensors belong to one replica, the root.
+/// Replicas on its device, as all are on a CPU, read and write their rows in place, and nothing is
+/// gathered; replicas on other devices have memory of their own for their rows, and copy.
 template <class Model, class Memory, class Execution>
 class GatheredOutputs {
   using Output = typename Model::Output;
@@ -69,6 +75,13 @@ class GatheredOutputs {
                    rows.count * row_bytes());
   }
 
+  /// The bytes of one sample's outputs, after `reserve`.
+  std::size_t row_bytes() const {
+    std::size_t bytes = sizeof(typename Output::element);
+    for (std::size_t size : sizes_) bytes *= size;
+    return bytes;
+  }
+
   /// All rows, for the loss.
   auto all_outputs(std::size_t rows) const { return view<true>(*root_->outputs_, {0, rows}); }
   auto all_gradients(std::size_t rows) const { return view<false>(*root_->gradients_, {0, rows}); }
@@ -79,11 +92,6 @@ class GatheredOutputs {
   const GatheredOutputs& here() const { return is_far_ ? *this : *root_; }
   RowRange here(RowRange rows) const { return is_far_ ? RowRange{0, rows.count} : rows; }
 
-  std::size_t row_bytes() const {
-    std::size_t bytes = sizeof(typename Output::element);
-    for (std::size_t size : sizes_) bytes *= size;
-    return bytes;
-  }
   std::byte* at(const Arena& arena, std::size_t row) const {
     return arena.data() + row * row_bytes();
   }
@@ -102,5 +110,11 @@ class GatheredOutputs {
 
 /// For models whose output is their loss, which have nothing to gather.
 struct NothingGathered {};
+
+template <bool HasOutputs, class Model, class Memory, class Execution>
+using OutputsOf =
+    typename std::conditional_t<HasOutputs,
+                                std::type_identity<GatheredOutputs<Model, Memory, Execution>>,
+                                std::type_identity<NothingGathered>>::type;
 
 }  // namespace lockstep::detail

@@ -25,6 +25,19 @@
 
 namespace lockstep::detail {
 
+/// Says in words what a gradient on a GPU cannot be written from. Returns whether it can.
+template <class T, class Value>
+consteval bool require_device_gradient() {
+  constexpr bool fits = requires {
+    requires is_view<Value> && std::is_same_v<typename Value::memory, DeviceMemory> &&
+                 std::is_same_v<typename Value::value_type, T>;
+  };
+  static_assert(fits,
+                "lockstep: set_grad on a GPU copies a DeviceView of the parameter's element type; "
+                "write other gradients in a kernel, through step.grad, and call step.ready");
+  return fits;
+}
+
 /// The step that a model sees. Forward and backward enqueue everything on `stream()`, or on streams
 /// that are forked from it and joined to it again; nothing waits for the GPU. Forward writes the
 /// batch's mean loss to `loss()`.
@@ -53,6 +66,27 @@ class GpuStep : public Traits::bare_step {
 
   /// **Host** blocks until the stream is empty: for evaluation, never in forward or backward.
   void synchronize() const { comm_->synchronize(); }
+
+  /// Copies a gradient from another view of device memory, of the same shape and element type, and
+  /// says that it is complete. **Stream** `stream()`.
+  template <class Key, class Value>
+  void set_grad(Key key, const Value& value) const {
+    write_grad(key, value);
+    this->ready(key);
+  }
+
+ protected:
+  template <class Key, class Value>
+  void write_grad(Key key, const Value& value) const {
+    const auto gradient = this->grad(key);
+    using T = typename decltype(gradient)::value_type;
+    if constexpr (require_device_gradient<T, Value>()) {
+      if (!has_shape_of(gradient, value)) refuse_gradient(key, gradient.size(), value.size());
+      check_cuda(cudaMemcpyAsync(gradient.data_handle(), value.data_handle(),
+                                 gradient.size() * sizeof(T), cudaMemcpyDeviceToDevice, stream()),
+                 "cudaMemcpyAsync");
+    }
+  }
 
  private:
   Comm* comm_;

@@ -14,12 +14,15 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/group_pieces.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/norm.cuh"
+#include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
@@ -128,6 +131,27 @@ class GpuUpdater
   template <class Gradients>
   void update_averaged(Gradients& gradients) {
     reduce_and_update(gradients);
+  }
+
+  /// Calls `f(parameter, state, values)` for every state, and for the weights of higher precision
+  /// under the name "master".
+  template <class F>
+  void for_each_state(F& f) const {
+    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+      if (!layout_.plan().is_trained(p)) continue;
+      const Placement& placement = layout_.plan().placements[p];
+      Traits::with_element(layout_.infos()[p].element, [&]<class T>(std::type_identity<T>) {
+        const auto values = [&](std::byte* data) {
+          return make_view<DeviceMemory, true, element_kind<Accumulator<T>>(), dynamic>(
+              data, Extents<dynamic>{placement.bytes / sizeof(T)});
+        };
+        if constexpr (Traits::keeps_masters)
+          hand_out_state(f, layout_.name(p), "master", values(masters_at(placement.offset)), 0);
+        for (std::size_t k = 0; k != Rule::states; ++k)
+          hand_out_state(f, layout_.name(p), state_name<Rule>(k),
+                         values(states_at(placement.offset)[k]), 0);
+      });
+    }
   }
 
  private:

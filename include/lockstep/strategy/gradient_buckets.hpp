@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -263,6 +264,13 @@ class TrackedStep : public Bare {
   void ready(Key key) const {
     Bare::ready(key);  // refuses what has no gradient
     gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
+  }
+
+  /// Writes a gradient and says that it is complete.
+  template <class Key, class Value = std::initializer_list<double>>
+  void set_grad(Key key, const Value& value) const {
+    this->write_grad(key, value);
+    ready(key);
   }
 
  private:

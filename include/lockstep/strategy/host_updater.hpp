@@ -19,12 +19,15 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/view.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
@@ -139,6 +142,31 @@ class HostUpdater
   std::uint64_t skipped() const { return skipped_; }
   /// On a host an anomaly is thrown where it is found.
   static constexpr void require_finite() {}
+
+  /// Calls `f(parameter, state, values)` or `f(parameter, state, values, first)` for the states
+  /// that this rank keeps: all, or its slice of every parameter, which begins with element `first`.
+  template <class F>
+  void for_each_state(F& f) const {
+    for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
+      using A = Accumulator<T>;
+      const std::size_t stride = align_up(slice.count() * sizeof(A)) / sizeof(A);
+      const A* const states = reinterpret_cast<const A*>(states_.data() + slice.states);
+      for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+        const Placement& placement = layout_.plan().placements[p];
+        if (placement.offset < run.offset || placement.offset >= run.offset + run.bytes) continue;
+        const std::size_t at = (placement.offset - run.offset) / sizeof(T);
+        const std::size_t begin = std::max(slice.begin, at);
+        const std::size_t end = std::min(slice.end, at + placement.bytes / sizeof(T));
+        if (begin >= end) continue;
+        for (std::size_t k = 0; k != Rule::states; ++k) {
+          hand_out_state(
+              f, layout_.name(p), state_name<Rule>(k),
+              HostView<const A, dynamic>(states + k * stride + (begin - slice.begin), end - begin),
+              begin - at);
+        }
+      }
+    });
+  }
 
  private:
   static constexpr bool needs_norm = Traits::clips || Traits::skips_anomalies;

@@ -45,6 +45,15 @@ class InitialValues {
   auto buffer(Key key) const {
     return buffer_layout_.template view<HostMemory, false>(buffers_, key);
   }
+  /// Calls `f(name, view)` for every parameter, or buffer, to be written.
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    layout_.template for_each<HostMemory, false>(parameters_, f);
+  }
+  template <class F>
+  void for_each_buffer(F&& f) const {
+    buffer_layout_.template for_each<HostMemory, false>(buffers_, f);
+  }
   RandomStream& random() { return random_; }
 
   /// Matrices and higher tensors: uniform in +-1/sqrt(n) with n the elements of one row, as

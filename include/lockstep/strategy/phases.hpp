@@ -2,9 +2,11 @@
 #pragma once
 /// @file The phases of a hand-written training step, as types: each has only what may come next.
 
+#include <cstddef>
 #include <type_traits>
 
 #include "lockstep/strategy/replica.hpp"
+#include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 
 namespace lockstep::detail {
@@ -74,6 +76,11 @@ class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Aver
   using OutOfOrder<Averaged>::update;
 
   auto grad(auto key) const { return this->replica().grad(key); }
+  /// Calls `f(name, view)` for every averaged gradient.
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    this->replica().for_each_gradient(f);
+  }
 
   /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks.
@@ -119,13 +126,31 @@ class [[nodiscard("backward comes next")]] Forwarded
  public:
   using OutOfOrder<Forwarded>::backward;
 
-  Forwarded(Replica& replica, const Batch& placed, typename Replica::Loss loss)
-      : PhaseOf<Replica, Forwarded>(replica, loss), placed_(placed) {}
+  /// `rows` are the samples of the batch, where outputs are kept.
+  Forwarded(Replica& replica, const Batch& placed, typename Replica::Loss loss, std::size_t rows)
+      : PhaseOf<Replica, Forwarded>(replica, loss), placed_(placed), rows_(rows) {}
+
+  /// The model's outputs of this rank's batch, a row for each sample, of which the loss was taken.
+  /// They are valid until the next forward pass. **Host** on a GPU, blocks until they are there.
+  template <class R = Replica>
+  auto outputs() const {
+    static_assert(R::template keeps_outputs<Batch>(),
+                  "lockstep: this model's forward keeps no outputs; give it using Output = "
+                  "OutputOf<float, 10> and its parts predict, loss and backward, and leave "
+                  "LossOnReplica out");
+    if constexpr (R::template keeps_outputs<Batch>()) return this->replica().outputs(rows_);
+  }
 
   /// Runs the model's backward. In a `no_sync` scope it returns the loss. **Ranks** all; in such a
   /// scope this one. **Host** runs the model; buckets start to travel as they are complete.
   auto backward() && {
-    this->run([&](Replica& replica) { replica.backward(placed_, S); });
+    this->run([&](Replica& replica) {
+      if constexpr (Replica::template keeps_outputs<Batch>()) {
+        replica.backward(placed_, S, replica.output_gradients(rows_));
+      } else {
+        replica.backward(placed_, S);
+      }
+    });
     if constexpr (S == Sync::yes) {
       return Backwarded<Replica>(this->replica(), this->loss());
     } else {
@@ -135,14 +160,25 @@ class [[nodiscard("backward comes next")]] Forwarded
 
  private:
   const Batch& placed_;
+  std::size_t rows_;
 };
 
-/// Runs a batch's forward pass, and tells all ranks if it fails.
+/// Runs a batch's forward pass, and tells all ranks if it fails. A model that declares outputs runs
+/// in two parts, so that they can be looked at.
 template <Sync S, class Replica, class Batch>
 auto forward_phase(Replica& replica, const Batch& batch) {
   const auto& placed = replica.place(batch);
-  return Forwarded<Replica, std::remove_cvref_t<decltype(placed)>, S>(
-      replica, placed, tell_others(replica, [&] { return replica.forward(placed, S); }));
+  using Placed = std::remove_cvref_t<decltype(placed)>;
+  std::size_t rows = 0;
+  if constexpr (Replica::template keeps_outputs<Placed>()) rows = row_count(batch);
+  const auto forward = [&] {
+    if constexpr (Replica::template keeps_outputs<Placed>()) {
+      return replica.forward_with_outputs(placed, rows, S);
+    } else {
+      return replica.forward(placed, S);
+    }
+  };
+  return Forwarded<Replica, Placed, S>(replica, placed, tell_others(replica, forward), rows);
 }
 
 /// The result of `no_sync`: it adds up gradients without communication.

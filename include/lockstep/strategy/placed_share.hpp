@@ -21,18 +21,19 @@ struct BatchPart {
   std::size_t largest = 0;  // number of samples that any replica has
 };
 
-/// Keeps the latest share of every type of batch. With `HasWhole` it keeps whole batches too.
+/// Keeps the latest share of every type of batch. With `HasWhole` the replica that takes the loss
+/// (`is_root`) keeps whole batches too.
 template <class Execution, bool HasWhole>
 class PlacedShare {
  public:
-  PlacedShare(Execution& execution, std::size_t replica)
-      : execution_(execution), replica_(replica) {}
+  PlacedShare(Execution& execution, std::size_t replica, bool is_root)
+      : execution_(execution), replica_(replica), is_root_(is_root) {}
 
   /// The batch must outlive its share, which may be a view of it.
   template <class Batch>
   void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
     if constexpr (HasWhole) {
-      if (replica_ == 0) storage_.get<PlacedWhole<Batch>>().at = &execution_.place(batch);
+      if (is_root_) storage_.get<PlacedWhole<Batch>>().at = &execution_.place(batch);
     }
     if (part.samples.count != 0)
       storage_.get<PlacedPart<Batch>>().at = &place(batch, cut, part.largest);
@@ -42,7 +43,7 @@ class PlacedShare {
   const auto& share() {
     return *storage_.get<PlacedPart<Batch>>().at;
   }
-  /// The whole batch, on the first replica.
+  /// The whole batch, on the replica that takes the loss.
   template <class Batch>
   const auto& whole() {
     return *storage_.get<PlacedWhole<Batch>>().at;
@@ -54,14 +55,14 @@ class PlacedShare {
       std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
 
  private:
-  /// Places a share. Where the whole batch is on the first replica's device, it is a part of that.
+  /// Places a share. Where the whole batch is on this replica's device, it is a part of that.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
     if constexpr (HasWhole && !std::is_same_v<Whole<Batch>, Batch>) {
       static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed<Batch>>,
                     "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
                     "give what the batch becomes there slice(first, count), or use LossOnReplica");
-      if (replica_ == 0) return cut_out(whole<Batch>(), cut);
+      if (is_root_) return cut_out(whole<Batch>(), cut);
     }
     return place_share(batch, cut, largest);
   }
@@ -109,6 +110,7 @@ class PlacedShare {
 
   Execution& execution_;
   std::size_t replica_;
+  bool is_root_;
   TypedStorage storage_;
 };
 

@@ -14,10 +14,12 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
+#include "lockstep/model/output.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
@@ -56,8 +58,9 @@ class Replica {
   static_assert(detail::Updater<Updating, Gradients>);
 
  public:
-  /// The step that the model sees in an evaluation.
   using bare_step = typename execution_type::Step;
+  /// The step that the model sees in an evaluation or a prediction.
+  using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
   using step_type = std::conditional_t<traits::tracks,
                                        detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
@@ -106,6 +109,34 @@ class Replica {
   auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
   auto grad(auto key) const { return step_.grad(key); }
+
+  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
+  /// `param` gives; likewise for gradients and buffers. On a GPU, views are of device memory, and
+  /// the host waits for the GPU first.
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    await_device();
+    step_.for_each_parameter(f);
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    await_device();
+    step_.for_each_gradient(f);
+  }
+  template <class F>
+  void for_each_buffer(F&& f) const {
+    await_device();
+    step_.for_each_buffer(f);
+  }
+  /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
+  /// view of one axis. With `Sharding<HostShared>` a rank keeps its slice alone, and not every
+  /// parameter has elements in it: `f(parameter, state, view, first)` gets the place of the view's
+  /// first element in the parameter.
+  template <class F>
+  void for_each_state(F&& f) const {
+    await_device();
+    updater_.for_each_state(f);
+  }
 
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
   /// **Ranks** all. **Host** blocks.
@@ -270,16 +301,84 @@ class Replica {
 
   // Evaluation, with nothing kept for backward and no communication.
 
-  Loss evaluate(const auto& placed) { return execution_.forward(model_, bare(), placed); }
+  Loss evaluate(const auto& placed) {
+    return with_evaluation_step(
+        [&](auto& step) { return execution_.forward(model_, step, placed); });
+  }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
   void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
-    if constexpr (EvaluationRunning<Model, bare_step, Batch, Tally>) {
-      model_.evaluate(bare(), placed, tally);
+    if constexpr (EvaluationRunning<Model, evaluation_step, Batch, Tally>) {
+      with_evaluation_step([&](auto& step) { model_.evaluate(step, placed, tally); });
     } else {
       const auto count = static_cast<double>(samples());
       tally.add("loss", evaluate(placed) * count, count);
     }
+  }
+
+  // Outputs of models that declare them.
+
+  /// Does the hand-written `forward` keep the outputs of such a batch?
+  template <class Batch>
+  static constexpr bool keeps_outputs() {
+    if constexpr (declares_outputs && !traits::scatters && traits::takes_loss_of_outputs) {
+      using Memory = typename traits::memory;
+      return detail::PartsRunning<Model, step_type, Batch, detail::OutputRows<Model, Memory, false>,
+                                  detail::OutputRows<Model, Memory, true>>;
+    } else {
+      return false;
+    }
+  }
+
+  /// The model's outputs of a batch of `rows` samples, in evaluation. They are valid until the next
+  /// call. **Host** on a GPU, blocks until they are there.
+  template <class Batch>
+  auto predict(const Batch& placed, std::size_t rows) {
+    static_assert(
+        detail::require_prediction<Model, evaluation_step, Batch,
+                                   detail::OutputRows<Model, typename traits::memory, false>>());
+    make_room(rows);
+    with_evaluation_step(
+        [&](auto& step) { model_.predict(step, placed, outputs_.outputs({0, rows})); });
+    await_device();
+    return outputs_.all_outputs(rows);
+  }
+
+  /// `forward` in two parts: outputs, which are kept, and the loss that is taken of them.
+  template <class Batch>
+  Loss forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
+    if constexpr (traits::broadcasts_buffers) {
+      if (sync == Sync::yes) synchronize_buffers();
+    }
+    make_room(rows);
+    const Loss loss = with_step([&](auto& step) {
+      model_.predict(step, placed, outputs_.outputs({0, rows}));
+      return execution_.loss(model_, step, placed, outputs_.all_outputs(rows),
+                             outputs_.all_gradients(rows));
+    });
+    require_finite_loss(loss);
+    return loss;
+  }
+  auto outputs(std::size_t rows) const {
+    await_device();
+    return outputs_.all_outputs(rows);
+  }
+  auto output_gradients(std::size_t rows) const { return outputs_.gradients({0, rows}); }
+
+  /// Copies rows of outputs into the host's memory. **Host** blocks.
+  template <class Rows>
+  void copy_outputs(const Rows& rows, void* to) {
+    execution_.copy(static_cast<std::byte*>(to),
+                    reinterpret_cast<const std::byte*>(rows.data_handle()),
+                    rows.size() * sizeof(typename Rows::value_type));
+    await_device();
+  }
+
+  /// Calls `f(step)` with the step of an evaluation.
+  template <class F>
+  auto with_evaluation_step(const F& f) {
+    evaluation_step step(step_);
+    return f(step);
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
@@ -301,9 +400,19 @@ class Replica {
         .on(comm_.rank());
   }
 
-  detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
+  static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
-  bare_step& bare() { return step_; }
+  void await_device() const {
+    if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
+  }
+
+  void make_room(std::size_t rows) {
+    if (rows <= outputs_.capacity()) return;
+    await_device();  // the memory may be in use
+    outputs_.reserve(model_, rows);
+  }
+
+  detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
   step_type& adding_step() {
     if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
@@ -372,6 +481,8 @@ class Replica {
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
+  [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
+                                          execution_type> outputs_;
 };
 
 }  // namespace lockstep

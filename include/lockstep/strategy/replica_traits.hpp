@@ -85,8 +85,9 @@ struct ReplicaTraits {
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
   /// Is one loss taken of the outputs of all replicas? Then a replica's gradient is a part of that
   /// loss's gradient, and the parts are summed.
-  static constexpr bool gathers_outputs = scatters && OutputDeclaring<Model> &&
-                                          std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  static constexpr bool takes_loss_of_outputs =
+      OutputDeclaring<Model> && std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  static constexpr bool gathers_outputs = scatters && takes_loss_of_outputs;
   static constexpr bool sums_gradients = gathers_outputs;
   /// Otherwise a replica's gradient is that of the mean over its share. Shares can differ in size,
   /// so gradients are weighed before they are averaged.

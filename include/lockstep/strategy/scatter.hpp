@@ -217,6 +217,22 @@ std::size_t samples_of(const Batch& batch, const BatchCut& cut, std::size_t i) {
   return fewest == 0 ? 0 : samples;
 }
 
+/// The number of samples of a whole batch: its `size()`, or the rows of its first part.
+template <class Batch>
+std::size_t row_count(const Batch& batch) {
+  constexpr bool counts = requires { batch.size(); } || is_cut<Batch>;
+  static_assert(counts,
+                "lockstep: outputs have a row for each sample, and this batch does not say how "
+                "many it has; give it size()");
+  if constexpr (requires { batch.size(); }) {
+    return batch.size();
+  } else if constexpr (counts) {
+    return samples_of(batch, BatchCut{}, 0);
+  } else {
+    return 0;
+  }
+}
+
 /// Says in words that a batch has nothing to cut.
 template <class Batch>
 consteval bool require_scattering() {

@@ -62,16 +62,24 @@ class ReplicaMeeting<Cuda, Policies> {
 
   static std::size_t devices() { return std::max<std::size_t>(1, visible_gpus()); }
 
-  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
+  /// `devices` are the GPUs of the replicas; without any, the first ones.
+  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout,
+                 const std::vector<std::size_t>& devices)
       : timeout_(timeout),
+        devices_(devices),
         world_(std::make_shared<threads::SharedWorld>(WorldSize{replicas})),
         gpus_(replicas) {}
 
   std::size_t size() const { return gpus_.size(); }
 
   void prepare(Rank rank) {
-    gpus_[rank.value()] =
-        std::make_shared<Gpu>(Gpu::of(rank, rank.value(), size(), wants_shared_gpus()));
+    const std::size_t i = rank.value();
+    if (devices_.empty()) {
+      gpus_[i] = std::make_shared<Gpu>(Gpu::of(rank, i, size(), wants_shared_gpus()));
+    } else {
+      require_device(i);
+      gpus_[i] = std::make_shared<Gpu>(rank, devices_[i]);
+    }
   }
   communicator join(Rank rank) {
     std::shared_ptr<Gpu> gpu = std::move(gpus_[rank.value()]);
@@ -83,7 +91,22 @@ class ReplicaMeeting<Cuda, Policies> {
   }
 
  private:
+  void require_device(std::size_t replica) const {
+    const std::size_t wanted = devices_[replica];
+    const std::size_t visible = visible_gpus();
+    if (wanted >= visible) {
+      fail("DP", {"device ", wanted, " is wanted and ", visible, " GPUs are visible"},
+           "count devices from 0, and check CUDA_VISIBLE_DEVICES");
+    }
+    const bool is_listed_twice = std::count(devices_.begin(), devices_.end(), wanted) > 1;
+    if (is_listed_twice && !wants_shared_gpus()) {
+      fail("DP", {"device ", wanted, " is listed twice"},
+           "list every GPU once, or set LOCKSTEP_SHARE_GPUS=1 to let replicas share it");
+    }
+  }
+
   std::chrono::milliseconds timeout_;
+  std::vector<std::size_t> devices_;
   std::shared_ptr<threads::SharedWorld> world_;
   std::vector<std::shared_ptr<Gpu>> gpus_;
 };

@@ -36,7 +36,9 @@ class ReplicaMeeting<Cpu, Policies> {
 
   static std::size_t devices() { return core_count(); }
 
-  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout)
+  /// The numbers of devices mean nothing here: replicas share one.
+  ReplicaMeeting(std::size_t replicas, std::chrono::milliseconds timeout,
+                 const std::vector<std::size_t>& /*devices*/)
       : size_(replicas), timeout_(timeout), files_(replicas) {
     if constexpr (!alone) files_[0] = shm::Engine::make_file(WorldSize{replicas});
   }

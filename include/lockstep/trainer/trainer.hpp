@@ -31,8 +31,10 @@
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/fit.hpp"
 #include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/predictions.hpp"
 #include "lockstep/trainer/run_log.hpp"
 #include "lockstep/trainer/training.hpp"
 
@@ -87,6 +89,35 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   Model& model() { return wrapped_.model(); }
   /// A parameter, to look at.
   auto param(auto key) const { return wrapped_.param(key); }
+
+  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
+  /// `initial.random()` starts from the job's seed. **Ranks** all. **Host** blocks.
+  template <class F>
+  void initialize(F&& f) {
+    require_all_ranks("initialize");
+    wrapped_.initialize(f, options_.seed);
+  }
+
+  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
+  /// `param` gives, and likewise for gradients and buffers; `f(parameter, state, view)` for the
+  /// states of the optimizer that this rank keeps (see `Replica::for_each_state`).
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    wrapped_.for_each_parameter(f);
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    wrapped_.for_each_gradient(f);
+  }
+  template <class F>
+  void for_each_buffer(F&& f) const {
+    wrapped_.for_each_buffer(f);
+  }
+  template <class F>
+  void for_each_state(F&& f) const {
+    wrapped_.for_each_state(f);
+  }
+
   wrapper& ddp()
     requires(!is_one_process)
   {
@@ -156,6 +187,41 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
       shown_scores_.push_back(std::move(score));
     }
     return scores;
+  }
+
+  /// The usual loop in one call: every epoch trains on `train` and, where there is one, evaluates
+  /// on `test`. Then `on_epoch(epoch)` or `on_epoch(epoch, scores)` is called, which ends the
+  /// training where it returns false; `on_step(batch, loss)` comes after every step. Returns the
+  /// figures of the last epoch. **Ranks** all. **Host** blocks.
+  template <Dataset Train, class OnEpoch = NoCallback, class OnStep = NoCallback>
+  EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
+                   OnStep on_step = {}) {
+    return detail::fit(*this, comm_, train, NoData{}, options, on_epoch, on_step);
+  }
+  template <Dataset Train, Dataset Test, class OnEpoch = NoCallback, class OnStep = NoCallback>
+  EpochSummary fit(const Train& train, const Test& test, const FitOptions& options,
+                   OnEpoch on_epoch = {}, OnStep on_step = {}) {
+    return detail::fit(*this, comm_, train, test, options, on_epoch, on_step);
+  }
+
+  /// The model's outputs for all samples of a data set, each predicted once in any world, in the
+  /// order of the data: on rank 0, on all ranks, or each on the rank that predicted it. **Ranks**
+  /// all. **Host** blocks.
+  template <Dataset Source>
+  auto predict(const Source& source, const PredictOptions& options) {
+    if constexpr (require_output<Model>()) {
+      require_all_ranks("predict");
+      require_same_data(source.size(), {.batch_size = options.batch_size});
+      if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
+      LoaderOptions loading = loader_options_;
+      loading.batch_size = options.batch_size;
+      loading.drop_last = false;
+      return predict_all<typename Model::Output>(comm_, wrapped_, source, loading, options.gather);
+    }
+  }
+  template <Dataset Source>
+  auto predict(const Source& source, std::size_t batch_size) {
+    return predict(source, PredictOptions{.batch_size = batch_size});
   }
 
   /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.

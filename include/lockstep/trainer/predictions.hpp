@@ -1,0 +1,118 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The outputs of a model for a data set: a row for each sample, in the order of the data.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <tuple>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/data/block_sampler.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/model/output.hpp"
+
+namespace lockstep {
+
+/// Which ranks get the outputs of all samples.
+enum class Gather : std::uint8_t {
+  rank0,  ///< rank 0 has all; the others have none
+  all,    ///< every rank has all
+  none,   ///< every rank has those of its own block of samples
+};
+
+/// How `job.predict` runs.
+struct PredictOptions {
+  std::size_t batch_size = 1;  ///< samples of one rank at a time
+  Gather gather = Gather::rank0;
+};
+
+/// Rows of outputs in the host's memory, of samples `first()` to `first() + size() - 1`.
+template <class Output>
+class Predictions;
+
+template <class T, std::size_t... E>
+class Predictions<OutputOf<T, E...>> {
+ public:
+  using Sizes = typename OutputOf<T, E...>::Sizes;
+
+  Predictions() = default;
+  /// `sizes` are the extents of one sample's output.
+  Predictions(std::size_t first, std::vector<T> values, const Sizes& sizes)
+      : sizes_(sizes), first_(first), values_(std::move(values)) {
+    for (const std::size_t size : sizes) width_ *= size;
+  }
+
+  /// The number of samples whose outputs are here.
+  std::size_t size() const { return width_ == 0 ? 0 : values_.size() / width_; }
+  bool empty() const { return size() == 0; }
+  /// The sample of the first row.
+  std::size_t first() const { return first_; }
+  /// The number of elements of one sample's output.
+  std::size_t width() const { return width_; }
+
+  /// The outputs of the i-th sample here.
+  std::span<const T> operator[](std::size_t i) const {
+    return std::span(values_).subspan(i * width_, width_);
+  }
+  /// All of them, with the number of samples as the first extent.
+  HostView<const T, dynamic, E...> view() const {
+    return std::apply(
+        [&](auto... extents) {
+          return HostView<const T, dynamic, E...>(values_.data(), size(), extents...);
+        },
+        sizes_);
+  }
+  /// All of them, one row behind the other.
+  const std::vector<T>& values() const { return values_; }
+
+ private:
+  Sizes sizes_{};
+  std::size_t first_ = 0;
+  std::size_t width_ = 1;
+  std::vector<T> values_;
+};
+
+namespace detail {
+
+/// Predicts a data set's samples, each on one rank, a block of them on every rank. **Ranks** all.
+/// **Host** blocks.
+template <class Output, class Comm, class Wrapper, Dataset Source>
+Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const Source& source,
+                                const LoaderOptions& loading, Gather gather) {
+  using T = typename Output::element;
+  const auto sizes = Output::sizes(std::as_const(wrapper).model());
+  std::size_t width = 1;
+  for (const std::size_t size : sizes) width *= size;
+
+  BlockSampler block(source.size(), comm.world_size(), comm.rank());
+  // Blocks of one length are gathered: all padding comes after the last sample.
+  const bool pads = gather != Gather::none;
+  std::vector<T> own((pads ? block.longest() : block.size()) * width);
+  T* next = own.data();
+  for (const auto& batch : DataLoader(source, block, loading)) {
+    const auto rows = wrapper.predict(batch);
+    wrapper.copy_outputs(rows, next);
+    next += rows.size();
+  }
+  if (!pads) return {block.first(), std::move(own), sizes};
+
+  const bool receives = gather == Gather::all || comm.rank() == Rank{0};
+  std::vector<T> all(receives ? own.size() * comm.world_size().value() : 0);
+  if (gather == Gather::all) {
+    comm.all_gather(own, all);
+  } else {
+    comm.gather(own, all, Rank{0});
+  }
+  if (receives) all.resize(source.size() * width);
+  return {0, std::move(all), sizes};
+}
+
+}  // namespace detail
+
+}  // namespace lockstep
