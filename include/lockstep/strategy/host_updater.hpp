@@ -67,10 +67,10 @@ struct OwnsSlice {
   template <class T, class Gradients, class Consume>
   void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
     comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
-                      reduction_of_gradients<Traits::sums_gradients>(), consume);
+                      reduction_of_gradients<Traits::sums_gradients>(), consume, JobCall::step);
   }
-  void add_others(double& squares) const { comm.all_reduce(std::span(&squares, 1), Sum{}); }
-  void publish() const { comm.barrier(); }
+  void add_others(double& squares) const { comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step); }
+  void publish() const { comm.barrier(JobCall::step); }
 };
 
 /// One optimizer over all parameters. A pass reads gradients once, and reads and writes states and

@@ -118,7 +118,9 @@ class Replica {
   }
 
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
-  void synchronize_buffers() { broadcast(buffers_, layouts_.buffers.plan().bytes); }
+  void synchronize_buffers(JobCall part_of = current_job_call()) {
+    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of);
+  }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
@@ -140,7 +142,7 @@ class Replica {
   Loss forward(const Batch& placed, Sync sync) {
     static_assert(detail::require_model<Model, step_type, Batch>());
     if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers();
+      if (sync == Sync::yes) synchronize_buffers(JobCall::step);
     }
     return with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
   }
@@ -310,8 +312,9 @@ class Replica {
     return reinterpret_cast<std::byte*>(memory.data());
   }
 
-  void broadcast(std::byte* data, std::size_t size) {
-    if (size != 0) comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0});
+  void broadcast(std::byte* data, std::size_t size, JobCall part_of = current_job_call()) {
+    if (size == 0) return;
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
   }
 
   Comm& comm_;
