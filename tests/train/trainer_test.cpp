@@ -3,9 +3,6 @@
 #include "lockstep/trainer/trainer.hpp"
 
 #include <malloc.h>
-#if defined(__SANITIZE_ADDRESS__)
-#include <sanitizer/allocator_interface.h>
-#endif
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -23,6 +20,10 @@
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ 12 has no header of it
+#endif
 
 BOOST_AUTO_TEST_SUITE(trainer_loop)
 
@@ -160,14 +161,14 @@ std::size_t entries(const char* folder) {
 BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other_leave_nothing) {
   using Job = Trainer<Line>;
   for (const std::size_t ranks : {1, 2, 4}) {
-    const int rounds = ranks == 2 ? 1000 : 20;
+    const int rounds = ranks == 2 ? 1000 : 100;
     run_sessions(ranks, [&](Session& session) {
       const auto data = points_of_line(16);
       std::size_t descriptors = 0;
       std::size_t threads = 0;
       std::size_t mappings = 0;
       std::size_t allocated = 0;
-      const int settled = rounds / 2;  // from here on nothing may be added
+      const int settled = rounds / 2;  // until then malloc fills its caches
       for (int round = 0; round < rounds; ++round) {
         Job job(session);
         job.optimizer().lr = 0.01 * round;
@@ -183,8 +184,7 @@ BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other_leave_nothing) {
       require(entries("/proc/self/fd") <= descriptors, "descriptors are left open");
       require(entries("/proc/self/task") <= threads, "threads are left");
       require(lines("/proc/self/maps") <= mappings + 8, "memory is left mapped");
-      require(bytes_in_use() <= allocated + 16 * static_cast<std::size_t>(rounds),
-              "memory is left allocated");
+      require(bytes_in_use() <= allocated, "memory is left allocated");
     });
   }
 }

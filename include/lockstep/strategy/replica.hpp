@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
@@ -118,7 +119,7 @@ class Replica {
   }
 
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
-  void synchronize_buffers(JobCall part_of = current_job_call()) {
+  void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     broadcast(buffers_, layouts_.buffers.plan().bytes, part_of);
   }
 
@@ -142,7 +143,7 @@ class Replica {
   Loss forward(const Batch& placed, Sync sync) {
     static_assert(detail::require_model<Model, step_type, Batch>());
     if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers(JobCall::step);
+      if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
     }
     return with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
   }
@@ -312,7 +313,7 @@ class Replica {
     return reinterpret_cast<std::byte*>(memory.data());
   }
 
-  void broadcast(std::byte* data, std::size_t size, JobCall part_of = current_job_call()) {
+  void broadcast(std::byte* data, std::size_t size, detail::JobCall part_of = detail::current_job_call()) {
     if (size == 0) return;
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
   }
