@@ -6,8 +6,8 @@
 #include <cstdio>
 #include <numeric>
 
+#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/process_group.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
 

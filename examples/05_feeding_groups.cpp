@@ -16,9 +16,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
-#include "lockstep/comm/process_group.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"

@@ -31,6 +31,7 @@
 #include "lockstep/observe/tally.ipp"
 #include "lockstep/strategy/agreement.ipp"
 #include "lockstep/trainer/options.ipp"
+#include "lockstep/trainer/process_group.ipp"
 
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 

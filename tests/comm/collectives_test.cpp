@@ -62,6 +62,25 @@ BOOST_AUTO_TEST_CASE(groups_of_a_topology_reduce_among_themselves) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(single_numbers_truths_and_pieces_of_different_lengths_are_gathered) {
+  for (const As as : {As::processes, As::threads}) {
+    for (const std::size_t world : {1, 2, 3, 4}) {
+      expect_all_fine(run(as, world, [](Shared& comm) { numbers_and_pieces(comm); }));
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(too_little_room_for_all_pieces_is_an_error_on_all_ranks) {
+  expect_words(run(As::processes, 3,
+                   [](Shared& comm) {
+                     const std::vector<float> mine(comm.rank().value() + 1);
+                     std::vector<float> out(comm.rank() == Rank{1} ? 5 : 6);
+                     comm.all_gather_variable(mine, out);
+                   }),
+               nobody, {"all_gather_variable(float): rank 1 has room for 5 elements, and all ranks "
+                        "bring 6"});
+}
+
 BOOST_AUTO_TEST_CASE(strings_travel_whole) {
   expect_all_fine(run(As::processes, 4, [](Shared& comm) { strings_of_four(comm); }));
 }

@@ -212,6 +212,87 @@ void groups_of_six(auto& comm) {
   }
 }
 
+/// A single number is given and returned by value.
+void single_numbers(auto& comm) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  const double mean = comm.all_reduce(static_cast<double>(me), Average{});
+  require(mean == static_cast<double>(world - 1) / 2, "the mean of one number");
+  require(comm.all_reduce(std::int64_t{1}) == static_cast<std::int64_t>(world), "the sum of ones");
+  require(comm.broadcast(static_cast<float>(me), Rank{world - 1}) == static_cast<float>(world - 1),
+          "the last rank's number");
+  const std::vector<int> all = comm.all_gather(static_cast<int>(me));
+  for (std::size_t w = 0; w < world; ++w)
+    require(all.size() == world && all[w] == static_cast<int>(w), "every rank's number");
+}
+
+/// Bools are moved, and reduced to what any or all ranks have.
+void truths(auto& comm) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  const bool last = me + 1 == world;
+  require(comm.all_reduce(last, Max{}) && comm.all_reduce(last, BitOr{}), "any rank");
+  require(comm.all_reduce(last, Min{}) == (world == 1), "all ranks, by the minimum");
+  require(comm.all_reduce(last, BitAnd{}) == (world == 1), "all ranks, bit by bit");
+  require(comm.broadcast(last, Rank{world - 1}), "the last rank's truth");
+  const bool mine[] = {last, true, false};
+  std::unique_ptr<bool[]> all(new bool[3 * world]);
+  comm.all_gather(mine, std::span<bool>(all.get(), 3 * world));
+  for (std::size_t w = 0; w < world; ++w) {
+    require(all[3 * w] == (w + 1 == world) && all[3 * w + 1] && !all[3 * w + 2],
+            "every rank's truths");
+  }
+  bool reduced[] = {last, true};
+  comm.all_reduce(reduced, BitXor{});
+  require(reduced[0] && reduced[1] == (world % 2 == 1), "an odd number of ranks");
+  require(comm.all_gather_variable(std::span<const bool>(mine, me % 2)).total() == world / 2,
+          "as many truths as ranks have");
+}
+
+/// Every rank brings another number of elements, some of them none.
+template <class T>
+void variable_gathers(auto& comm, std::size_t scale) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  const auto length = [&](std::size_t w) { return scale * ((w + 1) % 3); };
+  std::vector<T> mine(length(me));
+  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = value<T>(me, i);
+  const auto verify = [&](const Pieces& pieces, std::span<const T> values, const char* call) {
+    std::size_t begin = 0;
+    for (std::size_t w = 0; w < world; ++w) {
+      require(pieces.counts[w] == length(w) && pieces.offsets[w] == begin, call);
+      for (std::size_t i = 0; i < length(w) && !values.empty(); ++i)
+        require_equal(values[begin + i], value<T>(w, i), call, "of rank " + std::to_string(w));
+      begin += length(w);
+    }
+    require(pieces.total() == begin && (values.empty() || values.size() == begin), call);
+  };
+  const Gathered<T> all = comm.all_gather_variable(mine);
+  require(all.values.size() == all.total() && all.of(Rank{me}).size() == mine.size(), "sizes");
+  verify(all, all.values, "all_gather_variable");
+  std::vector<T> given(all.total() + 5);
+  verify(comm.all_gather_variable(mine, given), std::span<const T>(given).first(all.total()),
+         "all_gather_variable into given memory");
+  for (std::size_t r = 0; r < world; r += 2) {
+    const Gathered<T> here = comm.gather_variable(mine, Rank{r});
+    require(here.values.size() == (me == r ? all.total() : 0), "values on another rank than root");
+    verify(here, here.values, "gather_variable");
+    std::vector<T> out(me == r ? all.total() : 0);
+    const Pieces pieces = comm.gather_variable(mine, out, Rank{r});
+    verify(pieces, out, "gather_variable into given memory");
+  }
+  require(comm.all_gather_variable(std::vector<T>()).total() == 0, "nothing of all ranks");
+  require(comm.gather_variable(std::vector<T>(), Rank{0}).total() == 0, "nothing for root");
+}
+
+/// All of the three, in small and in large.
+void numbers_and_pieces(auto& comm) {
+  single_numbers(comm);
+  truths(comm);
+  variable_gathers<float>(comm, 3);
+  variable_gathers<std::int64_t>(comm, 2000);
+}
+
 void strings_of_four(auto& comm) {
   const std::size_t me = comm.rank().value();
   std::string text = me == 2 ? std::string(5000, 'x') + "end" : "ignored";

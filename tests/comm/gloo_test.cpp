@@ -136,6 +136,12 @@ BOOST_AUTO_TEST_CASE(groups_of_a_topology_reduce_among_themselves) {
   expect_all_fine(run_gloo(6, [](OverGloo& comm) { groups_of_six(comm); }));
 }
 
+BOOST_AUTO_TEST_CASE(single_numbers_truths_and_pieces_of_different_lengths_are_gathered) {
+  for (const std::size_t world : {1, 2, 3}) {
+    expect_all_fine(run_gloo(world, [](OverGloo& comm) { numbers_and_pieces(comm); }));
+  }
+}
+
 BOOST_AUTO_TEST_CASE(strings_travel_whole) {
   expect_all_fine(run_gloo(4, [](OverGloo& comm) { strings_of_four(comm); }));
 }

@@ -11,6 +11,7 @@
 #include "gloo_ranks.hpp"
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 
@@ -194,6 +195,51 @@ BOOST_AUTO_TEST_CASE(several_reductions_may_be_under_way_and_be_awaited_in_any_o
 
 BOOST_AUTO_TEST_CASE(strings_travel_whole) {
   expect_all_fine(run_hosts(4, [](Hierarchy& comm) { strings_of_four(comm); }));
+}
+
+BOOST_AUTO_TEST_CASE(single_numbers_truths_and_pieces_of_different_lengths_are_gathered) {
+  for (const std::size_t world : {1, 3, 4}) {
+    expect_all_fine(run_hosts(world, [](Hierarchy& comm) { numbers_and_pieces(comm); }));
+  }
+  for (const std::size_t world : {2, 4, 6}) {
+    expect_all_fine(
+        run_processes<ColumnsOfTwo>(world, 20s, [](Columns& comm) { numbers_and_pieces(comm); }));
+  }
+}
+
+// Groups on one host, on even and uneven hosts, with ranks of a host apart by number, and of groups.
+BOOST_AUTO_TEST_CASE(groups_of_a_hierarchy_are_hierarchies) {
+  const auto use_groups = [](auto& comm) {
+    groups_of_six(comm);
+    using Members = std::vector<Rank>;
+    for (const Members& members :
+         {Members{Rank{0}, Rank{1}, Rank{2}, Rank{3}}, Members{Rank{0}, Rank{2}, Rank{1}, Rank{3}},
+          Members{Rank{5}, Rank{0}, Rank{1}}, Members{Rank{3}}}) {
+      auto group = new_group(comm, members);
+      if (!group) continue;
+      every_operation<float>(*group, 7);
+      every_operation<std::int64_t>(*group, 513);
+      several_under_way(*group, 2);
+      numbers_and_pieces(*group);
+      auto pair = join_groups(*group, Grid<dynamic, 1>{group->world_size()});
+      require(pair.all_reduce(1) == 1, "a group of a group");
+    }
+    comm.barrier();
+  };
+  expect_all_fine(run_hosts(6, [&](Hierarchy& comm) { use_groups(comm); }));
+  expect_all_fine(run_processes<ColumnsOfTwo>(6, 20s, [&](Columns& comm) {
+    auto group = new_group(comm, {Rank{0}, Rank{1}, Rank{2}, Rank{3}});
+    if (group) collectives_of_columns<float>(*group, 7);
+    groups_of_six(comm);
+    auto apart = new_group(comm, {Rank{0}, Rank{2}, Rank{1}, Rank{5}});
+    if (apart) {
+      collectives_of_columns<float>(*apart, 7);
+      std::vector<float> data(5);
+      std::vector<float> pieces(20);
+      movements(*apart, std::span(data), std::span(pieces));  // now there are messages between all
+    }
+    comm.barrier();
+  }));
 }
 
 BOOST_AUTO_TEST_CASE(hosts_with_different_numbers_of_ranks_are_an_error) {

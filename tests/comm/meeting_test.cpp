@@ -272,7 +272,7 @@ void send(threads::Mailboxes& mail, Participant& participant, int value, Rank to
 
 int receive(threads::Mailboxes& mail, Participant& participant, Rank from, bool on_host = true) {
   int value = -1;
-  mail.receive(participant, message_to(participant.rank(), 1), on_host, from,
+  mail.receive(participant, calls::Receive<int>{{}, {}, 1, from}.call(), on_host, from,
                [&](const Offer& offer) {
                  value = *static_cast<const int*>(offer.in);
                  return nullptr;
@@ -306,7 +306,7 @@ BOOST_AUTO_TEST_CASE(messages_that_do_not_fit_are_an_error_on_both_sides) {
                      if (participant.rank() == Rank{0}) send(counts, participant, 1, Rank{1}, 2);
                      if (participant.rank() == Rank{1}) receive(counts, participant, Rank{0});
                    }),
-               nobody, {"send(1 int32, to rank 1): rank 0 sends send(2 int32, to rank 1)"});
+               nobody, {"receive(1 int32, from rank 0): rank 0 sends send(2 int32, to rank 1)"});
   threads::Mailboxes memory(WorldSize{2});
   expect_words(run(2,
                    [&](Participant& participant) {

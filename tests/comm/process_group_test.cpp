@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // From spawned ranks through the store to a communicator.
-#include "lockstep/comm/process_group.hpp"
+#include "lockstep/trainer/process_group.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
@@ -8,9 +8,12 @@
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/device/device_count.hpp"
 #include "lockstep/launch/spawn.hpp"
 
 using namespace lockstep;
+using lockstep::detail::text;
 using namespace std::chrono_literals;
 
 BOOST_AUTO_TEST_SUITE(comm_process_group)
@@ -46,6 +49,67 @@ BOOST_AUTO_TEST_CASE(init_process_group_joins_through_a_file) {
   }));
   BOOST_TEST(!std::filesystem::exists(path));
 }
+
+// The second begins when the first has ended by its scope, the third when the second was destroyed.
+BOOST_AUTO_TEST_CASE(a_process_group_may_be_made_again) {
+  BOOST_TEST(!is_initialized());
+  const std::string path =
+      std::filesystem::temp_directory_path() / ("lockstep-again-" + std::to_string(getpid()));
+  BOOST_CHECK_NO_THROW(spawn<2>(AsProcesses{}, [&](const Membership& member, Store& store) {
+    const auto join_group = [&](int round) {
+      return init_process_group<Backend<Shm>>(
+          text({"file://", path, round}), member.rank, member.world, 20s);
+    };
+    {
+      auto first = join_group(1);
+      detail::check(is_initialized(), "there is a group");
+      detail::check(first->all_reduce(1) == 2, "the first sum is wrong");
+    }
+    detail::check(!is_initialized(), "the group has ended with its scope");
+    auto second = join_group(2);
+    detail::check(second->all_reduce(2) == 4, "the second sum is wrong");
+    destroy_process_group(std::move(second));
+    detail::check(!is_initialized(), "the group was destroyed");
+    Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+    ProcessGroup third(session);
+    ProcessGroup<World<2>> beside(session);
+    detail::check(third->all_reduce(3) == 6 && beside->all_reduce(4) == 8, "the others are wrong");
+    store.barrier("all have ended", member.rank, member.world, 20s);
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(a_group_may_have_a_backend_of_its_own) {
+  const auto rank_function = [](const Membership& member, Store&) {
+    Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+    ProcessGroup group(session);
+    for (int round = 0; round < 3; ++round) {
+      auto some = new_group<Backend<Shm>>(group, {Rank{2}, Rank{0}});
+      detail::check(some.has_value() == (group.rank() != Rank{1}), "who is a member");
+      if (some) {
+        detail::check(some->rank() == Rank{group.rank() == Rank{2} ? 0u : 1u}, "the listed order");
+        detail::check(some->all_reduce(round) == 2 * round, "the sum is wrong");
+      }
+      auto divided = new_group(group, {Rank{1}, Rank{2}});
+      if (divided) detail::check(divided->all_reduce(1) == 2, "the sum of a part is wrong");
+    }
+    group->barrier();
+  };
+  BOOST_CHECK_NO_THROW(spawn<3>(AsProcesses{}, rank_function));
+  BOOST_CHECK_NO_THROW(spawn<3>(AsThreads{}, rank_function));
+  BOOST_CHECK_EXCEPTION(spawn<2>(AsProcesses{},
+                                 [](const Membership& member, Store&) {
+                                   Session session(member, Store(member.host, member.port,
+                                                                 member.secret, member.timeout));
+                                   ProcessGroup group(session);
+                                   new_group<Backend<Shm>>(group, {Rank{0}, Rank{3}});
+                                 }),
+                        Error, [](const Error& error) {
+                          return std::string(error.what()).find("a rank is outside the world") !=
+                                 std::string::npos;
+                        });
+}
+
+BOOST_AUTO_TEST_CASE(a_program_without_cuda_has_no_gpu) { BOOST_TEST(device_count() == 0u); }
 
 BOOST_AUTO_TEST_CASE(a_program_for_another_world_says_so) {
   BOOST_CHECK_EXCEPTION(

@@ -49,6 +49,25 @@ BOOST_AUTO_TEST_CASE(groups_of_a_topology_reduce_among_themselves) {
   run_toys(6, [](auto& comm) { groups_of_six(comm); });
 }
 
+BOOST_AUTO_TEST_CASE(single_numbers_truths_and_pieces_of_different_lengths_are_gathered) {
+  for (const std::size_t world : {1, 2, 4}) {
+    run_toys(world, [](auto& comm) { numbers_and_pieces(comm); });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_waits_for_a_message_is_reported_by_its_own_call) {
+  const Ends ends = run_threads<ToyMeeting>(2, 200ms, [](auto& comm) {
+    std::vector<float> data(5);
+    if (comm.rank() == Rank{0}) comm.receive(data, Rank{1});
+  });
+  expect_words(ends, 1, {"rank 0, receive(5 float, from rank 1): waited 200 ms for rank 1"});
+  const Ends collective = run_threads<ToyMeeting>(2, 200ms, [](auto& comm) {
+    std::vector<float> data(5);
+    if (comm.rank() == Rank{1}) comm.all_reduce(data);
+  });
+  expect_words(collective, 0, {"rank 1, all_reduce(sum of 5 float): waited 200 ms for rank 0"});
+}
+
 BOOST_AUTO_TEST_CASE(strings_travel_whole) {
   run_toys(4, [](auto& comm) { strings_of_four(comm); });
 }

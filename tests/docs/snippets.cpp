@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The code blocks of README.md and docs/ that are in no other file. tests/docs/run compiles them;
 // tests/docs/check.py compares them with the pages.
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <span>
@@ -83,6 +84,27 @@ auto row = join_groups(*group, Grid<dynamic, 2>{group.world_size()});  // my gro
 auto some = new_group(*group, {Rank{4}, Rank{1}});  // std::optional: empty where not a member
 row.barrier();
 if (some) some->barrier();
+}
+
+void say_numbers(ProcessGroup<>& group, double loss, bool done, float rate, float best,
+                 const std::vector<float>& episode) {
+const double mean = group->all_reduce(loss, Average{});        // one number, on all ranks
+const bool any = group->all_reduce(done, Max{});               // is it so on any rank? Min: on all
+const float first = group->broadcast(rate, Rank{0});           // rank 0's
+const std::vector<float> rates = group->all_gather(rate);      // every rank's
+const auto rewards = group->all_gather_variable(episode);      // as many as each rank has
+for (const float reward : rewards.of(Rank{0})) best = std::max(best, reward);
+std::printf("%g %d %g %zu %g\n", mean, any, first, rates.size(), best);
+}
+
+void in_a_job(auto& job, double own_reward, std::vector<float> table, int steps,
+              const std::vector<float>& observations) {
+const double reward = job.all_reduce(own_reward, Average{});   // on CPUs and GPUs
+job.broadcast(table);                                          // rank 0's, in place
+const auto lengths = job.all_gather(steps);                    // a number of every rank
+const auto rollouts = job.all_gather_variable(observations);   // different numbers on every rank
+auto pair = new_group(job.communicator(), {Rank{0}, Rank{1}}); // everything else
+std::printf("%g %zu %zu %d\n", reward, lengths.size(), rollouts.total(), pair.has_value());
 }
 
 void divide(ShmCommunicator<6>& six) {
@@ -219,6 +241,15 @@ return launch(argc, argv, [](Session& session) {
 });
 }
 
+void process_groups(Session& session) {
+ProcessGroup group(session);
+if (group.rank() == Rank{0}) std::printf("%zu GPUs\n", device_count());
+group->barrier();                                                   // all collectives
+auto pair = new_group<Backend<Shm>>(group, {Rank{0}, Rank{1}});     // a backend of its own
+if (pair) pair->barrier();                                          // empty where not a member
+destroy_process_group(std::move(group));                            // or at the end of its scope
+}
+
 void inside_a_program(std::size_t n) {
 const auto f = [](const Membership& me, Store& store) { store.set("done", me.job); };
 spawn<4>(f);                 // four threads
@@ -264,6 +295,12 @@ int main(int argc, char** argv) {
   one_process::by_hand(loader);
   one_process::predict(loader);
   launching::inside_a_program(2);
+  launch(argc, argv, launching::process_groups);
+  ProcessGroup<> group(join());
+  communicating::say_numbers(group, 1, true, 1, 1, {});
+  launch<listing::Job>(argc, argv, [](listing::Job& job) {
+    communicating::in_a_job(job, 1, {}, 1, {});
+  });
   launch<listing::Job>(argc, argv, [](listing::Job& job) { job.step(listing::Batch{}); });
   launch<one_process::Job>(argc, argv, one_process::shares);
   launch<training::Job>(argc, argv, [&](training::Job& job) {

@@ -32,6 +32,25 @@ void collectives(ThreadedNccl& comm) {
   exercise::movements<float>(comm, large, false, false);
 }
 
+/// Groups on both hosts, on one host, and of one rank of each host. (A group that is uneven over
+/// hosts is NCCL's alone, which ranks that share a GPU cannot be in.)
+void groups(ThreadedNccl& comm) {
+  const std::size_t world = comm.world_size().value();
+  std::vector<Rank> all;
+  std::vector<Rank> first_host;
+  for (std::size_t w = 0; w < world; ++w) all.emplace_back(w);
+  for (std::size_t w = 0; w < world / 2; ++w) first_host.emplace_back(w);
+  const std::vector<Rank> lasts{Rank{world / 2 - 1}, Rank{world - 1}};
+  for (const std::vector<Rank>& members : {all, first_host, lasts}) {
+    auto group = new_group(comm, members);
+    if (!group) continue;
+    every_operation<float>(*group, false);
+    numbers_and_pieces(*group);
+  }
+  auto again = join_groups(comm, Grid<dynamic, dynamic>{comm.world_size(), world});
+  numbers_and_pieces(again);
+}
+
 /// Calls that differ, of ranks of one process and of two.
 void mismatch(ThreadedNccl& comm) {
   comm.set_timeout(std::chrono::seconds(10));
@@ -48,6 +67,9 @@ void mismatch(ThreadedNccl& comm) {
 bool run_case(ThreadedNccl& comm, const std::string& name) {
   if (name == "collectives") {
     collectives(comm);
+    numbers_and_pieces(comm);
+  } else if (name == "groups") {
+    groups(comm);
   } else if (name == "async") {
     sums_of_a_busy_stream(comm, 10'000, std::chrono::seconds(1));
   } else if (name == "patience") {

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "comm/operations.hpp"
+#include "lockstep/comm/pieces.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
@@ -271,6 +272,57 @@ void nan_wins(Comm& comm) {
   data.fill(mine);
   comm.all_reduce(data.span(), Max{});
   check("max", static_cast<float>(comm.world_size().value() - 1));
+}
+
+/// Every rank brings another number of elements, some of them none, to all ranks and to each root.
+template <class T, class Comm>
+void variable_gathers(Comm& comm, std::size_t scale, bool on_host) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  const auto length = [&](std::size_t w) { return scale * ((w + 1) % 3); };
+  std::vector<T> gathered;
+  for (std::size_t w = 0; w < world; ++w)
+    for (std::size_t i = 0; i < length(w); ++i) gathered.push_back(value<T>(w, i));
+  const auto expected = [&](std::size_t i) { return gathered[i]; };
+  Buffer<Comm, T> mine(comm, length(me), on_host);
+  Buffer<Comm, T> all(comm, gathered.size(), on_host);
+  mine.fill([&](std::size_t i) { return value<T>(me, i); });
+  all.poison();
+  const Pieces pieces = comm.all_gather_variable(mine.span(), all.span());
+  require(pieces.total() == gathered.size() && pieces.counts[me] == length(me), "the counts");
+  all.expect("all_gather_variable", expected);
+  for (std::size_t root = 0; root < world; ++root) {
+    all.poison();
+    comm.gather_variable(mine.span(), all.span(), Rank{root});
+    if (me == root) {
+      all.expect("gather_variable", expected);
+    } else {
+      all.expect_poison("gather_variable on another rank than root");
+    }
+  }
+}
+
+/// Single numbers and truths, in host memory.
+template <class Comm>
+void single_numbers(Comm& comm) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  require(comm.all_reduce(static_cast<double>(me), Average{}) == static_cast<double>(world - 1) / 2,
+          "the mean of one number");
+  require(comm.all_reduce(me + 1 == world, Max{}), "what any rank has");
+  require(comm.all_reduce(me + 1 == world, BitAnd{}) == (world == 1), "what all ranks have");
+  require(comm.broadcast(me, Rank{world - 1}) == world - 1, "the last rank's number");
+  require(comm.all_gather(me).back() == world - 1, "every rank's number");
+}
+
+/// Both, in all memory.
+template <class Comm>
+void numbers_and_pieces(Comm& comm) {
+  single_numbers(comm);
+  for (const bool on_host : {false, true}) {
+    variable_gathers<float>(comm, 3, on_host);
+    variable_gathers<std::int64_t>(comm, 2000, on_host);
+  }
 }
 
 }  // namespace exercise

@@ -11,8 +11,11 @@
 #include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
+#include "lockstep/device/device_count.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
+#include "lockstep/trainer/nccl.cuh"
+#include "lockstep/trainer/process_group.hpp"
 #include "rank_cases.cuh"
 
 namespace {
@@ -142,6 +145,25 @@ void objects(Session& session) {
   const bool here = comm.rank() == last;
   require(gather_objects(comm, own, last).size() == (here ? comm.world_size().value() : 0),
           "gather_objects");
+  numbers_and_pieces(comm);
+}
+
+/// A process group through NCCL, and one through Gloo's kind of memory beside it: the host's.
+void process_groups(Session& session) {
+  ProcessGroup<Backend<Nccl>> group(session);
+  require(is_initialized() && device_count() > 0, "there is a group, and a GPU");
+  const auto data = group->allocate<float>(100);
+  group->all_reduce(data, Sum{});
+  single_numbers(*group);
+  std::vector<Rank> all;
+  for (std::size_t w = group.world_size().value(); w-- > 0;) all.emplace_back(w);
+  auto beside = new_group<Backend<Shm>>(group, all);
+  require(beside && beside->rank().value() == group.world_size().value() - 1 - group.rank().value(),
+          "the place in a group of its own backend");
+  require(beside->all_reduce(std::size_t{1}) == group.world_size().value(), "its sum");
+  auto again = new_group<Backend<Nccl>>(group, all);
+  require(again->all_reduce(1.f) == static_cast<float>(all.size()), "NCCL once more");
+  group->barrier();
 }
 
 void async(Session& session) {
@@ -332,6 +354,7 @@ void fewer_gpus(Session& session) {
 const Cases cases = {{"collectives", collectives},
                      {"groups", groups},
                      {"objects", objects},
+                     {"process_groups", process_groups},
                      {"async", async},
                      {"patience", compute_for_long},
                      {"capture", capture},

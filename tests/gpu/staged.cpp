@@ -202,6 +202,18 @@ BOOST_AUTO_TEST_CASE(groups_share_their_parents_gpu) {
     exercise::reductions<float>(row, whole<float>() + 1, false, Sum{});
   }));
 }
+BOOST_AUTO_TEST_CASE(single_numbers_and_pieces_of_different_lengths_are_gathered) {
+  expect_all_fine(run_staged<FlatRanks>(3, [](auto& comm) {
+    exercise::numbers_and_pieces(comm);
+    numbers_and_pieces(comm);
+  }));
+  expect_all_fine(run_staged<HostedRanks>(4, [](auto& comm) {
+    exercise::numbers_and_pieces(comm);
+    auto group = new_group(comm, {Rank{3}, Rank{0}, Rank{1}});
+    if (group) exercise::every_operation<float>(*group, true);
+  }));
+}
+
 BOOST_AUTO_TEST_CASE(strings_travel_whole) {
   expect_all_fine(run_staged<FlatRanks>(4, [](auto& comm) { strings_of_four(comm); }));
 }

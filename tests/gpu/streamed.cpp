@@ -109,7 +109,10 @@ BOOST_AUTO_TEST_CASE(every_collective_is_exact) {
       }
     }));
   }
-  expect_all_fine(run_columns(4, [](Streamed& comm) { strings_of_four(comm); }));
+  expect_all_fine(run_columns(4, [](Streamed& comm) {
+    strings_of_four(comm);
+    exercise::numbers_and_pieces(comm);
+  }));
 }
 
 // Each call waits for what the compute stream is still writing, and what that does next for the

@@ -15,7 +15,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/comm/process_group.hpp"
+#include "lockstep/trainer/process_group.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"

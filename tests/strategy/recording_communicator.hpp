@@ -76,7 +76,7 @@ class Communicator : public Collectives<Communicator<MostUnderWay>>, public deta
   }
   /// In two blocks.
   template <class Data, class Op, class Consume>
-  void reduce_slice(Data&& data, Op, const Consume& consume) {
+  void reduce_slice(Data&& data, Op, const Consume& consume, detail::JobCall) {
     const auto values = flat(data);
     using T = typename decltype(values)::element_type;
     calls.push_back("slice " + name(values));

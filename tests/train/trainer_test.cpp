@@ -2,6 +2,8 @@
 // The trainer's loop on real processes: epochs, evaluation, logs, and what it refuses.
 #include "lockstep/trainer/trainer.hpp"
 
+#include <malloc.h>
+
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdint>
@@ -14,9 +16,14 @@
 #include <vector>
 
 #include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
+
+#if defined(__SANITIZE_ADDRESS__)
+extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ 12 has no header of it
+#endif
 
 BOOST_AUTO_TEST_SUITE(trainer_loop)
 
@@ -125,6 +132,23 @@ std::vector<nlohmann::json> taken_lines(const char* path) {
   return lines;
 }
 
+/// How many lines a file has: mappings of memory.
+std::size_t lines(const char* path) {
+  std::ifstream file(path);
+  std::size_t count = 0;
+  for (std::string line; std::getline(file, line);) ++count;
+  return count;
+}
+
+/// Bytes that the program has allocated and not freed.
+std::size_t bytes_in_use() {
+#if defined(__SANITIZE_ADDRESS__)
+  return __sanitizer_get_current_allocated_bytes();
+#else
+  return mallinfo2().uordblks;
+#endif
+}
+
 /// How many entries a folder of /proc/self has: open descriptors, or threads.
 std::size_t entries(const char* folder) {
   std::size_t count = 0;
@@ -134,26 +158,105 @@ std::size_t entries(const char* folder) {
 
 }  // namespace
 
-BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other) {
+BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other_leave_nothing) {
   using Job = Trainer<Line>;
   for (const std::size_t ranks : {1, 2, 4}) {
-    run_sessions(ranks, [](Session& session) {
+    const int rounds = ranks == 2 ? 1000 : 100;
+    run_sessions(ranks, [&](Session& session) {
       const auto data = points_of_line(16);
       std::size_t descriptors = 0;
       std::size_t threads = 0;
-      for (int round = 0; round < 60; ++round) {
+      std::size_t mappings = 0;
+      std::size_t allocated = 0;
+      const int settled = rounds / 2;  // until then malloc fills its caches
+      for (int round = 0; round < rounds; ++round) {
         Job job(session);
         job.optimizer().lr = 0.01 * round;
         for (auto epoch : job.epochs(1)) {
-          for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+          for (const auto& batch : epoch.batches(data, 4)) job.step(batch);
         }
-        if (round == 1) descriptors = entries("/proc/self/fd");
-        if (round == 1) threads = entries("/proc/self/task");
+        if (round != settled) continue;
+        descriptors = entries("/proc/self/fd");
+        threads = entries("/proc/self/task");
+        mappings = lines("/proc/self/maps");
+        allocated = bytes_in_use();
       }
       require(entries("/proc/self/fd") <= descriptors, "descriptors are left open");
       require(entries("/proc/self/task") <= threads, "threads are left");
+      require(lines("/proc/self/maps") <= mappings + 8, "memory is left mapped");
+      require(bytes_in_use() <= allocated, "memory is left allocated");
     });
   }
+}
+
+// Every rank names the call that each has made, in the words of the program.
+BOOST_AUTO_TEST_CASE(ranks_that_make_other_calls_of_a_job_are_told_which) {
+  using Job = Trainer<Line>;
+  const auto words_of = [](const auto& use) {
+    return failure<Job>(2, [&](Job& job) {
+      const auto data = points_of_line(16);
+      for (auto epoch : job.epochs(2)) {
+        for (const auto& batch : epoch.batches(data, 4)) {
+          if (job.rank() == Rank{0}) use(job, data);
+          job.step(batch);
+        }
+        if (job.rank() == Rank{0}) job.evaluate(data, 4);
+      }
+    });
+  };
+  const std::string at_the_end = words_of([](Job&, const auto&) {});
+  BOOST_TEST(contains(at_the_end,
+                      "ranks disagree: rank 0 called evaluate (its all_gather(1 uint64)) and rank "
+                      "1 called epochs (its all_gather(1 uint64))"),
+             at_the_end);
+  const std::string in_the_loop =
+      words_of([](Job& job, const auto& data) { job.evaluate(data, 4); });
+  BOOST_TEST(contains(in_the_loop, "rank 0 called evaluate (its all_gather(1 uint64)) and rank 1 "
+                                   "called step (its reduce_scatter("),
+             in_the_loop);
+  const std::string own = words_of([](Job& job, const auto&) {
+    static_cast<void>(job.all_reduce(1.0));
+  });
+  BOOST_TEST(contains(own, "rank 0 called all_reduce(sum of 1 double) and rank 1 called step (its"),
+             own);
+  const std::string last = failure<Job>(2, [](Job& job) {
+    if (job.rank() == Rank{0}) job.evaluate(points_of_line(16), 4);
+  });
+  BOOST_TEST(contains(last, "rank 0, evaluate (its all_gather(1 uint64)): rank 1 closed its "
+                            "communicator without this call"),
+             last);
+}
+
+BOOST_AUTO_TEST_CASE(a_job_has_collectives_and_groups) {
+  using Job = Trainer<Line>;
+  for (const std::size_t ranks : {1, 2, 3}) {
+    run<Job>(ranks, [&](Job& job) {
+      const std::size_t me = job.rank().value();
+      const double mean = job.all_reduce(static_cast<double>(me), Average{});
+      require(mean == static_cast<double>(ranks - 1) / 2, "another mean");
+      require(job.all_reduce(me == 0, Max{}) && !job.all_reduce(me == ranks, Max{}), "any rank");
+      float values[] = {1, static_cast<float>(me)};
+      job.all_reduce(values);
+      require(values[0] == static_cast<float>(ranks), "another sum");
+      std::vector<float> of_rank0(3, static_cast<float>(me + 5));
+      job.broadcast(of_rank0);
+      require(of_rank0[2] == 5 && job.broadcast(me) == 0, "not rank 0's values");
+      std::vector<float> all(2 * ranks);
+      job.all_gather(values, all);
+      require(job.all_gather(me).back() == ranks - 1, "not every rank's number");
+      const Gathered<float> rollouts = job.all_gather_variable(std::vector<float>(me, 1.f));
+      require(rollouts.total() == ranks * (ranks - 1) / 2, "not all rollouts");
+      require(job.gather_variable(std::vector<int>(me + 1, 7), Rank{0}).values.size() ==
+                  (me == 0 ? ranks * (ranks + 1) / 2 : 0),
+              "not all on rank 0");
+      auto first = new_group(job.communicator(), {Rank{0}});
+      require(first.has_value() == (me == 0), "another group");
+    });
+  }
+  const std::string alone = failure<Job>(2, [](Job& job) {
+    job.on_rank0([&](auto) { static_cast<void>(job.all_reduce(1.0)); });
+  });
+  BOOST_TEST(contains(alone, "all_reduce: rank 0 alone has come here, inside on_rank0"), alone);
 }
 
 BOOST_AUTO_TEST_CASE(jobs_of_one_session_side_by_side) {

@@ -7,13 +7,15 @@
 #include <cstdint>
 #include <string>
 #include <string_view>
+#include <type_traits>
+#include <utility>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 
-enum class CollectiveKind : std::uint32_t {
+enum class CollectiveKind : std::uint16_t {
   barrier,
   all_reduce,
   reduce,
@@ -29,21 +31,61 @@ enum class CollectiveKind : std::uint32_t {
   new_group,
   replay,
   capture,
+  all_gather_variable,
+  gather_variable,
 };
 
 inline constexpr std::string_view collective_names[] = {
-    "barrier", "all_reduce", "reduce",         "broadcast",  "all_gather",
-    "gather",  "scatter",    "reduce_scatter", "all_to_all", "send",
-    "receive", "allocate",   "new_group",      "replay",     "capture"};
+    "barrier",        "all_reduce", "reduce",  "broadcast",           "all_gather",
+    "gather",         "scatter",    "reduce_scatter", "all_to_all",   "send",
+    "receive",        "allocate",   "new_group",      "replay",       "capture",
+    "all_gather_variable", "gather_variable"};
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
   return collective_names[static_cast<std::size_t>(kind)];
 }
 
+/// The call of a job that a collective is part of, for errors in the words of the program.
+enum class JobCall : std::uint16_t {
+  none,  // the program has made the collective itself
+  step,
+  epochs,
+  batches,
+  evaluate,
+  predict,
+  reduce_metrics,
+};
+
+inline constexpr std::string_view job_call_names[] = {
+    "", "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics"};
+
+/// The job's call that this thread is in.
+inline JobCall& job_call_of_thread() {
+  static thread_local JobCall call = JobCall::none;
+  return call;
+}
+constexpr JobCall current_job_call() {
+  return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
+}
+
+/// Collectives of this thread are part of a job's call while this object lives. The collectives of
+/// a step are told so by a constant instead.
+class InJobCall {
+ public:
+  explicit InJobCall(JobCall call) : before_(std::exchange(job_call_of_thread(), call)) {}
+  ~InJobCall() { job_call_of_thread() = before_; }
+  InJobCall(const InJobCall&) = delete;
+  InJobCall& operator=(const InJobCall&) = delete;
+
+ private:
+  JobCall before_;
+};
+
 /// One rank's description of a call. It travels between ranks as it is. All ranks of a collective
 /// must give equal descriptions; a sender and its receiver give matching ones.
 struct Call {
   CollectiveKind kind = CollectiveKind::barrier;
+  JobCall part_of = JobCall::none;
   ElementKind element = ElementKind::unsupported;
   bool staged = false;     // the memory is not visible to other ranks
   std::uint16_t root = 0;  // or the other rank of a message
@@ -62,8 +104,12 @@ struct Call {
     return element == other.element && count == other.count;
   }
 
-  /// The call as errors name it: `all_reduce(sum of 100 float)`.
+  /// The call as errors name it: `all_reduce(sum of 100 float)`, or with the job's call that it is
+  /// part of, `evaluate (its all_gather(1 uint64))`.
   std::string text() const;
+
+ private:
+  std::string collective_text() const;
 };
 
 }  // namespace lockstep::detail

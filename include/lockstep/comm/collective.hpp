@@ -29,6 +29,7 @@ struct Collective {
   std::size_t count = 0;  // elements of one piece, the same on all ranks
   Rank root{0};           // of a rooted collective; of a message the other rank
   [[no_unique_address]] Operation op{};
+  JobCall part_of = JobCall::none;
 
   /// Does `in` hold a piece for every rank, where it holds anything?
   static constexpr bool deals_pieces = kind == CollectiveKind::scatter ||
@@ -48,7 +49,7 @@ struct Collective {
   /// The same call on other memory, with pieces of another length.
   constexpr Collective on(std::span<const T> other_in, std::span<T> other_out,
                           std::size_t other_count) const {
-    return {other_in, other_out, other_count, root, op};
+    return {other_in, other_out, other_count, root, op, part_of};
   }
 
   /// The data of a call in place.
@@ -62,6 +63,7 @@ struct Collective {
   constexpr Call call() const {
     Call described;
     described.kind = kind;
+    described.part_of = part_of;
     described.element = element_kind<T>();
     described.root = static_cast<std::uint16_t>(root.value());
     // The number of elements that errors show: all that a rank gives, or those of one piece.

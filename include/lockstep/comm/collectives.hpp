@@ -11,10 +11,13 @@
 #include <string>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/generic.hpp"
 #include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/passes.hpp"
+#include "lockstep/comm/pieces.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
@@ -29,12 +32,42 @@ class Subgroup;
 
 namespace detail {
 
+/// One number, in place of memory that holds several.
+template <class T>
+concept SingleElement = Element<T> || std::same_as<T, bool>;
+
+/// Elements as they travel: a bool is a byte that is 0 or 1.
+template <class T>
+auto travelling(std::span<T> values) {
+  if constexpr (std::same_as<std::remove_const_t<T>, bool>) {
+    static_assert(sizeof(bool) == 1);
+    using Byte = std::conditional_t<std::is_const_v<T>, const std::uint8_t, std::uint8_t>;
+    return std::span<Byte>(reinterpret_cast<Byte*>(values.data()), values.size());
+  } else {
+    return values;
+  }
+}
+
+/// The elements of an argument, as they travel.
+template <class Data>
+auto elements_of(Data&& data) {
+  return travelling(flat(data));
+}
+template <class Data>
+using ElementsOf = typename decltype(elements_of(std::declval<Data&>()))::element_type;
+
+/// The operations of bool: those whose result is 0 or 1 again.
+template <class Op>
+inline constexpr bool is_logical =
+    std::same_as<Op, Min> || std::same_as<Op, Max> || std::same_as<Op, BitAnd> ||
+    std::same_as<Op, BitOr> || std::same_as<Op, BitXor>;
+
 /// The element type that both arguments of a collective have. Not a member of the front: nvcc
 /// writes this type's name into code outside of it.
 template <class In, class Out>
 struct CommonElement {
-  using type = FlatElement<Out>;
-  static_assert(std::same_as<std::remove_const_t<FlatElement<const In>>, type>,
+  using type = ElementsOf<Out>;
+  static_assert(std::same_as<std::remove_const_t<ElementsOf<const In>>, type>,
                 "lockstep: a collective's arguments have one element type");
 };
 
@@ -42,7 +75,9 @@ struct CommonElement {
 
 /// The base of every communicator, which has its collectives. Each turns its arguments into a value
 /// (see `Collective`), refuses arguments that cannot be right, and hands the value to `perform`.
-/// Arguments are spans, vectors, arrays or views without gaps, of one element type.
+/// Arguments are spans, vectors, arrays or views without gaps, of one element type: a number, or
+/// bool, which is reduced with `Max` or `BitOr` (any rank), `Min` or `BitAnd` (all ranks) or
+/// `BitXor`. A single number may be given as it is; the result is then returned.
 ///
 /// A backend derives from `Collectives<Backend>` and has `rank()`, `world_size()`, `timeout()`,
 /// `set_timeout(limit)`, `abandon(reason)` and `execute(call)` for two calls: `calls::Send` and
@@ -58,7 +93,9 @@ template <class Self>
 class Collectives {
  public:
   /// **Host** blocks until all ranks have come and their earlier calls are done.
-  void barrier() { self().perform(detail::calls::Barrier{}); }
+  void barrier(detail::JobCall part_of = detail::current_job_call()) {
+    self().perform(detail::calls::Barrier{{}, {}, 0, Rank{0}, {}, part_of});
+  }
 
   /// A barrier with a time limit of its own, whose error lists every rank that is missing.
   void monitored_barrier(std::chrono::milliseconds limit) {
@@ -74,52 +111,120 @@ class Collectives {
 
   /// data = op over ranks, on all ranks.
   template <class Data, class Op = Sum>
-  void all_reduce(Data&& data, Op op = {}) {
-    self().perform(make_all_reduce(flat(data), op));
+    requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
+  void all_reduce(Data&& data, Op op = {}, detail::JobCall part_of = detail::current_job_call()) {
+    require_operation<Data, Op>();
+    self().perform(make_all_reduce(detail::elements_of(data), op, part_of));
+  }
+  /// One number: `const double mean = comm.all_reduce(loss, Average{});`
+  template <detail::SingleElement T, class Op = Sum>
+  [[nodiscard]] T all_reduce(T value, Op op = {}) {
+    all_reduce(std::span<T>(&value, 1), op);
+    return value;
   }
 
   /// An asynchronous all-reduce; the handle is a `Work`. The data belongs to the call until it is
   /// over. **Host** returns at once where the backend can go on by itself.
   template <class Data, class Op = Sum>
-  auto all_reduce_async(Data&& data, Op op = {}) {
-    return self().start(make_all_reduce(flat(data), op));
+  auto all_reduce_async(Data&& data, Op op = {},
+                        detail::JobCall part_of = detail::current_job_call()) {
+    require_operation<Data, Op>();
+    return self().start(make_all_reduce(detail::elements_of(data), op, part_of));
   }
 
   /// On `root`, data = op over ranks; elsewhere it keeps what it was.
   template <class Data, class Op = Sum>
   void reduce(Data&& data, Rank root, Op op = {}) {
-    const auto values = flat(data);
+    require_operation<Data, Op>();
+    const auto values = detail::elements_of(data);
     using T = Writable<decltype(values)>;
-    require_operation<T, Op>();
     require_root(detail::CollectiveKind::reduce, root);
     self().perform(detail::calls::Reduce<T, Op>{values, is_root(root) ? values : std::span<T>(),
-                                                values.size(), root, op});
+                                                values.size(), root, op,
+                                                detail::current_job_call()});
   }
 
   /// data = root's data.
   template <class Data>
-  void broadcast(Data&& data, Rank root) {
-    const auto values = flat(data);
+    requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
+  void broadcast(Data&& data, Rank root, detail::JobCall part_of = detail::current_job_call()) {
+    const auto values = detail::elements_of(data);
     using T = Writable<decltype(values)>;
     require_root(detail::CollectiveKind::broadcast, root);
     self().perform(detail::calls::Broadcast<T>{is_root(root) ? values : std::span<T>(),
                                                is_root(root) ? std::span<T>() : values,
-                                               values.size(), root});
+                                               values.size(),
+                                               root,
+                                               {},
+                                               part_of});
+  }
+  /// Root's number.
+  template <detail::SingleElement T>
+  [[nodiscard]] T broadcast(T value, Rank root) {
+    broadcast(std::span<T>(&value, 1), root);
+    return value;
   }
 
   /// out = every rank's in, one behind the other.
   template <class In, class Out>
   void all_gather(const In& in, Out&& out) {
-    const detail::calls::AllGather<Common<In, Out>> call{flat(in), flat(out), flat(in).size()};
+    const auto given = detail::elements_of(in);
+    const detail::calls::AllGather<Common<In, Out>> call{
+        given, detail::elements_of(out), given.size(), Rank{0}, {}, detail::current_job_call()};
     require_size(call, call.out.size(), call.count * world());
     self().perform(call);
+  }
+  /// Every rank's number, by rank.
+  template <detail::SingleElement T>
+  [[nodiscard]] std::vector<T> all_gather(T value) {
+    using Travelling = detail::ElementsOf<std::span<T>>;
+    std::vector<Travelling> all(world());
+    all_gather(detail::elements_of(std::span<const T>(&value, 1)), all);
+    return std::vector<T>(all.begin(), all.end());
+  }
+
+  /// Every rank's in, one behind the other, where each rank brings as many elements as it has, or
+  /// none: host memory. Bools come as bytes. **Host** blocks until the counts are here.
+  template <class In>
+  auto all_gather_variable(const In& in) {
+    using T = std::remove_const_t<detail::ElementsOf<const In>>;
+    const auto call = described<T>(detail::CollectiveKind::all_gather_variable, Rank{0});
+    return gather_new<T>(call, detail::elements_of(in), std::nullopt);
+  }
+  /// The same into given memory, the host's or a GPU's, which must hold all elements.
+  template <class In, class Out>
+  Pieces all_gather_variable(const In& in, Out&& out) {
+    using T = Common<In, Out>;
+    const auto call = described<T>(detail::CollectiveKind::all_gather_variable, Rank{0});
+    return gather_into<T>(call, detail::elements_of(in), detail::elements_of(out), std::nullopt);
+  }
+
+  /// On `root`, every rank's in, where each rank brings as many elements as it has, or none: host
+  /// memory. The other ranks get the counts alone. **Host** blocks until the counts are here.
+  template <class In>
+  auto gather_variable(const In& in, Rank root) {
+    using T = std::remove_const_t<detail::ElementsOf<const In>>;
+    require_root(detail::CollectiveKind::gather_variable, root);
+    const auto call = described<T>(detail::CollectiveKind::gather_variable, root);
+    return gather_new<T>(call, detail::elements_of(in), root);
+  }
+  /// The same into memory of root's, the host's or a GPU's, which must hold all elements. Elsewhere
+  /// out is not used.
+  template <class In, class Out>
+  Pieces gather_variable(const In& in, Out&& out, Rank root) {
+    using T = Common<In, Out>;
+    require_root(detail::CollectiveKind::gather_variable, root);
+    const auto call = described<T>(detail::CollectiveKind::gather_variable, root);
+    return gather_into<T>(call, detail::elements_of(in), detail::elements_of(out), root);
   }
 
   /// On `root`, out = every rank's in; elsewhere out is not used.
   template <class In, class Out>
   void gather(const In& in, Out&& out, Rank root) {
     require_root(detail::CollectiveKind::gather, root);
-    detail::calls::Gather<Common<In, Out>> call{flat(in), flat(out), flat(in).size(), root};
+    const auto given = detail::elements_of(in);
+    detail::calls::Gather<Common<In, Out>> call{
+        given, detail::elements_of(out), given.size(), root, {}, detail::current_job_call()};
     if (!is_root(root)) call.out = {};
     if (is_root(root)) require_size(call, call.out.size(), call.count * world());
     self().perform(call);
@@ -129,7 +234,9 @@ class Collectives {
   template <class In, class Out>
   void scatter(const In& in, Out&& out, Rank root) {
     require_root(detail::CollectiveKind::scatter, root);
-    detail::calls::Scatter<Common<In, Out>> call{flat(in), flat(out), flat(out).size(), root};
+    const auto got = detail::elements_of(out);
+    detail::calls::Scatter<Common<In, Out>> call{
+        detail::elements_of(in), got, got.size(), root, {}, detail::current_job_call()};
     if (!is_root(root)) call.in = {};
     if (is_root(root)) require_size(call, call.in.size(), call.count * world());
     self().perform(call);
@@ -139,9 +246,10 @@ class Collectives {
   template <class In, class Out, class Op = Sum>
   void reduce_scatter(const In& in, Out&& out, Op op = {}) {
     using T = Common<In, Out>;
-    require_operation<T, Op>();
-    const detail::calls::ReduceScatter<T, Op> call{flat(in), flat(out), flat(out).size(), Rank{0},
-                                                   op};
+    require_operation<Out, Op>();
+    const auto got = detail::elements_of(out);
+    const detail::calls::ReduceScatter<T, Op> call{
+        detail::elements_of(in), got, got.size(), Rank{0}, op, detail::current_job_call()};
     require_size(call, call.in.size(), call.count * world());
     self().perform(call);
   }
@@ -149,8 +257,13 @@ class Collectives {
   /// Piece w of out = piece `rank` of rank w's in. The two must not overlap.
   template <class In, class Out>
   void all_to_all(const In& in, Out&& out) {
-    const detail::calls::AllToAll<Common<In, Out>> call{flat(in), flat(out),
-                                                        flat(in).size() / world()};
+    const auto given = detail::elements_of(in);
+    const detail::calls::AllToAll<Common<In, Out>> call{given,
+                                                        detail::elements_of(out),
+                                                        given.size() / world(),
+                                                        Rank{0},
+                                                        {},
+                                                        detail::current_job_call()};
     if (call.count * world() != call.in.size()) {
       throw Error(call.call().text(),
                   std::to_string(call.in.size()) + " elements do not divide among " +
@@ -166,7 +279,7 @@ class Collectives {
   /// other.
   template <class Data>
   void send(const Data& data, Rank to) {
-    const auto values = flat(data);
+    const auto values = detail::elements_of(data);
     using T = std::remove_const_t<typename decltype(values)::element_type>;
     require_peer("send", to);
     self().perform(detail::calls::send<T>(values, to));
@@ -175,7 +288,7 @@ class Collectives {
   /// Receives elements from one rank, which calls `send`. **Ranks** this one. **Host** as `send`.
   template <class Data>
   void receive(Data&& data, Rank from) {
-    const auto values = flat(data);
+    const auto values = detail::elements_of(data);
     require_peer("receive", from);
     self().perform(detail::calls::receive<Writable<decltype(values)>>(values, from));
   }
@@ -196,6 +309,26 @@ class Collectives {
   Work<detail::NothingPending> start(const Call& call) {
     self().perform(call);
     return Work<detail::NothingPending>(std::in_place);
+  }
+
+  /// Moves pieces of different lengths to `root`, whose out they fill; all ranks know the lengths.
+  /// This form sends messages.
+  template <class T>
+  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
+                     [[maybe_unused]] bool on_device) {
+    if (!is_root(root)) {
+      if (!in.empty()) self().perform(detail::calls::send<T>(in, root));
+      return;
+    }
+    for (std::size_t w = 0; w < world(); ++w) {
+      const std::span<T> piece = out.subspan(pieces.offsets[w], pieces.counts[w]);
+      if (piece.empty()) continue;
+      if (Rank{w} == root) {
+        detail::passes_of(self()).copy(in, piece);
+      } else {
+        self().perform(detail::calls::receive<T>(piece, Rank{w}));
+      }
+    }
   }
 
   /// The communicator of this rank's group, if it is in one. It uses this communicator's messages.
@@ -221,15 +354,102 @@ class Collectives {
   bool is_root(Rank root) { return self().rank() == root; }
 
   template <class T, class Op>
-  detail::calls::AllReduce<T, Op> make_all_reduce(std::span<T> values, const Op& op) {
-    require_operation<T, Op>();
-    return {values, values, values.size(), Rank{0}, op};
+  detail::calls::AllReduce<T, Op> make_all_reduce(std::span<T> values, const Op& op,
+                                                  detail::JobCall part_of) {
+    return {values, values, values.size(), Rank{0}, op, part_of};
   }
 
-  template <class T, class Op>
+  template <class Data, class Op>
   static constexpr void require_operation() {
-    static_assert(ReduceOp<Op, T>,
+    constexpr bool logical = std::same_as<std::remove_const_t<detail::FlatElement<Data>>, bool>;
+    static_assert(!logical || detail::is_logical<Op>,
+                  "lockstep: bool is reduced with Max or BitOr (any rank), Min or BitAnd (all "
+                  "ranks), or BitXor");
+    static_assert(logical || ReduceOp<Op, detail::ElementsOf<Data>>,
                   "lockstep: this reduce operation is not defined for these elements");
+  }
+
+  // Gathering pieces of different lengths
+
+  template <class T>
+  static detail::Call described(detail::CollectiveKind kind, Rank root) {
+    detail::Call call;
+    call.kind = kind;
+    call.part_of = detail::current_job_call();
+    call.element = element_kind<T>();
+    call.root = static_cast<std::uint16_t>(root.value());
+    return call;
+  }
+
+  /// Into memory of its own, which is made once the counts are known. `root` is nothing where all
+  /// ranks get the elements.
+  template <class T>
+  Gathered<T> gather_new(const detail::Call& call, std::span<const T> in,
+                         std::optional<Rank> root) {
+    constexpr auto any = static_cast<std::uint64_t>(-1);
+    if (detail::passes_of(self()).is_device(in.data())) {
+      throw Error(call.text(), "the elements are in device memory",
+                  "give it device memory for the result too", self().rank());
+    }
+    Gathered<T> gathered{announce_piece(call, {in.size(), any, 0}), {}};
+    if (!root || is_root(*root)) gathered.values.resize(gathered.total());
+    move_pieces<T>(in, gathered.values, gathered, root, false);
+    return gathered;
+  }
+  template <class T>
+  Pieces gather_into(const detail::Call& call, std::span<const T> in, std::span<T> out,
+                     std::optional<Rank> root) {
+    const bool takes = !root || is_root(*root);
+    const auto passes = detail::passes_of(self());
+    const bool on_device = passes.is_device(in.data()) || (takes && passes.is_device(out.data()));
+    bool device_somewhere = false;
+    Pieces pieces = announce_piece(
+        call, {in.size(), takes ? out.size() : static_cast<std::uint64_t>(-1), on_device ? 1u : 0u},
+        &device_somewhere);
+    move_pieces<T>(in, takes ? out.first(pieces.total()) : std::span<T>(), pieces, root,
+                   device_somewhere);
+    return pieces;
+  }
+
+  /// Ranks tell each other what they bring. Too little room on a rank is an error on all of them.
+  Pieces announce_piece(const detail::Call& call, const detail::Brought& own,
+                        bool* device_somewhere = nullptr) {
+    self().agree(call);
+    constexpr std::size_t numbers = 3;
+    const std::uint64_t told[numbers] = {own.count, own.room, own.on_device};
+    std::vector<std::uint64_t> all(numbers * world());
+    all_gather(told, all);
+    std::vector<std::size_t> counts(world());
+    for (std::size_t w = 0; w < world(); ++w) counts[w] = all[numbers * w];
+    Pieces pieces = detail::pieces_of(std::move(counts));
+    for (std::size_t w = 0; w < world(); ++w) {
+      if (all[numbers * w + 1] < pieces.total()) {
+        throw Error(call.text(),
+                    "rank " + std::to_string(w) + " has room for " +
+                        std::to_string(all[numbers * w + 1]) + " elements, and all ranks bring " +
+                        std::to_string(pieces.total()),
+                    "give it memory for all of them", self().rank());
+      }
+      if (device_somewhere != nullptr) *device_somewhere |= all[numbers * w + 2] != 0;
+    }
+    return pieces;
+  }
+
+  template <class T>
+  void move_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces,
+                   std::optional<Rank> root, bool on_device) {
+    if (world() == 1) {
+      all_gather(in, out);
+    } else if (root) {
+      self().gather_pieces(in, out, pieces, *root, on_device);
+    } else {
+      for (std::size_t w = 0; w < world(); ++w) {
+        const std::span<T> piece = out.subspan(pieces.offsets[w], pieces.counts[w]);
+        if (piece.empty()) continue;
+        if (is_root(Rank{w})) detail::passes_of(self()).copy(in, piece);
+        broadcast(piece, Rank{w});
+      }
+    }
   }
 
   void require_root(detail::CollectiveKind kind, Rank root) {

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Whether a call's memory is the host's or a GPU's.
+/// @file Whether a call's memory is the host's or a GPU's, and copies in either.
+
+#include <cuda_runtime_api.h>
 
 #include <span>
 
 #include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/passes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 
 namespace lockstep::detail {
@@ -27,5 +31,26 @@ bool is_host_call(const C& call, Rank rank) {
                    : "in is device memory and out is host memory",
               "give both arguments in the same memory", rank);
 }
+
+/// Copies of elements in host memory, or in device memory on a stream. For communicators that leave
+/// all other passes to those that they are made of.
+class StreamCopies {
+ public:
+  explicit StreamCopies(cudaStream_t stream) : stream_(stream) {}
+
+  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
+
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (from.empty() || from.data() == to.data()) return;
+    if (!is_device(to.data())) return copy_elements(from.data(), to.data(), from.size());
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_),
+               "cudaMemcpyAsync");
+  }
+
+ private:
+  cudaStream_t stream_;
+};
 
 }  // namespace lockstep::detail

@@ -59,9 +59,15 @@ void announce_message(B& backend, const C& message) {
     backend.execute(calls::send<std::uint8_t>(head, message.root));
   } else {
     backend.execute(calls::receive<std::uint8_t>(head, message.root));
-    if (!said.carries_the_same_as(message.call()))
+    if (said.kind != CollectiveKind::send || !said.carries_the_same_as(message.call()))
       throw messages_differ(message.call(), message.root, said.text(), backend.rank());
   }
+}
+
+/// The error of a message that a call is made of, as an error of the call.
+inline Error error_of(const Call& call, const Error& error) {
+  const Error named(call.text(), error.problem(), error.advice(), error.rank());
+  return error.is_consequence() ? named.as_consequence() : named;
 }
 
 /// Performs a call for a backend that does not compare calls itself. If it fails, all ranks fail.
@@ -75,8 +81,9 @@ void compare_and_execute(B& backend, const C& call) {
     }
     if constexpr (C::kind != CollectiveKind::barrier) execute_any(backend, call);
   } catch (const Error& error) {
-    backend.abandon(error.text());
-    throw;
+    const Error named = error_of(call.call(), error);
+    backend.abandon(named.text());
+    throw named;
   }
 }
 

@@ -7,6 +7,7 @@
 #include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/element.hpp"
 
@@ -21,6 +22,12 @@ concept DenseView = requires(const V& view) {
   { view.is_exhaustive() } -> std::convertible_to<bool>;
 };
 
+/// `std::vector<bool>` has no elements that a span could show.
+template <class R>
+inline constexpr bool packs_bits = false;
+template <class Allocator>
+inline constexpr bool packs_bits<std::vector<bool, Allocator>> = true;
+
 }  // namespace detail
 
 /// The elements of a view, a vector, an array or a span, in memory order.
@@ -31,7 +38,15 @@ constexpr auto flat(const V& view) {
 template <class R>
   requires(!detail::DenseView<std::remove_cvref_t<R>>)
 constexpr auto flat(R&& range) {
-  return std::span<std::remove_reference_t<decltype(*std::data(range))>>(range);
+  constexpr bool packed = detail::packs_bits<std::remove_cvref_t<R>>;
+  static_assert(!packed,
+                "lockstep: std::vector<bool> packs its elements into bits; give an array of bool, "
+                "or a std::vector<std::uint8_t>");
+  if constexpr (packed) {
+    return std::span<bool>();
+  } else {
+    return std::span<std::remove_reference_t<decltype(*std::data(range))>>(range);
+  }
 }
 
 namespace detail {

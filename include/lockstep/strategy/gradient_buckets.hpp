@@ -141,7 +141,7 @@ class GradientBuckets {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
-                           reduction_of_gradients<Traits::sums_gradients>());
+                           reduction_of_gradients<Traits::sums_gradients>(), JobCall::step);
         }
       });
     }
@@ -156,7 +156,7 @@ class GradientBuckets {
   /// inside of another call no longer knows their types.
   const Usage& agree_on_usage() {
     if constexpr (Traits::reduces_early) reduce();
-    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{});
+    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{}, JobCall::step);
     return used_;
   }
 

@@ -78,10 +78,12 @@ struct OwnsSlice {
   template <class T, class Gradients, class Consume>
   void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
     comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
-                      reduction_of_gradients<Traits::sums_gradients>(), consume);
+                      reduction_of_gradients<Traits::sums_gradients>(), consume, JobCall::step);
   }
-  void add_others(double& squares) const { comm.all_reduce(std::span(&squares, 1), Sum{}); }
-  void publish() const { comm.barrier(); }
+  void add_others(double& squares) const {
+    comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step);
+  }
+  void publish() const { comm.barrier(JobCall::step); }
   static const char* whose() { return "as the average over ranks"; }
 };
 

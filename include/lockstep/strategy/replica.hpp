@@ -10,6 +10,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
@@ -159,7 +160,9 @@ class Replica {
   }
 
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
-  void synchronize_buffers() { broadcast(buffers_, layouts_.buffers.plan().bytes); }
+  void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
+    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of);
+  }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
@@ -181,7 +184,7 @@ class Replica {
   Loss forward(const Batch& placed, Sync sync) {
     static_assert(detail::require_model<Model, step_type, Batch>());
     if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers();
+      if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
     }
     const Loss loss =
         with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
@@ -466,8 +469,9 @@ class Replica {
     return reinterpret_cast<std::byte*>(memory.data());
   }
 
-  void broadcast(std::byte* data, std::size_t size) {
-    if (size != 0) comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0});
+  void broadcast(std::byte* data, std::size_t size, detail::JobCall part_of = detail::current_job_call()) {
+    if (size == 0) return;
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
   }
 
   Comm& comm_;

@@ -3,11 +3,12 @@
 /// @file From policies to a communicator.
 
 #include <cstddef>
+#include <string>
 #include <type_traits>
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/process_group.hpp"
+#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/topology/world.hpp"
@@ -24,7 +25,7 @@ struct NoBackend {};
 }  // namespace detail
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
-/// `make<Policies>(session)` and whether ranks are threads of one process. Specialised for the CPU
+/// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks are threads of one process. Specialised for the CPU
 /// here and in trainer/gloo.hpp, for GPUs in trainer/cuda.cuh, trainer/nccl.cuh and
 /// trainer/gloo.cuh.
 template <class Device, class Backend>
@@ -36,7 +37,7 @@ struct Connection<Cpu, detail::NoBackend> {
   template <class Policies>
   using communicator = LoopbackCommunicator;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& = "world") {
     detail::require_world<1>(session.world(), session.rank());
     return {};
   }
@@ -49,10 +50,10 @@ struct Connection<Cpu, Shm> {
   using communicator = ShmCommunicator<detail::Pick<axes::World, Policies>::static_size,
                                        typename detail::Pick<axes::Progress, Policies>::choice>;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     return make_shm_communicator<detail::Pick<axes::World, Policies>::static_size,
                                  typename detail::Pick<axes::Progress, Policies>::choice>(
-        session.membership(), session.store());
+        session.membership(), session.store(), name);
   }
 };
 

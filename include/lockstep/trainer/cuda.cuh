@@ -30,7 +30,7 @@ struct Connection<Cuda, detail::NoBackend> {
   template <class Policies>
   using communicator = CudaLoopbackCommunicator;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& = "world") {
     detail::require_world<1>(session.world(), session.rank());
     return CudaLoopbackCommunicator(detail::gpu_of(session.membership()));
   }
@@ -42,9 +42,9 @@ struct Connection<Cuda, Shm> {
   template <class Policies>
   using communicator = ThreadCommunicator<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     return make_thread_communicator<detail::Pick<axes::World, Policies>::static_size>(
-        session.membership(), session.store());
+        session.membership(), session.store(), name);
   }
 };
 

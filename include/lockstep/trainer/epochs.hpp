@@ -8,6 +8,7 @@
 #include <iterator>
 #include <string>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
@@ -77,7 +78,10 @@ class EpochBatches {
   };
 
   Iterator begin() {
-    trainer_.require_same_data(sampler_.samples(), options_);
+    {
+      const InJobCall in(JobCall::batches);
+      trainer_.require_same_data(sampler_.samples(), options_);
+    }
     trainer_.open_data(loader_.size());
     return Iterator(*this);
   }

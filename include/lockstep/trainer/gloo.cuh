@@ -15,9 +15,9 @@ struct Connection<Cuda, Gloo> {
   template <class Policies>
   using communicator = StagedGloo<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     return make_staged_gloo_communicator<detail::Pick<axes::World, Policies>::static_size>(
-        session.membership(), session.store());
+        session.membership(), session.store(), name);
   }
 };
 
@@ -27,10 +27,10 @@ struct Connection<Cuda, Hierarchical<Shm, Gloo>> {
   template <class Policies>
   using communicator = StagedHierarchy;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
                                                                             session.rank());
-    return make_staged_hierarchical_communicator(session.membership(), session.store());
+    return make_staged_hierarchical_communicator(session.membership(), session.store(), name);
   }
 };
 

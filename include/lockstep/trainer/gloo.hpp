@@ -14,8 +14,8 @@ struct Connection<Cpu, Gloo> {
   template <class Policies>
   using communicator = GlooCommunicator<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
-    return communicator<Policies>(session.membership(), session.store());
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
+    return communicator<Policies>(session.membership(), session.store(), name);
   }
 };
 
@@ -25,10 +25,10 @@ struct Connection<Cpu, Hierarchical<Shm, Gloo>> {
   template <class Policies>
   using communicator = HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
                                                                             session.rank());
-    return make_hierarchical_communicator(session.membership(), session.store());
+    return make_hierarchical_communicator(session.membership(), session.store(), name);
   }
 };
 

@@ -20,9 +20,9 @@ struct Connection<Cuda, Nccl> {
   template <class Policies>
   using communicator = NcclCommunicator<detail::Pick<axes::World, Policies>::static_size>;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     return make_nccl_communicator<detail::Pick<axes::World, Policies>::static_size>(
-        session.membership(), session.store());
+        session.membership(), session.store(), name);
   }
 };
 
@@ -34,10 +34,10 @@ struct Connection<Cuda, Hierarchical<Shm, Nccl>> {
   template <class Policies>
   using communicator = ThreadedNccl;
   template <class Policies>
-  static communicator<Policies> make(Session& session) {
+  static communicator<Policies> make(Session& session, const std::string& name = "world") {
     detail::require_world<detail::Pick<axes::World, Policies>::static_size>(session.world(),
                                                                             session.rank());
-    return make_threaded_nccl_communicator(session.membership(), session.store());
+    return make_threaded_nccl_communicator(session.membership(), session.store(), name);
   }
 };
 

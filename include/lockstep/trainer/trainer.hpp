@@ -13,6 +13,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
@@ -173,6 +175,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
+    const InJobCall in(JobCall::evaluate);
     require_same_data(source.size(), {.batch_size = batch_size});
     wrapped_.require_finite();
     if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
@@ -227,7 +230,75 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.
   Scores reduce_metrics(const Tally& tally) {
     require_all_ranks("reduce_metrics");
+    const InJobCall in(JobCall::reduce_metrics);
     return reduce(comm_, tally);
+  }
+
+  /// Through which the ranks of this job communicate: all collectives, and groups of ranks
+  /// (`new_group`, `join_groups`). With `ParallelStrategy<DP>` it is a world of one.
+  Comm& communicator() { return comm_; }
+
+  // Collectives over ranks, of one number, which is given and returned by value, or of memory: a
+  // span, a vector, an array or a view. On GPUs too, memory may be the host's; it is then staged
+  // and the host waits for the result. Device memory is reduced where it is.
+
+  /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
+  /// **Ranks** all. **Host** blocks, with device memory not.
+  template <class Data, class Op = Sum>
+  [[nodiscard("the result is returned")]] auto all_reduce(Data value, Op op = {})
+    requires(SingleElement<Data>)
+  {
+    require_all_ranks("all_reduce");
+    return comm_.all_reduce(value, op);
+  }
+  template <class Data, class Op = Sum>
+  void all_reduce(Data&& data, Op op = {})
+    requires(!SingleElement<std::remove_cvref_t<Data>>)
+  {
+    require_all_ranks("all_reduce");
+    comm_.all_reduce(data, op);
+  }
+
+  /// Root's number, or data = root's data. **Ranks** all. **Host** as `all_reduce`.
+  template <class Data>
+  [[nodiscard("the result is returned")]] auto broadcast(Data value, Rank root = Rank{0})
+    requires(SingleElement<Data>)
+  {
+    require_all_ranks("broadcast");
+    return comm_.broadcast(value, root);
+  }
+  template <class Data>
+  void broadcast(Data&& data, Rank root = Rank{0})
+    requires(!SingleElement<std::remove_cvref_t<Data>>)
+  {
+    require_all_ranks("broadcast");
+    comm_.broadcast(data, root);
+  }
+
+  /// Every rank's number as a vector, by rank, or out = every rank's in. **Ranks** all. **Host** as
+  /// `all_reduce`.
+  template <SingleElement T>
+  [[nodiscard]] auto all_gather(T value) {
+    require_all_ranks("all_gather");
+    return comm_.all_gather(value);
+  }
+  template <class In, class Out>
+  void all_gather(const In& in, Out&& out) {
+    require_all_ranks("all_gather");
+    comm_.all_gather(in, out);
+  }
+
+  /// Every rank's elements, where ranks bring different numbers of them: a `Gathered`, on all ranks
+  /// or on `root`; or into `out`, with the counts as `Pieces`. **Ranks** all. **Host** blocks.
+  template <class In, class... Out>
+  auto all_gather_variable(const In& in, Out&&... out) {
+    require_all_ranks("all_gather_variable");
+    return comm_.all_gather_variable(in, out...);
+  }
+  template <class In, class... Where>
+  auto gather_variable(const In& in, Where&&... out_and_root) {
+    require_all_ranks("gather_variable");
+    return comm_.gather_variable(in, out_and_root...);
   }
 
   /// **Ranks** all. **Host** blocks.
@@ -293,6 +364,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     require_all_ranks("epochs");
+    const InJobCall in(JobCall::epochs);
     require_same_numbers();
     epoch_ = number;
     epochs_ = last;
@@ -330,6 +402,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// Adds up the losses of all ranks, once an epoch.
   void close_data() {
     if (!opened_ || closed_) return;
+    const InJobCall in(JobCall::batches);
     end_accumulation();
     wrapped_.require_finite();
     closed_ = display_.summary();

@@ -8,12 +8,16 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/device_memory.cuh"
+#include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/pieces.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
@@ -84,6 +88,25 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   }
 
   void agree(const detail::Call& call) { inner_.agree(call); }
+
+  template <class T>
+  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
+                     bool on_device) {
+    follow();
+    inner_.gather_pieces(in, out, pieces, root, on_device);
+    handed_over_.record(lane_->stream());
+    handed_over_.block(gpu_->stream());
+  }
+
+  /// The communicator of this rank's group, if it is in one, on the same streams.
+  template <std::size_t GroupRanks>
+  std::optional<StreamedCommunicator> split(const detail::GroupPlace& place) {
+    auto inner = inner_.template split<GroupRanks>(place);
+    if (!inner) return std::nullopt;
+    return std::optional<StreamedCommunicator>(std::in_place, std::move(*inner), gpu_, lane_);
+  }
+
+  detail::StreamCopies passes() const { return detail::StreamCopies(gpu_->stream()); }
 
   template <class C>
   auto start(const C& call) {

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
@@ -16,6 +17,7 @@
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/device_allocating.cuh"
+#include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/passes.cuh"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
@@ -70,6 +72,13 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   }
   static constexpr void agree(const detail::Call&) {}
 
+  /// A group of a world of one is a world of one, on the same GPU and compute stream.
+  template <std::size_t GroupRanks>
+  std::optional<CudaLoopbackCommunicator> split(const detail::GroupPlace& place) const {
+    if (!place.is_member()) return std::nullopt;
+    return std::optional<CudaLoopbackCommunicator>(std::in_place, gpu_);
+  }
+
  private:
   /// Passes from and to any memory.
   struct Passes : detail::StreamPasses {
@@ -92,6 +101,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   Milliseconds timeout_{default_timeout};
 };
 
-static_assert(ArenaAllocating<CudaLoopbackCommunicator> && AsyncReducing<CudaLoopbackCommunicator>);
+static_assert(ArenaAllocating<CudaLoopbackCommunicator> && AsyncReducing<CudaLoopbackCommunicator> &&
+              Splitting<CudaLoopbackCommunicator>);
 
 }  // namespace lockstep

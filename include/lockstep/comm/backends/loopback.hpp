@@ -3,16 +3,20 @@
 /// @file The communicator of a world of one: it copies what must be copied and otherwise compiles
 /// to nothing.
 
+#include <chrono>
 #include <cstddef>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/host_allocating.hpp"
 #include "lockstep/comm/passes.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
 
 namespace lockstep {
 
@@ -40,6 +44,9 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
 
   static constexpr Rank rank() { return Rank{0}; }
   static constexpr WorldSize world_size() { return WorldSize{1}; }
+  /// No call waits for another rank: the limit is only stored.
+  std::chrono::milliseconds timeout() const { return timeout_; }
+  void set_timeout(std::chrono::milliseconds timeout) { timeout_ = timeout; }
   static constexpr void abandon(std::string_view) {}
 
   // For the front.
@@ -49,8 +56,18 @@ class LoopbackCommunicator : public Collectives<LoopbackCommunicator>,
     detail::perform_alone(detail::HostPasses{}, call);
   }
   static constexpr void agree(const detail::Call&) {}
+
+  /// A group of a world of one is a world of one.
+  template <std::size_t GroupRanks>
+  static std::optional<LoopbackCommunicator> split(const detail::GroupPlace& place) {
+    return place.is_member() ? std::optional<LoopbackCommunicator>(std::in_place) : std::nullopt;
+  }
+
+ private:
+  std::chrono::milliseconds timeout_{default_timeout};
 };
 
-static_assert(ArenaAllocating<LoopbackCommunicator> && AsyncReducing<LoopbackCommunicator>);
+static_assert(ArenaAllocating<LoopbackCommunicator> && AsyncReducing<LoopbackCommunicator> &&
+              Splitting<LoopbackCommunicator>);
 
 }  // namespace lockstep

@@ -41,6 +41,7 @@ class CallLog {
     head_.hash = Hash{}
                      .number(head_.hash)
                      .number(static_cast<std::uint64_t>(call.kind))
+                     .number(static_cast<std::uint64_t>(call.part_of))
                      .number(static_cast<std::uint64_t>(call.element))
                      .number(call.root)
                      .number(call.count)
@@ -79,6 +80,7 @@ class CallLog {
     for (std::uint64_t n = first(); n < calls(); ++n) {
       const Call& call = *find(n);
       out.u32(static_cast<std::uint32_t>(call.kind))
+          .u32(static_cast<std::uint32_t>(call.part_of))
           .byte(static_cast<std::uint8_t>(call.element))
           .u32(call.root)
           .u64(call.count)
@@ -113,12 +115,16 @@ struct SentLog {
     SentLog log{made - kept, {}};
     for (std::uint64_t n = 0; n < kept && in.ok(); ++n) {
       Call call;
-      call.kind = static_cast<CollectiveKind>(in.u32());
+      const std::uint32_t kind = in.u32();
+      const std::uint32_t part_of = in.u32();
+      call.kind = static_cast<CollectiveKind>(kind);
+      call.part_of = static_cast<JobCall>(part_of);
       call.element = static_cast<ElementKind>(in.byte());
       call.root = static_cast<std::uint16_t>(in.u32());
       call.count = in.u64();
       call.with(in.text());
-      if (static_cast<std::size_t>(call.kind) >= std::size(collective_names)) return std::nullopt;
+      if (kind >= std::size(collective_names)) return std::nullopt;
+      if (part_of >= std::size(job_call_names)) return std::nullopt;
       if (static_cast<std::size_t>(call.element) >= element_kinds) return std::nullopt;
       log.calls.push_back(call);
     }

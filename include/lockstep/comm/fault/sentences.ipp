@@ -48,6 +48,7 @@ LOCKSTEP_INLINE Error time_is_over(std::string_view operation, std::chrono::mill
 LOCKSTEP_INLINE std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made,
                                          std::uint64_t expected) {
   if (!has_joined) return text({"rank ", who, " (never joined)"});
+  if (made >= expected) return rank_text(who);  // it has not sent, or not received, a message
   return text({"rank ", who, " (made ", made, " of ", expected, " calls)"});
 }
 

@@ -6,14 +6,18 @@
 #include <chrono>
 #include <cstddef>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <utility>
 
+#include "lockstep/comm/adapters/hierarchical/division.hpp"
 #include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/passes.hpp"
+#include "lockstep/comm/pieces.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
@@ -99,6 +103,26 @@ class HierarchicalCommunicator
     stages_->raise_fault();
     const auto make = [stages = stages_.get(), call] { stages->all_reduce(call); };
     return Work<detail::PendingInQueue<Stages, decltype(make)>>(std::in_place, *stages_, make);
+  }
+
+  template <class T>
+  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
+                     bool on_device) {
+    stages_->queue().drain();
+    stages_->through_flat(
+        [&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });
+  }
+
+  /// The communicator of this rank's group, if it is in one: a hierarchy too, of the hosts that the
+  /// members are on. Where these have different numbers of members, every member counts as a host
+  /// of its own, and the network is used alone.
+  template <std::size_t GroupRanks>
+  std::optional<HierarchicalCommunicator> split(const detail::GroupPlace& place) {
+    stages_->queue().drain();
+    std::unique_ptr<Stages> group;
+    stages_->through_flat([&](Flat&) { group = detail::divide(*stages_, place); });
+    if (group == nullptr) return std::nullopt;
+    return std::optional<HierarchicalCommunicator>(std::in_place, std::move(group));
   }
 
  private:

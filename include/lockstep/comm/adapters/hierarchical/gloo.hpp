@@ -11,8 +11,8 @@
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
+#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/process_group.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/numbered_meeting.hpp"
@@ -22,7 +22,8 @@
 namespace lockstep {
 
 static_assert(ArenaAllocating<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
-              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
+              AsyncReducing<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>> &&
+              Splitting<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>);
 
 /// The communicator of a job's ranks on several hosts, equally many on each. The ranks find out by
 /// themselves which of them is where. `name` tells several of one job apart. **Ranks** all.

@@ -39,10 +39,39 @@ class Hosts {
     }
   }
 
+  /// A host for each of so many ranks.
+  static Hosts apart(std::size_t ranks) {
+    std::vector<std::string> names;
+    names.reserve(ranks);
+    for (std::size_t r = 0; r < ranks; ++r) names.push_back(std::to_string(r));
+    return Hosts(names);
+  }
+
+  /// The hosts of some of the ranks, which are numbered anew in the given order.
+  Hosts of(const std::vector<Rank>& members) const {
+    std::vector<std::string> names;
+    names.reserve(members.size());
+    for (const Rank member : members) names.push_back(std::to_string(host(member)));
+    return Hosts(names);
+  }
+
   std::size_t count() const { return ranks_.size(); }
   std::size_t host(Rank rank) const { return places_[rank.value()].first; }
   std::size_t local_rank(Rank rank) const { return places_[rank.value()].second; }
   const std::vector<std::size_t>& ranks(std::size_t host) const { return ranks_[host]; }
+
+  bool is_even() const {
+    return std::all_of(ranks_.begin(), ranks_.end(),
+                       [&](const auto& ranks) { return ranks.size() == ranks_.front().size(); });
+  }
+  /// Are the ranks of every host neighbours by number?
+  bool is_in_order() const {
+    std::size_t next = 0;
+    for (const auto& ranks : ranks_)
+      for (const std::size_t rank : ranks)
+        if (rank != next++) return false;
+    return true;
+  }
 
   /// The ranks with the same place on every host, for each place.
   std::vector<std::vector<std::size_t>> columns() const {

@@ -24,6 +24,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep {
@@ -37,7 +38,8 @@ using ThreadedNcclHierarchy =
 
 /// Ranks that are threads of one process on each host, with NCCL between hosts.
 using ThreadedNccl = StreamedCommunicator<detail::ThreadedNcclHierarchy>;
-static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl>);
+static_assert(ArenaAllocating<ThreadedNccl> && AsyncReducing<ThreadedNccl> &&
+              Splitting<ThreadedNccl>);
 
 namespace detail {
 
@@ -82,7 +84,8 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   const std::string between_name = name + ", place " + std::to_string(place);
   NcclCommunicator<> between(column, store, between_name, lane);
   return {detail::ThreadedNcclHierarchy(std::make_unique<detail::ThreadedNcclStages>(
-              std::move(hosts), std::move(inside), std::move(between))),
+              std::move(hosts), std::move(inside), std::move(between),
+              "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name))),
           std::move(gpu), std::move(lane)};
 }
 

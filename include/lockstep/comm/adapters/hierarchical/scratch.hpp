@@ -27,6 +27,11 @@ class Scratch {
   template <class T, class Comm>
   std::span<T> like(const void* like, Comm& comm, std::size_t count) {
     if (passes_of(comm).is_device(like)) return from<T>(comm, count);
+    return on_host<T>(count);
+  }
+
+  template <class T>
+  std::span<T> on_host(std::size_t count) {
     if (host_.size() < count * sizeof(T)) host_.resize(count * sizeof(T));
     return {reinterpret_cast<T*>(host_.data()), count};
   }

@@ -36,9 +36,11 @@ class Stages {
         between_(std::move(between)),
         flat_(std::move(flat)) {}
   /// Without a flat communicator: all ranks are reached through the other two.
-  Stages(Hosts hosts, Inside inside, Between between)
+  /// `name` is another for each hierarchy of a job.
+  Stages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
     requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
-      : hosts_(std::move(hosts)),
+      : name_(std::move(name)),
+        hosts_(std::move(hosts)),
         inside_(std::move(inside)),
         between_(std::move(between)),
         flat_(hosts_, inside_, between_) {}
@@ -46,6 +48,8 @@ class Stages {
   Stages& operator=(const Stages&) = delete;
   ~Stages() { queue_.drain(); }
 
+  const Hosts& hosts() const { return hosts_; }
+  std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }
   Inside& inside() { return inside_; }
   Between& between() { return between_; }
   Flat& flat() { return flat_; }
@@ -157,6 +161,8 @@ class Stages {
     stage(Part::inside, described, [&] { inside_.reduce_scatter(prepared, piece, combining); });
   }
 
+  std::string name_;
+  std::size_t groups_ = 0;  // that were made of this hierarchy
   Hosts hosts_;
   Inside inside_;
   Between between_;

@@ -5,15 +5,18 @@
 
 #include <array>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/adapters/hierarchical/scratch.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/passes.hpp"
+#include "lockstep/comm/pieces.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
@@ -99,6 +102,35 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     transpose(here, sorted, hosts(), places(), call.count);
     inside([&](Inside& own) { own.all_to_all(sorted, here); });  // [from place][from host]
     transpose(here, call.out, places(), hosts(), call.count);
+  }
+
+  /// Pieces go to root's place on their own host first, then to root's host.
+  template <class T>
+  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
+                     bool on_device) {
+    const bool collects = place() == place_of(root);
+    const auto first = pieces.counts.begin();
+    std::vector<std::size_t> of_hosts;
+    for (std::size_t h = 0; h < hosts(); ++h) {
+      const auto begin = first + static_cast<std::ptrdiff_t>(h * places());
+      of_hosts.push_back(
+          std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(places()), std::size_t{0}));
+    }
+    const auto own = first + static_cast<std::ptrdiff_t>(host() * places());
+    const Pieces of_places =
+        pieces_of(std::vector<std::size_t>(own, own + static_cast<std::ptrdiff_t>(places())));
+    Scratch& memory = scratch_[static_cast<std::size_t>(Use::here)];
+    const std::size_t count = collects ? of_places.total() : 0;
+    const std::span<T> here =
+        on_device ? memory.from<T>(*inside_, count) : memory.on_host<T>(count);
+    inside([&](Inside& level) {
+      level.gather_pieces(in, here, of_places, Rank{place_of(root)}, on_device);
+    });
+    if (!collects) return;
+    between([&](Between& level) {
+      level.gather_pieces(std::span<const T>(here), out, pieces_of(of_hosts), Rank{host_of(root)},
+                          on_device);
+    });
   }
 
   template <class T>

@@ -95,6 +95,8 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, rank()));
   }
 
+  detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
+
   /// The communicator of this rank's group, if it is in one. It stages for the group of `Inner`,
   /// with this rank's GPU and compute stream.
   template <std::size_t GroupRanks>

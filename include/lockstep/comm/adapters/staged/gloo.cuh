@@ -28,7 +28,8 @@ using StagedHierarchy =
 
 static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
               Splitting<StagedGloo<>>);
-static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy>);
+static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
+              Splitting<StagedHierarchy>);
 
 /// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
 /// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.

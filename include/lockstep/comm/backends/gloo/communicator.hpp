@@ -121,6 +121,17 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return std::optional<GlooCommunicator<GroupRanks>>(std::in_place, std::move(options));
   }
 
+  /// A further communicator, of ranks of the job that need not be in this one. No other of the job
+  /// has its name. **Ranks** its members. **Host** blocks until all have come.
+  GlooCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
+    detail::over_gloo::JoinOptions options = engine().joined();
+    options.name = name;
+    options.rank = rank;
+    options.world = world;
+    options.timeout = timeout();
+    return GlooCommunicator<>(std::move(options));
+  }
+
  private:
   Engine& engine() const { return endpoint_->engine(); }
 

@@ -170,6 +170,19 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     return std::optional<NcclCommunicator<GroupRanks>>(std::in_place, std::move(group));
   }
 
+  /// A further communicator, of ranks of the job that need not be in this one, on the same GPU and
+  /// compute stream. No other of the job has its name. **Ranks** its members. **Host** blocks until
+  /// all have come.
+  NcclCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
+    Membership member;
+    member.rank = rank;
+    member.world = world;
+    member.local_world = world.value();  // ranks compare their GPUs if these can be shared
+    member.timeout = timeout();
+    const std::shared_ptr<Store>& store = engine_->joined().store;
+    return NcclCommunicator<>(connect(member, *store, name, engine_->joined().gpu, store));
+  }
+
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }
 
  private:
@@ -230,15 +243,21 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
                                       const std::string& called, std::shared_ptr<Gpu> gpu) {
     detail::require_world<Ranks>(member.world, member.rank);
-    const std::string name = detail::numbered_meeting(store, member.rank, "nccl", called);
+    return connect(
+        member, store, detail::numbered_meeting(store, member.rank, "nccl", called), std::move(gpu),
+        std::make_shared<Store>(member.host, member.port, member.secret, member.timeout));
+  }
+
+  /// Joins through `store`; the communicator leaves its notices in `own_store`.
+  static std::shared_ptr<Engine> connect(const Membership& member, Store& store,
+                                         const std::string& name, std::shared_ptr<Gpu> gpu,
+                                         std::shared_ptr<Store> own_store) {
     const bool alone = member.world == WorldSize{1};
     if (!alone && detail::nccl::gpus_are_shared(member, store, *gpu, name))
       detail::nccl::require_own_hosts(member.rank);
     const ncclUniqueId id = meet(member, store, name);
     auto engine = std::make_shared<Engine>(detail::nccl::JoinOptions{
-        member.rank, member.world, name, std::move(gpu),
-        std::make_shared<Store>(member.host, member.port, member.secret, member.timeout),
-        member.timeout});
+        member.rank, member.world, name, std::move(gpu), std::move(own_store), member.timeout});
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     engine->connect([&](ncclComm_t* comm) {

@@ -119,13 +119,14 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   /// also given all ranks' data, in the order of ranks. No data is changed. Returns when all ranks
   /// have consumed theirs. **Ranks** all.
   template <class Data, class Op, class Consume>
-  void reduce_slice(Data&& data, Op op, const Consume& consume) {
+  void reduce_slice(Data&& data, Op op, const Consume& consume,
+                    detail::JobCall part_of = detail::current_job_call()) {
     const auto values = flat(data);
     using T = detail::FlatElement<Data>;
     static_assert(ReduceOp<Op, T>,
                   "lockstep: this reduce operation is not defined for these elements");
     detail::Call call =
-        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), Rank{0}, op}.call();
+        detail::calls::ReduceScatter<T, Op>{values, {}, values.size(), Rank{0}, op, part_of}.call();
     const auto offset = engine_->arenas().locate(values.data(), values.size_bytes());
     if (!offset) {
       throw Error(call.text(), "the data is not in memory from allocate",

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Process groups: from launched processes to a communicator, for hand-written loops.
+
+#include <atomic>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/store.hpp"
+#include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/connection.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Is this one of the policies that say how ranks communicate?
+template <class P>
+inline constexpr bool is_group_policy = PolicyOf<P, axes::Backend> || PolicyOf<P, axes::Device> ||
+                                        PolicyOf<P, axes::World> || PolicyOf<P, axes::Progress>;
+
+template <class... Ps>
+consteval auto group_policies() {
+  constexpr bool fits = (is_group_policy<Ps> && ...);
+  static_assert(fits,
+                "lockstep: a process group has the policies Backend<...>, Device<...>, World<...> "
+                "and Progress<...> only");
+  if constexpr (!fits) {
+    return CanonicalPolicies<World<1>>{};
+  } else if constexpr (uses_nccl<typename PickOr<Backend<Shm>, Ps...>::choice>) {
+    return CanonicalPolicies<Ps..., Device<Cuda>>{};  // the device that NCCL is for
+  } else {
+    return CanonicalPolicies<Ps...>{};
+  }
+}
+
+/// The policies of a process group, one for each axis.
+template <class... Ps>
+using GroupPolicies = decltype(group_policies<Ps...>());
+
+/// What a process group communicates through. One that cannot be made has been reported by a
+/// sentence that names the missing header; a world of one keeps that the only error.
+template <class Policies, bool Connected>
+struct GroupConnection {
+  using communicator = CommunicatorOf<Policies>;
+  static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
+  static communicator make(Session& session, const std::string& name) {
+    return ConnectionOf<Policies>::template make<Policies>(session, name);
+  }
+};
+template <class Policies>
+struct GroupConnection<Policies, false> {
+  using communicator = LoopbackCommunicator;
+  static constexpr bool ranks_are_threads = false;
+  static communicator make(Session&, const std::string&) { return {}; }
+};
+template <class... Ps>
+using GroupConnectionOf =
+    GroupConnection<GroupPolicies<Ps...>, require_connection<GroupPolicies<Ps...>>()>;
+
+/// Counts the process groups of this process while each lives. A group that was moved from does not
+/// count.
+class GroupCount {
+ public:
+  GroupCount() { ++living(); }
+  GroupCount(GroupCount&& other) noexcept : counts_(std::exchange(other.counts_, false)) {}
+  GroupCount& operator=(GroupCount&&) = delete;
+  ~GroupCount() {
+    if (counts_) --living();
+  }
+
+  static std::atomic<std::size_t>& living() {
+    static std::atomic<std::size_t> count = 0;
+    return count;
+  }
+
+ private:
+  bool counts_ = true;
+};
+
+}  // namespace detail
+
+/// A rank's place in a job and its communicator, under the names PyTorch's users know. Its end ends
+/// the communicator; another group may be made afterwards, or beside it.
+///
+///     ProcessGroup group(session);                  // inside launch; shared memory
+///     ProcessGroup<Backend<Gloo>> group(session);   // needs <lockstep/gloo.hpp>
+template <class... Policies>
+class ProcessGroup {
+  using Meeting = detail::GroupConnectionOf<Policies...>;
+
+ public:
+  using communicator_type = typename Meeting::communicator;
+
+  /// The group of a session that outlives it, such as the one that `launch` gives. **Ranks** all.
+  /// **Host** blocks until all have come.
+  explicit ProcessGroup(Session& session)
+      : session_(&session), comm_(Meeting::make(session, "world")) {}
+  explicit ProcessGroup(Session&& session)
+      : own_(std::make_unique<Session>(std::move(session))),
+        session_(own_.get()),
+        comm_(Meeting::make(*session_, "world")) {}
+
+  Rank rank() const { return session_->rank(); }
+  WorldSize world_size() const { return session_->world(); }
+  std::size_t local_rank() const { return session_->membership().local_rank; }
+  const Membership& membership() const { return session_->membership(); }
+
+  /// The collectives: `group->all_reduce(gradients, Average{})`.
+  communicator_type& operator*() { return comm_; }
+  communicator_type* operator->() { return &comm_; }
+
+  Session& session() { return *session_; }
+  Store& store() { return session_->store(); }
+
+ private:
+  std::unique_ptr<Session> own_;  // outlives the communicator: the store tells who is there
+  Session* session_;
+  communicator_type comm_;
+  detail::GroupCount count_;
+};
+
+/// Joins as the rank that the environment says: started by torchrun, mpirun or srun, or alone.
+/// Inside `launch`, `ProcessGroup group(session)` is the way.
+///
+///     auto group = init_process_group();                  // shared memory
+///     auto group = init_process_group<Backend<Gloo>>();   // needs <lockstep/gloo.hpp>
+///     auto group = init_process_group<Backend<Nccl>>();   // needs <lockstep/nccl.cuh>
+///
+/// **Ranks** all. **Host** blocks until all have come.
+template <class... Policies>
+ProcessGroup<Policies...> init_process_group(std::chrono::milliseconds timeout = default_timeout) {
+  static_assert(!detail::GroupConnectionOf<Policies...>::ranks_are_threads,
+                "lockstep: the ranks of this backend are threads of one process; start them with "
+                "launch_threads, and make a ProcessGroup of the session that it gives");
+  return ProcessGroup<Policies...>(join(timeout));
+}
+
+/// Joins by `env://`, `tcp://host:port` or `file:///path`. **Ranks** all. **Host** blocks until all
+/// have come.
+template <class... Policies>
+ProcessGroup<Policies...> init_process_group(std::string_view init_method, Rank rank,
+                                             WorldSize world,
+                                             std::chrono::milliseconds timeout = default_timeout) {
+  return ProcessGroup<Policies...>(join(init_method, rank, world, timeout));
+}
+
+/// Does this process have a process group?
+inline bool is_initialized() { return detail::GroupCount::living() != 0; }
+
+/// Ends a process group before the end of its scope: `destroy_process_group(std::move(group))`.
+/// **Ranks** all. **Host** blocks as the end of a group does.
+template <class... Policies>
+void destroy_process_group(ProcessGroup<Policies...>&& group) {
+  [[maybe_unused]] const ProcessGroup<Policies...> ended = std::move(group);
+}
+
+namespace detail {
+
+template <class G>
+inline constexpr bool is_process_group = false;
+template <class... Policies>
+inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
+
+/// The part of a group's member in the world of its group. Its GPU stays the one that its place
+/// among all ranks of the host gives it. **Ranks** the members. **Host** blocks until all have come.
+Membership membership_in_group(const Membership& member, Store& store, const GroupPlace& place,
+                               const std::string& name);
+
+/// The same name on all members, and another for other members.
+std::string group_name(const std::vector<Rank>& members);
+
+}  // namespace detail
+
+/// A communicator of the listed ranks, in the listed order, with a backend of its own; nothing on
+/// the other ranks: `new_group<Backend<Gloo>>(group, {Rank{0}, Rank{2}})` beside NCCL. On GPUs it
+/// has a compute stream of its own. Without a backend, `new_group(*group, ranks)` divides the
+/// group's communicator. **Ranks** all of `group`, members or not, with the same list. **Host**
+/// blocks until the members have met.
+template <class FirstPolicy, class... More, class... Policies>
+  requires detail::is_group_policy<FirstPolicy>
+auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& members) {
+  using Meeting = detail::GroupConnectionOf<FirstPolicy, More...>;
+  const detail::GroupPlace place = detail::place_among(members, *group);
+  group->agree(detail::division_call(place));
+  std::optional<typename Meeting::communicator> made;
+  if (place.is_member()) {
+    const std::string name = detail::group_name(members);
+    const Membership& all = group.membership();
+    Membership member = detail::membership_in_group(all, group.store(), place, name);
+    Store store(all.host, all.port, all.secret, all.timeout);
+    Session session(std::move(member), std::move(store));
+    made.emplace(Meeting::make(session, name));
+  }
+  return made;
+}
+
+/// The same as `new_group(*group, members)`.
+template <class Group>
+  requires detail::is_process_group<Group>
+auto new_group(Group& group, const std::vector<Rank>& members) {
+  return new_group(*group, members);
+}
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/trainer/process_group.ipp"
+#endif
