@@ -2,6 +2,7 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -25,6 +26,7 @@
 #include "lockstep/launch/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/agreement.hpp"
@@ -32,6 +34,7 @@
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/log_fields.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/run_log.hpp"
 #include "lockstep/trainer/training.hpp"
@@ -65,14 +68,21 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
         options_(std::move(options)),
         comm_(Training::communicate(session)),
         wrapped_(Training::make(session, comm_, std::move(model), options_)),
-        display_(session.rank() == Rank{0} ? detect_terminal(stdout) : Terminal{}),
+        display_(session.rank() == Rank{0}
+                     ? detect_terminal(stdout, options_.progress.value_or(progress_style()))
+                     : Terminal{}),
         log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
+    if (log_) {
+      log_.write(run_header(world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
+                            policy_fields(Policies{})));
+    }
     sampler_options_.seed = options_.seed;
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
     if constexpr (is_one_process) busy = wrapped_.replicas();
     const bool has_free_cores = core_count() > busy;
     loader_options_.workers = has_free_cores ? 1 : 0;
+    loader_options_.timed = static_cast<bool>(log_);
   }
 
   Rank rank() const { return session_.rank(); }
@@ -136,6 +146,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
+    const PhaseTimes::Evaluation evaluation(times_, opened_ && !closed_);
     require_same_data(source.size(), {.batch_size = batch_size});
     if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
@@ -171,6 +182,13 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     if (rank() != Rank{0}) return;
     const Rank0Only only(is_held_up_);
     std::forward<F>(f)(RunLog(display_, log_));
+  }
+
+  /// Adds a field to the epoch's record in the file of `--log`: `job.log_field("reward", 3.5)`. The
+  /// last value counts; rank 0's is written. Between epochs it is the next epoch's.
+  template <JsonScalar T>
+  void log_field(std::string_view name, const T& value) {
+    if (log_) fields_.set(name, value);
   }
 
   /// The position of the job in its data. To go on from there, call `resume` before `epochs`.
@@ -224,6 +242,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     epoch_ = number;
     epochs_ = last;
     wrapped_.set_epoch(number);
+    times_.begin_epoch();
     shown_scores_.clear();
     closed_.reset();
     opened_ = printed_ = false;
@@ -247,10 +266,11 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
   }
 
-  /// Adds up the losses of all ranks, once an epoch.
-  void close_data() {
+  /// Adds up the losses of all ranks, once an epoch. `waits` is how long the loop waited for data.
+  void close_data(std::chrono::duration<double> waits = {}) {
     if (!opened_ || closed_) return;
     closed_ = display_.summary();
+    times_.set_waits(waits);
     double totals[] = {losses_.sum(), loss_samples_};
     comm_.all_reduce(totals, Sum{});
     if (totals[1] > 0) closed_->loss = totals[0] / totals[1];
@@ -270,8 +290,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
       std::fprintf(stderr, "%s\n", error.what());
     }
   }
-  void close_data_after_break() noexcept {
-    after_break([this] { close_data(); });
+  void close_data_after_break(std::chrono::duration<double> waits) noexcept {
+    after_break([&] { close_data(waits); });
   }
   void end_epoch_after_break() noexcept {
     after_break([this] {
@@ -283,8 +303,12 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     under_way_ = false;
     close_data();
     if (rank() != Rank{0} || !closed_) return;
-    if (!printed_) display_.print(summary().text());
-    if (log_) log_.write(summary().json().add("lr", wrapped_.learning_rate()));
+    if (!printed_ && !display_.is_quiet()) display_.print(summary().text());
+    if (!log_) return;
+    JsonLine record = summary().json().add("lr", wrapped_.learning_rate());
+    record.add(times_.json(closed_->seconds));
+    fields_.move_to(record);
+    log_.write(record);
   }
 
   void mark_as_printed() { printed_ = true; }
@@ -329,6 +353,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   wrapper wrapped_;
   ProgressDisplay display_;
   LogFile log_;
+  LogFields fields_;
+  PhaseTimes times_;
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;
