@@ -5,6 +5,8 @@
 #include <cstdio>
 #include <ctime>
 
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/trainer/run_log.hpp"
 #include "lockstep/version.hpp"
 
@@ -13,11 +15,16 @@ namespace lockstep::detail {
 LOCKSTEP_INLINE void add_policy(JsonLine& policies, std::string_view axis,
                                 std::string_view spelling) {
   std::string plain(spelling);
-  for (const std::string_view scope : {"lockstep::", "detail::"}) {
-    for (std::size_t at = plain.find(scope); at != std::string::npos; at = plain.find(scope, at)) {
-      plain.erase(at, scope.size());
+  const std::string number = text({dynamic});
+  const auto replace_all = [&](std::string_view part, std::string_view by) {
+    for (std::size_t at = plain.find(part); at != std::string::npos; at = plain.find(part, at)) {
+      plain.replace(at, part.size(), by);
+      at += by.size();
     }
-  }
+  };
+  replace_all("lockstep::", "");
+  replace_all("detail::", "");
+  replace_all(number, "dynamic");
   policies.add(axis, plain);
 }
 
