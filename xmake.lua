@@ -53,17 +53,19 @@ target("lockstep")
     add_sysincludedirs("$(cccl)", {public = true})
     -- A square root that may set errno is not vectorised, which makes Adam three times as slow on a CPU.
     add_cxxflags("-fno-math-errno", {public = true})
-    -- `find_package(lockstep)` for CMake, `pkg-config lockstep` and `lockstep-compiled`. They name the CCCL
-    -- headers that this installation was configured with, for GPU jobs and for mdspan; lockstep_CCCL and
-    -- --define-variable=cccl choose others.
+    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled` and `lockstep-idx`. Nothing in them
+    -- is of the machine that they were made on. Host code needs none of CCCL's headers, and nvcc finds its own; a CMake
+    -- project that has CCCL, or CUDA where it is usually found, gets them for its own use of mdspan as well.
     after_install(function (target)
         local cmakedir = path.join(target:installdir(), "lib/cmake/lockstep")
-        local values = {VERSION = target:version(), CCCL = get_config("cccl")}
+        local values = {VERSION = target:version()}
         local function write(file, text)
             io.writefile(file, (text:gsub("@(%u+)@", values)))
         end
         write(path.join(cmakedir, "lockstepConfig.cmake"), [[
-set(lockstep_CCCL "@CCCL@" CACHE PATH "The folder that holds CCCL's cuda/std")
+find_path(lockstep_CCCL cuda/std/mdspan HINTS ${CUDAToolkit_INCLUDE_DIRS} ENV CUDA_PATH ENV CUDA_HOME
+  PATHS /usr/local/cuda/include PATH_SUFFIXES cccl include/cccl
+  DOC "The folder that holds CCCL's cuda/std: in CUDA's include/cccl, or in pip's nvidia-cuda-cccl")
 if(NOT TARGET lockstep::lockstep)
   get_filename_component(lockstep_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
   add_library(lockstep::lockstep INTERFACE IMPORTED)
@@ -79,6 +81,30 @@ if(NOT TARGET lockstep::lockstep)
     INTERFACE_COMPILE_DEFINITIONS LOCKSTEP_COMPILED
     INTERFACE_LINK_LIBRARIES lockstep::lockstep)
 endif()
+foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
+  set(lockstep_missing "")
+  if(lockstep_component STREQUAL "idx")  # data sets in IDX files, as MNIST's are
+    find_package(ZLIB QUIET)
+    if(NOT ZLIB_FOUND)
+      set(lockstep_missing "lockstep's component idx reads compressed files with zlib, which is not found; install its headers (Debian: zlib1g-dev)")
+    elseif(NOT TARGET lockstep::idx)
+      add_library(lockstep::idx INTERFACE IMPORTED)
+      set_target_properties(lockstep::idx PROPERTIES INTERFACE_LINK_LIBRARIES "lockstep::lockstep;ZLIB::ZLIB")
+    endif()
+  elseif(lockstep_component STREQUAL "cccl")  # mdspan in host code
+    if(NOT lockstep_CCCL)
+      set(lockstep_missing "CCCL's headers are not found; set lockstep_CCCL to the folder that holds cuda/std")
+    endif()
+  else()
+    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are idx and cccl")
+  endif()
+  if(lockstep_missing STREQUAL "")
+    set(lockstep_${lockstep_component}_FOUND TRUE)
+  elseif(lockstep_FIND_REQUIRED_${lockstep_component})
+    set(lockstep_FOUND FALSE)
+    set(lockstep_NOT_FOUND_MESSAGE "${lockstep_missing}")
+  endif()
+endforeach()
 ]])
         -- below 1.0, a minor version may break what an earlier one promised
         write(path.join(cmakedir, "lockstepConfigVersion.cmake"), [[
@@ -93,12 +119,11 @@ endif()
 ]])
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep.pc"), [[
 prefix=${pcfiledir}/../..
-cccl=@CCCL@
 
 Name: lockstep
 Description: Synchronous data-parallel training for C++ and CUDA, decided by the compiler
 Version: @VERSION@
-Cflags: -std=c++20 -fno-math-errno -I${prefix}/include -I${cccl}
+Cflags: -std=c++20 -fno-math-errno -I${prefix}/include
 ]])
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep-compiled.pc"), [[
 prefix=${pcfiledir}/../..
@@ -110,6 +135,12 @@ Requires: lockstep = @VERSION@
 Cflags: -DLOCKSTEP_COMPILED
 Libs: -L${prefix}/lib -llockstep
 ]])
+        write(path.join(target:installdir(), "lib/pkgconfig/lockstep-idx.pc"), [[
+Name: lockstep-idx
+Description: what lockstep needs to read IDX files, beside lockstep or lockstep-compiled
+Version: @VERSION@
+Requires: lockstep = @VERSION@ zlib
+]])
     end)
 target_end()
 
@@ -120,7 +151,8 @@ function compiled_library(name, sanitizer)
         add_deps("lockstep")
         add_files("$(projectdir)/include/lockstep/compiled*.cpp")
         add_defines("LOCKSTEP_COMPILED", {public = true})
-        add_cxflags("-fPIC")
+        -- Errors name the file that they come from, as its users know it, and not as it is called on this machine.
+        add_cxflags("-fPIC", "-ffile-prefix-map=$(projectdir)/=", {force = true})
         if sanitizer then
             set_optimize("none")
             add_cxflags(sanitizer, {force = true})

@@ -14,6 +14,7 @@
 #include "lockstep/launch/deadline.ipp"
 #include "lockstep/launch/descriptor.ipp"
 #include "lockstep/launch/failure.ipp"
+#include "lockstep/launch/flags.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/names.ipp"
 #include "lockstep/launch/parse.ipp"
@@ -30,8 +31,10 @@
 #include "lockstep/observe/scores.ipp"
 #include "lockstep/observe/tally.ipp"
 #include "lockstep/strategy/agreement.ipp"
+#include "lockstep/trainer/log_fields.ipp"
 #include "lockstep/trainer/options.ipp"
 #include "lockstep/trainer/process_group.ipp"
+#include "lockstep/trainer/run_log.ipp"
 
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 

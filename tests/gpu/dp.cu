@@ -284,7 +284,7 @@ int main(int argc, char** argv) {
     std::puts("compiled and linked; not run: no CUDA device here");
     return 0;
   }
-  return detail::launch_one_process(
+  return detail::launch_alone(
       argc, argv, [](Session& session, std::optional<std::size_t> replicas) {
         const auto& arguments = session.arguments();
         run_checks(replicas.value_or(2), arguments.size() > 1 ? arguments[1] : "all");

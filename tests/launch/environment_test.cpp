@@ -203,4 +203,53 @@ BOOST_AUTO_TEST_CASE(options_that_make_no_sense_are_errors) {
   expect_error([] { options({"--timeout", "0"}); }, "--timeout", "above 0");
 }
 
+BOOST_AUTO_TEST_CASE(misspelt_and_doubled_options_are_errors) {
+  expect_error([] { options({"--rank", "2"}); }, "no option --rank; did you mean --ranks?");
+  expect_error([] { options({"-ranks", "2"}); }, "no option -ranks; did you mean --ranks?");
+  expect_error([] { options({"--rnaks=2"}); }, "no option --rnaks; did you mean --ranks?");
+  expect_error([] { options({"--node", "2"}); }, "did you mean --nodes?");
+  expect_error([] { options({"--rendevous", "a:1"}); }, "did you mean --rendezvous?");
+  expect_error([] { options({"--nproc_per_node", "2"}); }, "did you mean --ranks?", "behind --");
+  expect_error([] { options({"-np", "2"}); }, "did you mean --ranks?");
+  expect_error([] { options({"--verson"}); }, "did you mean --version?");
+  expect_error([] { options({"--ranks", "2", "x", "--ranks=2"}); }, "--ranks is given twice");
+  expect_error([] { options({"--node-rank=0", "--node_rank=0"}); }, "--node-rank is given twice");
+  expect_error([] { options({"--progress", "loud"}); }, "--progress is 'loud'", "bar, lines");
+}
+
+BOOST_AUTO_TEST_CASE(options_of_the_programs_own_pass) {
+  const std::vector<std::string> own = {"--epochs", "3",      "--lr=0.1",  "-v",        "--model",
+                                        "--batch",  "--date", "--speed",   "--session", "--loss",
+                                        "-",        "-2",     "--process", "--modes",   "4"};
+  std::vector<std::string> rest = options(own).rest;
+  rest.erase(rest.begin());
+  BOOST_TEST(rest == own, boost::test_tools::per_element());
+  BOOST_TEST((options({"--", "--rank", "--ranks=2", "--ranks=3"}).rest ==
+              std::vector<std::string>{"trainer", "--", "--rank", "--ranks=2", "--ranks=3"}));
+}
+
+BOOST_AUTO_TEST_CASE(a_local_rank_is_taken_in_both_spellings) {
+  BOOST_TEST((options({"--local_rank=3", "x"}).local_rank == 3u));
+  BOOST_TEST(
+      (options({"--local-rank", "0", "x"}).rest == std::vector<std::string>{"trainer", "x"}));
+}
+
+BOOST_AUTO_TEST_CASE(a_jobs_options_are_left_for_it_and_checked) {
+  const detail::Flag flags[] = {{"--seed", "N", "of everything"}};
+  const auto cut = [&](std::vector<std::string_view> words) {
+    words.insert(words.begin(), "trainer");
+    return detail::cut_arguments(words, detail::launch_flags, flags).rest;
+  };
+  BOOST_TEST((cut({"--seed", "--ranks", "--ranks", "2", "--sede"}) ==
+              std::vector<std::string>{"trainer", "--seed", "--ranks", "--sede"}));
+  expect_error([&] { cut({"--seeds", "2"}); }, "did you mean --seed?");
+  expect_error([&] { cut({"--seed", "2", "--seed=2"}); }, "--seed is given twice");
+  expect_error([&] { cut({"--help=1"}); }, "--help takes no value");
+  const std::string help = detail::help_text("/usr/bin/trainer", flags);
+  BOOST_TEST(help.starts_with("usage: trainer [OPTIONS]"));
+  for (const char* part : {"  --seed N ", "  --ranks N ", "  --version  ", "own"}) {
+    BOOST_TEST(help.find(part) != std::string::npos, part);
+  }
+}
+
 BOOST_AUTO_TEST_SUITE_END()

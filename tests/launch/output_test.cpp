@@ -92,4 +92,15 @@ BOOST_AUTO_TEST_CASE(a_status_line_is_replaced_and_taken_away) {
              }) == "[rank 0] 99%\r\033[K[rank 1] 5%\r\033[Kline\n");
 }
 
+BOOST_AUTO_TEST_CASE(a_status_line_fits_the_terminal) {
+  BOOST_TEST(detail::fitted("[rank 0] 50%", 80) == "[rank 0] 50%");
+  BOOST_TEST(detail::fitted("[rank 0] 50%", 13) == "[rank 0] 50%");
+  BOOST_TEST(detail::fitted("[rank 0] 50%", 12) == "[rank 0] 50");
+  BOOST_TEST(detail::fitted("[rank 0] 50%", 1) == "");
+  BOOST_TEST(detail::fitted("[rank 0] 50%", 0) == "");
+  BOOST_TEST(detail::fitted("[\033[32m####\033[0m  ] 50%", 4) == "[\033[32m##\033[0m");
+  BOOST_TEST(detail::fitted("\u2588\u2588\u2588 50%", 3) == "\u2588\u2588");
+  BOOST_TEST(detail::fitted("x\033[", 3) == "x\033[");
+}
+
 BOOST_AUTO_TEST_SUITE_END()

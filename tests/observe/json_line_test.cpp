@@ -100,4 +100,11 @@ BOOST_AUTO_TEST_CASE(texts_and_truths_are_not_numbers) {
                 !detail::JsonScalar<JsonLine>);
 }
 
+BOOST_AUTO_TEST_CASE(objects_nest_and_join) {
+  const JsonLine inner = JsonLine().add("a", 1);
+  BOOST_TEST(JsonLine().add("run", inner).add("b", 2).text() == R"({"run":{"a":1},"b":2})");
+  BOOST_TEST(JsonLine().add("b", 2).add(inner).add(JsonLine()).text() == R"({"b":2,"a":1})");
+  BOOST_TEST(JsonLine().add(inner).text() == R"({"a":1})");
+}
+
 BOOST_AUTO_TEST_SUITE_END()

@@ -2,6 +2,10 @@
 #include "lockstep/observe/progress_display.ipp"  // with another clock than the library has
 #include "lockstep/observe/number_text.hpp"
 
+#include <fcntl.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstdio>
@@ -346,6 +350,123 @@ BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
   BOOST_TEST((other.columns != 57));
   BOOST_TEST((plain.is_terminal && !plain.color));
   BOOST_TEST((!dumb.is_terminal && !untold.is_terminal));
+}
+
+BOOST_AUTO_TEST_CASE(a_style_overrules_what_stdout_is) {
+  const Variable term("TERM", "xterm");
+  std::FILE* file = std::tmpfile();
+  const auto with = [&](ProgressStyle style) { return detail::detect_terminal(file, style); };
+  BOOST_TEST(with(ProgressStyle::bar).is_terminal);
+  BOOST_TEST(!with(ProgressStyle::bar).is_own);
+  BOOST_TEST(!with(ProgressStyle::automatic).is_terminal);
+  BOOST_TEST(!with(ProgressStyle::lines).is_terminal);
+  BOOST_TEST(!with(ProgressStyle::lines).is_quiet);
+  BOOST_TEST(with(ProgressStyle::none).is_quiet);
+  std::fclose(file);
+
+  const Variable told(detail::progress_variable, "lines");
+  BOOST_TEST((detail::progress_style() == ProgressStyle::lines));
+  detail::set_progress_style(ProgressStyle::bar);
+  BOOST_TEST((detail::progress_style() == ProgressStyle::bar));
+  detail::set_progress_style(std::nullopt);
+  const Variable wrong(detail::progress_variable, "loud");
+  BOOST_CHECK_THROW(detail::progress_style(), Error);
+}
+
+BOOST_AUTO_TEST_CASE(a_terminal_that_mpirun_made_is_none) {
+  const Variable term("TERM", "xterm");
+  const int leader = ::posix_openpt(O_RDWR | O_NOCTTY);
+  BOOST_REQUIRE((leader >= 0 && ::grantpt(leader) == 0 && ::unlockpt(leader) == 0));
+  std::FILE* const follower = std::fopen(::ptsname(leader), "r+");
+  BOOST_REQUIRE(follower != nullptr);
+  const winsize narrow{.ws_row = 5, .ws_col = 33, .ws_xpixel = 0, .ws_ypixel = 0};
+  BOOST_REQUIRE(::ioctl(leader, TIOCSWINSZ, &narrow) == 0);
+  const detail::Terminal plain = detail::detect_terminal(follower, ProgressStyle::automatic);
+  BOOST_TEST((plain.is_terminal && plain.is_own && plain.columns == 33));
+  {
+    const Variable rank("OMPI_COMM_WORLD_RANK", "0");
+    BOOST_TEST(!detail::detect_terminal(follower, ProgressStyle::automatic).is_terminal);
+    BOOST_TEST(detail::detect_terminal(follower, ProgressStyle::bar).is_terminal);
+  }
+  std::fclose(follower);
+  ::close(leader);
+}
+
+BOOST_AUTO_TEST_CASE(no_style_shows_nothing_but_what_the_program_prints) {
+  const Screen screen;
+  Display display({.file = screen.file, .is_quiet = true});
+  display.begin_epoch(1, 1, 10);
+  for (int step = 0; step < 10; ++step) {
+    FakeClock::time += 20s;
+    display.step(1);
+  }
+  display.print("own");
+  BOOST_TEST(screen.text() == "own\n");
+}
+
+namespace {
+
+/// A terminal that this process writes to by itself, seen through a pipe. Like a terminal's, its
+/// buffer is flushed at the end of every line.
+struct OwnScreen {
+  int ends[2] = {};
+  std::FILE* file = nullptr;
+  std::string got;
+
+  OwnScreen() {
+    BOOST_REQUIRE(::pipe2(ends, O_NONBLOCK) == 0);
+    file = ::fdopen(ends[1], "w");
+    std::setvbuf(file, nullptr, _IOLBF, BUFSIZ);
+  }
+  OwnScreen(const OwnScreen&) = delete;
+  OwnScreen& operator=(const OwnScreen&) = delete;
+  ~OwnScreen() {
+    std::fclose(file);
+    ::close(ends[0]);
+  }
+  detail::Terminal terminal() const { return {file, true, 60, false, true}; }
+
+  /// All lines that a person has seen so far, and the last, which is under way.
+  std::vector<std::string> seen() {
+    char bytes[4096];
+    for (ssize_t n = 0; (n = ::read(ends[0], bytes, sizeof bytes)) > 0;) {
+      got.append(bytes, static_cast<std::size_t>(n));
+    }
+    const Screen screen;
+    std::fwrite(got.data(), 1, got.size(), screen.file);
+    std::fflush(screen.file);
+    return screen.seen();
+  }
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(what_the_program_prints_itself_does_not_mix_with_the_bar) {
+  OwnScreen screen;
+  Display display(screen.terminal());
+  display.begin_epoch(1, 1, 10);
+  BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
+  std::fprintf(screen.file, "short\n");
+  const std::vector<std::string> printed{"short", ""};
+  BOOST_TEST(screen.seen() == printed, boost::test_tools::per_element());
+
+  FakeClock::time += 1s;
+  display.step(1);
+  BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
+
+  std::fprintf(screen.file, "half a");  // the bar stays away from a line that has begun
+  FakeClock::time += 1s;
+  display.step(1);
+  std::fprintf(screen.file, " line\n");
+  const std::vector<std::string> whole{"short", "half a line", ""};
+  BOOST_TEST(screen.seen() == whole, boost::test_tools::per_element());
+
+  FakeClock::time += 1s;
+  display.step(1);
+  std::fprintf(screen.file, "unfinished");
+  display.print("epoch");
+  const std::vector<std::string> all{"short", "half a line", "unfinished", "epoch", ""};
+  BOOST_TEST(screen.seen() == all, boost::test_tools::per_element());
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -3,22 +3,31 @@
 #include "lockstep/trainer/trainer.hpp"
 
 #include <malloc.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <span>
 #include <string>
+#include <thread>
 #include <vector>
 
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/comm/groups.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -211,19 +220,20 @@ BOOST_AUTO_TEST_CASE(ranks_that_make_other_calls_of_a_job_are_told_which) {
              at_the_end);
   const std::string in_the_loop =
       words_of([](Job& job, const auto& data) { job.evaluate(data, 4); });
-  BOOST_TEST(contains(in_the_loop, "rank 0 called evaluate (its all_gather(1 uint64)) and rank 1 "
-                                   "called step (its reduce_scatter("),
+  BOOST_TEST(contains(in_the_loop,
+                      "rank 0 called evaluate (its all_gather(1 uint64)) and rank 1 "
+                      "called step (its reduce_scatter("),
              in_the_loop);
-  const std::string own = words_of([](Job& job, const auto&) {
-    static_cast<void>(job.all_reduce(1.0));
-  });
+  const std::string own =
+      words_of([](Job& job, const auto&) { static_cast<void>(job.all_reduce(1.0)); });
   BOOST_TEST(contains(own, "rank 0 called all_reduce(sum of 1 double) and rank 1 called step (its"),
              own);
   const std::string last = failure<Job>(2, [](Job& job) {
     if (job.rank() == Rank{0}) job.evaluate(points_of_line(16), 4);
   });
-  BOOST_TEST(contains(last, "rank 0, evaluate (its all_gather(1 uint64)): rank 1 closed its "
-                            "communicator without this call"),
+  BOOST_TEST(contains(last,
+                      "rank 0, evaluate (its all_gather(1 uint64)): rank 1 closed its "
+                      "communicator without this call"),
              last);
 }
 
@@ -253,9 +263,8 @@ BOOST_AUTO_TEST_CASE(a_job_has_collectives_and_groups) {
       require(first.has_value() == (me == 0), "another group");
     });
   }
-  const std::string alone = failure<Job>(2, [](Job& job) {
-    job.on_rank0([&](auto) { static_cast<void>(job.all_reduce(1.0)); });
-  });
+  const std::string alone = failure<Job>(
+      2, [](Job& job) { job.on_rank0([&](auto) { static_cast<void>(job.all_reduce(1.0)); }); });
   BOOST_TEST(contains(alone, "all_reduce: rank 0 alone has come here, inside on_rank0"), alone);
 }
 
@@ -335,15 +344,21 @@ BOOST_AUTO_TEST_CASE(a_break_keeps_the_line_of_its_epoch) {
            },
            {.seed = Seed{0}, .log = path, .arguments = {}});
   const std::vector<nlohmann::json> lines = taken_lines(path);
-  BOOST_REQUIRE(lines.size() == 3u);
-  BOOST_TEST(lines[1]["epoch"] == 2);
-  BOOST_TEST(lines[1]["steps"] == 1);
-  BOOST_TEST(lines[2]["epoch"] == 1);
+  BOOST_REQUIRE(lines.size() == 4u);
+  BOOST_TEST(lines[0].contains("run"));
+  BOOST_TEST(lines[2]["epoch"] == 2);
+  BOOST_TEST(lines[2]["steps"] == 1);
+  BOOST_TEST(lines[3]["epoch"] == 1);
 }
 
 BOOST_AUTO_TEST_CASE(a_record_that_a_break_cannot_write_is_an_error_of_the_next_call) {
   using Job = Trainer<Line>;
-  const auto train = [](Job& job) {
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  const auto train = [&](Job& job) {
+    const rlimit full{1, 1};  // a file has no room behind its first byte
+    std::signal(SIGXFSZ, SIG_IGN);
+    require(::setrlimit(RLIMIT_FSIZE, &full) == 0, "no limit");
     const auto data = points_of_line(16);
     for (auto epoch : job.epochs(3)) {
       for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
@@ -355,9 +370,10 @@ BOOST_AUTO_TEST_CASE(a_record_that_a_break_cannot_write_is_an_error_of_the_next_
     } catch (const Error& error) {
       words = error.what();
     }
-    require(contains(words, "/dev/full"), words);
+    require(contains(words, path), words);
   };
-  run<Job>(1, train, {.seed = Seed{0}, .log = "/dev/full", .arguments = {}});
+  run<Job>(1, train, {.seed = Seed{0}, .log = path, .arguments = {}});
+  std::filesystem::remove(path);
 }
 
 BOOST_AUTO_TEST_CASE(a_loop_that_throws_says_so_and_not_that_an_epoch_ended) {
@@ -629,13 +645,108 @@ BOOST_AUTO_TEST_CASE(the_log_has_a_line_of_json_for_every_epoch) {
            },
            {.seed = Seed{0}, .log = path, .arguments = {}});
   const std::vector<nlohmann::json> lines = taken_lines(path);
-  BOOST_REQUIRE(lines.size() == 6u);
-  BOOST_TEST(lines[4]["note"] == "hand-written");
-  BOOST_TEST(lines[5]["epoch"] == 3);
-  BOOST_TEST(lines[5]["steps"] == 4);
-  BOOST_TEST(lines[5]["samples"] == 16);
-  BOOST_TEST(lines[5]["loss"].get<double>() > lines[5]["test_loss"].get<double>());
-  BOOST_TEST(lines[5]["lr"] == 1e-3);
+  BOOST_REQUIRE(lines.size() == 7u);
+  const nlohmann::json& last = lines[6];
+  BOOST_TEST(lines[5]["note"] == "hand-written");
+  BOOST_TEST(last["epoch"] == 3);
+  BOOST_TEST(last["steps"] == 4);
+  BOOST_TEST(last["samples"] == 16);
+  BOOST_TEST(last["loss"].get<double>() > last["test_loss"].get<double>());
+  BOOST_TEST(last["lr"] == 1e-3);
+}
+
+BOOST_AUTO_TEST_CASE(the_log_begins_with_what_the_run_is) {
+  using Job = Trainer<Line, Optimizer<AdamW>>;
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  for (int i = 0; i < 2; ++i) {
+    run<Job>(2, [](Job&) {}, {.seed = Seed{7}, .log = path, .arguments = {}});
+  }
+  const std::vector<nlohmann::json> lines = taken_lines(path);
+  BOOST_REQUIRE(lines.size() == 2u);
+  for (const nlohmann::json& line : lines) {
+    BOOST_TEST_REQUIRE(line.size() == 1u);
+    const nlohmann::json& header = line.at("run");
+    BOOST_TEST(header.at("time").get<std::string>().size() == 20u);
+    BOOST_TEST(header.at("lockstep") == std::string(version));
+    BOOST_TEST(header.at("world") == 2);
+    BOOST_TEST(header.at("seed") == 7);
+    char digits[17];
+    std::snprintf(digits, sizeof digits, "%016llx",
+                  static_cast<unsigned long long>(Job::fingerprint()));
+    BOOST_TEST(header.at("fingerprint") == std::string(digits));
+    BOOST_TEST(header.at("policies").at("Optimizer") == "Optimizer<AdamW>");
+    BOOST_TEST(header.at("policies").at("World") == "World<dynamic>");
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_record_has_the_programs_own_fields) {
+  using Job = Trainer<Line>;
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  run<Job>(2,
+           [](Job& job) {
+             const auto data = points_of_line(16);
+             for (auto epoch : job.epochs(2)) {
+               for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+               job.log_field("rank", job.rank().value());
+               job.log_field("reward", 1.5);
+               if (epoch.number() == 0) job.log_field("reward", 2.5);
+               if (epoch.number() == 0) job.log_field("note", "first");
+             }
+             if (job.rank() != Rank{0}) return;
+             std::string words = "nothing";
+             try {
+               job.log_field("loss", 1);
+             } catch (const Error& error) {
+               words = error.what();
+             }
+             require(contains(words, "'loss' is a field that lockstep writes"), words);
+           },
+           {.seed = Seed{0}, .log = path, .arguments = {}});
+  const std::vector<nlohmann::json> lines = taken_lines(path);
+  BOOST_REQUIRE(lines.size() == 3u);
+  BOOST_TEST(lines[1]["rank"] == 0);
+  BOOST_TEST(lines[1]["reward"] == 2.5);
+  BOOST_TEST(lines[1]["note"] == "first");
+  BOOST_TEST(lines[2]["reward"] == 1.5);
+  BOOST_TEST(!lines[2].contains("note"));
+}
+
+/// Data that take a while to load, and a model that takes a while to evaluate.
+struct SlowPoints : InMemoryDataset<double, double> {
+  explicit SlowPoints(InMemoryDataset<double, double> points)
+      : InMemoryDataset<double, double>(std::move(points)) {}
+  void load(std::span<const std::size_t> indices, Points& batch) const {
+    std::this_thread::sleep_for(std::chrono::milliseconds(3));
+    InMemoryDataset<double, double>::load(indices, batch);
+  }
+};
+
+BOOST_AUTO_TEST_CASE(a_record_says_where_the_time_went) {
+  using Job = Trainer<Line>;
+  for (const std::size_t workers : {0, 1}) {
+    char path[] = "/tmp/lockstep-log-XXXXXX";
+    BOOST_REQUIRE(mkstemp(path) >= 0);
+    run<Job>(1,
+             [&](Job& job) {
+               job.loader_options().workers = workers;
+               const SlowPoints data(points_of_line(16));
+               for (auto epoch : job.epochs(1)) {
+                 for (const auto& batch : epoch.batches(data, 4)) job.step(batch);
+                 job.evaluate(data, 8);
+               }
+             },
+             {.seed = Seed{0}, .log = path, .arguments = {}});
+    const std::vector<nlohmann::json> lines = taken_lines(path);
+    BOOST_REQUIRE(lines.size() == 2u);
+    const auto seconds = [&](const char* name) { return lines[1].at(name).get<double>(); };
+    BOOST_TEST(seconds("data_seconds") > (workers == 0 ? 0.0119 : 0.0));
+    BOOST_TEST(seconds("data_seconds") <= seconds("seconds"));
+    BOOST_TEST(seconds("step_seconds") <= seconds("seconds") - seconds("data_seconds") + 1e-9);
+    BOOST_TEST(seconds("evaluate_seconds") >= 0.006);
+    BOOST_TEST(seconds("epoch_seconds") >= seconds("seconds") + seconds("evaluate_seconds"));
+  }
 }
 
 BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
@@ -646,6 +757,81 @@ BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
   const std::vector<std::string> rest = {"program", "data", "--", "--seed", "6"};
   BOOST_TEST(options.arguments == rest, boost::test_tools::per_element());
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--log"}), Error);
+  BOOST_TEST(parse_trainer_options({"program", "--record", "run.jsonl"}).log == "run.jsonl");
+  BOOST_CHECK_THROW(parse_trainer_options({"program", "--record=a", "--log=b"}), Error);
+  BOOST_CHECK_THROW(parse_trainer_options({"program", "--logs=b"}), Error);
+}
+
+namespace {
+
+/// A model that is made from a number and cannot be copied.
+struct Scaled : Line {
+  explicit Scaled(double scale) : scale(std::make_unique<double>(scale)) {}
+  std::unique_ptr<double> scale;
+};
+
+/// What `main` of every rank returns, where the environment says which rank it is.
+template <class Main>
+void run_mains(std::size_t ranks, const Main& f) {
+  int port = 0;
+  {
+    const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    socklen_t size = sizeof address;
+    require(::bind(probe, reinterpret_cast<sockaddr*>(&address), size) == 0, "no port");
+    ::getsockname(probe, reinterpret_cast<sockaddr*>(&address), &size);
+    port = ntohs(address.sin_port);
+    ::close(probe);
+  }
+  spawn(
+      AsProcesses{}, ranks,
+      [&](const Membership& member, Store&) {
+        ::setenv("RANK", std::to_string(member.rank.value()).c_str(), 1);
+        ::setenv("WORLD_SIZE", std::to_string(ranks).c_str(), 1);
+        ::setenv("MASTER_ADDR", "127.0.0.1", 1);
+        ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
+        require(std::freopen("/dev/null", "w", stdout) != nullptr, "no /dev/null");
+        std::string words[] = {"program", "--progress=none"};
+        char* argv[] = {words[0].data(), words[1].data()};
+        f(2, argv);
+      },
+      std::chrono::seconds(30));
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(launch_takes_a_model_that_was_constructed) {
+  using Job = Trainer<Scaled>;
+  run_mains(2, [](int argc, char** argv) {
+    int calls = 0;
+    const int status = launch<Job>(argc, argv, Scaled(2.5), [&](Job& job) {
+      ++calls;
+      require(job.world_size() == WorldSize{2}, "another world");
+      require(*job.model().scale == 2.5, "another model");
+      const auto data = points_of_line(16);
+      for (auto epoch : job.epochs(2)) {
+        for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+      }
+      require(job.model().seen.size() == 16, "another model has trained");
+    });
+    require(status == 0 && calls == 1, "launch has failed");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(launch_takes_a_function_that_makes_the_model_of_each_rank) {
+  using Job = Trainer<Scaled>;
+  run_mains(2, [](int argc, char** argv) {
+    const auto make = [](Session& session) {
+      return Scaled(static_cast<double>(session.rank().value()));
+    };
+    const int status = launch<Job>(argc, argv, make, [](Job& job) {
+      require(*job.model().scale == static_cast<double>(job.rank().value()), "another model");
+      return 3;
+    });
+    require(status == 3, "another status");
+  });
 }
 
 /// Ten batches of two points on every rank, four to a step.

@@ -3,6 +3,7 @@
 /// @file DataLoader: the batches of an epoch, in order, loaded ahead by worker threads.
 
 #include <algorithm>
+#include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <iterator>
@@ -14,6 +15,7 @@
 #include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/load_queue.hpp"
 #include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/wait_meter.hpp"
 
 namespace lockstep {
 
@@ -44,6 +46,7 @@ struct LoaderOptions {
   bool drop_last = false;    ///< leave out a last batch that is not full
   std::size_t workers = 1;   ///< threads that load; 0: the iterating thread loads
   std::size_t prefetch = 2;  ///< batches that each worker loads ahead
+  bool timed = false;        ///< measure how long the loop waits: `waited`
 };
 
 namespace detail {
@@ -78,6 +81,10 @@ class DataLoader {
 
   /// How many batches an epoch has.
   std::size_t size() const { return batches(sampler_.size()); }
+
+  /// How long the loop has waited for batches, where the options say `timed`: all of loading where
+  /// the iterating thread loads, else what workers were late.
+  std::chrono::duration<double> waited() const { return waits_.total(); }
 
   /// The position of the next batch that the loop gets; batches loaded ahead do not count.
   detail::SamplerState state() const { return sampler_.state(); }
@@ -153,7 +160,8 @@ class DataLoader {
     if (left_ == 0) return nullptr;
     for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
     const std::size_t left = std::exchange(left_, 0);
-    Slot& slot = queue_.take();
+    Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return queue_.take(); })
+                                : queue_.take();
     left_ = left - 1;
     sampler_.advance(slot.indices.size());
     return &slot.batch;
@@ -178,6 +186,7 @@ class DataLoader {
   std::size_t requested_ = 0;    ///< draws of the epoch that are in the queue or over
   std::size_t unrequested_ = 0;  ///< batches not in the queue yet
   std::size_t left_ = 0;         ///< batches not given out yet
+  detail::WaitMeter waits_;
   detail::LoadQueue<Slot, Load> queue_;
 };
 

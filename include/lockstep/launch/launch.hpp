@@ -6,11 +6,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <type_traits>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 
 namespace lockstep {
@@ -20,11 +22,13 @@ enum class Processes : std::uint8_t { one, many };
 
 namespace detail {
 
+/// Options that the job behind `run` takes are in `flags`: they are left for it.
 int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
-                     std::size_t default_ranks);
+                     std::size_t default_ranks, std::span<const Flag> flags = {});
 int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run, std::size_t default_ranks,
-                   Processes processes);
-int launch_alone(int argc, char** argv, FunctionRef<int(Session&, std::optional<std::size_t>)> run);
+                   Processes processes, std::span<const Flag> flags = {});
+int launch_alone(int argc, char** argv, FunctionRef<int(Session&, std::optional<std::size_t>)> run,
+                 std::span<const Flag> flags = {});
 
 /// `f` as a function that returns an exit status: 0 where it returns nothing.
 template <class F>
@@ -48,6 +52,7 @@ auto returning_status(F& f) {
 /// world of one. The exit status is what `f` returns (0 for void), 1 after an exception, which is
 /// printed with the rank's number, or the launcher's.
 /// With `default_ranks` it launches that many where neither a launcher nor `--ranks` says how many.
+/// With `--help` or `--version` it prints what is asked for and returns 0, without any rank.
 /// Ranks: all call it, being their `main`. Host: blocks until all have joined, then runs `f`.
 /// Stream: none.
 template <class F>
@@ -73,20 +78,6 @@ int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dyn
                    Processes processes = Processes::one) {
   return detail::launch_threads(argc, argv, detail::returning_status(f), default_ranks, processes);
 }
-
-namespace detail {
-
-/// `int main(int argc, char** argv) { return launch_one_process(argc, argv, [](Session& session,
-/// std::optional<std::size_t> replicas) { ... }); }`
-///
-/// Calls `f` with a world of one and the number of `--ranks`. An exception of `f` is printed, and
-/// the exit status is 1; otherwise it is the result of `f`. **Host** runs `f`. **Stream** none.
-template <class F>
-int launch_one_process(int argc, char** argv, F&& f) {
-  return launch_alone(argc, argv, f);
-}
-
-}  // namespace detail
 
 }  // namespace lockstep
 

@@ -3,8 +3,11 @@
 /// @file Definitions of `launch.hpp`.
 
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/environment.hpp"
@@ -14,7 +17,9 @@
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/self_launch.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
+#include "lockstep/launch/terminal.hpp"
 #include "lockstep/launch/thread_ranks.hpp"
+#include "lockstep/version.hpp"
 
 namespace lockstep::detail {
 
@@ -23,11 +28,17 @@ struct Start {
   LaunchCount count;
   LaunchOptions options;
   std::optional<RankPlacement> place;
-  std::chrono::milliseconds timeout;
+  std::chrono::milliseconds timeout{};
+  bool is_answered = false;
 
-  Start(int argc, char** argv) : options(parse_options(argc, argv)) {
+  Start(int argc, char** argv, std::span<const Flag> flags) {
+    if (answer(argc, argv, flags)) return;
+    options = parse_options(argc, argv, flags);
     options.launch_number = count.number();
+    set_progress_style(options.progress);
+    progress_style();  // or an error, before any rank
     place = environment(options.rendezvous).placement();
+    require_local_rank();
     timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
     if (place) share_gpus(*place);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
@@ -35,9 +46,10 @@ struct Start {
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
   }
 
-  /// Did lockstep's launcher start this rank for another call of `launch` in this program?
-  bool is_for_another_call() const {
-    return environment().launch_number().value_or(count.number()) != count.number();
+  /// Is there nothing to do? So it is once a question is answered, and where lockstep's launcher
+  /// started this rank for another call of `launch` in this program.
+  bool is_over() const {
+    return is_answered || environment().launch_number().value_or(count.number()) != count.number();
   }
 
   /// The pipe to lockstep's launcher, where that has started this process.
@@ -47,6 +59,35 @@ struct Start {
     Session session = place ? join_at(*place, timeout) : join_alone(timeout);
     session.set_arguments(std::move(options.rest));
     return session;
+  }
+
+ private:
+  /// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
+  bool answer(int argc, char** argv, std::span<const Flag> flags) {
+    const std::vector<std::string_view> arguments(argv, argv + argc);
+    const bool wants_help = asks_for(arguments, "--help");
+    is_answered = wants_help || asks_for(arguments, "--version");
+    if (!is_answered || count.number() != 1) return is_answered;
+    // A place without a meeting point is an error for a rank, but this one meets nobody.
+    const auto where = environment(Endpoint{"127.0.0.1", 1}).placement();
+    if (where && where->rank != Rank{0}) return true;
+    std::fputs(wants_help ? help_text(arguments.empty() ? "program" : arguments[0], flags).c_str()
+                          : text({"lockstep ", version, "\n"}).c_str(),
+               stdout);
+    std::fflush(stdout);
+    return true;
+  }
+
+  /// Older launchers pass the local rank as an argument too. One that contradicts the environment
+  /// would put a rank on another's device.
+  void require_local_rank() const {
+    if (!options.local_rank || !place) return;
+    const bool is_known = place->local_world != 0 || std::getenv("LOCAL_RANK") != nullptr;
+    if (!is_known || *options.local_rank == place->local_rank) return;
+    fail("launch",
+         {"--local_rank is ", *options.local_rank, " and ", place->launcher, " gives local rank ",
+          place->local_rank},
+         "leave --local_rank out", place->rank);
   }
 };
 
@@ -67,12 +108,12 @@ LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view th
 }
 
 LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
-                                     std::size_t default_ranks) {
+                                     std::size_t default_ranks, std::span<const Flag> flags) {
   std::optional<Rank> rank;
   Descriptor launcher;
   try {
-    Start start(argc, argv);
-    if (start.is_for_another_call()) return 0;
+    Start start(argc, argv, flags);
+    if (start.is_over()) return 0;
     const auto& place = start.place;
     if (!start.options.ranks && !place && default_ranks != dynamic && default_ranks > 1) {
       start.options.ranks = default_ranks;
@@ -95,11 +136,12 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
 }
 
 LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
-                                 FunctionRef<int(Session&, std::optional<std::size_t>)> run) {
+                                 FunctionRef<int(Session&, std::optional<std::size_t>)> run,
+                                 std::span<const Flag> flags) {
   Descriptor launcher;
   try {
-    Start start(argc, argv);
-    if (start.is_for_another_call()) return 0;
+    Start start(argc, argv, flags);
+    if (start.is_over()) return 0;
     launcher = start.report();
     require_one_process(start, "replicas", "ParallelStrategy<DDP>");
     Session session = start.session();
@@ -123,11 +165,12 @@ LOCKSTEP_INLINE std::size_t threads_of(const RankPlacement& place, const LaunchO
 }
 
 LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Session&)> run,
-                                   std::size_t default_ranks, Processes processes) {
+                                   std::size_t default_ranks, Processes processes,
+                                   std::span<const Flag> flags) {
   Descriptor launcher;
   try {
-    Start start(argc, argv);
-    if (start.is_for_another_call()) return 0;
+    Start start(argc, argv, flags);
+    if (start.is_over()) return 0;
     LaunchOptions& options = start.options;
     launcher = start.report();
     if (processes == Processes::many) {

@@ -5,12 +5,16 @@
 #include <chrono>
 #include <cstddef>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/parse.hpp"
+#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
 
@@ -22,41 +26,30 @@ struct LaunchOptions {
   std::size_t node_rank = 0;
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;
+  std::optional<ProgressStyle> progress;
+  std::optional<std::size_t> local_rank;
   /// The number of the `launch` call in its process, from 1.
   std::size_t launch_number = 1;
   /// The program's own, its name first.
   std::vector<std::string> rest;
 };
 
-/// `--ranks 4` and `--ranks=4` alike; nothing after `--` is looked at.
-inline LaunchOptions parse_options(int argc, char** argv) {
+/// `job_flags` are options that stay among the rest, for the job.
+inline LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> job_flags = {}) {
   LaunchOptions options;
   std::optional<std::size_t> nodes;
   std::optional<std::size_t> node_rank;
-  const auto take = [&](std::string_view name, std::string_view value) {
+  const std::vector<std::string_view> arguments(argv, argv + argc);
+  CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
+  options.rest = std::move(cut.rest);
+  for (const auto& [name, value] : cut.given) {
     if (name == "--ranks") options.ranks = parse_number(name, value);
     if (name == "--nodes") nodes = parse_number(name, value);
     if (name == "--node-rank") node_rank = parse_number(name, value);
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);
-  };
-  bool ours = true;
-  for (int i = 0; i < argc; ++i) {
-    const std::string_view argument = argv[i];
-    if (argument == "--") ours = false;
-    const std::size_t equals = argument.find('=');
-    const std::string_view name = argument.substr(0, equals);
-    const bool known = name == "--ranks" || name == "--nodes" || name == "--node-rank" ||
-                       name == "--rendezvous" || name == "--timeout";
-    if (i == 0 || !ours || !known) {
-      options.rest.emplace_back(argument);
-    } else if (equals != std::string_view::npos) {
-      take(name, argument.substr(equals + 1));
-    } else if (i + 1 < argc) {
-      take(name, argv[++i]);
-    } else {
-      fail("launch", {name, " has no value"}, "give it one, as in --ranks 4");
-    }
+    if (name == "--progress") options.progress = parse_progress(name, value);
+    if (name == "--local-rank") options.local_rank = parse_number("--local_rank", value);
   }
   if (options.ranks == std::size_t{0}) {
     fail("launch", {"--ranks is 0"}, "a job has at least one rank");

@@ -15,8 +15,34 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/text.hpp"
+#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
+
+/// The beginning of a status line that fits a terminal. Escape sequences take no room and are kept,
+/// also those behind the cut, which end a colour; of a UTF-8 character only the first byte counts.
+/// A character in the last column makes some terminals begin a new line.
+inline std::string fitted(std::string_view line, std::size_t columns) {
+  std::size_t room = columns == 0 ? 0 : columns - 1;
+  std::string fits;
+  for (std::size_t i = 0; i < line.size(); ++i) {
+    if (line[i] == '\033') {
+      const std::size_t begin = i++;
+      if (i < line.size() && line[i] == '[') ++i;
+      while (i < line.size() && (line[i] < '@' || line[i] > '~')) ++i;
+      fits += line.substr(begin, i + 1 - begin);
+      continue;
+    }
+    const bool goes_on = (static_cast<unsigned char>(line[i]) & 0xc0) == 0x80;
+    if (!goes_on && room == 0) {
+      while (i + 1 < line.size() && line[i + 1] != '\033') ++i;
+      continue;
+    }
+    if (!goes_on) --room;
+    fits += line[i];
+  }
+  return fits;
+}
 
 /// Cuts text that arrives in arbitrary pieces into lines. A line longer than `max_line` is passed
 /// on in pieces of that size, each a line of its own, so that memory is bounded. Text that ends in
@@ -136,7 +162,8 @@ class OutputQueue {
     if (std::exchange(is_status_shown_, false)) append(1, erase_line);
   }
   void show_status() {
-    append(1, status_);
+    const auto columns = terminal_columns(1);  // of now: windows change
+    append(1, columns ? fitted(status_, *columns) : status_);
     append(1, "\r");
     is_status_shown_ = true;
   }

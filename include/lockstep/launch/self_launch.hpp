@@ -43,10 +43,11 @@ inline std::string own_program() {
 /// This process's environment without the variables of a rank and the secret.
 inline std::vector<std::string> inherited_environment() {
   constexpr std::string_view ours[] = {
-      "LOCKSTEP_RANK",    "LOCKSTEP_WORLD_SIZE",       "LOCKSTEP_LOCAL_RANK", "LOCKSTEP_STORE",
-      "LOCKSTEP_SECRET",  "LOCKSTEP_LOCAL_WORLD_SIZE", "LOCKSTEP_SECRET_FD",  "LOCKSTEP_JOB",
-      "LOCKSTEP_TIMEOUT", "LOCKSTEP_REPORT_FD",        "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
-      columns_variable};
+      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
+      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
+      "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
+      columns_variable,     progress_variable};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -120,6 +121,7 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
   if (options.threads > 1) add(common, {"LOCKSTEP_THREADS=", options.threads});
   add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
+  add(common, {progress_variable, "=", progress_text(progress_style())});
   add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   if (alone) add(common, {"LOCKSTEP_JOB=", job});

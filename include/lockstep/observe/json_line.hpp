@@ -48,6 +48,15 @@ class JsonLine {
     return *this;
   }
 
+  /// An object inside this one.
+  JsonLine& add(std::string_view name, const JsonLine& object) {
+    add_word(name, object.text());
+    return *this;
+  }
+
+  /// Appends the members of another.
+  JsonLine& add(const JsonLine& others);
+
   std::string text() const { return detail::text({"{", members_, "}"}); }
 
  private:

@@ -83,6 +83,12 @@ LOCKSTEP_INLINE void JsonLine::add_name(std::string_view name) {
   members_ += ':';
 }
 
+LOCKSTEP_INLINE JsonLine& JsonLine::add(const JsonLine& others) {
+  if (!members_.empty() && !others.members_.empty()) members_ += ',';
+  members_ += others.members_;
+  return *this;
+}
+
 LOCKSTEP_INLINE void JsonLine::add_word(std::string_view name, detail::Word value) {
   add_name(name);
   value.append_to(members_);

@@ -3,6 +3,7 @@
 /// @file Shows the progress of a run: a bar on a terminal, a line now and then elsewhere.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <string_view>
 
@@ -19,8 +20,10 @@ namespace detail {
 /// log files stay short. With `Terminal{}` it only counts and shows nothing, on all ranks but the
 /// first.
 ///
-/// While the bar is on the screen, other lines should be printed with `print`. Behind lockstep's
-/// launcher that is not needed: the launcher keeps the bar and other lines apart.
+/// What the program prints by itself while the bar is on the screen does not mix with it. Behind
+/// lockstep's launcher the launcher sees to that. At a terminal, the code that erases the bar waits
+/// in stdio's buffer, ahead of all text that printf or std::cout put there; and the bar is not
+/// drawn into a line that the program has begun and not ended.
 template <class Clock>
 class BasicProgressDisplay {
  public:
@@ -54,6 +57,9 @@ class BasicProgressDisplay {
   /// Shows a summary to which the caller has added the loss of all ranks, or scores.
   void end_epoch(const EpochSummary& all) { print(all.text()); }
 
+  /// Is there to be nothing but what the program prints?
+  bool is_quiet() const { return terminal_.is_quiet; }
+
   /// Prints a line above the bar.
   void print(std::string_view line);
 
@@ -75,9 +81,11 @@ class BasicProgressDisplay {
   /// More would delay the display when steps suddenly take long.
   void look();
   void show(Time time);
+  /// Does stdio hold a line that the program has begun and not ended?
+  bool has_begun_line() const;
 
   /// Writes text in one piece and at once: stdio keeps back text that does not end in a newline.
-  void write(std::string_view text) const;
+  void write(std::string_view text);
 
   Terminal terminal_;
   EpochSummary now_;  // without time and loss, which summary_at adds
@@ -87,6 +95,7 @@ class BasicProgressDisplay {
   unsigned steps_per_look_ = 1;
   unsigned until_look_ = 1;
   bool drawn_ = false;
+  std::size_t waiting_ = 0;  // bytes of this display in stdio's buffer, behind the bar
   Time created_ = Clock::now();
   Time begin_ = created_;
   Time looked_ = created_;

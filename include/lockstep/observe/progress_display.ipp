@@ -2,6 +2,8 @@
 #pragma once
 /// @file Definitions of `progress_display.hpp`.
 
+#include <stdio_ext.h>
+
 #include <algorithm>
 #include <cstdio>
 
@@ -40,7 +42,7 @@ void BasicProgressDisplay<Clock>::print(std::string_view line) {
 
 template <class Clock>
 void BasicProgressDisplay<Clock>::clear() {
-  if (drawn_) write("\033[K\r");
+  if (drawn_) write(has_begun_line() ? "\n" : "\033[K\r");
   drawn_ = false;
 }
 
@@ -66,16 +68,30 @@ void BasicProgressDisplay<Clock>::look() {
 template <class Clock>
 void BasicProgressDisplay<Clock>::show(Time time) {
   shown_ = time;
+  if (terminal_.is_quiet || has_begun_line()) return;
+  if (terminal_.is_own) {  // windows change their width
+    terminal_.columns = terminal_columns(::fileno(terminal_.file)).value_or(terminal_.columns);
+  }
   const std::string line = progress_line(summary_at(time), batches_, terminal_);
   drawn_ = terminal_.is_terminal;
   write(detail::text({line, drawn_ ? "\033[K\r" : "\n"}));
+  if (!drawn_ || !terminal_.is_own || ::__flbf(terminal_.file) == 0) return;
+  waiting_ = std::fwrite("\033[K", 1, 3, terminal_.file);
 }
 
 template <class Clock>
-void BasicProgressDisplay<Clock>::write(std::string_view text) const {
+bool BasicProgressDisplay<Clock>::has_begun_line() const {
+  // A buffer that is not flushed at the end of a line holds whole lines too.
+  return terminal_.is_terminal && terminal_.file != nullptr && ::__flbf(terminal_.file) != 0 &&
+         ::__fpending(terminal_.file) > waiting_;
+}
+
+template <class Clock>
+void BasicProgressDisplay<Clock>::write(std::string_view text) {
   if (terminal_.file == nullptr) return;
   std::fwrite(text.data(), 1, text.size(), terminal_.file);
   std::fflush(terminal_.file);
+  waiting_ = 0;
 }
 
 }  // namespace lockstep::detail

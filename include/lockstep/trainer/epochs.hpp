@@ -70,7 +70,9 @@ class EpochBatches {
     /// At the end of the data, ranks add up their losses.
     void look() {
       batches_->trainer_.note_position(batches_->sampler_.state());
-      if (at_ == std::default_sentinel) batches_->trainer_.close_data();
+      if (at_ == std::default_sentinel) {
+        batches_->trainer_.close_data(batches_->loader_.waited());
+      }
     }
 
     EpochBatches* batches_;
@@ -89,7 +91,7 @@ class EpochBatches {
 
   /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
   ~EpochBatches() {
-    if (!unwinds_.is_exception()) trainer_.close_data_after_break();
+    if (!unwinds_.is_exception()) trainer_.close_data_after_break(loader_.waited());
   }
   EpochBatches(const EpochBatches&) = delete;
   EpochBatches& operator=(const EpochBatches&) = delete;
@@ -145,6 +147,7 @@ class TrainingEpoch {
   }
   template <Dataset Source>
   auto batches(const Source& source, LoaderOptions options) {
+    options.timed = options.timed || trainer_->loader_options().timed;
     return EpochBatches<Trainer, Source>(*trainer_, Epoch{number_}, source, options);
   }
   template <Dataset Source>

@@ -2,18 +2,82 @@
 #pragma once
 /// @file `launch<Job>(argc, argv, f)`: a trainer's whole `main`.
 
+#include <concepts>
 #include <cstddef>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/options.hpp"
 
 namespace lockstep {
+
+namespace detail {
+
+/// The model of one rank: what `source` makes, where it is a function, else a copy of `source`, or
+/// `source` itself where this process has one rank.
+template <class Job, class Source>
+typename Job::model_type model_of_rank(Source& source, Session& session) {
+  using Model = typename Job::model_type;
+  if constexpr (std::invocable<Source&, Session&>) {
+    return source(session);
+  } else if constexpr (Job::ranks_are_threads && !Job::is_one_process) {
+    return Model(std::as_const(source));
+  } else {
+    return Model(std::move(source));
+  }
+}
+
+/// Gives a compile error in words unless every rank can have its model.
+template <class Job, class Source>
+consteval bool require_models() {
+  using Model = typename Job::model_type;
+  constexpr bool is_model = std::same_as<Source, Model>;
+  constexpr bool makes_models = requires(Source& source, Session& session) {
+    { source(session) } -> std::same_as<Model>;
+  };
+  constexpr bool must_copy = is_model && Job::ranks_are_threads && !Job::is_one_process;
+  static_assert(is_model || makes_models,
+                "lockstep: launch<Job>(argc, argv, model, f) takes the job's model, or a function "
+                "that makes one: [](Session& session) { return Model(...); }");
+  static_assert(!must_copy || std::copy_constructible<Model>,
+                "lockstep: the ranks of this job are threads, each with a model of its own, and "
+                "this model cannot be copied; give launch a function that makes one instead: "
+                "[](Session& session) { return Model(...); }");
+  return (is_model || makes_models) && (!must_copy || std::copy_constructible<Model>);
+}
+
+/// `launch<Job>` with the model of every rank from `source`.
+template <class Job, class Source, class F>
+int launch_job(int argc, char** argv, Source& source, F& f) {
+  const auto run = [&](Session& session, std::optional<std::size_t> replicas = std::nullopt) {
+    TrainerOptions options = parse_trainer_options(session.arguments());
+    if (options.replicas && replicas) {
+      fail("launch", {"--ranks and --replicas are both given"}, "give one of them");
+    }
+    if (!options.replicas) options.replicas = replicas;
+    Job job(session, model_of_rank<Job>(source, session), std::move(options));
+    if constexpr (std::is_void_v<std::invoke_result_t<F&, Job&>>) {
+      f(job);
+      return 0;
+    } else {
+      return static_cast<int>(f(job));
+    }
+  };
+  constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
+  if constexpr (Job::is_one_process) {
+    return launch_alone(argc, argv, run, trainer_flags);
+  } else if constexpr (Job::ranks_are_threads) {
+    return launch_threads(argc, argv, run, ranks,
+                          Job::spans_processes ? Processes::many : Processes::one, trainer_flags);
+  } else {
+    return launch_processes(argc, argv, run, ranks, trainer_flags);
+  }
+}
+
+}  // namespace detail
 
 /// Starts or joins the job's ranks as `launch` does, and calls `f(job)` on each. A job of
 /// `World<4>` starts four ranks without being told; of `World<dynamic>`, as many as `--ranks` says.
@@ -24,25 +88,29 @@ namespace lockstep {
 /// **Ranks** all call it, being their `main`. **Host** blocks.
 template <class Job, class F>
 int launch(int argc, char** argv, F&& f) {
-  const auto run = [&](Session& session, std::optional<std::size_t> replicas = std::nullopt) {
-    TrainerOptions options = parse_trainer_options(session.arguments());
-    if (!options.replicas) options.replicas = replicas;
-    Job job(session, {}, std::move(options));
-    if constexpr (std::is_void_v<std::invoke_result_t<F, Job&>>) {
-      std::forward<F>(f)(job);
-      return 0;
-    } else {
-      return static_cast<int>(std::forward<F>(f)(job));
-    }
-  };
-  constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
-  if constexpr (Job::is_one_process) {
-    return detail::launch_one_process(argc, argv, run);
-  } else if constexpr (Job::ranks_are_threads) {
-    return launch_threads(argc, argv, run, ranks,
-                          Job::spans_processes ? Processes::many : Processes::one);
+  using Model = typename Job::model_type;
+  static_assert(std::is_default_constructible_v<Model>,
+                "lockstep: this model has no default constructor; give launch a model too: "
+                "launch<Job>(argc, argv, Model(...), f)");
+  if constexpr (std::is_default_constructible_v<Model>) {
+    const auto make = [](Session&) { return Model{}; };
+    return detail::launch_job<Job>(argc, argv, make, f);
   } else {
-    return launch(argc, argv, run, ranks);
+    return 1;
+  }
+}
+
+/// The same with a model that the program has constructed, or with a function that makes the model
+/// of each rank: `[](Session& session) { return Model(...); }`. Every process of the job constructs
+/// it; ranks that are threads of one process, and replicas, have copies.
+template <class Job, class Source, class F>
+  requires(!std::convertible_to<F, std::size_t>)
+int launch(int argc, char** argv, Source&& model, F&& f) {
+  if constexpr (detail::require_models<Job, std::remove_cvref_t<Source>>()) {
+    auto source = std::forward<Source>(model);
+    return detail::launch_job<Job>(argc, argv, source, f);
+  } else {
+    return 1;
   }
 }
 

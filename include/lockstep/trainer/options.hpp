@@ -9,17 +9,34 @@
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/launch/flags.hpp"
+#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
 
 /// The options of a trainer's command line.
 struct TrainerOptions {
   Seed seed{0};     ///< `--seed N`: of initial parameters, of shuffling, of ranks
-  std::string log;  ///< `--log FILE`: a line of JSON for every epoch, appended
-  std::optional<std::size_t> replicas{};  ///< `--replicas N`: of `ParallelStrategy<DP>`
+  std::string log;  ///< `--log FILE`, `--record FILE`: a line of JSON for every epoch, appended
+  std::optional<std::size_t> replicas{};    ///< `--replicas N`: of `ParallelStrategy<DP>`
+  std::optional<ProgressStyle> progress{};  ///< instead of what `--progress` says
   std::string data{};                  ///< `--data FOLDER`, or "generated": what `job.data()` says
   std::vector<std::string> arguments;  ///< the program's own, its name first
 };
+
+namespace detail {
+
+/// The options of a trainer. Some launchers take `--log` for an abbreviation of their own, so it
+/// has a second name.
+inline constexpr Flag trainer_flags[] = {
+    {"--seed", "N", "of initial parameters, shuffling and ranks (0)"},
+    {"--log", "FILE", "append a line of JSON for the run and for every epoch"},
+    {"--record", "FILE", "the same as --log, which torchrun takes for its own"},
+    {"--replicas", "N", "with ParallelStrategy<DP>, replicas in this process"},
+    {"--data", "FOLDER", "where data sets are; generated makes them up"},
+};
+
+}  // namespace detail
 
 /// Takes the trainer's options out of a program's arguments. `--log FILE` and `--log=FILE` alike;
 /// nothing after `--` is looked at.

@@ -3,6 +3,7 @@
 /// @file Definitions of `options.hpp`.
 
 #include <string_view>
+#include <utility>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/parse.hpp"
@@ -11,32 +12,20 @@
 namespace lockstep {
 
 LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments) {
+  const std::vector<std::string_view> words(arguments.begin(), arguments.end());
+  detail::CutArguments cut = detail::cut_arguments(words, detail::trainer_flags);
   TrainerOptions options;
-  bool ours = true;
-  for (std::size_t i = 0; i < arguments.size(); ++i) {
-    const std::string_view argument = arguments[i];
-    if (argument == "--") ours = false;
-    const std::size_t equals = argument.find('=');
-    const std::string_view name = argument.substr(0, equals);
-    if (i == 0 || !ours ||
-        (name != "--log" && name != "--seed" && name != "--replicas" && name != "--data")) {
-      options.arguments.emplace_back(argument);
-      continue;
+  options.arguments = std::move(cut.rest);
+  for (const auto& [name, value] : cut.given) {
+    if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
+    if (name == "--replicas") options.replicas = detail::parse_number(name, value);
+    if (name == "--data") options.data = value;
+    if (name != "--log" && name != "--record") continue;
+    if (!options.log.empty()) {
+      detail::fail("launch", {"--log and --record are the same option, and both are given"},
+                   "give one of them");
     }
-    if (equals == std::string_view::npos && ++i == arguments.size()) {
-      detail::fail("launch", {name, " has no value"}, "give it one, as in --seed 1");
-    }
-    const std::string_view value = equals == std::string_view::npos ? std::string_view(arguments[i])
-                                                                    : argument.substr(equals + 1);
-    if (name == "--log") {
-      options.log = value;
-    } else if (name == "--data") {
-      options.data = value;
-    } else if (name == "--replicas") {
-      options.replicas = detail::parse_number(name, value);
-    } else {
-      options.seed = Seed{detail::parse_number(name, value)};
-    }
+    options.log = value;
   }
   return options;
 }

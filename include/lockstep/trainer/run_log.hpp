@@ -2,13 +2,18 @@
 #pragma once
 /// @file The output and log of rank 0.
 
+#include <cstdint>
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/json_line.hpp"
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/progress_display.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/agreement.hpp"
 
 namespace lockstep::detail {
 
@@ -36,4 +41,21 @@ class RunLog {
   LogFile* file_;
 };
 
+/// Policies by the names of their axes, without the library's namespaces.
+void add_policy(JsonLine& policies, std::string_view axis, std::string_view spelling);
+template <class... Ps>
+JsonLine policy_fields(PolicyPack<Ps...>) {
+  JsonLine policies;
+  (add_policy(policies, Ps::axis::name, spelling<Ps>()), ...);
+  return policies;
+}
+
+/// The first line that a run writes to its log: `{"run":{"time":...}}`.
+JsonLine run_header(WorldSize world, Seed seed, std::uint64_t fingerprint,
+                    const JsonLine& policies);
+
 }  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/trainer/run_log.ipp"
+#endif

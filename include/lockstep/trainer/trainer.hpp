@@ -2,6 +2,7 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -27,6 +28,7 @@
 #include "lockstep/launch/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/agreement.hpp"
@@ -35,6 +37,7 @@
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/fit.hpp"
 #include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/log_fields.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
 #include "lockstep/trainer/run_log.hpp"
@@ -70,14 +73,21 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
         options_(std::move(options)),
         comm_(Training::communicate(session)),
         wrapped_(Training::make(session, comm_, std::move(model), options_)),
-        display_(session.rank() == Rank{0} ? detect_terminal(stdout) : Terminal{}),
+        display_(session.rank() == Rank{0}
+                     ? detect_terminal(stdout, options_.progress.value_or(progress_style()))
+                     : Terminal{}),
         log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
+    if (log_) {
+      log_.write(run_header(world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
+                            policy_fields(Policies{})));
+    }
     sampler_options_.seed = options_.seed;
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
     if constexpr (is_one_process) busy = wrapped_.replicas();
     const bool has_free_cores = core_count() > busy;
     loader_options_.workers = has_free_cores ? 1 : 0;
+    loader_options_.timed = static_cast<bool>(log_);
   }
 
   Rank rank() const { return session_.rank(); }
@@ -176,6 +186,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
     require_all_ranks("evaluate");
     const InJobCall in(JobCall::evaluate);
+    const PhaseTimes::Evaluation evaluation(times_, opened_ && !closed_);
     require_same_data(source.size(), {.batch_size = batch_size});
     wrapped_.require_finite();
     if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
@@ -317,6 +328,13 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     std::forward<F>(f)(RunLog(display_, log_));
   }
 
+  /// Adds a field to the epoch's record in the file of `--log`: `job.log_field("reward", 3.5)`. The
+  /// last value counts; rank 0's is written. Between epochs it is the next epoch's.
+  template <JsonScalar T>
+  void log_field(std::string_view name, const T& value) {
+    if (log_) fields_.set(name, value);
+  }
+
   /// The position of the job in its data. To go on from there, call `resume` before `epochs`.
   SamplerState position() const { return position_; }
   void resume(const SamplerState& position) { resume_ = position; }
@@ -369,6 +387,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     epoch_ = number;
     epochs_ = last;
     wrapped_.set_epoch(number);
+    times_.begin_epoch();
     shown_scores_.clear();
     closed_.reset();
     opened_ = printed_ = false;
@@ -399,13 +418,14 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
   }
 
-  /// Adds up the losses of all ranks, once an epoch.
-  void close_data() {
+  /// Adds up the losses of all ranks, once an epoch. `waits` is how long the loop waited for data.
+  void close_data(std::chrono::duration<double> waits = {}) {
     if (!opened_ || closed_) return;
     const InJobCall in(JobCall::batches);
     end_accumulation();
     wrapped_.require_finite();
     closed_ = display_.summary();
+    times_.set_waits(waits);
     const auto [sum, samples] = losses_.totals();
     double totals[] = {sum, samples};
     comm_.all_reduce(totals, Sum{});
@@ -443,8 +463,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
       std::fprintf(stderr, "%s\n", error.what());
     }
   }
-  void close_data_after_break() noexcept {
-    after_break([this] { close_data(); });
+  void close_data_after_break(std::chrono::duration<double> waits) noexcept {
+    after_break([&] { close_data(waits); });
   }
   void end_epoch_after_break() noexcept {
     after_break([this] {
@@ -456,8 +476,12 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     under_way_ = false;
     close_data();
     if (rank() != Rank{0} || !closed_) return;
-    if (!printed_) display_.print(summary().text());
-    if (log_) log_.write(summary().json().add("lr", wrapped_.learning_rate()));
+    if (!printed_ && !display_.is_quiet()) display_.print(summary().text());
+    if (!log_) return;
+    JsonLine record = summary().json().add("lr", wrapped_.learning_rate());
+    record.add(times_.json(closed_->seconds));
+    fields_.move_to(record);
+    log_.write(record);
   }
 
   void mark_as_printed() { printed_ = true; }
@@ -504,6 +528,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   wrapper wrapped_;
   ProgressDisplay display_;
   LogFile log_;
+  LogFields fields_;
+  PhaseTimes times_;
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
   std::uint64_t epoch_ = 0;

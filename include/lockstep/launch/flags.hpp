@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Options of the command line: those that lockstep takes, and the arguments that it leaves.
+
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep::detail {
+
+/// An option that lockstep takes.
+struct Flag {
+  std::string_view name;   // with its dashes
+  std::string_view value;  // the word for its value; empty where it has none
+  std::string_view help;
+};
+
+/// The options of every launched program.
+inline constexpr Flag launch_flags[] = {
+    {"--ranks", "N", "ranks on this host; with ParallelStrategy<DP>, replicas in this process"},
+    {"--nodes", "N", "hosts, each with as many ranks"},
+    {"--node-rank", "K", "which of the hosts this is, from 0"},
+    {"--rendezvous", "HOST:PORT", "where hosts meet: node 0 and a free port there"},
+    {"--timeout", "SECONDS", "how long ranks wait for each other (300); also LOCKSTEP_TIMEOUT"},
+    {"--progress", "STYLE", "auto, bar, lines or none (auto); also LOCKSTEP_PROGRESS"},
+    {"--local-rank", "N", "passed by some launchers; compared with what they say otherwise"},
+    {"--help", "", "print this text"},
+    {"--version", "", "print the version of lockstep"},
+};
+
+/// A command line in its parts.
+struct CutArguments {
+  struct Given {
+    std::string_view name;  // as its flag has it
+    std::string_view value;
+  };
+  std::vector<Given> given;
+  std::vector<std::string> rest;  // the program's name first
+};
+
+/// Takes `flags` out of a program's arguments: `--ranks 4` and `--ranks=4` alike, and underscores
+/// for hyphens. Everything else stays, with `others`, which another part of lockstep takes later,
+/// and everything from `--` on. An option that is given twice is an error; so is one that looks
+/// like a misspelt option of either list.
+CutArguments cut_arguments(std::span<const std::string_view> arguments, std::span<const Flag> flags,
+                           std::span<const Flag> others = {});
+
+/// The option that somebody who wrote `name` has meant, or nothing.
+std::string_view meant_flag(std::string_view name, std::span<const Flag> flags);
+
+/// Does the program's user ask for `name`, an option without a value?
+bool asks_for(std::span<const std::string_view> arguments, std::string_view name);
+
+/// The answer to `--help`.
+std::string help_text(std::string_view program, std::span<const Flag> others);
+
+}  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/launch/flags.ipp"
+#endif
