@@ -144,16 +144,30 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
       constexpr ElementKind element = Types::of(kind_of_listed<Model, Key>());
       const std::size_t tensor = find_tensor<Model, Role>(key).index;
       require_element(tensor, element);
-      return make_view<Memory, Const, element, dynamic>(
-          arena + this->plan().placements[tensor].offset,
-          Extents<dynamic>{this->infos()[tensor].count()});
+      return named(make_view<Memory, Const, element, dynamic>(
+                       arena + this->plan().placements[tensor].offset,
+                       Extents<dynamic>{this->infos()[tensor].count()}),
+                   tensor);
     } else {
       using Tensor = NamedTensor<Model, Role, Key>;
-      return view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{});
+      if constexpr (!Tensor::is_declared) {
+        return AnyView<Memory, std::conditional_t<Const, const float, float>>();
+      } else {
+        return named(
+            view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{}),
+            Tensor::index);
+      }
     }
   }
 
  private:
+  /// In the checked mode a view knows its tensor's name.
+  template <class Viewed>
+  constexpr Viewed named(Viewed view, [[maybe_unused]] std::size_t tensor) const {
+    if constexpr (is_checked) view.set_name(this->name(tensor));
+    return view;
+  }
+
   template <class Memory, bool Const, class Tensor, std::size_t... Axis>
   constexpr auto view_of(std::byte* arena, std::index_sequence<Axis...>) const {
     constexpr TensorInfo info = Tensor::info;

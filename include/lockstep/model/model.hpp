@@ -49,16 +49,28 @@ concept Trainable =
 
 namespace detail {
 
+/// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
+/// for both: what depends on neither is said once.
+template <class M, class Batch, bool HasForward>
+struct ForwardClause {
+  static_assert(HasForward,
+                "lockstep: the model has no forward(step, batch) for this batch; write "
+                "float forward(auto& step, const Batch& batch)");
+  static constexpr bool holds = HasForward;
+};
+
+template <class M, class Step, class Batch>
+consteval bool require_forward() {
+  return ForwardClause<M, Batch, ForwardRunning<M, Step, Batch>>::holds;
+}
+
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
 /// known.
 template <class M, class Step, class Batch>
 consteval bool require_model() {
-  constexpr bool forward = ForwardRunning<M, Step, Batch>;
+  constexpr bool forward = require_forward<M, Step, Batch>();
   constexpr bool loss = LossGiving<M, Step, Batch>;
   constexpr bool backward = BackwardRunning<M, Step, Batch>;
-  static_assert(forward,
-                "lockstep: the model has no forward(step, batch) for this batch; write "
-                "float forward(auto& step, const Batch& batch)");
   static_assert(
       !forward || loss,
       "lockstep: the model's forward(step, batch) does not return the loss; return a number");

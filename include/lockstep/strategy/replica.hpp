@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -138,11 +139,14 @@ class Replica {
   /// all, or this one with `Sync::no`.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
-    static_assert(detail::require_model<Model, step_type, Batch>());
-    if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers();
+    if constexpr (detail::require_model<Model, step_type, Batch>()) {
+      if constexpr (traits::broadcasts_buffers) {
+        if (sync == Sync::yes) synchronize_buffers();
+      }
+      return with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+    } else {
+      std::terminate();  // never reached: a clause is missing, and has been reported
     }
-    return with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
   }
 
   /// The model's gradients of a batch, added to those of earlier micro-batches. With `Sync::yes`
@@ -151,7 +155,10 @@ class Replica {
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
-    with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+    with_step([&](auto& step) {
+      if constexpr (requires { model_.backward(step, placed, output_gradients...); })
+        model_.backward(step, placed, output_gradients...);  // else `forward` has reported it
+    });
     if constexpr (traits::tracks) {
       gradients_.end_backward();
       ++micro_batches_;
@@ -228,7 +235,14 @@ class Replica {
 
   // Evaluation, with nothing kept for backward and no communication.
 
-  Loss evaluate(const auto& placed) { return execution_.forward(model_, bare(), placed); }
+  template <class Batch>
+  Loss evaluate(const Batch& placed) {
+    if constexpr (detail::require_forward<Model, bare_step, Batch>()) {
+      return execution_.forward(model_, bare(), placed);
+    } else {
+      std::terminate();  // never reached: the missing forward has been reported
+    }
+  }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
   void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
