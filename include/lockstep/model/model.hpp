@@ -32,9 +32,11 @@ concept LossGiving =
 
 /// A model with `backward(step, batch)`, which writes `step.grad("name"_p)` and calls
 /// `step.ready("name"_p)`, last layer first.
-template <class M, class Step, class Batch>
+template <class M, class Step, class Batch, class... OutputGradients>
 concept BackwardRunning =
-    requires(M& model, Step& step, const Batch& batch) { model.backward(step, batch); };
+    requires(M& model, Step& step, const Batch& batch, const OutputGradients&... gradients) {
+      model.backward(step, batch, gradients...);
+    };
 
 /// A model with `evaluate(step, batch, tally)`, which adds figures of a batch to the tally.
 template <class M, class Step, class Batch, class Tally>

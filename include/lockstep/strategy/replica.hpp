@@ -155,10 +155,8 @@ class Replica {
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
-    with_step([&](auto& step) {
-      if constexpr (requires { model_.backward(step, placed, output_gradients...); })
-        model_.backward(step, placed, output_gradients...);  // else `forward` has reported it
-    });
+    if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
+      with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
     if constexpr (traits::tracks) {
       gradients_.end_backward();
       ++micro_batches_;
