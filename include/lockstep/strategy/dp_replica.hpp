@@ -147,16 +147,13 @@ class DpReplica {
 
   template <class Batch>
   void predict() {
-    using Outputs = decltype(outputs_.outputs(RowRange{}));
-    using Gradients = decltype(outputs_.gradients(RowRange{}));
-    using Whole = typename Shares::template Whole<Batch>;
-    static_assert(require_parts<Model, typename ThisReplica::step_type, Share<Batch>, Whole,
-                                Outputs, Gradients>());
     synchronize_buffers();
     if (!has_samples()) return;
-    replica_.with_step([&](auto& step) {
-      replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
-    });
+    if constexpr (has_parts<Batch>()) {
+      replica_.with_step([&](auto& step) {
+        replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+      });
+    }
     outputs_.deliver(replica_.execution(), part_.samples);
   }
 
@@ -164,11 +161,13 @@ class DpReplica {
   void take_loss() {
     await_others();
     if (comm_.rank() != Rank{0}) return;
-    loss_.emplace(replica_.with_step([&](auto& step) {
-      return replica_.execution().loss(replica_.model(), step, shares_.template whole<Batch>(),
-                                       outputs_.all_outputs(part_.all),
-                                       outputs_.all_gradients(part_.all));
-    }));
+    if constexpr (has_parts<Batch>()) {
+      loss_.emplace(replica_.with_step([&](auto& step) {
+        return replica_.execution().loss(replica_.model(), step, shares_.template whole<Batch>(),
+                                         outputs_.all_outputs(part_.all),
+                                         outputs_.all_gradients(part_.all));
+      }));
+    }
   }
 
   // A step as one graph, after `take`. All replicas capture it together, so that any failure ends
@@ -248,6 +247,15 @@ class DpReplica {
   template <class F>
   void tell(const F& f) {
     tell_others(replica_, f);
+  }
+
+  /// Has the model all parts of such a step? A part that is missing is reported here, once.
+  template <class Batch>
+  static consteval bool has_parts() {
+    using Outputs = decltype(outputs_.outputs(RowRange{}));
+    using Gradients = decltype(outputs_.gradients(RowRange{}));
+    return require_parts<Model, typename ThisReplica::step_type, Share<Batch>,
+                         typename Shares::template Whole<Batch>, Outputs, Gradients>();
   }
 
   bool has_samples() const { return part_.samples.count != 0; }
