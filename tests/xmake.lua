@@ -82,6 +82,11 @@ test_program("train", {
 }, address)
 target_end()
 
+-- The checked mode, in which all files of a program are compiled or none.
+test_program("checked", {checked = "train/checked_test.cpp"}, address)
+    add_defines("LOCKSTEP_CHECKED")
+target_end()
+
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
     test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"}, train = "train/gloo_parity_test.cpp"},
@@ -163,6 +168,9 @@ if has_config("gpu") then
     target_end()
     -- DP, whose replicas are threads as well.
     gpu_program("dp", "gpu/dp.cu", "gpu_all")
+    target_end()
+    gpu_program("checked_gpu", "gpu/checked.cu", "gpu_all")
+        add_defines("LOCKSTEP_CHECKED")
     target_end()
     if has_config("gloo") then
         gpu_program("ddp_gloo", "gpu/ddp_gloo.cu", "gpu_all")

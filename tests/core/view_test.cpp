@@ -5,6 +5,7 @@
 #include <concepts>
 #include <cuda/std/mdspan>
 #include <numeric>
+#include <type_traits>
 #include <vector>
 
 using namespace lockstep;
@@ -20,6 +21,8 @@ BOOST_AUTO_TEST_CASE(views_are_row_major_and_static_extents_cost_nothing) {
   const HostView<const float, dynamic, 3> partly(data.data(), Extents<dynamic, 3>(2));
   BOOST_TEST(partly(1, 0) == 3.f);
   static_assert(sizeof(view) == sizeof(float*));
+  // Without LOCKSTEP_CHECKED there is nothing of the checked mode.
+  static_assert(!detail::is_checked && std::is_empty_v<detail::IndexCheck<detail::is_checked>>);
   const HostView<double> scalar(nullptr);
   BOOST_TEST(scalar.size() == 1u);
 }

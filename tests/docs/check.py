@@ -5,7 +5,8 @@
 - Every relative link leads to a file, and to a heading where it names one.
 - Every path of a file or folder in `code` exists: as written, under include/lockstep, or beside the document.
 - A line `<!-- path -->` before a code block says that the block is cut from that file: its lines stand there, one after the
-  other, whatever their common indentation. A block of README.md that is C++ must be so marked.
+  other, whatever their common indentation. Every block of C++ must be so marked, and cut from a file that tests compile.
+- docs/troubleshooting.md quotes sentences of the library: a line `> sentence` is one, with `...` for what is known at run time.
 - README.md has at most 150 lines, and one whole program. Its benchmark rows stand in docs/benchmarks.md.
 - docs/README.md links every page; docs/policies.md names every axis and choice; docs/errors.md lists every error sentence.
 """
@@ -20,9 +21,10 @@ import sentences  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
 FOLDERS = ("include", "tests", "bench", "docs", "examples")
+COMPILED = ("examples/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
 SUFFIXES = r"hpp|cuh|ipp|cpp|cu|py|md|lua|svg|sh"
 pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "sentences": 0}
+problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "sentences": 0, "quotes": 0}
 
 
 def complain(page, what):
@@ -71,15 +73,17 @@ def check_paths(page, text):
 
 
 def check_snippets(page, text):
-    blocks = re.findall(r"(?:^<!-- (\S+) -->\n)?^```(\w*)\n(.*?)^```$", text, flags=re.S | re.M)
+    blocks = re.findall(r"(?:^<!-- (\S+) -->\n)?^ *```([\w+]*)[^\n]*\n(.*?)^ *```$", text, flags=re.S | re.M)
     for path, language, block in blocks:
         if not path:
-            if page.name == "README.md" and page.parent == ROOT and language == "cpp":
+            if language.lower() in ("cpp", "c++", "cc", "cxx", "cuda", "cu", "hpp"):
                 complain(page, "a C++ block does not say from which file it is cut: " + block.split("\n")[0])
             continue
         counts["snippets"] += 1
         wanted = [line.rstrip() for line in block.rstrip("\n").split("\n")]
         file = ROOT / path
+        if not any(file.match(pattern) for pattern in COMPILED):
+            complain(page, f"no test compiles {path}, from which a block is cut")
         lines = [line.rstrip() for line in file.read_text().split("\n")] if file.exists() else []
         for start in range(len(lines) - len(wanted) + 1):
             cut = textwrap.dedent("\n".join(lines[start:start + len(wanted)])).split("\n")
@@ -129,6 +133,18 @@ def check_policies():
                 complain(page, f"it does not name {name} of {file.relative_to(HEADERS)}")
 
 
+def check_quotes():
+    """What docs/troubleshooting.md quotes stands in the sources, piece by piece."""
+    page = ROOT / "docs" / "troubleshooting.md"
+    sources = [f.read_text() for f in sorted(HEADERS.rglob("*")) if f.suffix in (".hpp", ".cuh", ".ipp")]
+    literals = re.sub(r'"\s*"', "", "\n".join(sources)).replace('\\"', '"')
+    for quote in re.findall(r"^> (.+)$", page.read_text(), flags=re.M):
+        counts["quotes"] += 1
+        for piece in quote.split("..."):
+            if piece.strip() not in literals:
+                complain(page, f"no error of the library says: {piece.strip()}")
+
+
 def check_errors(write):
     page = ROOT / "docs" / "errors.md"
     text = page.read_text()
@@ -153,6 +169,7 @@ for page in pages:
 check_readme()
 check_index()
 check_policies()
+check_quotes()
 for file in [f for folder in ("include", "examples", "tests", "bench") for f in (ROOT / folder).rglob("*")]:
     if file.suffix in (".hpp", ".cuh", ".ipp", ".cpp", ".cu") or file.name in ("run", "xmake.lua"):
         for path in re.findall(r"\bdocs/[\w/-]+\.md\b", file.read_text()):

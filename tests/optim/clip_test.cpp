@@ -48,6 +48,7 @@ BOOST_AUTO_TEST_CASE(a_norm_is_clipped_to_the_limit_and_never_raised) {
 
 BOOST_AUTO_TEST_CASE(a_limit_of_infinity_is_no_clipping) {
   static_assert(!Clip<>::clips && Clip<2.0>::clips && Clip<2.0>::norm == 2);
+  static_assert(Clip<2>::clips && Clip<2>::norm == 2 && Clip<0.5f>::norm == 0.5);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

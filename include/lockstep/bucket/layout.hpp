@@ -219,12 +219,19 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
       constexpr ElementKind element = Types::of(kind_of_listed<Model, Key>());
       const std::size_t tensor = find_tensor<Model, Role>(key).index;
       require_element(tensor, element);
-      return make_view<Memory, Const, element, dynamic>(
-          arena + this->plan().placements[tensor].offset,
-          Extents<dynamic>{this->infos()[tensor].count()});
+      return named(make_view<Memory, Const, element, dynamic>(
+                       arena + this->plan().placements[tensor].offset,
+                       Extents<dynamic>{this->infos()[tensor].count()}),
+                   tensor);
     } else {
       using Tensor = NamedTensor<Model, Role, Key>;
-      return view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{});
+      if constexpr (!Tensor::is_declared) {
+        return AnyView<Memory, std::conditional_t<Const, const float, float>>();
+      } else {
+        return named(
+            view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{}),
+            Tensor::index);
+      }
     }
   }
 
@@ -237,16 +244,19 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
         if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
         const TensorInfo& info = this->infos()[tensor];
         with_element<Model, Role, Types>(info.element, [&]<class T>(std::type_identity<T>) {
-          f(this->name(tensor),
-            make_view<Memory, Const, element_kind<T>(), dynamic>(
-                arena + this->plan().placements[tensor].offset, Extents<dynamic>{info.count()}));
+          f(this->name(tensor), named(make_view<Memory, Const, element_kind<T>(), dynamic>(
+                                          arena + this->plan().placements[tensor].offset,
+                                          Extents<dynamic>{info.count()}),
+                                      tensor));
         });
       }
     } else {
       const auto visit = [&]<std::size_t Tensor>(std::integral_constant<std::size_t, Tensor>) {
         if (OnlyTrained && !this->plan().is_trained(Tensor)) return;
-        f(this->name(Tensor), view_of<Memory, Const, TensorAt<Tensor>>(
-                                  arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{}));
+        f(this->name(Tensor),
+          named(view_of<Memory, Const, TensorAt<Tensor>>(
+                    arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{}),
+                Tensor));
       };
       [&]<std::size_t... Tensor>(std::index_sequence<Tensor...>) {
         (visit(std::integral_constant<std::size_t, Tensor>{}), ...);
@@ -261,6 +271,13 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     static constexpr std::size_t index = Index;
     static constexpr TensorInfo info = tensor_table<Model, Role>.infos[Index];
   };
+
+  /// In the checked mode a view knows its tensor's name.
+  template <class Viewed>
+  constexpr Viewed named(Viewed view, [[maybe_unused]] std::size_t tensor) const {
+    if constexpr (is_checked) view.set_name(this->name(tensor));
+    return view;
+  }
 
   template <class Memory, bool Const, class Tensor, std::size_t... Axis>
   constexpr auto view_of(std::byte* arena, std::index_sequence<Axis...>) const {

@@ -12,6 +12,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/core/checked.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/macros.hpp"
 
@@ -44,7 +45,7 @@ namespace detail {
 
 /// The base of all views of one rank whose extents the compiler knows.
 template <class Memory, class T, std::size_t Rank, bool IsDynamic>
-class ViewBase {
+class ViewBase : public IndexCheck<is_checked> {
  public:
   using element_type = T;
   using value_type = std::remove_cv_t<T>;
@@ -92,6 +93,20 @@ inline constexpr bool is_row_major_of<Mdspan, Shape<Index, E...>> =
 template <class Mdspan>
 concept RowMajorMdspan = is_row_major_of<Mdspan, typename Mdspan::extents_type>;
 
+/// The view of a tensor that a model does not declare. The error is printed by then, and no use of
+/// the view adds another.
+template <class Memory, class T>
+class AnyView : public ViewBase<Memory, T, 1, false> {
+ public:
+  LOCKSTEP_HOST_DEVICE constexpr T& operator()(const auto&...) const {
+    return *this->data_handle();
+  }
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t) const { return 0; }
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const { return 0; }
+  template <class Other>
+  operator Other() const;
+};
+
 /// A view of a tensor: a pointer, and extents that cost nothing where they are static.
 template <class Memory, class T, std::size_t... E>
 class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
@@ -115,7 +130,9 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   template <std::same_as<std::remove_const_t<T>> U>
     requires std::is_const_v<T>
   LOCKSTEP_HOST_DEVICE constexpr View(const View<Memory, U, E...>& other)
-      : Base(other.data_handle(), other.extents().all) {}
+      : Base(other.data_handle(), other.extents().all) {
+    if constexpr (is_checked) static_cast<IndexCheck<is_checked>&>(*this) = other;
+  }
 
   /// The number of elements along one axis.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t axis) const {
@@ -145,15 +162,14 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
 
 #if defined(__CUDACC__)
   template <std::convertible_to<std::size_t>... I>
-    requires(sizeof...(I) == sizeof...(E) && std::same_as<Memory, DeviceMemory>)
+    requires std::same_as<Memory, DeviceMemory>
   __device__ constexpr T& operator()(I... indices) const {
     return this->data_handle()[offset(indices...)];
   }
   template <std::convertible_to<std::size_t>... I>
-    requires(sizeof...(I) == sizeof...(E) && !std::same_as<Memory, DeviceMemory>)
+    requires(!std::same_as<Memory, DeviceMemory>)
 #else
   template <std::convertible_to<std::size_t>... I>
-    requires(sizeof...(I) == sizeof...(E))
 #endif
   LOCKSTEP_HOST_DEVICE constexpr T& operator()(I... indices) const {
     static_assert(std::same_as<Memory, HostMemory>,
@@ -174,11 +190,20 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
 
  private:
   template <class... I>
-  LOCKSTEP_HOST_DEVICE constexpr std::size_t offset(I... indices) const {
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t offset([[maybe_unused]] I... indices) const {
+    static_assert(sizeof...(I) == sizeof...(E),
+                  "lockstep: a view takes one index for each of its dimensions; the element of a "
+                  "matrix is view(row, column), that of a tensor without extents view()");
     std::size_t at = 0;
-    [[maybe_unused]] std::size_t axis = 0;
-    ((at = at * (E == dynamic ? extent(axis) : E) + static_cast<std::size_t>(indices), ++axis),
-     ...);
+    if constexpr (sizeof...(I) == sizeof...(E)) {
+      [[maybe_unused]] std::size_t axis = 0;
+      if constexpr (is_checked) {
+        ((this->require_index(indices, axis, extent(axis)), ++axis), ...);
+        axis = 0;
+      }
+      ((at = at * (E == dynamic ? extent(axis) : E) + static_cast<std::size_t>(indices), ++axis),
+       ...);
+    }
     return at;
   }
 };
@@ -193,7 +218,7 @@ using HostView = detail::View<HostMemory, T, E...>;
 template <class T, std::size_t... E>
 using DeviceView = detail::View<DeviceMemory, T, E...>;
 
-static_assert(sizeof(HostView<float, 128, 784>) == sizeof(float*));
+static_assert(detail::is_checked || sizeof(HostView<float, 128, 784>) == sizeof(float*));
 static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);
 
 }  // namespace lockstep

@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/name.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
@@ -17,7 +18,16 @@ namespace lockstep {
 template <class Model, detail::TensorRole Role, class Key>
 struct NamedTensor {
  private:
-  static constexpr std::size_t found = detail::name_index<Model, Role>.find(Key::name);
+  static constexpr std::size_t found = [] {
+    if constexpr (detail::NameKey<Key>) {
+      return detail::name_index<Model, Role>.find(Key::name);
+    } else {
+      return std::size_t{0};
+    }
+  }();
+  static_assert(detail::NameKey<Key>,
+                "lockstep: the key of a declared tensor is its name with _p behind it; write "
+                "step.param(\"weight\"_p), step.ready(\"weight\"_p), and using namespace lockstep");
   static_assert(
       Role != detail::TensorRole::parameter || found != detail::not_found,
       "lockstep: the model declares no parameter of this name; compare the spelling with its "
@@ -28,6 +38,7 @@ struct NamedTensor {
       "BufferList (the compiler prints the name beside this sentence)");
 
  public:
+  static constexpr bool is_declared = detail::NameKey<Key> && found != detail::not_found;
   /// Its place in declaration order; any place after an error, so that there is only one error.
   static constexpr std::size_t index = found == detail::not_found ? 0 : found;
   static constexpr detail::TensorInfo info = detail::tensor_table<Model, Role>.infos[index];

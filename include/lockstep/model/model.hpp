@@ -32,9 +32,11 @@ concept LossGiving =
 
 /// A model with `backward(step, batch)`, which writes `step.grad("name"_p)` and calls
 /// `step.ready("name"_p)`, last layer first.
-template <class M, class Step, class Batch>
+template <class M, class Step, class Batch, class... OutputGradients>
 concept BackwardRunning =
-    requires(M& model, Step& step, const Batch& batch) { model.backward(step, batch); };
+    requires(M& model, Step& step, const Batch& batch, const OutputGradients&... gradients) {
+      model.backward(step, batch, gradients...);
+    };
 
 /// A model with `evaluate(step, batch, tally)`, which adds figures of a batch to the tally.
 template <class M, class Step, class Batch, class Tally>
@@ -49,16 +51,28 @@ concept Trainable =
 
 namespace detail {
 
+/// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
+/// for both: what depends on neither is said once.
+template <class M, class Batch, bool HasForward>
+struct ForwardClause {
+  static_assert(HasForward,
+                "lockstep: the model has no forward(step, batch) for this batch; write "
+                "float forward(auto& step, const Batch& batch)");
+  static constexpr bool holds = HasForward;
+};
+
+template <class M, class Step, class Batch>
+consteval bool require_forward() {
+  return ForwardClause<M, Batch, ForwardRunning<M, Step, Batch>>::holds;
+}
+
 /// Reports the first clause that M misses, as a sentence. Called where a batch's type is first
 /// known.
 template <class M, class Step, class Batch>
 consteval bool require_model() {
-  constexpr bool forward = ForwardRunning<M, Step, Batch>;
+  constexpr bool forward = require_forward<M, Step, Batch>();
   constexpr bool loss = LossGiving<M, Step, Batch>;
   constexpr bool backward = BackwardRunning<M, Step, Batch>;
-  static_assert(forward,
-                "lockstep: the model has no forward(step, batch) for this batch; write "
-                "float forward(auto& step, const Batch& batch)");
   static_assert(
       !forward || loss,
       "lockstep: the model's forward(step, batch) does not return the loss; return a number");

@@ -9,6 +9,7 @@
 #include <limits>
 #include <span>
 #include <string_view>
+#include <type_traits>
 
 #include "lockstep/core/choice.hpp"
 #include "lockstep/core/element.hpp"
@@ -22,14 +23,18 @@ struct Clip {
 };
 }  // namespace axes
 
-/// Gradients are scaled down until their norm over all parameters is at most `Norm`. An infinite
-/// norm clips nothing.
-template <double Norm = std::numeric_limits<double>::infinity()>
+/// Gradients are scaled down until their norm over all parameters is at most `Norm`, a number of
+/// any type: `Clip<1>` is `Clip<1.0>`. An infinite norm clips nothing.
+template <auto Norm = std::numeric_limits<double>::infinity()>
 struct Clip : detail::ValuePolicy<axes::Clip> {
-  static constexpr double norm = Norm;
-  static constexpr bool clips = Norm != std::numeric_limits<double>::infinity();
+  static constexpr bool well_formed = std::is_arithmetic_v<decltype(Norm)>;
+  static constexpr double norm = [] {
+    if constexpr (well_formed) return static_cast<double>(Norm);
+    return 0.0;
+  }();
+  static constexpr bool clips = norm != std::numeric_limits<double>::infinity();
   static constexpr void fingerprint(detail::Hash& hash) {
-    hash.text(axes::Clip::name).number(__builtin_bit_cast(std::uint64_t, Norm));
+    hash.text(axes::Clip::name).number(__builtin_bit_cast(std::uint64_t, norm));
   }
 };
 

@@ -160,24 +160,21 @@ class DpReplica {
 
   template <class Batch, bool Trains>
   void predict() {
-    using Outputs = decltype(outputs_.outputs(RowRange{}));
-    using Gradients = decltype(outputs_.gradients(RowRange{}));
-    using Whole = typename Shares::template Whole<Batch>;
-    static_assert(require_parts<Model, typename ThisReplica::step_type, Share<Batch>, Whole,
-                                Outputs, Gradients>());
-    write_outputs<Batch, Trains>();
+    if constexpr (has_parts<Batch>()) write_outputs<Batch, Trains>();
   }
 
   template <class Batch, bool Trains>
   void take_loss() {
     await_others();
     if (comm_.rank() != root_) return;
-    loss_.emplace(with_step_of<Trains>([&](auto& step) {
-      return replica_.execution().loss(replica_.model(), step, shares_.template whole<Batch>(),
-                                       outputs_.all_outputs(part_.all),
-                                       outputs_.all_gradients(part_.all));
-    }));
-    if constexpr (Trains) replica_.require_finite_loss(*loss_);
+    if constexpr (has_parts<Batch>()) {
+      loss_.emplace(with_step_of<Trains>([&](auto& step) {
+        return replica_.execution().loss(replica_.model(), step, shares_.template whole<Batch>(),
+                                         outputs_.all_outputs(part_.all),
+                                         outputs_.all_gradients(part_.all));
+      }));
+      if constexpr (Trains) replica_.require_finite_loss(*loss_);
+    }
   }
 
   // Outputs that a program asks for, after `take`. Where replicas are on GPUs, all of them must be
@@ -271,6 +268,15 @@ class DpReplica {
   template <class F>
   void tell(const F& f) {
     tell_others(replica_, f);
+  }
+
+  /// Has the model all parts of such a step? A part that is missing is reported here, once.
+  template <class Batch>
+  static consteval bool has_parts() {
+    using Outputs = decltype(outputs_.outputs(RowRange{}));
+    using Gradients = decltype(outputs_.gradients(RowRange{}));
+    return require_parts<Model, typename ThisReplica::step_type, Share<Batch>,
+                         typename Shares::template Whole<Batch>, Outputs, Gradients>();
   }
 
   bool has_samples() const { return part_.samples.count != 0; }

@@ -22,6 +22,7 @@
 #include "lockstep/strategy/device_loss.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/written_check.cuh"
 
 namespace lockstep::detail {
 

@@ -9,10 +9,12 @@
 #include <initializer_list>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/checked.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/lookup.hpp"
@@ -20,6 +22,7 @@
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
 
@@ -51,6 +54,7 @@ class GradientBuckets {
         arena_(reinterpret_cast<std::byte*>(
             comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
         averages_(travelling_arena()),
+        check_(comm),
         readiness_(where),
         reductions_(where.plan().bucket_count),
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())) {
@@ -71,6 +75,7 @@ class GradientBuckets {
     pass_ = pass;
     next_ = 0;
     readiness_.reset();
+    if constexpr (is_checked) spoil();
   }
 
   /// The gradient of a parameter is complete.
@@ -78,6 +83,8 @@ class GradientBuckets {
   void ready(Tensor tensor) {
     readiness_.mark(tensor.index);
     with_element_of(tensor, [&]<class T>(std::type_identity<T>) {
+      if constexpr (is_checked)
+        check_.inspect(tensor.index, std::span<const T>(written<T>(tensor.index)));
       if constexpr (Traits::weighs_shares) {
         if (weight_ != 1) execution_.scale(written<T>(tensor.index), weight_);
       }
@@ -89,6 +96,7 @@ class GradientBuckets {
   }
 
   void end_backward() {
+    if constexpr (is_checked) require_written();
     if constexpr (Traits::skips_unused) {
       take_missing_as_zero();
     } else if (!readiness_.all_ready()) {
@@ -171,6 +179,33 @@ class GradientBuckets {
   void forget_reductions() { reductions_.forget(); }
 
  private:
+  using Check =
+      std::conditional_t<is_checked, WrittenCheck<typename Traits::device>, NoWrittenCheck>;
+
+  // The checked mode.
+
+  void spoil() {
+    if (pass_.adds) second_arena();
+    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+      Traits::with_element(layout_.infos()[p].element,
+                           [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
+    }
+  }
+
+  void require_written() {
+    const auto found = check_.take();
+    if (!found) return;
+    const auto& info = layout_.infos()[found->parameter];
+    std::string place;  // the indices of the element, the last first
+    std::size_t rest = found->element;
+    for (std::size_t axis = info.rank; axis-- > 0; rest /= info.extents[axis])
+      place.insert(0, (axis == 0 ? "" : ", ") + std::to_string(rest % info.extents[axis]));
+    fail("backward",
+         {"the gradient of ", layout_.name(found->parameter),
+          " was marked ready, and its element (", place, ") had not been written"},
+         "write every element with =, before step.ready; += adds to what nobody has cleared");
+  }
+
   /// Calls `f` with the type of a parameter's elements, which is a constant for declared ones.
   template <class Tensor, class F>
   void with_element_of(Tensor tensor, const F& f) const {
@@ -243,6 +278,7 @@ class GradientBuckets {
   const layout& layout_;
   std::byte* arena_;
   std::byte* averages_;
+  [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
   BucketReductions<Traits, Comm> reductions_;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <span>
 #include <string>
@@ -182,14 +183,17 @@ class Replica {
   /// all, or this one with `Sync::no`.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
-    static_assert(detail::require_model<Model, step_type, Batch>());
-    if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
+    if constexpr (detail::require_model<Model, step_type, Batch>()) {
+      if constexpr (traits::broadcasts_buffers) {
+        if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
+      }
+      const Loss loss =
+          with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+      require_finite_loss(loss);
+      return loss;
+    } else {
+      std::terminate();  // never reached: a clause is missing, and has been reported
     }
-    const Loss loss =
-        with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
-    require_finite_loss(loss);
-    return loss;
   }
 
   /// Throws if a loss that the host knows is not finite, with `Anomaly<Stop>`.
@@ -206,7 +210,8 @@ class Replica {
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
-    with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+    if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
+      with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
     if constexpr (traits::tracks) {
       gradients_.end_backward();
       ++micro_batches_;
@@ -304,9 +309,14 @@ class Replica {
 
   // Evaluation, with nothing kept for backward and no communication.
 
-  Loss evaluate(const auto& placed) {
-    return with_evaluation_step(
-        [&](auto& step) { return execution_.forward(model_, step, placed); });
+  template <class Batch>
+  Loss evaluate(const Batch& placed) {
+    if constexpr (detail::require_forward<Model, evaluation_step, Batch>()) {
+      return with_evaluation_step(
+          [&](auto& step) { return execution_.forward(model_, step, placed); });
+    } else {
+      std::terminate();  // never reached: the missing forward has been reported
+    }
   }
   /// The model's own evaluation, or its mean loss over `samples()`.
   template <class Batch, class Tally, class Samples>
@@ -469,7 +479,8 @@ class Replica {
     return reinterpret_cast<std::byte*>(memory.data());
   }
 
-  void broadcast(std::byte* data, std::size_t size, detail::JobCall part_of = detail::current_job_call()) {
+  void broadcast(std::byte* data, std::size_t size,
+                 detail::JobCall part_of = detail::current_job_call()) {
     if (size == 0) return;
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
   }

@@ -13,6 +13,7 @@
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/output.hpp"
@@ -73,8 +74,8 @@ struct ReplicaTraits {
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
-  /// step costs what the bare model costs.
-  static constexpr bool tracks = !alone || micro_batches > 1 || skips_unused;
+  /// step costs what the bare model costs. The checked mode looks at every one.
+  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || skips_unused;
 
   /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its

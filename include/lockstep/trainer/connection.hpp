@@ -25,9 +25,9 @@ struct NoBackend {};
 }  // namespace detail
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
-/// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks are threads of one process. Specialised for the CPU
-/// here and in trainer/gloo.hpp, for GPUs in trainer/cuda.cuh, trainer/nccl.cuh and
-/// trainer/gloo.cuh.
+/// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks
+/// are threads of one process. Specialised for the CPU here and in trainer/gloo.hpp, for GPUs in
+/// trainer/cuda.cuh, trainer/nccl.cuh and trainer/gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
 
@@ -115,24 +115,24 @@ consteval bool require_connection() {
   return connected;
 }
 
-/// Stands for a job that was rejected, so that one error stays one error.
-struct RejectedJob {};
-
-template <template <class, class> class Job, class Model, class... Ps>
+template <template <class, class> class Job, template <class, class...> class Rejected, class Model,
+          class... Ps>
 consteval auto compose() {
   if constexpr (!require_composition<Model, Ps...>()) {
-    return std::type_identity<RejectedJob>{};
+    return std::type_identity<Rejected<Model, Ps...>>{};
   } else if constexpr (!require_connection<CanonicalPolicies<Ps...>>()) {
-    return std::type_identity<RejectedJob>{};
+    return std::type_identity<Rejected<Model, Ps...>>{};
   } else {
     return std::type_identity<Job<Model, CanonicalPolicies<Ps...>>>{};
   }
 }
 
 /// `Job<Model, Policies>` of a model under policies in any order; every order gives one type. A
-/// composition with a fault gives one compile error.
-template <template <class, class> class Job, class Model, class... Ps>
-using Compose = typename decltype(compose<Job, Model, Ps...>())::type;
+/// composition with a fault gives one compile error, and `Rejected`, which has the members of a job
+/// so that no use of it is another error.
+template <template <class, class> class Job, template <class, class...> class Rejected, class Model,
+          class... Ps>
+using Compose = typename decltype(compose<Job, Rejected, Model, Ps...>())::type;
 }  // namespace detail
 
 }  // namespace lockstep

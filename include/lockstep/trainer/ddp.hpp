@@ -5,6 +5,7 @@
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep {
 
@@ -26,6 +27,7 @@ using DdpOf = typename DdpFor<Model, Policies>::type;
 ///     DistributedDataParallel<Linear, Optimizer<AdamW>> ddp(*group);
 ///     ddp.forward(batch).backward().reduce().update();
 template <class Model, class... Ps>
-using DistributedDataParallel = detail::Compose<detail::DdpOf, Model, Ps...>;
+using DistributedDataParallel =
+    detail::Compose<detail::DdpOf, detail::RejectedWrapper, Model, Ps...>;
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include "lockstep/strategy/dp.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/rejected.hpp"
 #include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
@@ -20,6 +21,7 @@ using DpOf = BasicDp<Model, Policies, ReplicaMeetingOf<Policies>>;
 ///     DataParallel<Linear, Optimizer<AdamW>> two({.replicas = 2});
 ///     dp.step(batch);
 template <class Model, class... Ps>
-using DataParallel = detail::Compose<detail::DpOf, Model, ParallelStrategy<DP>, Ps...>;
+using DataParallel =
+    detail::Compose<detail::DpOf, detail::RejectedWrapper, Model, ParallelStrategy<DP>, Ps...>;
 
 }  // namespace lockstep

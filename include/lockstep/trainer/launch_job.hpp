@@ -11,6 +11,7 @@
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep {
 
@@ -112,6 +113,14 @@ int launch(int argc, char** argv, Source&& model, F&& f) {
   } else {
     return 1;
   }
+}
+
+/// A job that was rejected has its error, and nothing of what the program does with it is looked
+/// at.
+template <class Job, class F>
+  requires detail::is_rejected<Job>
+int launch(int, char**, F&&) {
+  return 1;
 }
 
 }  // namespace lockstep

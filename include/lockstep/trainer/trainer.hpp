@@ -40,6 +40,7 @@
 #include "lockstep/trainer/log_fields.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
+#include "lockstep/trainer/rejected_trainer.hpp"
 #include "lockstep/trainer/run_log.hpp"
 #include "lockstep/trainer/training.hpp"
 
@@ -554,7 +555,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
 /// The job of a model under policies in any order: `Trainer<M, A, B>` and `Trainer<M, B, A>` are
 /// one type. A composition with a fault gives one compile error.
 template <class Model, class... Ps>
-using Trainer = detail::Compose<detail::BasicTrainer, Model, Ps...>;
+using Trainer = detail::Compose<detail::BasicTrainer, detail::RejectedTrainer, Model, Ps...>;
 
 namespace detail {
 

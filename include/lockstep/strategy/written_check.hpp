@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The checked mode of gradients (LOCKSTEP_CHECKED): memory that a model is to write is
+/// filled with a pattern before, and searched for it after.
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <type_traits>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/half.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/device.hpp"
+
+namespace lockstep::detail {
+
+/// The bits of an element that nobody has written: a signalling NaN, which no arithmetic gives.
+/// Arithmetic with it gives the same bits with the quiet bit set, where it keeps them at all, so
+/// that a gradient which was added to is found too.
+template <class B>
+struct UnwrittenBits {
+  using Bits = B;
+  B pattern;
+  B quiet_bit;
+
+  LOCKSTEP_HOST_DEVICE constexpr bool are(B bits) const { return (bits & ~quiet_bit) == pattern; }
+};
+
+template <class T>
+constexpr auto unwritten() {
+  if constexpr (std::is_same_v<T, double>) {
+    return UnwrittenBits<std::uint64_t>{0x7ff5a5a5a5a5a5a5, 0x0008000000000000};
+  } else if constexpr (std::is_same_v<T, float>) {
+    return UnwrittenBits<std::uint32_t>{0x7fa5a5a5, 0x00400000};
+  } else if constexpr (std::is_same_v<T, BFloat16>) {
+    return UnwrittenBits<std::uint16_t>{0x7fa5, 0x0040};
+  } else {
+    static_assert(std::is_same_v<T, Half>, "parameters have elements of these four types");
+    return UnwrittenBits<std::uint16_t>{0x7da5, 0x0200};
+  }
+}
+
+/// An element that was not written when its gradient was marked as ready.
+struct Unwritten {
+  std::size_t parameter;
+  std::size_t element;
+};
+
+/// The check on a device. `spoil` fills a gradient before a backward pass, `inspect` searches it
+/// when it is ready, and `take` gives the first element that any search has found since the last
+/// `take`. For the CPU here, for GPUs in written_check.cuh.
+template <class Device>
+class WrittenCheck;
+
+template <>
+class WrittenCheck<Cpu> {
+ public:
+  explicit WrittenCheck(const auto& /*comm*/) {}
+
+  template <class T>
+  void spoil(std::span<T> gradient) {
+    constexpr auto bits = unwritten<T>().pattern;
+    for (T& element : gradient) std::memcpy(static_cast<void*>(&element), &bits, sizeof bits);
+  }
+
+  template <class T>
+  void inspect(std::size_t parameter, std::span<const T> gradient) {
+    for (std::size_t i = 0; i != gradient.size() && !found_; ++i) {
+      typename decltype(unwritten<T>())::Bits bits;
+      std::memcpy(&bits, &gradient[i], sizeof bits);
+      if (unwritten<T>().are(bits)) found_ = Unwritten{parameter, i};
+    }
+  }
+
+  std::optional<Unwritten> take() {
+    const std::optional<Unwritten> found = found_;
+    found_.reset();
+    return found;
+  }
+
+ private:
+  std::optional<Unwritten> found_;
+};
+
+/// Stands for the check where the mode is off.
+struct NoWrittenCheck {
+  explicit NoWrittenCheck(const auto& /*comm*/) {}
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What stands for a trainer that was rejected, so that one error stays one error: it has the
+/// members of `Trainer`, which take and give what theirs do. Nothing here is ever run.
+
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/random_stream.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/observe/tally.hpp"
+#include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/rejected.hpp"
+
+namespace lockstep::detail {
+
+template <class Batch>
+struct RejectedBatches {
+  std::size_t size() const { std::terminate(); }
+  const Batch* begin() const { std::terminate(); }
+  const Batch* end() const { std::terminate(); }
+};
+
+struct RejectedEpoch {
+  std::uint64_t number() const { std::terminate(); }
+  template <class Source>
+  RejectedBatches<typename Source::batch_type> batches(const Source&, std::size_t) const {
+    std::terminate();
+  }
+  template <class Source>
+  RejectedBatches<typename Source::batch_type> batches(const Source&, LoaderOptions) const {
+    std::terminate();
+  }
+  EpochSummary summary() const { std::terminate(); }
+  void mark_as_printed() const {}
+};
+
+struct RejectedEpochs {
+  const RejectedEpoch* begin() const { std::terminate(); }
+  const RejectedEpoch* end() const { std::terminate(); }
+};
+
+template <class Model, class... Ps>
+class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
+ public:
+  explicit RejectedTrainer(Session&) {}
+  RejectedTrainer(Session&, Model) {}
+  RejectedTrainer(Session&, Model, TrainerOptions) {}
+
+  static std::uint64_t fingerprint() { std::terminate(); }
+  Rank rank() const { std::terminate(); }
+  WorldSize world_size() const { std::terminate(); }
+  const Membership& membership() const { std::terminate(); }
+  const std::vector<std::string>& arguments() const { std::terminate(); }
+  const std::string& data() const { std::terminate(); }
+  RejectedWrapper<Model, Ps...>& ddp() const { std::terminate(); }
+  RejectedWrapper<Model, Ps...>& dp() const { std::terminate(); }
+  Seed seed() const { std::terminate(); }
+  RandomStream random() const { std::terminate(); }
+  SamplerOptions& sampler_options() const { std::terminate(); }
+  LoaderOptions& loader_options() const { std::terminate(); }
+
+  RejectedEpochs epochs(std::uint64_t) const { std::terminate(); }
+  Scores evaluate(const auto&, std::size_t, std::string_view = "") const { std::terminate(); }
+  Scores reduce_metrics(const Tally&) const { std::terminate(); }
+  void barrier() const {}
+  void on_rank0(const auto&) const {}
+  SamplerState position() const { std::terminate(); }
+  void resume(const SamplerState&) const {}
+  EpochSummary summary() const { std::terminate(); }
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The job of README.md, for programs that use one that is accepted or one that is rejected.
+
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/observe/number_text.hpp"
+#include "lockstep/trainer/launch_job.hpp"
+#include "lockstep/trainer/trainer.hpp"
+
+namespace job {
+
+using namespace lockstep;
+
+struct Line {
+  using Parameters = ParameterList<Parameter<"slope", float>>;
+  float error = 0;
+
+  float forward(auto& step, const auto& batch) {
+    error = step.param("slope"_p)() * batch.inputs[0] - batch.labels[0];
+    return error * error;
+  }
+  void backward(auto& step, const auto& batch) {
+    step.grad("slope"_p)() = 2 * error * batch.inputs[0];
+    step.ready("slope"_p);
+  }
+};
+
+using Points = InMemoryDataset<float, float>;
+using Job = Trainer<Line, ParallelStrategy<DDP>, Backend<Shm>, Sampler<Distributed, Padding>,
+                    Optimizer<SGD>, World<2>>;
+
+}  // namespace job
