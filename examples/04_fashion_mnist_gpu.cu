@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fashion-MNIST on a GPU: `./x train --gpu` runs this program. It is example 03 with another model,
+// Fashion-MNIST on GPUs: `./x train --gpu` runs this program. It is example 03 with another model,
 // another device, and the whole step captured into a CUDA graph.
 //
-//   ./fashion_mnist_gpu --log run.jsonl              (a number of epochs may follow)
-//   ./fashion_mnist_gpu --ranks 4                    (they share the GPUs of this host)
-//   ./fashion_mnist_gpu --strategy dp --replicas 4   (one process cuts every batch into four)
+//   ./fashion_mnist_gpu --ranks 8 --log run.jsonl    (a number of epochs may follow)
+//   ./fashion_mnist_gpu --ranks 8 --backend shm      (ranks are threads instead of processes)
+//   ./fashion_mnist_gpu --strategy dp --replicas 8   (one process cuts every batch into eight)
+//
+// A rank has a GPU of its own; LOCKSTEP_SHARE_GPUS=1 lets ranks share those that there are.
 #include <string>
 
+#include "lockstep/nccl.cuh"
 #include "mlp.cuh"
 #include "strategy.hpp"
 
-template <class Strategy>
-using Job =
-    Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<Strategy>, Device<Cuda>, Backend<Shm>,
-            CapturedStep, Sampler<Distributed, Padding>, Optimizer<AdamW>, Schedule<Cosine>>;
+template <class Strategy, class Transport>
+using Job = Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<Strategy>, Device<Cuda>,
+                    Backend<Transport>, CapturedStep, Sampler<Distributed, Padding>,
+                    Optimizer<AdamW>, Schedule<Cosine>>;
 
-template <class Strategy>
+template <class Strategy, class Transport>
 int train(int argc, char** argv) {
-  return launch<Job<Strategy>>(argc, argv, [](auto& job) {
+  return launch<Job<Strategy, Transport>>(argc, argv, [](auto& job) {
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
@@ -35,5 +38,6 @@ int train(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
-  return wants_dp(argc, argv) ? train<DP>(argc, argv) : train<DDP>(argc, argv);
+  if (wants_dp(argc, argv)) return train<DP, Shm>(argc, argv);
+  return wants_shm(argc, argv) ? train<DDP, Shm>(argc, argv) : train<DDP, Nccl>(argc, argv);
 }

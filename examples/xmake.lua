@@ -20,8 +20,8 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
     target_end()
 end
 
--- Those for a GPU compile and link wherever nvcc is.
-if has_config("gpu") then
+-- Those for GPUs compile and link wherever nvcc and NCCL are.
+if has_config("gpu") and has_config("nccl") then
     for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cu"))) do
         target(name_of(file))
             set_kind("binary")
@@ -29,7 +29,7 @@ if has_config("gpu") then
             add_deps("lockstep_compiled")
             add_files(file)
             add_syslinks("pthread", "z")
-            add_links("cublasLt")
+            add_links("cublasLt", "nccl")
             add_cugencodes("sm_90")
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})

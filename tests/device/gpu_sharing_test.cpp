@@ -42,6 +42,20 @@ BOOST_AUTO_TEST_CASE(without_a_gpu_nothing_is_shared) {
   BOOST_TEST(refusal(0, 1, 0, true).find("this process sees no GPU") != std::string::npos);
 }
 
+BOOST_AUTO_TEST_CASE(a_refusal_says_which_gpus_are_visible) {
+  ::setenv("CUDA_VISIBLE_DEVICES", "", 1);
+  BOOST_TEST(refusal(0, 1, 0, true).find("sees no GPU (CUDA_VISIBLE_DEVICES is empty); ") !=
+             std::string::npos);
+  ::setenv("CUDA_VISIBLE_DEVICES", "7", 1);
+  BOOST_TEST(refusal(0, 1, 0, true).find("sees no GPU (CUDA_VISIBLE_DEVICES is 7); ") !=
+             std::string::npos);
+  ::setenv("CUDA_VISIBLE_DEVICES", "0,1", 1);
+  BOOST_TEST(refusal(0, 3, 2, false).find("have 2 GPUs (CUDA_VISIBLE_DEVICES is 0,1); ") !=
+             std::string::npos);
+  ::unsetenv("CUDA_VISIBLE_DEVICES");
+  BOOST_TEST(refusal(0, 3, 2, false).find("have 2 GPUs; ") != std::string::npos);
+}
+
 BOOST_AUTO_TEST_CASE(the_environment_asks_for_sharing) {
   ::unsetenv("LOCKSTEP_SHARE_GPUS");
   BOOST_TEST(!detail::wants_shared_gpus());

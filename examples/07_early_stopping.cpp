@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Early stopping: a few samples are learnt by heart sooner than they are understood, so training
+// ends when another set's loss has not fallen for some epochs, and goes back to the best epoch.
+//
+//   ./early_stopping --ranks 4
+//
+// `job.evaluate` adds up over ranks, so every rank has the same score and all leave the loop
+// together. A `break` ends the epoch as its last batch does, with its line and its record.
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "lockstep/data/generated_dataset.hpp"
+#include "mlp.hpp"
+
+using Model = Mlp<float, 64, 32, 10>;
+using Job = Trainer<Model, ParallelStrategy<DDP>, Backend<Shm>, Optimizer<AdamW>>;
+
+/// A copy of all parameters, and the way back.
+struct Snapshot {
+  std::vector<std::vector<float>> values;
+
+  /// Calls `f(view)` for every parameter of a job, or of initial values.
+  static void for_each(auto& from, auto f) {
+    f(from.param("fc1.weight"_p));
+    f(from.param("fc1.bias"_p));
+    f(from.param("fc2.weight"_p));
+    f(from.param("fc2.bias"_p));
+    f(from.param("fc3.weight"_p));
+    f(from.param("fc3.bias"_p));
+  }
+
+  void take(const Job& job) {
+    values.clear();
+    for_each(job, [&](const auto& view) {
+      values.emplace_back(view.data_handle(), view.data_handle() + view.size());
+    });
+  }
+  void restore(Job& job) const {
+    job.ddp().initialize([&](auto& initial) {  // on rank 0; all ranks get its values
+      auto saved = values.begin();
+      for_each(initial, [&](const auto& view) {
+        std::copy(saved->begin(), saved->end(), view.data_handle());
+        ++saved;
+      });
+    });
+  }
+};
+
+int main(int argc, char** argv) {
+  return launch<Job>(argc, argv, [](Job& job) {
+    const auto train = generated_dataset("train", {.samples = 240, .width = 64});
+    const auto test = generated_dataset("test", {.samples = 2000, .width = 64});
+    constexpr std::uint64_t patience = 3;
+    job.optimizer().lr = 3e-3;
+
+    double best = std::numeric_limits<double>::infinity();
+    std::uint64_t best_epoch = 0;
+    Snapshot snapshot;
+    for (auto epoch : job.epochs(100)) {
+      for (const auto& batch : epoch.batches(train, 16 / job.world_size().value())) job.step(batch);
+      const double loss = job.evaluate(test, 500)["loss"];
+      if (loss < best) {
+        best = loss;
+        best_epoch = epoch.number();
+        snapshot.take(job);
+      } else if (epoch.number() - best_epoch == patience) {
+        break;
+      }
+    }
+
+    snapshot.restore(job);
+    const double again = job.evaluate(test, 500)["loss"];
+    job.on_rank0([&](auto log) {
+      log.print("best: epoch " + std::to_string(best_epoch + 1) + ", test loss " +
+                fixed_text(best, 4) + "; after going back to it " + fixed_text(again, 4));
+    });
+  });
+}

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trainers on GPUs: trainers --ranks N nccl|gloo|shm [CHECK]. Every check is a program of a user,
+// run by N ranks and by one alone: both must see the same losses and scores and end with the same
+// parameters.
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "gpu/plain_mlp.cuh"
+#include "lockstep/lockstep.cuh"
+#if LOCKSTEP_HAS_NCCL
+#include "lockstep/nccl.cuh"
+#endif
+#if LOCKSTEP_HAS_GLOO
+#include "lockstep/gloo.cuh"
+#endif
+
+namespace {
+
+using namespace lockstep;
+using namespace train;
+
+using Model = GpuPlainMlp<double, 12, 16, 4>;
+template <class... Policies>
+using Job = Trainer<Model, Device<Cuda>, Optimizer<AdamW>, Policies...>;
+using Alone = Job<World<1>>;
+#if LOCKSTEP_HAS_NCCL
+static_assert(std::is_same_v<Job<>, Job<Backend<Nccl>>>, "NCCL is what a GPU job has by default");
+#endif
+
+InMemoryDataset<double, std::int32_t> make_data(std::size_t rows, std::size_t number) {
+  const auto batch = labelled<double>(reference_batch(rows, 12, 4, number, 0));
+  return {batch.inputs, batch.labels};
+}
+const auto& samples() {
+  static const auto data = make_data(48, 3);
+  return data;
+}
+/// A number that no world divides.
+const auto& others() {
+  static const auto data = make_data(53, 5);
+  return data;
+}
+
+/// What a program has seen, in order: numbers that must not depend on the number of ranks.
+using Seen = std::vector<double>;
+
+void add_parameters(auto& job, Seen& seen) {
+  job.barrier();
+  PlainMlp<1, 1, 1>::for_each_parameter(job, [&](const auto& view) {
+    const std::size_t before = seen.size();
+    seen.resize(before + view.size());
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    check_cuda(cudaMemcpy(seen.data() + before, view.data_handle(), view.size() * sizeof(double),
+                          cudaMemcpyDefault),
+               "cudaMemcpy");
+  });
+}
+
+/// Epochs over the same batches of twelve, however many ranks share them, with an evaluation each.
+void run_epochs(auto& job, double rate, std::uint64_t epochs, Seen& seen) {
+  job.optimizer().lr = rate;
+  for (auto epoch : job.epochs(epochs)) {
+    for (const auto& batch : epoch.batches(samples(), 12 / job.world_size().value()))
+      job.step(batch);
+    seen.push_back(epoch.summary().loss.value());
+    seen.push_back(job.evaluate(others(), 7)["loss"]);
+  }
+  add_parameters(job, seen);
+}
+
+template <class J>
+Seen train_and_evaluate(Session& session) {
+  Seen seen;
+  J job(session);
+  run_epochs(job, 0.01, 4, seen);
+  return seen;
+}
+
+/// A `break` out of the batches, one out of the epochs, and more epochs after that.
+template <class J>
+Seen leave_early(Session& session) {
+  Seen seen;
+  J job(session);
+  for (auto epoch : job.epochs(5)) {
+    std::size_t steps = 0;
+    for (const auto& batch : epoch.batches(samples(), 12 / job.world_size().value())) {
+      job.step(batch);
+      if (++steps == 2 && epoch.number() == 1) break;
+    }
+    seen.push_back(epoch.summary().loss.value());
+    seen.push_back(static_cast<double>(epoch.summary().samples));
+    const double loss = job.evaluate(others(), 7)["loss"];
+    seen.push_back(loss);
+    if (epoch.number() == 2) break;
+  }
+  run_epochs(job, 0.02, 2, seen);
+  return seen;
+}
+
+/// Two jobs side by side, in turn, and a third when they are gone.
+template <class J>
+Seen train_several(Session& session) {
+  Seen seen;
+  {
+    J first(session);
+    J second(session);
+    run_epochs(first, 0.01, 2, seen);
+    run_epochs(second, 0.03, 2, seen);
+    run_epochs(first, 0.02, 1, seen);
+  }
+  J third(session);
+  run_epochs(third, 0.02, 2, seen);
+  return seen;
+}
+
+void compare(const std::string& check, const Seen& got, const Seen& want) {
+  if (got.size() != want.size() || want.empty()) throw std::runtime_error(check + ": other sizes");
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    if (std::abs(got[i] - want[i]) <= 1e-9 * std::max(1.0, std::abs(want[i]))) continue;
+    throw std::runtime_error(check + ": number " + std::to_string(i) + " of " +
+                             std::to_string(want.size()) + " is " + std::to_string(got[i]) +
+                             ", one rank alone has " + std::to_string(want[i]));
+  }
+}
+
+template <class J>
+void run_checks(Session& session) {
+  const auto& arguments = session.arguments();
+  const std::string name = arguments.size() > 2 ? arguments[2] : "all";
+  bool known = false;
+  const auto run = [&](const char* check, auto by_ranks, auto by_one) {
+    if (name != "all" && name != check) return;
+    known = true;
+    Session alone = detail::join_alone();
+    const Seen want = by_one(alone);
+    compare(check, by_ranks(session), want);
+    if (session.rank() == Rank{0})
+      std::printf("ok %s, %zu ranks, %zu numbers\n", check, session.world().value(), want.size());
+  };
+  run("train", train_and_evaluate<J>, train_and_evaluate<Alone>);
+  run("break", leave_early<J>, leave_early<Alone>);
+  run("several", train_several<J>, train_several<Alone>);
+  if (!known) throw std::runtime_error("there is no check '" + name + "'");
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (detail::visible_gpus() == 0) {
+    std::puts("compiled and linked; not run: no CUDA device here");
+    return 0;
+  }
+  const auto wants = [&](const std::string& backend) {
+    for (int i = 1; i < argc; ++i)
+      if (argv[i] == backend) return true;
+    return false;
+  };
+#if LOCKSTEP_HAS_NCCL
+  if (wants("nccl")) return launch(argc, argv, run_checks<Job<Backend<Nccl>>>);
+#endif
+#if LOCKSTEP_HAS_GLOO
+  if (wants("gloo")) return launch(argc, argv, run_checks<Job<Backend<Gloo>>>);
+#endif
+  if (wants("shm")) return launch_threads(argc, argv, run_checks<Job<Backend<Shm>>>);
+  std::puts("usage: trainers --ranks N nccl|gloo|shm [CHECK], of what it was built with");
+  return 2;
+}
