@@ -187,6 +187,7 @@ class GradientBuckets {
   void spoil() {
     if (pass_.adds) second_arena();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+      if (!layout_.plan().is_trained(p)) continue;
       Traits::with_element(layout_.infos()[p].element,
                            [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
     }
