@@ -7,7 +7,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.hpp"
@@ -45,6 +47,30 @@ std::string bits_of(const auto& ddp) {
 }
 std::string bits_of_listed(const auto& ddp) {
   return bits_of(ByName<Network, std::decay_t<decltype(ddp)>>(ddp));
+}
+
+/// Every tensor that is handed out by name: parameters, gradients, buffers and states.
+std::map<std::string, std::vector<double>> tensors_of(const auto& ddp) {
+  std::map<std::string, std::vector<double>> all;
+  const auto note = [&](const std::string& name, auto view, std::size_t first) {
+    auto& values =
+        all[name + " of " +
+            std::string(detail::element_name(element_kind<typename decltype(view)::value_type>()))];
+    values.push_back(static_cast<double>(first));
+    for (std::size_t i = 0; i < view.size(); ++i)
+      values.push_back(static_cast<double>(view.data_handle()[i]));
+  };
+  const auto noted_as = [&](const std::string& kind) {
+    return [&, kind](std::string_view name, auto view) { note(kind + std::string(name), view, 0); };
+  };
+  ddp.for_each_parameter(noted_as("parameter "));
+  ddp.for_each_gradient(noted_as("gradient "));
+  ddp.for_each_buffer(noted_as("buffer "));
+  ddp.for_each_state(
+      [&](std::string_view parameter, std::string_view state, auto view, std::size_t first) {
+        note("state " + std::string(parameter) + " " + std::string(state), view, first);
+      });
+  return all;
 }
 
 /// Trains two wrapped models with the same batches.
@@ -95,6 +121,9 @@ BOOST_AUTO_TEST_CASE(a_world_of_one_has_the_same_bits) {
   DistributedDataParallel<ListedNetwork, World<1>, Optimizer<AdamW>> listed(nobody);
   train_both(declared, listed, 0,
              [&](std::size_t) { BOOST_TEST((bits_of(declared) == bits_of_listed(listed))); });
+  const auto tensors = tensors_of(declared);
+  BOOST_TEST(tensors.size() == 6u * 4u);
+  BOOST_TEST((tensors == tensors_of(listed)));
 }
 
 BOOST_AUTO_TEST_CASE(replicas_of_dp_have_the_same_bits) {
@@ -138,6 +167,9 @@ BOOST_AUTO_TEST_CASE(several_element_types_and_unused_parameters_have_the_same_b
           "step " + std::to_string(s), 0);
     }
     require(value(declared, 1, 3) != start(1, 3), "nothing was trained");
+    const auto tensors = tensors_of(declared);
+    require(tensors == tensors_of(listed), "other tensors are handed out");
+    require(tensors.size() > 6 + 2, "tensors are missing");
   });
 }
 

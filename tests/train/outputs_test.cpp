@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a program asks a job for: outputs, tensors, first values, and the whole loop in one call.
+#include <array>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cmath>
@@ -8,6 +9,7 @@
 #include <map>
 #include <numeric>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <string>
 #include <string_view>
@@ -202,6 +204,41 @@ BOOST_AUTO_TEST_CASE(every_sample_is_predicted_once_and_in_order_in_any_world) {
   }
   run<Trainer<Plane, World<1>>>(1, [](auto& job) { check_predictions(job); });
   run<Trainer<Plane, Sharding<Replicated>>>(3, [](auto& job) { check_predictions(job); });
+}
+
+namespace {
+
+/// Its rows are longer than what travels at once, and the compiler does not know how long.
+struct Wide {
+  using Parameters = ParameterList<Parameter<"w", float, 1>>;
+  using Output = OutputOf<float, dynamic>;
+  static constexpr std::size_t width = 400'000;
+  std::array<std::size_t, 1> output_extents() const { return {width}; }
+
+  double forward(auto&, const Rows&) { return 0; }
+  void backward(auto& step, const Rows&) { step.set_grad("w"_p, {0}); }
+  void predict(auto&, const Rows& batch, auto rows) {
+    for (std::size_t i = 0; i < batch.size(); ++i)
+      for (std::size_t k = 0; k < width; ++k) rows(i, k) = value(batch.row(i)[0], k);
+  }
+  static float value(double row, std::size_t k) {
+    return static_cast<float>(row) * 1000 + static_cast<float>(k % 997);
+  }
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(long_outputs_travel_in_pieces) {
+  run<Trainer<Wide>>(3, [](auto& job) {
+    for (const Gather gather : {Gather::rank0, Gather::all}) {
+      const auto rows = job.predict(rows_of(10), {.batch_size = 3, .gather = gather});
+      const bool has = gather == Gather::all || job.rank() == Rank{0};
+      require(rows.size() == (has ? 10 : 0) && rows.width() == Wide::width, "other rows");
+      for (std::size_t i = 0; i < rows.size(); ++i)
+        for (std::size_t k = 0; k < Wide::width; ++k)
+          require(rows[i][k] == Wide::value(static_cast<double>(i), k), "another number");
+    }
+  });
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_predict_other_data_are_told_so) {
@@ -429,6 +466,47 @@ BOOST_AUTO_TEST_CASE(states_are_those_of_one_process_wherever_they_lie) {
         require_values(states_of(job), want, true);
       },
       with_replicas(3));
+}
+
+namespace {
+
+/// The gradient of element i is i + 1: a state says whose it is.
+struct Long {
+  using Parameters = ParameterList<Parameter<"w", double, 1000>, Parameter<"b", double, 7>>;
+  double forward(auto&, const Rows&) { return 0; }
+  void backward(auto& step, const Rows&) {
+    std::vector<double> gradient(1000);
+    std::iota(gradient.begin(), gradient.end(), 1);
+    step.set_grad("b"_p, {1, 2, 3, 4, 5, 6, 7});
+    step.set_grad("w"_p, gradient);
+  }
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_parameter_that_ranks_share_has_its_states_in_slices) {
+  for (const std::size_t ranks : {2, 3}) {
+    run<Trainer<Long, Optimizer<SGDMomentum>>>(ranks, [](auto& job) {
+      job.fit(rows_of(6), {.epochs = 1, .batch_size = 6});
+      double kept = 0;
+      bool begins_inside = false;
+      job.for_each_state(
+          [&](std::string_view, std::string_view state, auto view, std::size_t first) {
+            require(state == "momentum_buffer", "another state");
+            kept += static_cast<double>(view.size());
+            begins_inside = begins_inside || first != 0;
+            for (std::size_t i = 0; i < view.size(); ++i)
+              require(near(view(i), static_cast<double>(first + i + 1)), "another element's state");
+          });
+      require(job.rank() == Rank{0} || begins_inside, "no slice begins inside of a parameter");
+      Tally tally;
+      tally.add("kept", kept, 1);
+      require(
+          near(job.reduce_metrics(tally)["kept"] * static_cast<double>(job.world_size().value()),
+               1007),
+          "not every state once");
+    });
+  }
 }
 
 BOOST_AUTO_TEST_CASE(first_values_come_from_the_seed_of_the_job_under_both_strategies) {

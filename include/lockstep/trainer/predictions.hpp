@@ -2,6 +2,7 @@
 #pragma once
 /// @file The outputs of a model for a data set: a row for each sample, in the order of the data.
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -9,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
@@ -80,6 +82,34 @@ class Predictions<OutputOf<T, E...>> {
 
 namespace detail {
 
+/// The blocks of all ranks one behind the other, up to `size` elements, on those ranks that are to
+/// have them. Blocks have one length. They travel in pieces, because what passes through memory of
+/// the communicator's own stays allocated. **Ranks** all. **Host** blocks.
+template <class T, class Comm>
+std::vector<T> gather_blocks(Comm& comm, const std::vector<T>& own, std::size_t size,
+                             Gather gather) {
+  constexpr std::size_t piece = 4_MiB / sizeof(T);
+  const std::size_t world = comm.world_size().value();
+  const bool receives = gather == Gather::all || comm.rank() == Rank{0};
+  std::vector<T> all(receives ? size : 0);
+  std::vector<T> landed;
+  for (std::size_t at = 0; at < own.size(); at += piece) {
+    const auto part = std::span(own).subspan(at, std::min(piece, own.size() - at));
+    landed.resize(receives ? part.size() * world : 0);
+    if (gather == Gather::all) {
+      comm.all_gather(part, landed);
+    } else {
+      comm.gather(part, landed, Rank{0});
+    }
+    for (std::size_t r = 0; receives && r != world; ++r) {
+      const std::size_t to = std::min(r * own.size() + at, size);
+      std::copy_n(landed.data() + r * part.size(), std::min(part.size(), size - to),
+                  all.data() + to);
+    }
+  }
+  return all;
+}
+
 /// Predicts a data set's samples, each on one rank, a block of them on every rank. **Ranks** all.
 /// **Host** blocks.
 template <class Output, class Comm, class Wrapper, Dataset Source>
@@ -101,16 +131,7 @@ Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const Source& sour
     next += rows.size();
   }
   if (!pads) return {block.first(), std::move(own), sizes};
-
-  const bool receives = gather == Gather::all || comm.rank() == Rank{0};
-  std::vector<T> all(receives ? own.size() * comm.world_size().value() : 0);
-  if (gather == Gather::all) {
-    comm.all_gather(own, all);
-  } else {
-    comm.gather(own, all, Rank{0});
-  }
-  if (receives) all.resize(source.size() * width);
-  return {0, std::move(all), sizes};
+  return {0, gather_blocks(comm, own, source.size() * width, gather), sizes};
 }
 
 }  // namespace detail

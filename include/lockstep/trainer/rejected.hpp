@@ -49,6 +49,7 @@ struct RejectedPhase {
   double reduce_and_update() const { std::terminate(); }
   double loss() const { std::terminate(); }
   AnyView<HostMemory, float> grad(const auto&) const { std::terminate(); }
+  AnyView<HostMemory, float> outputs() const { std::terminate(); }
   operator double() const { std::terminate(); }  ///< the backward phase of `no_sync` gives the loss
 };
 
@@ -56,6 +57,8 @@ template <class Model, class... Ps>
 class RejectedWrapper {
  public:
   static constexpr bool is_rejected = true;
+  static constexpr bool is_one_process = false;
+  static constexpr bool ranks_are_threads = false;
   using model_type = Model;
   using Loss = double;
 
@@ -78,6 +81,10 @@ class RejectedWrapper {
 
   void initialize(const auto&, Seed = {}) const {}
   void for_each_model(const auto&) const {}
+  void for_each_parameter(const auto&) const {}
+  void for_each_gradient(const auto&) const {}
+  void for_each_buffer(const auto&) const {}
+  void for_each_state(const auto&) const {}
   void set_shares(const auto&) const {}
   void set_epoch(std::uint64_t) const {}
   void begin_schedule(std::uint64_t) const {}
@@ -87,6 +94,7 @@ class RejectedWrapper {
   RejectedPhase forward(const auto&) const { std::terminate(); }
   const RejectedWrapper& no_sync() const { std::terminate(); }
   double step(const auto&) const { std::terminate(); }
+  AnyView<HostMemory, float> predict(const auto&) const { std::terminate(); }
   double evaluate(const auto&) const { std::terminate(); }
   void evaluate(const auto&, auto&) const {}
   template <class Batch>
@@ -98,6 +106,13 @@ class RejectedWrapper {
 /// Was the job rejected?
 template <class Job>
 inline constexpr bool is_rejected = requires { Job::is_rejected; };
+
+/// `launch<Job>` of such a job does nothing: it has its error already.
+template <class Job, class Source, class F>
+  requires is_rejected<Job>
+int launch_job(int, char**, Source&, F&) {
+  return 1;
+}
 
 }  // namespace detail
 

@@ -21,6 +21,13 @@
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
+namespace lockstep {
+struct FitOptions;
+}
+namespace lockstep {
+struct PredictOptions;
+}
+
 namespace lockstep::detail {
 
 template <class Batch>
@@ -72,7 +79,21 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   RejectedEpochs epochs(std::uint64_t) const { std::terminate(); }
   Scores evaluate(const auto&, std::size_t, std::string_view = "") const { std::terminate(); }
   Scores reduce_metrics(const Tally&) const { std::terminate(); }
+  EpochSummary fit(const auto&, const FitOptions&, const auto&...) const { std::terminate(); }
+  EpochSummary fit(const auto&, const auto&, const FitOptions&, const auto&...) const {
+    std::terminate();
+  }
+  AnyView<HostMemory, float> predict(const auto&, std::size_t) const { std::terminate(); }
+  AnyView<HostMemory, float> predict(const auto&, const PredictOptions&) const { std::terminate(); }
+  const RejectedTrainer& communicator() const { std::terminate(); }
+  void all_reduce(const auto&...) const {}
+  void broadcast(const auto&...) const {}
+  void all_gather(const auto&, const auto&) const {}
+  std::vector<double> all_gather(const auto&) const { std::terminate(); }
+  std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
+  std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
   void barrier() const {}
+  void log_field(std::string_view, const auto&) const {}
   void on_rank0(const auto&) const {}
   SamplerState position() const { std::terminate(); }
   void resume(const SamplerState&) const {}
