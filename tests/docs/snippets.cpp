@@ -142,6 +142,19 @@ return launch(argc, argv, [](Session& session) {
 });
 }
 
+struct Net : Mlp784 {
+  explicit Net(float scale) : scale(scale) {}
+  float scale;
+};
+
+int with_a_model(int argc, char** argv) {
+using Job = Trainer<Net>;
+const auto train = [](Job& job) { job.barrier(); };
+launch<Job>(argc, argv, Net(0.5), train);                          // a model that was constructed
+launch<Job>(argc, argv, [](Session&) { return Net(0.5); }, train);  // or one made on each rank
+return 0;
+}
+
 void inside_a_program(std::size_t n) {
 const auto f = [](const Membership& me, Store& store) { store.set("done", me.job); };
 spawn<4>(f);                 // four threads
@@ -188,5 +201,6 @@ int main(int argc, char** argv) {
   launching::inside_a_program(2);
   launch<listing::Job>(argc, argv, [](listing::Job& job) { job.step(listing::Batch{}); });
   launch<one_process::Job>(argc, argv, one_process::shares);
+  launching::with_a_model(argc, argv);
   return training::run(argc, argv) + launching::run(argc, argv);
 }
