@@ -223,7 +223,8 @@ def loss(machines):
         file = machine.folder / "fashion_mnist.jsonl"
         if not file.exists():
             continue
-        epochs = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        records = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        epochs = [record for record in records if "epoch" in record]  # without headers of runs and lines of the program's own
         first = max(i for i, epoch in enumerate(epochs) if epoch["epoch"] == 1)
         epochs = epochs[first:]
         x = [epoch["epoch"] for epoch in epochs]

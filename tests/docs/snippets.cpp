@@ -250,6 +250,19 @@ if (pair) pair->barrier();                                          // empty whe
 destroy_process_group(std::move(group));                            // or at the end of its scope
 }
 
+struct Net : Mlp784 {
+  explicit Net(float scale) : scale(scale) {}
+  float scale;
+};
+
+int with_a_model(int argc, char** argv) {
+using Job = Trainer<Net>;
+const auto train = [](Job& job) { job.barrier(); };
+launch<Job>(argc, argv, Net(0.5), train);                          // a model that was constructed
+launch<Job>(argc, argv, [](Session&) { return Net(0.5); }, train);  // or one made on each rank
+return 0;
+}
+
 void inside_a_program(std::size_t n) {
 const auto f = [](const Membership& me, Store& store) { store.set("done", me.job); };
 spawn<4>(f);                 // four threads
@@ -307,5 +320,8 @@ int main(int argc, char** argv) {
     training::fit(job, none, none);
     training::look(job, none);
   });
+}
+
+  launching::with_a_model(argc, argv);
   return training::run(argc, argv) + launching::run(argc, argv);
 }
