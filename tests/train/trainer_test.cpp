@@ -15,8 +15,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/comm/groups.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
@@ -211,19 +211,20 @@ BOOST_AUTO_TEST_CASE(ranks_that_make_other_calls_of_a_job_are_told_which) {
              at_the_end);
   const std::string in_the_loop =
       words_of([](Job& job, const auto& data) { job.evaluate(data, 4); });
-  BOOST_TEST(contains(in_the_loop, "rank 0 called evaluate (its all_gather(1 uint64)) and rank 1 "
-                                   "called step (its reduce_scatter("),
+  BOOST_TEST(contains(in_the_loop,
+                      "rank 0 called evaluate (its all_gather(1 uint64)) and rank 1 "
+                      "called step (its reduce_scatter("),
              in_the_loop);
-  const std::string own = words_of([](Job& job, const auto&) {
-    static_cast<void>(job.all_reduce(1.0));
-  });
+  const std::string own =
+      words_of([](Job& job, const auto&) { static_cast<void>(job.all_reduce(1.0)); });
   BOOST_TEST(contains(own, "rank 0 called all_reduce(sum of 1 double) and rank 1 called step (its"),
              own);
   const std::string last = failure<Job>(2, [](Job& job) {
     if (job.rank() == Rank{0}) job.evaluate(points_of_line(16), 4);
   });
-  BOOST_TEST(contains(last, "rank 0, evaluate (its all_gather(1 uint64)): rank 1 closed its "
-                            "communicator without this call"),
+  BOOST_TEST(contains(last,
+                      "rank 0, evaluate (its all_gather(1 uint64)): rank 1 closed its "
+                      "communicator without this call"),
              last);
 }
 
@@ -253,9 +254,8 @@ BOOST_AUTO_TEST_CASE(a_job_has_collectives_and_groups) {
       require(first.has_value() == (me == 0), "another group");
     });
   }
-  const std::string alone = failure<Job>(2, [](Job& job) {
-    job.on_rank0([&](auto) { static_cast<void>(job.all_reduce(1.0)); });
-  });
+  const std::string alone = failure<Job>(
+      2, [](Job& job) { job.on_rank0([&](auto) { static_cast<void>(job.all_reduce(1.0)); }); });
   BOOST_TEST(contains(alone, "all_reduce: rank 0 alone has come here, inside on_rank0"), alone);
 }
 

@@ -69,7 +69,9 @@ struct OwnsSlice {
     comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
                       reduction_of_gradients<Traits::sums_gradients>(), consume, JobCall::step);
   }
-  void add_others(double& squares) const { comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step); }
+  void add_others(double& squares) const {
+    comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step);
+  }
   void publish() const { comm.barrier(JobCall::step); }
 };
 

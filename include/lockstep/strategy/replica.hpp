@@ -313,7 +313,8 @@ class Replica {
     return reinterpret_cast<std::byte*>(memory.data());
   }
 
-  void broadcast(std::byte* data, std::size_t size, detail::JobCall part_of = detail::current_job_call()) {
+  void broadcast(std::byte* data, std::size_t size,
+                 detail::JobCall part_of = detail::current_job_call()) {
     if (size == 0) return;
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
   }

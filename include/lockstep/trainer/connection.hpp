@@ -25,9 +25,9 @@ struct NoBackend {};
 }  // namespace detail
 
 /// How ranks on a device meet through a backend: `communicator<Policies>`,
-/// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks are threads of one process. Specialised for the CPU
-/// here and in trainer/gloo.hpp, for GPUs in trainer/cuda.cuh, trainer/nccl.cuh and
-/// trainer/gloo.cuh.
+/// `make<Policies>(session, name)`, where `name` tells several meetings apart, and whether ranks
+/// are threads of one process. Specialised for the CPU here and in trainer/gloo.hpp, for GPUs in
+/// trainer/cuda.cuh, trainer/nccl.cuh and trainer/gloo.cuh.
 template <class Device, class Backend>
 struct Connection;
 
