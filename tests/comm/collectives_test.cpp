@@ -77,8 +77,9 @@ BOOST_AUTO_TEST_CASE(too_little_room_for_all_pieces_is_an_error_on_all_ranks) {
                      std::vector<float> out(comm.rank() == Rank{1} ? 5 : 6);
                      comm.all_gather_variable(mine, out);
                    }),
-               nobody, {"all_gather_variable(float): rank 1 has room for 5 elements, and all ranks "
-                        "bring 6"});
+               nobody,
+               {"all_gather_variable(float): rank 1 has room for 5 elements, and all ranks "
+                "bring 6"});
 }
 
 BOOST_AUTO_TEST_CASE(strings_travel_whole) {

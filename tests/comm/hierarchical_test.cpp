@@ -207,7 +207,8 @@ BOOST_AUTO_TEST_CASE(single_numbers_truths_and_pieces_of_different_lengths_are_g
   }
 }
 
-// Groups on one host, on even and uneven hosts, with ranks of a host apart by number, and of groups.
+// Groups on one host, on even and uneven hosts, with ranks of a host apart by number, and of
+// groups.
 BOOST_AUTO_TEST_CASE(groups_of_a_hierarchy_are_hierarchies) {
   const auto use_groups = [](auto& comm) {
     groups_of_six(comm);

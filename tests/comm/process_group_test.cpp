@@ -57,8 +57,8 @@ BOOST_AUTO_TEST_CASE(a_process_group_may_be_made_again) {
       std::filesystem::temp_directory_path() / ("lockstep-again-" + std::to_string(getpid()));
   BOOST_CHECK_NO_THROW(spawn<2>(AsProcesses{}, [&](const Membership& member, Store& store) {
     const auto join_group = [&](int round) {
-      return init_process_group<Backend<Shm>>(
-          text({"file://", path, round}), member.rank, member.world, 20s);
+      return init_process_group<Backend<Shm>>(text({"file://", path, round}), member.rank,
+                                              member.world, 20s);
     };
     {
       auto first = join_group(1);
@@ -96,17 +96,17 @@ BOOST_AUTO_TEST_CASE(a_group_may_have_a_backend_of_its_own) {
   };
   BOOST_CHECK_NO_THROW(spawn<3>(AsProcesses{}, rank_function));
   BOOST_CHECK_NO_THROW(spawn<3>(AsThreads{}, rank_function));
-  BOOST_CHECK_EXCEPTION(spawn<2>(AsProcesses{},
-                                 [](const Membership& member, Store&) {
-                                   Session session(member, Store(member.host, member.port,
-                                                                 member.secret, member.timeout));
-                                   ProcessGroup group(session);
-                                   new_group<Backend<Shm>>(group, {Rank{0}, Rank{3}});
-                                 }),
-                        Error, [](const Error& error) {
-                          return std::string(error.what()).find("a rank is outside the world") !=
-                                 std::string::npos;
-                        });
+  BOOST_CHECK_EXCEPTION(
+      spawn<2>(AsProcesses{},
+               [](const Membership& member, Store&) {
+                 Session session(member,
+                                 Store(member.host, member.port, member.secret, member.timeout));
+                 ProcessGroup group(session);
+                 new_group<Backend<Shm>>(group, {Rank{0}, Rank{3}});
+               }),
+      Error, [](const Error& error) {
+        return std::string(error.what()).find("a rank is outside the world") != std::string::npos;
+      });
 }
 
 BOOST_AUTO_TEST_CASE(a_program_without_cuda_has_no_gpu) { BOOST_TEST(device_count() == 0u); }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: bool is reduced with Max or BitOr (any rank), Min or BitAnd (all ranks), or BitXor
+// expect: lockstep: bool is reduced with Max or BitOr (any rank), Min or BitAnd (all ranks)
 #include "lockstep/comm/backends/loopback.hpp"
 
 using namespace lockstep;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, also between hosts only, needs #include
+// expect: lockstep: a job with Device<Cuda> and Backend<Nccl>, its default, also between
 #include "lockstep/trainer/process_group.hpp"
 
 using namespace lockstep;

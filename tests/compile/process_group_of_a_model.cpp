@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: a process group has the policies Backend<...>, Device<...>, World<...> and Progress<...> only
+// expect: lockstep: a process group has the policies Backend<...>, Device<...>
 #include "lockstep/trainer/process_group.hpp"
 
 using namespace lockstep;

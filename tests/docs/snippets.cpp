@@ -311,9 +311,8 @@ int main(int argc, char** argv) {
   launch(argc, argv, launching::process_groups);
   ProcessGroup<> group(join());
   communicating::say_numbers(group, 1, true, 1, 1, {});
-  launch<listing::Job>(argc, argv, [](listing::Job& job) {
-    communicating::in_a_job(job, 1, {}, 1, {});
-  });
+  launch<listing::Job>(argc, argv,
+                       [](listing::Job& job) { communicating::in_a_job(job, 1, {}, 1, {}); });
   launch<listing::Job>(argc, argv, [](listing::Job& job) { job.step(listing::Batch{}); });
   launch<one_process::Job>(argc, argv, one_process::shares);
   launch<training::Job>(argc, argv, [&](training::Job& job) {

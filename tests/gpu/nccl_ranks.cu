@@ -23,6 +23,7 @@ namespace {
 using namespace lockstep;
 using namespace exercise;
 using namespace std::chrono_literals;
+using exercise::Buffer;  // not the declaration of a model
 using Comm = NcclCommunicator<>;
 
 /// Goes on until the communicator fails, as a job would that waits for its step.

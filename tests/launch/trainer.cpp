@@ -15,11 +15,11 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/trainer/process_group.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/observe/progress_display.hpp"
+#include "lockstep/trainer/process_group.hpp"
 
 using namespace lockstep;
 

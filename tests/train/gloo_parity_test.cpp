@@ -52,4 +52,24 @@ BOOST_AUTO_TEST_CASE(policies_lead_to_communicators) {
                         });
 }
 
+BOOST_AUTO_TEST_CASE(process_groups_of_several_backends_live_side_by_side) {
+  BOOST_CHECK_NO_THROW(spawn<4>(AsProcesses{}, [](const Membership& member, Store&) {
+    Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+    ProcessGroup<Backend<Gloo>> group(session);
+    ProcessGroup beside(session);
+    detail::check(group->all_reduce(1) == 4 && beside->all_reduce(1) == 4, "a sum is wrong");
+    auto shared = new_group<Backend<Shm>>(group, {Rank{3}, Rank{1}});
+    auto sockets = new_group<Backend<Gloo>>(beside, {Rank{0}, Rank{3}, Rank{2}});
+    if (shared) detail::check(shared->all_reduce(1) == 2, "the sum in shared memory is wrong");
+    if (sockets) {
+      detail::check(sockets->all_reduce(1) == 3, "the sum through sockets is wrong");
+      detail::check(sockets->broadcast(member.rank.value(), Rank{1}) == 3, "the order is wrong");
+    }
+    setenv("LOCKSTEP_HOST", std::to_string(member.rank.value() / 2).c_str(), 1);
+    ProcessGroup<Backend<Hierarchical<Shm, Gloo>>> hosts(session);
+    auto three = new_group(hosts, {Rank{0}, Rank{1}, Rank{3}});
+    if (three) detail::check(three->all_reduce(1.5) == 4.5, "the sum of a hierarchy is wrong");
+  }));
+}
+
 BOOST_AUTO_TEST_SUITE_END()

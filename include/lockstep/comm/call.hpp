@@ -36,10 +36,11 @@ enum class CollectiveKind : std::uint16_t {
 };
 
 inline constexpr std::string_view collective_names[] = {
-    "barrier",        "all_reduce", "reduce",  "broadcast",           "all_gather",
-    "gather",         "scatter",    "reduce_scatter", "all_to_all",   "send",
-    "receive",        "allocate",   "new_group",      "replay",       "capture",
-    "all_gather_variable", "gather_variable"};
+    "barrier",        "all_reduce", "reduce",  "broadcast",
+    "all_gather",     "gather",     "scatter", "reduce_scatter",
+    "all_to_all",     "send",       "receive", "allocate",
+    "new_group",      "replay",     "capture", "all_gather_variable",
+    "gather_variable"};
 
 constexpr std::string_view collective_name(CollectiveKind kind) {
   return collective_names[static_cast<std::size_t>(kind)];

@@ -258,12 +258,9 @@ class Collectives {
   template <class In, class Out>
   void all_to_all(const In& in, Out&& out) {
     const auto given = detail::elements_of(in);
-    const detail::calls::AllToAll<Common<In, Out>> call{given,
-                                                        detail::elements_of(out),
-                                                        given.size() / world(),
-                                                        Rank{0},
-                                                        {},
-                                                        detail::current_job_call()};
+    const detail::calls::AllToAll<Common<In, Out>> call{
+        given, detail::elements_of(out),  given.size() / world(), Rank{0},
+        {},    detail::current_job_call()};
     if (call.count * world() != call.in.size()) {
       throw Error(call.call().text(),
                   std::to_string(call.in.size()) + " elements do not divide among " +

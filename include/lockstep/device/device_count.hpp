@@ -14,8 +14,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// The devices beside the host that a file can use: GPUs where nvcc compiles it. A template, because
-/// files of both kinds may be part of one program.
+/// The devices beside the host that a file can use: GPUs where nvcc compiles it. A template,
+/// because files of both kinds may be part of one program.
 template <class Kind>
 std::size_t count_devices() {
 #if defined(__CUDACC__)

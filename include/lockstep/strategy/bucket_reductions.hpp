@@ -51,7 +51,9 @@ class BucketReductions {
   struct Start {
     Comm& comm;
     std::span<T> gradients;
-    operator Handle<T>() const { return comm.all_reduce_async(gradients, reduction, JobCall::step); }
+    operator Handle<T>() const {
+      return comm.all_reduce_async(gradients, reduction, JobCall::step);
+    }
   };
 
   template <class T>

@@ -179,7 +179,8 @@ template <class... Policies>
 inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 
 /// The part of a group's member in the world of its group. Its GPU stays the one that its place
-/// among all ranks of the host gives it. **Ranks** the members. **Host** blocks until all have come.
+/// among all ranks of the host gives it. **Ranks** the members. **Host** blocks until all have
+/// come.
 Membership membership_in_group(const Membership& member, Store& store, const GroupPlace& place,
                                const std::string& name);
 

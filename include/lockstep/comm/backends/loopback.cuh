@@ -101,7 +101,7 @@ class CudaLoopbackCommunicator : public Collectives<CudaLoopbackCommunicator>,
   Milliseconds timeout_{default_timeout};
 };
 
-static_assert(ArenaAllocating<CudaLoopbackCommunicator> && AsyncReducing<CudaLoopbackCommunicator> &&
-              Splitting<CudaLoopbackCommunicator>);
+static_assert(ArenaAllocating<CudaLoopbackCommunicator> &&
+              AsyncReducing<CudaLoopbackCommunicator> && Splitting<CudaLoopbackCommunicator>);
 
 }  // namespace lockstep

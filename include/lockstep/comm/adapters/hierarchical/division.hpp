@@ -32,8 +32,8 @@ inline GroupPlace place_on_host(const Hosts& all, const Hosts& hosts, const Grou
   return local;
 }
 
-/// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy. **Host**
-/// blocks until the members have met.
+/// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
+/// **Host** blocks until the members have met.
 template <class Inside, class Between, class Flat>
 std::unique_ptr<Stages<Inside, Between, Flat>> divide(Stages<Inside, Between, Flat>& all,
                                                       const GroupPlace& place) {
@@ -59,8 +59,8 @@ std::unique_ptr<Stages<Inside, Between, Flat>> divide(Stages<Inside, Between, Fl
     if (!inside) return nullptr;
     name += "." + std::to_string(place.leader().value());
     const std::string column = ", place " + std::to_string(local.rank.value());
-    Between between = all.between().among(name + column, Rank{hosts.host(place.rank)},
-                                          WorldSize{hosts.count()});
+    Between between =
+        all.between().among(name + column, Rank{hosts.host(place.rank)}, WorldSize{hosts.count()});
     return std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between), name);
   }
 }
