@@ -234,9 +234,13 @@ BOOST_AUTO_TEST_CASE(long_outputs_travel_in_pieces) {
       const auto rows = job.predict(rows_of(10), {.batch_size = 3, .gather = gather});
       const bool has = gather == Gather::all || job.rank() == Rank{0};
       require(rows.size() == (has ? 10 : 0) && rows.width() == Wide::width, "other rows");
-      for (std::size_t i = 0; i < rows.size(); ++i)
+      std::size_t wrong = 0;
+      for (std::size_t i = 0; i < rows.size(); ++i) {
+        const auto row = rows[i];
         for (std::size_t k = 0; k < Wide::width; ++k)
-          require(rows[i][k] == Wide::value(static_cast<double>(i), k), "another number");
+          wrong += row[k] != Wide::value(static_cast<double>(i), k) ? 1 : 0;
+      }
+      require(wrong == 0, std::to_string(wrong) + " other numbers");
     }
   });
 }

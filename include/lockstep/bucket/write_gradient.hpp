@@ -82,7 +82,7 @@ constexpr bool has_shape_of(const Gradient& gradient, const Values& values) {
     static_assert(Values::rank() == Gradient::rank(),
                   "lockstep: set_grad was given a view of another rank than the parameter has");
     bool same = true;
-    for (std::size_t axis = 0; axis < Gradient::rank(); ++axis)
+    for (std::size_t axis = 0; axis != Gradient::rank(); ++axis)
       same = same && values.extent(axis) == gradient.extent(axis);
     return same;
   }

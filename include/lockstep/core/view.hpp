@@ -149,14 +149,14 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   }
   LOCKSTEP_HOST_DEVICE constexpr Extents<E...> extents() const {
     Extents<E...> result;
-    for (std::size_t axis = 0; axis < sizeof...(E); ++axis) result.all[axis] = extent(axis);
+    for (std::size_t axis = 0; axis != sizeof...(E); ++axis) result.all[axis] = extent(axis);
     return result;
   }
 
   /// The number of elements.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const {
     std::size_t product = 1;
-    for (std::size_t axis = 0; axis < sizeof...(E); ++axis) product *= extent(axis);
+    for (std::size_t axis = 0; axis != sizeof...(E); ++axis) product *= extent(axis);
     return product;
   }
 
