@@ -9,7 +9,7 @@
 // the gradient wanted is the mean over steps. So every rank divides the sum over its own steps by
 // the mean number of steps of a rank: the average over ranks is then the sum over all steps divided
 // by their number, which is the gradient of one process that has played all episodes itself. Any
-// number of ranks prints the same lines.
+// number of ranks learns the same, until rounding makes an action fall the other way.
 #include <cmath>
 #include <cstdio>
 #include <string>

@@ -16,11 +16,12 @@
 int main(int argc, char** argv) {
   DpOptions options;
   if (argc > 1) options.replicas = std::stoul(argv[1]);
-  DataParallel<Mlp<float, 64, 32, 10>, Optimizer<AdamW>> dp(options);
-  dp.optimizer().lr = 2e-3;
+  DataParallel<Mlp<float, 784, 64, 10>, Optimizer<AdamW>> dp(options);
+  dp.optimizer().lr = 1e-3;
 
-  const auto train = generated_dataset("train", {.samples = 4000, .width = 64});
-  const auto test = generated_dataset("test", {.samples = 1000, .width = 64});
+  const Normalization normalization{.mean = 0.5f, .deviation = 0.3f};
+  const auto train = generated_dataset("train", {.samples = 4000, .normalization = normalization});
+  const auto test = generated_dataset("test", {.samples = 1000, .normalization = normalization});
   DistributedSampler<> sampler(train.size(), WorldSize{1}, Rank{0});  // there is one rank: this
   DataLoader loader(train, sampler, {.batch_size = 100});
   DistributedSampler<Exact, InOrder> all(test.size(), WorldSize{1}, Rank{0});
