@@ -131,6 +131,7 @@ class StepGraphs {
 
 /// `EagerStep`: micro-batches run call by call.
 struct EagerSteps {
+  static constexpr bool captures = false;
   template <class Replica, class Batch, class Enqueue>
   static auto run(Replica&, const Batch&, const Enqueue& enqueue, std::uint64_t = 0) {
     return enqueue();
@@ -140,6 +141,7 @@ struct EagerSteps {
 /// `CapturedStep`: a micro-batch runs as a graph where there is one for its batch.
 class CapturedSteps {
  public:
+  static constexpr bool captures = true;
   /// `enqueue()` gives the replica a micro-batch with this batch. If that completes a step, the
   /// replica's update has begun. Returns the loss.
   template <class Replica, class Batch, class Enqueue>
@@ -168,7 +170,7 @@ using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerStep
 /// One micro-batch of a replica that runs by itself. Returns its loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed) {
-  if constexpr (Replica::traits::captures) {
+  if constexpr (Runner::captures) {
     if (replica.completes_step()) replica.begin_update();
   }
   return runner.run(replica, placed, [&] { return replica.run_micro_batch(placed); });

@@ -226,6 +226,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   auto predict(const Source& source, const PredictOptions& options) {
     if constexpr (require_output<Model>()) {
       require_all_ranks("predict");
+      const InJobCall in(JobCall::predict);
       require_same_data(source.size(), {.batch_size = options.batch_size});
       if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
       LoaderOptions loading = loader_options_;
