@@ -6,8 +6,12 @@
 //
 // `job.evaluate` adds up over ranks, so every rank has the same score and all leave the loop
 // together. A `break` ends the epoch as its last batch does, with its line and its record.
+#include <algorithm>
+#include <functional>
 #include <limits>
+#include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/data/generated_dataset.hpp"
@@ -18,30 +22,18 @@ using Job = Trainer<Model, ParallelStrategy<DDP>, Backend<Shm>, Optimizer<AdamW>
 
 /// A copy of all parameters, and the way back.
 struct Snapshot {
-  std::vector<std::vector<float>> values;
+  std::map<std::string, std::vector<float>, std::less<>> values;
 
-  /// Calls `f(view)` for every parameter of a job, or of initial values.
-  static void for_each(auto& from, auto f) {
-    f(from.param("fc1.weight"_p));
-    f(from.param("fc1.bias"_p));
-    f(from.param("fc2.weight"_p));
-    f(from.param("fc2.bias"_p));
-    f(from.param("fc3.weight"_p));
-    f(from.param("fc3.bias"_p));
-  }
-
-  void take(const Job& job) {
-    values.clear();
-    for_each(job, [&](const auto& view) {
-      values.emplace_back(view.data_handle(), view.data_handle() + view.size());
+  void take(Job& job) {
+    job.for_each_parameter([&](std::string_view name, auto view) {
+      values[std::string(name)].assign(view.data_handle(), view.data_handle() + view.size());
     });
   }
   void restore(Job& job) const {
-    job.ddp().initialize([&](auto& initial) {  // on rank 0; all ranks get its values
-      auto saved = values.begin();
-      for_each(initial, [&](const auto& view) {
-        std::copy(saved->begin(), saved->end(), view.data_handle());
-        ++saved;
+    job.initialize([&](auto& initial) {  // on rank 0; all ranks get its values
+      initial.for_each_parameter([&](std::string_view name, auto view) {
+        const auto& saved = values.find(name)->second;
+        std::copy(saved.begin(), saved.end(), view.data_handle());
       });
     });
   }

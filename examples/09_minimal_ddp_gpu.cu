@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Example 01 on GPUs, through NCCL: a linear model, a hand-written loop, and a line every ten
-// batches. What differs is the communicator, `Device<Cuda>`, and that the model enqueues kernels.
+// batches. What differs is the process group, `Device<Cuda>`, and that the model enqueues kernels.
 //
 //   ./minimal_ddp_gpu --ranks 8                          on eight GPUs
 //   LOCKSTEP_SHARE_GPUS=1 ./minimal_ddp_gpu --ranks 2    two ranks, even on one GPU
@@ -82,12 +82,12 @@ InMemoryDataset<float, float> make_samples() {
   return {std::move(x), std::move(y)};
 }
 
-void train(Session& session) {                                                // PyTorch:
-  auto comm = make_nccl_communicator(session.membership(), session.store());  // init_process_group
+void train(Session& session) {                 // PyTorch:
+  ProcessGroup<Backend<Nccl>> group(session);  // init_process_group("nccl")
   const auto dataset = make_samples();
-  DistributedSampler<> sampler(dataset.size(), comm.world_size(), comm.rank());
+  DistributedSampler<> sampler(dataset.size(), group.world_size(), group.rank());
   DataLoader loader(dataset, sampler, {.batch_size = 4});
-  DistributedDataParallel<Linear, Device<Cuda>, Backend<Nccl>, Optimizer<SGD>> ddp(comm);
+  DistributedDataParallel<Linear, Device<Cuda>, Backend<Nccl>, Optimizer<SGD>> ddp(*group);
   ddp.optimizer().lr = 0.02;
 
   for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
@@ -95,13 +95,14 @@ void train(Session& session) {                                                //
     std::size_t batches = 0;
     for (const auto& batch : loader) {
       const auto loss = ddp.forward(batch).backward().reduce().update();
-      if (++batches % 10 == 0 && comm.rank() == Rank{0}) {  // to read a loss is to wait for the GPU
+      if (++batches % 10 == 0 &&
+          group.rank() == Rank{0}) {  // to read a loss is to wait for the GPU
         std::printf("epoch %d, batch %zu of %zu: loss %.6f\n", static_cast<int>(epoch), batches,
                     loader.size(), static_cast<double>(loss));
       }
     }
   }
-  comm.barrier();
+  group->barrier();
 }
 
 }  // namespace

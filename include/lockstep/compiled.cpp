@@ -6,6 +6,7 @@
 #include "lockstep/comm/backends/shm/memory_file.ipp"
 #include "lockstep/comm/call.ipp"
 #include "lockstep/comm/fault/sentences.ipp"
+#include "lockstep/comm/group_membership.ipp"
 #include "lockstep/core/error.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
@@ -33,7 +34,6 @@
 #include "lockstep/strategy/agreement.ipp"
 #include "lockstep/trainer/log_fields.ipp"
 #include "lockstep/trainer/options.ipp"
-#include "lockstep/trainer/process_group.ipp"
 #include "lockstep/trainer/run_log.ipp"
 
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;

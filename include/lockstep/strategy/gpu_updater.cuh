@@ -28,6 +28,7 @@
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
 

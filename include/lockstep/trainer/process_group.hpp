@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/comm/group_membership.hpp"
 #include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
@@ -178,15 +179,6 @@ inline constexpr bool is_process_group = false;
 template <class... Policies>
 inline constexpr bool is_process_group<ProcessGroup<Policies...>> = true;
 
-/// The part of a group's member in the world of its group. Its GPU stays the one that its place
-/// among all ranks of the host gives it. **Ranks** the members. **Host** blocks until all have
-/// come.
-Membership membership_in_group(const Membership& member, Store& store, const GroupPlace& place,
-                               const std::string& name);
-
-/// The same name on all members, and another for other members.
-std::string group_name(const std::vector<Rank>& members);
-
 }  // namespace detail
 
 /// A communicator of the listed ranks, in the listed order, with a backend of its own; nothing on
@@ -220,7 +212,3 @@ auto new_group(Group& group, const std::vector<Rank>& members) {
 }
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/trainer/process_group.ipp"
-#endif

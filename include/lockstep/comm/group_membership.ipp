@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `process_group.hpp`.
+/// @file Definitions of `group_membership.hpp`.
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/group_membership.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/numbered_meeting.hpp"
-#include "lockstep/trainer/process_group.hpp"
 
 namespace lockstep::detail {
 
