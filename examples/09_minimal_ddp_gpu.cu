@@ -95,8 +95,7 @@ void train(Session& session) {                 // PyTorch:
     std::size_t batches = 0;
     for (const auto& batch : loader) {
       const auto loss = ddp.forward(batch).backward().reduce().update();
-      if (++batches % 10 == 0 &&
-          group.rank() == Rank{0}) {  // to read a loss is to wait for the GPU
+      if (++batches % 10 == 0 && group.rank() == Rank{0}) {  // reading a loss waits for the GPU
         std::printf("epoch %d, batch %zu of %zu: loss %.6f\n", static_cast<int>(epoch), batches,
                     loader.size(), static_cast<double>(loss));
       }
