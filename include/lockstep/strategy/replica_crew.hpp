@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
@@ -57,6 +58,7 @@ class ReplicaCrew {
     for (std::exception_ptr& error : errors_) error = nullptr;
     errand_ = &run_phases<All>;
     phases_ = &all;
+    call_ = current_job_call();
     publish(begun_, ++errands_);
     run_phases<All>(*this, 0);
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
@@ -113,6 +115,7 @@ class ReplicaCrew {
     for (std::uint64_t errand = 1;; ++errand) {
       wait_for(begun_, errand, spin_, [] {});
       if (errand_ == nullptr) return;
+      const InJobCall in(call_);
       errand_(*this, replica);
     }
   }
@@ -159,6 +162,7 @@ class ReplicaCrew {
   bool goes_on_ = false;
   void (*errand_)(ReplicaCrew&, std::size_t) = nullptr;
   const void* phases_ = nullptr;
+  JobCall call_ = JobCall::none;  // that the caller is in, and so all replicas are
   std::uint64_t errands_ = 0;
   std::vector<std::exception_ptr> errors_;  // by replica
   std::vector<Thread> workers_;
