@@ -53,7 +53,8 @@ std::string words_of(const F& f) {
 template <class T, class... Ps>
 void check_gradients() {
   LoopbackCommunicator nobody;
-  DistributedDataParallel<Writer<T>, World<1>, Ps...> ddp(nobody);
+  // A gradient that was found to be unwritten has been added to the others, which shows afterwards.
+  DistributedDataParallel<Writer<T>, World<1>, Anomaly<Ignore>, Ps...> ddp(nobody);
   const int whole = 0;
   const int skipped = Writer<T>::skipped;
   ddp.step(whole);

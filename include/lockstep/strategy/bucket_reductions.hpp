@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
