@@ -257,7 +257,7 @@ void variable_gathers(auto& comm, std::size_t scale) {
   const auto length = [&](std::size_t w) { return scale * ((w + 1) % 3); };
   std::vector<T> mine(length(me));
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = value<T>(me, i);
-  const auto verify = [&](const Pieces& pieces, std::span<const T> values, const char* call) {
+  const auto verify = [&](const GatheredPieces& pieces, std::span<const T> values, const char* call) {
     std::size_t begin = 0;
     for (std::size_t w = 0; w < world; ++w) {
       require(pieces.counts[w] == length(w) && pieces.offsets[w] == begin, call);
@@ -278,7 +278,7 @@ void variable_gathers(auto& comm, std::size_t scale) {
     require(here.values.size() == (me == r ? all.total() : 0), "values on another rank than root");
     verify(here, here.values, "gather_variable");
     std::vector<T> out(me == r ? all.total() : 0);
-    const Pieces pieces = comm.gather_variable(mine, out, Rank{r});
+    const GatheredPieces pieces = comm.gather_variable(mine, out, Rank{r});
     verify(pieces, out, "gather_variable into given memory");
   }
   require(comm.all_gather_variable(std::vector<T>()).total() == 0, "nothing of all ranks");

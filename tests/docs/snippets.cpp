@@ -319,8 +319,6 @@ int main(int argc, char** argv) {
     training::fit(job, none, none);
     training::look(job, none);
   });
-}
-
   launching::with_a_model(argc, argv);
   return training::run(argc, argv) + launching::run(argc, argv);
 }

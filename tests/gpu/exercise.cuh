@@ -288,7 +288,7 @@ void variable_gathers(Comm& comm, std::size_t scale, bool on_host) {
   Buffer<Comm, T> all(comm, gathered.size(), on_host);
   mine.fill([&](std::size_t i) { return value<T>(me, i); });
   all.poison();
-  const Pieces pieces = comm.all_gather_variable(mine.span(), all.span());
+  const GatheredPieces pieces = comm.all_gather_variable(mine.span(), all.span());
   require(pieces.total() == gathered.size() && pieces.counts[me] == length(me), "the counts");
   all.expect("all_gather_variable", expected);
   for (std::size_t root = 0; root < world; ++root) {

@@ -193,7 +193,7 @@ class Collectives {
   }
   /// The same into given memory, the host's or a GPU's, which must hold all elements.
   template <class In, class Out>
-  Pieces all_gather_variable(const In& in, Out&& out) {
+  GatheredPieces all_gather_variable(const In& in, Out&& out) {
     using T = Common<In, Out>;
     const auto call = described<T>(detail::CollectiveKind::all_gather_variable, Rank{0});
     return gather_into<T>(call, detail::elements_of(in), detail::elements_of(out), std::nullopt);
@@ -211,7 +211,7 @@ class Collectives {
   /// The same into memory of root's, the host's or a GPU's, which must hold all elements. Elsewhere
   /// out is not used.
   template <class In, class Out>
-  Pieces gather_variable(const In& in, Out&& out, Rank root) {
+  GatheredPieces gather_variable(const In& in, Out&& out, Rank root) {
     using T = Common<In, Out>;
     require_root(detail::CollectiveKind::gather_variable, root);
     const auto call = described<T>(detail::CollectiveKind::gather_variable, root);
@@ -311,8 +311,8 @@ class Collectives {
   /// Moves pieces of different lengths to `root`, whose out they fill; all ranks know the lengths.
   /// This form sends messages.
   template <class T>
-  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
-                     [[maybe_unused]] bool on_device) {
+  void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
+                     Rank root, [[maybe_unused]] bool on_device) {
     if (!is_root(root)) {
       if (!in.empty()) self().perform(detail::calls::send<T>(in, root));
       return;
@@ -394,13 +394,13 @@ class Collectives {
     return gathered;
   }
   template <class T>
-  Pieces gather_into(const detail::Call& call, std::span<const T> in, std::span<T> out,
-                     std::optional<Rank> root) {
+  GatheredPieces gather_into(const detail::Call& call, std::span<const T> in, std::span<T> out,
+                             std::optional<Rank> root) {
     const bool takes = !root || is_root(*root);
     const auto passes = detail::passes_of(self());
     const bool on_device = passes.is_device(in.data()) || (takes && passes.is_device(out.data()));
     bool device_somewhere = false;
-    Pieces pieces = announce_piece(
+    GatheredPieces pieces = announce_piece(
         call, {in.size(), takes ? out.size() : static_cast<std::uint64_t>(-1), on_device ? 1u : 0u},
         &device_somewhere);
     move_pieces<T>(in, takes ? out.first(pieces.total()) : std::span<T>(), pieces, root,
@@ -409,8 +409,8 @@ class Collectives {
   }
 
   /// Ranks tell each other what they bring. Too little room on a rank is an error on all of them.
-  Pieces announce_piece(const detail::Call& call, const detail::Brought& own,
-                        bool* device_somewhere = nullptr) {
+  GatheredPieces announce_piece(const detail::Call& call, const detail::Brought& own,
+                                bool* device_somewhere = nullptr) {
     self().agree(call);
     constexpr std::size_t numbers = 3;
     const std::uint64_t told[numbers] = {own.count, own.room, own.on_device};
@@ -418,7 +418,7 @@ class Collectives {
     all_gather(told, all);
     std::vector<std::size_t> counts(world());
     for (std::size_t w = 0; w < world(); ++w) counts[w] = all[numbers * w];
-    Pieces pieces = detail::pieces_of(std::move(counts));
+    GatheredPieces pieces = detail::pieces_of(std::move(counts));
     for (std::size_t w = 0; w < world(); ++w) {
       if (all[numbers * w + 1] < pieces.total()) {
         throw Error(call.text(),
@@ -433,7 +433,7 @@ class Collectives {
   }
 
   template <class T>
-  void move_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces,
+  void move_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                    std::optional<Rank> root, bool on_device) {
     if (world() == 1) {
       all_gather(in, out);

@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// Pieces of different lengths, one of each rank, one behind the other in rank order.
-struct Pieces {
+struct GatheredPieces {
   std::vector<std::size_t> counts;   // elements of each rank's piece
   std::vector<std::size_t> offsets;  // where each rank's piece begins
 
@@ -23,7 +23,7 @@ struct Pieces {
 
 /// Pieces and their elements. On a rank that does not get the elements, `values` is empty.
 template <class T>
-struct Gathered : Pieces {
+struct Gathered : GatheredPieces {
   std::vector<T> values;
 
   /// The elements that a rank has brought.
@@ -34,8 +34,8 @@ struct Gathered : Pieces {
 
 namespace detail {
 
-inline Pieces pieces_of(std::vector<std::size_t> counts) {
-  Pieces pieces{std::move(counts), {}};
+inline GatheredPieces pieces_of(std::vector<std::size_t> counts) {
+  GatheredPieces pieces{std::move(counts), {}};
   std::size_t begin = 0;
   for (const std::size_t count : pieces.counts) {
     pieces.offsets.push_back(begin);

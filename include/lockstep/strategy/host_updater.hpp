@@ -20,7 +20,6 @@
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/device.hpp"
@@ -313,35 +312,48 @@ class HostUpdater
     }
   }
 
-  /// Notes the first gradient that is not finite, and the ranks that gave it, where their gradients
-  /// are at hand. It is thrown after the pass, which another thread may be running.
+  /// A gradient that is not finite, and the ranks that gave it, where their gradients are at hand.
+  struct Found {
+    std::size_t offset = 0;  // bytes
+    double value = 0;
+    std::size_t ranks = 0;
+    std::size_t first_rank = 0;
+  };
+
+  /// Notes the first gradient that is not finite. It is thrown after the pass, which another thread
+  /// may be running.
   template <class T, class... Sources>
   [[gnu::cold, gnu::noinline]] void note(const Run& run, std::size_t at,
                                          std::span<const T> averages, Sources... sources) const {
     using A = Accumulator<T>;
-    if (anomaly_) return;
+    if (found_) return;
     std::size_t i = 0;
     while (i + 1 < averages.size() && is_finite(static_cast<A>(averages[i]))) ++i;
-    std::string whose = owned_.whose();
+    Found found{run.offset + (at + i) * sizeof(T),
+                static_cast<double>(static_cast<A>(averages[i]))};
     [[maybe_unused]] const auto look = [&](std::span<T* const> all) {
-      std::size_t bad = 0;
-      std::string ranks;
-      for (std::size_t w = 0; w != all.size(); ++w) {
+      for (std::size_t w = all.size(); w-- != 0;) {
         if (is_finite(static_cast<A>(all[w][at + i]))) continue;
-        ranks += (bad++ == 0 ? "" : " and ") + std::to_string(w);
+        ++found.ranks;
+        found.first_rank = w;
       }
-      if (bad != 0) whose = (bad == 1 ? "of rank " : "of ranks ") + ranks;
     };
     (look(sources), ...);
-    anomaly_.emplace(anomaly_error(layout_, run.offset + (at + i) * sizeof(T),
-                                   std::to_string(static_cast<A>(averages[i])), whose,
-                                   this->steps()));
+    found_ = found;
   }
   void require_no_anomaly() {
     if constexpr (Traits::stops_at_anomaly) {
-      if (anomaly_) [[unlikely]]
-        throw Error(*std::exchange(anomaly_, std::nullopt));
+      if (found_) [[unlikely]]
+        report();
     }
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void report() {
+    const Found found = found_.value_or(Found{});
+    found_.reset();
+    std::string whose = owned_.whose();
+    if (found.ranks != 0) whose = "of rank " + std::to_string(found.first_rank);
+    if (found.ranks > 1) whose += " and " + std::to_string(found.ranks - 1) + " more";
+    throw anomaly_error(layout_, found.offset, std::to_string(found.value), whose, this->steps());
   }
 
   /// Updates parameters one by one, each with its own count of updates, as PyTorch does. Parameters
@@ -408,7 +420,7 @@ class HostUpdater
   double rate_ = 0;
   double micro_batches_ = static_cast<double>(Traits::micro_batches);
   std::uint64_t skipped_ = 0;
-  mutable std::optional<Error> anomaly_;  // of the update that is under way
+  mutable std::optional<Found> found_;  // in the update that is under way
   typename Traits::Usage used_;
   Table<std::uint64_t, layout::count> updates_;  // of each parameter
 };

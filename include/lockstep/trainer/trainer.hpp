@@ -302,7 +302,8 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   }
 
   /// Every rank's elements, where ranks bring different numbers of them: a `Gathered`, on all ranks
-  /// or on `root`; or into `out`, with the counts as `Pieces`. **Ranks** all. **Host** blocks.
+  /// or on `root`; or into `out`, with the counts as `GatheredPieces`. **Ranks** all. **Host**
+  /// blocks.
   template <class In, class... Out>
   auto all_gather_variable(const In& in, Out&&... out) {
     require_all_ranks("all_gather_variable");

@@ -90,8 +90,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   void agree(const detail::Call& call) { inner_.agree(call); }
 
   template <class T>
-  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
-                     bool on_device) {
+  void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
+                     Rank root, bool on_device) {
     follow();
     inner_.gather_pieces(in, out, pieces, root, on_device);
     handed_over_.record(lane_->stream());

@@ -106,8 +106,8 @@ class HierarchicalCommunicator
   }
 
   template <class T>
-  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
-                     bool on_device) {
+  void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
+                     Rank root, bool on_device) {
     stages_->queue().drain();
     stages_->through_flat(
         [&](Flat& flat) { flat.gather_pieces(in, out, pieces, root, on_device); });

@@ -106,8 +106,8 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   /// Pieces go to root's place on their own host first, then to root's host.
   template <class T>
-  void gather_pieces(std::span<const T> in, std::span<T> out, const Pieces& pieces, Rank root,
-                     bool on_device) {
+  void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
+                     Rank root, bool on_device) {
     const bool collects = place() == place_of(root);
     const auto first = pieces.counts.begin();
     std::vector<std::size_t> of_hosts;
@@ -117,7 +117,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
           std::accumulate(begin, begin + static_cast<std::ptrdiff_t>(places()), std::size_t{0}));
     }
     const auto own = first + static_cast<std::ptrdiff_t>(host() * places());
-    const Pieces of_places =
+    const GatheredPieces of_places =
         pieces_of(std::vector<std::size_t>(own, own + static_cast<std::ptrdiff_t>(places())));
     Scratch& memory = scratch_[static_cast<std::size_t>(Use::here)];
     const std::size_t count = collects ? of_places.total() : 0;
