@@ -130,19 +130,17 @@ Times of_bytes(Times copy, double bytes) {
 
 std::vector<Comparison> compare_kernels() {
   const Arrays arrays;
-  const auto times =
-      race_on_device(arrays.stream, {
-                                        [&] { arrays.copy(); },
-                                        [&] { arrays.update<detail::UpdateShape>(); },
-                                        [&] { arrays.update_mixed(); },
-                                        [&] { arrays.update_sgd(); },
-                                        [&] { arrays.pack(); },
-                                        [&] { arrays.unpack(); },
-                                        [&] { arrays.norm(); },
-                                        [&] {
-                                          arrays.update<detail::UpdateShape, dynamic, true>();
-                                        },
-                                    });
+  const auto times = race_on_device(
+      arrays.stream, {
+                         [&] { arrays.copy(); },
+                         [&] { arrays.update<detail::UpdateShape>(); },
+                         [&] { arrays.update_mixed(); },
+                         [&] { arrays.update_sgd(); },
+                         [&] { arrays.pack(); },
+                         [&] { arrays.unpack(); },
+                         [&] { arrays.norm(); },
+                         [&] { arrays.update<detail::UpdateShape, dynamic, true>(); },
+                     });
   const Times copy = times[0];
   const Times adamw = times[1];
   std::printf("copy bandwidth %.2f TB/s, fused AdamW %.2f TB/s\n",

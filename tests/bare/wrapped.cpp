@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The same training through the library, in a world of one. ANOMALY is Ignore, which costs nothing, or Stop.
+// The same training through the library, in a world of one. ANOMALY is Ignore, which costs nothing,
+// or Stop.
 #include "steps.hpp"
 
 int main(int argc, char** argv) {

@@ -257,7 +257,8 @@ void variable_gathers(auto& comm, std::size_t scale) {
   const auto length = [&](std::size_t w) { return scale * ((w + 1) % 3); };
   std::vector<T> mine(length(me));
   for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = value<T>(me, i);
-  const auto verify = [&](const GatheredPieces& pieces, std::span<const T> values, const char* call) {
+  const auto verify = [&](const GatheredPieces& pieces, std::span<const T> values,
+                          const char* call) {
     std::size_t begin = 0;
     for (std::size_t w = 0; w < world; ++w) {
       require(pieces.counts[w] == length(w) && pieces.offsets[w] == begin, call);

@@ -21,10 +21,10 @@ namespace lockstep::detail {
 // have a symbol in common that is thread-local in one mode only, which a linker refuses.
 #if defined(LOCKSTEP_CHECKED)
 inline constexpr bool is_checked = true;
-[[gnu::used]] inline thread_local char LOCKSTEP_CHECKED_in_all_files_or_in_none = 0;
+[[gnu::used]] inline thread_local char lockstep_checked_in_all_files_or_in_none = 0;
 #else
 inline constexpr bool is_checked = false;
-[[gnu::used]] inline char LOCKSTEP_CHECKED_in_all_files_or_in_none = 0;
+[[gnu::used]] inline char lockstep_checked_in_all_files_or_in_none = 0;
 #endif
 
 /// What a view needs to check its indices: nothing, unless the mode is on.

@@ -148,9 +148,7 @@ LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::
 
 LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others) {
   program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = text({"usage: ", program,
-                            " [OPTIONS] [ARGUMENTS]\n\n"
-                            "Options of lockstep ",
+  std::string lines = text({"usage: ", program, " [OPTIONS] [ARGUMENTS]\n\nOptions of lockstep ",
                             version, ", which starts the ranks of this program:\n"});
   const auto add = [&](std::span<const Flag> flags) {
     for (const Flag& flag : flags) {

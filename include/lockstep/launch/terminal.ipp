@@ -35,7 +35,7 @@ LOCKSTEP_INLINE void set_progress_style(std::optional<ProgressStyle> style) {
 }
 
 LOCKSTEP_INLINE ProgressStyle progress_style() {
-  if (told_progress_style()) return *told_progress_style();
+  if (const auto told = told_progress_style()) return *told;
   const char* text = std::getenv(progress_variable);
   return text != nullptr ? parse_progress(progress_variable, text) : ProgressStyle::automatic;
 }

@@ -61,7 +61,7 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
  public:
   explicit RejectedTrainer(Session&) {}
   RejectedTrainer(Session&, Model) {}
-  RejectedTrainer(Session&, Model, TrainerOptions) {}
+  RejectedTrainer(Session&, Model, const TrainerOptions&) {}
 
   static std::uint64_t fingerprint() { std::terminate(); }
   Rank rank() const { std::terminate(); }
