@@ -24,7 +24,7 @@ using Network = Mlp<float, 784, 256, 10>;
 
 constexpr std::chrono::seconds time_limit{600};
 
-enum Way : std::size_t { bare, one, shared, replicated, ways };
+enum Way : std::size_t { bare, one, one_ignoring, shared, shared_ignoring, replicated, ways };
 
 struct Common {
   Track track;
@@ -76,12 +76,16 @@ std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) 
     LoopbackCommunicator comm;
     HandWritten<Model> by_hand;
     const auto ddp = make_ddp<Model, World<1>>(comm);
-    ddp->optimizer().lr = 0.01;
+    const auto ignoring = make_ddp<Model, World<1>, Anomaly<Ignore>>(comm);
+    ddp->optimizer().lr = ignoring->optimizer().lr = 0.01;
     Stand stand(common.track, 0, 1);
     const auto times =
-        stand.race({contestant("bare", by_hand, batch), contestant("ddp", *ddp, batch)}, 0);
+        stand.race({contestant("bare", by_hand, batch), contestant("ddp", *ddp, batch),
+                    contestant("ignoring", *ignoring, batch)},
+                   0);
     common.times[bare] = summary(times[0]);
     common.times[one] = summary(times[1]);
+    common.times[one_ignoring] = summary(times[2]);
   });
   const auto file = detail::shm::Engine::make_file(WorldSize{2});
   const std::string address = detail::shm::Engine::address(file);
@@ -90,13 +94,17 @@ std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) 
                             std::chrono::minutes(1));
     const auto together = make_ddp<Model, World<2>>(comm);
     const auto apart = make_ddp<Model, World<2>, Sharding<Replicated>>(comm);
-    together->optimizer().lr = apart->optimizer().lr = 0.01;
+    const auto ignoring = make_ddp<Model, World<2>, Anomaly<Ignore>>(comm);
+    together->optimizer().lr = apart->optimizer().lr = ignoring->optimizer().lr = 0.01;
     Stand stand(common.track, rank, 2);
-    const auto times = stand.race(
-        {contestant("shared", *together, batch), contestant("replicated", *apart, batch)}, 0);
+    const auto times =
+        stand.race({contestant("shared", *together, batch), contestant("replicated", *apart, batch),
+                    contestant("ignoring", *ignoring, batch)},
+                   0);
     if (rank != 0) return;
     common.times[shared] = summary(times[0]);
     common.times[replicated] = summary(times[1]);
+    common.times[shared_ignoring] = summary(times[2]);
   });
   std::array<Times, ways> result;
   std::copy_n(common.times, ways, result.begin());
@@ -191,6 +199,10 @@ int main() try {
   const auto each = [&](const std::string& name, const char* script, const auto& times,
                         double target) {
     table.row(name + ", World<1> / bare", times[one], times[bare], 1.005, true);
+    table.row(name + ", World<1>, Anomaly<Stop> / Ignore", times[one], times[one_ignoring], 1.01,
+              true);
+    table.row(name + ", W=2, Anomaly<Stop> / Ignore", times[shared], times[shared_ignoring], 1.01,
+              true);
     table.row(name + ", W=1 against PyTorch without DDP", times[one],
               torch_step(script, "plain", 1), 0);
     table.row(name + ", W=2 against PyTorch DDP + Gloo", times[shared],
