@@ -16,24 +16,10 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep::detail::threads {
-
-/// The calling thread uses another GPU for a while.
-class OnGpu {
- public:
-  explicit OnGpu(std::size_t gpu) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    check_cuda(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
-  }
-  OnGpu(const OnGpu&) = delete;
-  OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { static_cast<void>(cudaSetDevice(before_)); }
-
- private:
-  int before_ = 0;
-};
 
 /// One GPU's part of the communication.
 struct Lane {
