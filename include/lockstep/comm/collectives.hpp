@@ -5,7 +5,6 @@
 #include <chrono>
 #include <concepts>
 #include <cstddef>
-#include <cstdint>
 #include <optional>
 #include <span>
 #include <string>
@@ -13,11 +12,13 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/arguments.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/generic.hpp"
 #include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/passes.hpp"
 #include "lockstep/comm/pieces.hpp"
+#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
@@ -29,49 +30,6 @@ namespace lockstep {
 
 template <class Parent, std::size_t Ranks>
 class Subgroup;
-
-namespace detail {
-
-/// One number, in place of memory that holds several.
-template <class T>
-concept SingleElement = Element<T> || std::same_as<T, bool>;
-
-/// Elements as they travel: a bool is a byte that is 0 or 1.
-template <class T>
-auto travelling(std::span<T> values) {
-  if constexpr (std::same_as<std::remove_const_t<T>, bool>) {
-    static_assert(sizeof(bool) == 1);
-    using Byte = std::conditional_t<std::is_const_v<T>, const std::uint8_t, std::uint8_t>;
-    return std::span<Byte>(reinterpret_cast<Byte*>(values.data()), values.size());
-  } else {
-    return values;
-  }
-}
-
-/// The elements of an argument, as they travel.
-template <class Data>
-auto elements_of(Data&& data) {
-  return travelling(flat(data));
-}
-template <class Data>
-using ElementsOf = typename decltype(elements_of(std::declval<Data&>()))::element_type;
-
-/// The operations of bool: those whose result is 0 or 1 again.
-template <class Op>
-inline constexpr bool is_logical =
-    std::same_as<Op, Min> || std::same_as<Op, Max> || std::same_as<Op, BitAnd> ||
-    std::same_as<Op, BitOr> || std::same_as<Op, BitXor>;
-
-/// The element type that both arguments of a collective have. Not a member of the front: nvcc
-/// writes this type's name into code outside of it.
-template <class In, class Out>
-struct CommonElement {
-  using type = ElementsOf<Out>;
-  static_assert(std::same_as<std::remove_const_t<ElementsOf<const In>>, type>,
-                "lockstep: a collective's arguments have one element type");
-};
-
-}  // namespace detail
 
 /// The base of every communicator, which has its collectives. Each turns its arguments into a value
 /// (see `Collective`), refuses arguments that cannot be right, and hands the value to `perform`.
@@ -188,15 +146,14 @@ class Collectives {
   template <class In>
   auto all_gather_variable(const In& in) {
     using T = std::remove_const_t<detail::ElementsOf<const In>>;
-    const auto call = described<T>(detail::CollectiveKind::all_gather_variable, Rank{0});
-    return gather_new<T>(call, detail::elements_of(in), std::nullopt);
+    return detail::VariableGather<Self, T>(self()).into_new(detail::elements_of(in));
   }
   /// The same into given memory, the host's or a GPU's, which must hold all elements.
   template <class In, class Out>
   GatheredPieces all_gather_variable(const In& in, Out&& out) {
     using T = Common<In, Out>;
-    const auto call = described<T>(detail::CollectiveKind::all_gather_variable, Rank{0});
-    return gather_into<T>(call, detail::elements_of(in), detail::elements_of(out), std::nullopt);
+    return detail::VariableGather<Self, T>(self()).into(detail::elements_of(in),
+                                                        detail::elements_of(out));
   }
 
   /// On `root`, every rank's in, where each rank brings as many elements as it has, or none: host
@@ -205,8 +162,7 @@ class Collectives {
   auto gather_variable(const In& in, Rank root) {
     using T = std::remove_const_t<detail::ElementsOf<const In>>;
     require_root(detail::CollectiveKind::gather_variable, root);
-    const auto call = described<T>(detail::CollectiveKind::gather_variable, root);
-    return gather_new<T>(call, detail::elements_of(in), root);
+    return detail::VariableGather<Self, T>(self(), root).into_new(detail::elements_of(in));
   }
   /// The same into memory of root's, the host's or a GPU's, which must hold all elements. Elsewhere
   /// out is not used.
@@ -214,8 +170,8 @@ class Collectives {
   GatheredPieces gather_variable(const In& in, Out&& out, Rank root) {
     using T = Common<In, Out>;
     require_root(detail::CollectiveKind::gather_variable, root);
-    const auto call = described<T>(detail::CollectiveKind::gather_variable, root);
-    return gather_into<T>(call, detail::elements_of(in), detail::elements_of(out), root);
+    return detail::VariableGather<Self, T>(self(), root)
+        .into(detail::elements_of(in), detail::elements_of(out));
   }
 
   /// On `root`, out = every rank's in; elsewhere out is not used.
@@ -364,89 +320,6 @@ class Collectives {
                   "ranks), or BitXor");
     static_assert(logical || ReduceOp<Op, detail::ElementsOf<Data>>,
                   "lockstep: this reduce operation is not defined for these elements");
-  }
-
-  // Gathering pieces of different lengths
-
-  template <class T>
-  static detail::Call described(detail::CollectiveKind kind, Rank root) {
-    detail::Call call;
-    call.kind = kind;
-    call.part_of = detail::current_job_call();
-    call.element = element_kind<T>();
-    call.root = static_cast<std::uint16_t>(root.value());
-    return call;
-  }
-
-  /// Into memory of its own, which is made once the counts are known. `root` is nothing where all
-  /// ranks get the elements.
-  template <class T>
-  Gathered<T> gather_new(const detail::Call& call, std::span<const T> in,
-                         std::optional<Rank> root) {
-    constexpr auto any = static_cast<std::uint64_t>(-1);
-    if (detail::passes_of(self()).is_device(in.data())) {
-      throw Error(call.text(), "the elements are in device memory",
-                  "give it device memory for the result too", self().rank());
-    }
-    Gathered<T> gathered{announce_piece(call, {in.size(), any, 0}), {}};
-    if (!root || is_root(*root)) gathered.values.resize(gathered.total());
-    move_pieces<T>(in, gathered.values, gathered, root, false);
-    return gathered;
-  }
-  template <class T>
-  GatheredPieces gather_into(const detail::Call& call, std::span<const T> in, std::span<T> out,
-                             std::optional<Rank> root) {
-    const bool takes = !root || is_root(*root);
-    const auto passes = detail::passes_of(self());
-    const bool on_device = passes.is_device(in.data()) || (takes && passes.is_device(out.data()));
-    bool device_somewhere = false;
-    GatheredPieces pieces = announce_piece(
-        call, {in.size(), takes ? out.size() : static_cast<std::uint64_t>(-1), on_device ? 1u : 0u},
-        &device_somewhere);
-    move_pieces<T>(in, takes ? out.first(pieces.total()) : std::span<T>(), pieces, root,
-                   device_somewhere);
-    return pieces;
-  }
-
-  /// Ranks tell each other what they bring. Too little room on a rank is an error on all of them.
-  GatheredPieces announce_piece(const detail::Call& call, const detail::Brought& own,
-                                bool* device_somewhere = nullptr) {
-    self().agree(call);
-    constexpr std::size_t numbers = 3;
-    const std::uint64_t told[numbers] = {own.count, own.room, own.on_device};
-    std::vector<std::uint64_t> all(numbers * world());
-    all_gather(told, all);
-    std::vector<std::size_t> counts(world());
-    for (std::size_t w = 0; w < world(); ++w) counts[w] = all[numbers * w];
-    GatheredPieces pieces = detail::pieces_of(std::move(counts));
-    for (std::size_t w = 0; w < world(); ++w) {
-      if (all[numbers * w + 1] < pieces.total()) {
-        throw Error(call.text(),
-                    "rank " + std::to_string(w) + " has room for " +
-                        std::to_string(all[numbers * w + 1]) + " elements, and all ranks bring " +
-                        std::to_string(pieces.total()),
-                    "give it memory for all of them", self().rank());
-      }
-      if (device_somewhere != nullptr) *device_somewhere |= all[numbers * w + 2] != 0;
-    }
-    return pieces;
-  }
-
-  template <class T>
-  void move_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
-                   std::optional<Rank> root, bool on_device) {
-    if (world() == 1) {
-      all_gather(in, out);
-    } else if (root) {
-      self().gather_pieces(in, out, pieces, *root, on_device);
-    } else {
-      for (std::size_t w = 0; w < world(); ++w) {
-        const std::span<T> piece = out.subspan(pieces.offsets[w], pieces.counts[w]);
-        if (piece.empty()) continue;
-        if (is_root(Rank{w})) detail::passes_of(self()).copy(in, piece);
-        broadcast(piece, Rank{w});
-      }
-    }
   }
 
   void require_root(detail::CollectiveKind kind, Rank root) {

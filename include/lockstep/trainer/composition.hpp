@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Which models and policies go together. Every composition error of the library is a
-/// sentence in `Verdict`, and exactly one of them is printed.
+/// @file Which models and policies go together: the rules, and the first one that is broken.
 
 #include <algorithm>
 #include <cstddef>
@@ -17,151 +16,9 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/verdict.hpp"
 
 namespace lockstep {
-
-namespace detail {
-
-/// The faults of a composition, in the order in which they are looked for.
-enum class Fault {
-  none,
-  model_not_first,
-  model_no_class,
-  choice_without_policy,
-  unknown_policy,
-  policy_given_twice,
-  wrong_choice,
-  choice_not_built,
-  model_without_parameters,
-  malformed_parameters,
-  malformed_buffers,
-  unsupported_element,
-  integer_parameter,
-  tensor_too_large,
-  tensor_without_name,
-  name_declared_twice,
-  shapes_not_given,
-  world_of_zero,
-  accumulate_zero,
-  clip_not_positive,
-  pattern_without_match,
-  everything_frozen,
-  group_without_parameters,
-  nccl_on_cpu,
-  shared_without_shm,
-  mixed_on_cpu,
-  mixed_of_other_types,
-  captured_on_cpu,
-  captured_with_unused,
-  captured_with_exact,
-  captured_through_host,
-  malformed_output,
-};
-
-}  // namespace detail
-
-/// One sentence per fault. `Culprit`, the name of an axis or a tensor where there is one, is
-/// printed by the compiler beside the sentence, because it is in this type.
-template <detail::Fault F, Name Culprit>
-struct Verdict {
-  static_assert(F != detail::Fault::model_not_first,
-                "lockstep: the model comes first: Trainer<Model, Policies...>");
-  static_assert(F != detail::Fault::model_no_class,
-                "lockstep: the model must be a class that declares its parameters and has "
-                "forward(step, batch) and backward(step, batch)");
-  static_assert(F != detail::Fault::choice_without_policy,
-                "lockstep: a choice was given without its policy; write Backend<Shm>, not Shm");
-  static_assert(
-      F != detail::Fault::unknown_policy,
-      "lockstep: one of the template arguments is not a policy; after the model come policies "
-      "such as ParallelStrategy<DDP>, Backend<Shm> or World<4>");
-  static_assert(F != detail::Fault::policy_given_twice,
-                "lockstep: a policy was given twice; keep one of the two");
-  static_assert(
-      F != detail::Fault::wrong_choice,
-      "lockstep: a policy was given something that is not one of its choices; docs/policies.md "
-      "lists the choices of every policy");
-  static_assert(F != detail::Fault::choice_not_built,
-                "lockstep: this choice has its name but is not built yet; docs/policies.md says "
-                "what works in this version");
-  static_assert(F != detail::Fault::model_without_parameters,
-                "lockstep: the model declares no parameters; give it using Parameters = "
-                "ParameterList<Parameter<\"weight\", float, 10, 784>, ...>");
-  static_assert(
-      F != detail::Fault::malformed_parameters,
-      "lockstep: the model's Parameters must be a ParameterList of Parameter, Scope and Repeat, "
-      "each with at most eight extents");
-  static_assert(
-      F != detail::Fault::malformed_buffers,
-      "lockstep: the model's Buffers must be a BufferList of Buffer, Scope and Repeat, each "
-      "with at most eight extents");
-  static_assert(
-      F != detail::Fault::unsupported_element,
-      "lockstep: a tensor's element type is not supported; use double, float, Half, BFloat16 "
-      "or an integer of 8 to 64 bits");
-  static_assert(F != detail::Fault::integer_parameter,
-                "lockstep: a parameter of integers has no gradient; declare it as a Buffer");
-  static_assert(F != detail::Fault::tensor_too_large,
-                "lockstep: a tensor has more bytes than memory has addresses; check its extents");
-  static_assert(F != detail::Fault::tensor_without_name,
-                "lockstep: a tensor or scope has an empty name; give every one a name");
-  static_assert(F != detail::Fault::name_declared_twice,
-                "lockstep: a name is declared twice; every parameter and buffer needs its own");
-  static_assert(F != detail::Fault::shapes_not_given,
-                "lockstep: the model has dynamic extents but does not say them; give it void "
-                "shapes(auto& shape) const with one shape(\"name\"_p, extents...) for each");
-  static_assert(
-      F != detail::Fault::world_of_zero,
-      "lockstep: a world of zero ranks cannot train; write World<1> or more, or World<dynamic>");
-  static_assert(F != detail::Fault::accumulate_zero,
-                "lockstep: Accumulate<0> would never step; write Accumulate<1> or more");
-  static_assert(F != detail::Fault::clip_not_positive,
-                "lockstep: Clip needs a norm above zero; leave Clip out to clip nothing");
-  static_assert(F != detail::Fault::pattern_without_match,
-                "lockstep: no parameter matches a pattern of Frozen or of a group; compare it with "
-                "the names in "
-                "the model's ParameterList (the compiler prints the pattern beside this sentence)");
-  static_assert(F != detail::Fault::everything_frozen,
-                "lockstep: Frozen matches every parameter, and nothing is left to train; freeze "
-                "fewer");
-  static_assert(F != detail::Fault::group_without_parameters,
-                "lockstep: one of ParameterGroups has no parameter to train; earlier groups or "
-                "Frozen have all that it contains (the compiler prints its number, from 1)");
-  static_assert(
-      F != detail::Fault::nccl_on_cpu,
-      "lockstep: Backend<Nccl> moves GPU memory and this is a CPU job; add Device<Cuda>, or "
-      "choose Backend<Shm> or Backend<Gloo>");
-  static_assert(
-      F != detail::Fault::shared_without_shm,
-      "lockstep: Sharding<HostShared> needs ranks that share memory; use it with Device<Cpu> and "
-      "Backend<Shm>, or choose Sharding<Replicated>");
-  static_assert(F != detail::Fault::mixed_on_cpu,
-                "lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or "
-                "leave Precision out");
-  static_assert(
-      F != detail::Fault::mixed_of_other_types,
-      "lockstep: Precision<Mixed<Parameters, Reduction, Buffers>> takes float, Half and BFloat16, "
-      "for a model whose parameters are all declared float");
-  static_assert(F != detail::Fault::captured_on_cpu,
-                "lockstep: CapturedStep makes a CUDA graph; add Device<Cuda>, or leave it out");
-  static_assert(
-      F != detail::Fault::captured_with_unused,
-      "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, which "
-      "a captured step cannot change; keep one of the two");
-  static_assert(
-      F != detail::Fault::captured_with_exact,
-      "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
-      "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
-  static_assert(
-      F != detail::Fault::captured_through_host,
-      "lockstep: with Backend<Gloo> and Backend<Hierarchical<...>> the host takes part in every "
-      "reduction, which no CUDA graph can hold; leave CapturedStep out, or use Backend<Nccl> or "
-      "Backend<Shm>");
-  static_assert(
-      F != detail::Fault::malformed_output,
-      "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
-      "ParallelStrategy<DP> to gather it; or use LossOnReplica");
-};
 
 namespace detail {
 
