@@ -30,7 +30,7 @@ if has_config("gpu") and has_config("nccl") then
             add_files(file)
             add_syslinks("pthread", "z")
             add_links("cublasLt", "nccl")
-            add_cugencodes("sm_90")
+            compile_for_gpus()
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
             set_optimize("fastest")
