@@ -2,10 +2,9 @@
 set_group("tests")
 
 -- The address and undefined-behaviour sanitizers, without those checks of the latter that find little beside the
--- former and take a quarter of the time that compiling takes. Checks of addresses are calls, which are slower than code
--- in place and compiled sooner.
+-- former and take a quarter of the time that compiling takes.
 local address = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size,vptr,alignment",
-                 "-fno-sanitize-recover=all", "-g1", "--param=asan-instrumentation-with-call-threshold=0"}
+                 "-fno-sanitize-recover=all", "-g1"}
 local thread = {"-fsanitize=thread", "-g1"}
 
 compiled_library("lockstep_address", address)
