@@ -22,6 +22,12 @@ option("nccl")
     set_default(os.isfile("/usr/local/cuda/include/nccl.h") or os.isfile("/usr/include/nccl.h"))
 option_end()
 
+option("gpu_code")
+    set_showmenu(true)
+    set_description("The GPUs that tests, examples and benchmarks are compiled for: sm_90, or sm_80,sm_89")
+    set_default("sm_90")
+option_end()
+
 option("cccl")
     set_showmenu(true)
     set_description("The folder that holds CCCL's cuda/std")
@@ -39,6 +45,13 @@ option("eigen")
     set_description("The folder that holds Eigen/Core, for the examples' matrix products")
     set_default(os.getenv("LOCKSTEP_EIGEN") or "/usr/include/eigen3")
 option_end()
+
+-- For the targets that have kernels.
+function compile_for_gpus()
+    for _, code in ipairs((get_config("gpu_code") or "sm_90"):split(",")) do
+        add_cugencodes(code)
+    end
+end
 
 -- The library: headers, and what else a program needs to include them.
 set_group("library")

@@ -43,10 +43,29 @@ if has_config("gpu") then
         add_files("gpu/*.cu", "gpu/*.cpp")
         add_includedirs("gpu", "../examples")
         add_links("cublasLt")
-        add_cugencodes("sm_90")
+        compile_for_gpus()
         set_warnings("none")
         add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
         set_optimize("fastest")
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
     target_end()
+
+    -- Several GPUs, measured by tests/gpu/many, which is why it is built with the programs of that folder.
+    if has_config("nccl") then
+        target("bench_many")
+            set_group("gpu_all")
+            set_kind("binary")
+            set_default(false)
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support")
+            add_files("many/many.cu")
+            add_includedirs("gpu", "../examples")
+            add_syslinks("pthread")
+            add_links("cublasLt", "nccl")
+            compile_for_gpus()
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+        target_end()
+    end
 end

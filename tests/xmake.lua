@@ -41,6 +41,8 @@ local function test_program(name, batches, sanitizer)
         set_optimize("none")
         -- The first takes a test among others for a header; the second tells of an old ABI.
         add_cxflags("-Wno-subobject-linkage", "-Wno-psabi", {force = true})
+        -- g++ collects its garbage when it has this many KiB, not before: an eighth of the time is saved.
+        add_cxflags("--param=ggc-min-heapsize=1500000", {force = true})
         if sanitizer then
             add_cxflags(sanitizer, {force = true})
             add_ldflags(sanitizer[1], {force = true})
@@ -141,7 +143,7 @@ if has_config("gpu") then
             add_files(files)
             add_includedirs(".", "../examples")
             add_syslinks("pthread")
-            add_cugencodes("sm_90")
+            compile_for_gpus()
             set_optimize("none")  -- of host code; kernels are optimised all the same
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})

@@ -7,7 +7,7 @@
 #include <memory>
 #include <utility>
 
-#include "mlp.cuh"
+#include "resident.cuh"
 #include "timing.cuh"
 
 namespace bench {
@@ -19,43 +19,6 @@ constexpr std::size_t classes = 10;
 
 using Network = GpuMlp<float, inputs, 512, classes>;
 using ByCublas = GpuMlp<float, inputs, 512, classes, 0>;  // all products by cuBLASLt
-
-/// A batch that lies on the GPU already.
-class Resident {
- public:
-  Resident() {
-    RandomStream random(Seed{1});
-    std::vector<float> x(rows * inputs);
-    std::vector<std::int32_t> y(rows);
-    for (float& value : x) value = static_cast<float>(random.normal());
-    for (auto& label : y) label = static_cast<std::int32_t>(random.below(classes));
-    upload(x, x_);
-    upload(y, y_);
-    upload(std::vector<float>(rows, 1.f), weights_);
-  }
-
-  DeviceBatch<float, std::int32_t> batch() const {
-    DeviceBatch<float, std::int32_t> batch;
-    batch.inputs = x_;
-    batch.labels = y_;
-    batch.weights = weights_;
-    batch.rows = rows;
-    batch.width = inputs;
-    return batch;
-  }
-
- private:
-  template <class T>
-  static void upload(const std::vector<T>& from, const DeviceArray<T>& to) {
-    check_cuda(cudaMemcpy(to, from.data(), from.size() * sizeof(T), cudaMemcpyHostToDevice),
-               "cudaMemcpy");
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  }
-
-  DeviceArray<float> x_{rows * inputs};
-  DeviceArray<std::int32_t> y_{rows};
-  DeviceArray<float> weights_{rows};
-};
 
 /// One rank that trains, with all it needs, and how long its steps have taken.
 class Contender {
@@ -136,7 +99,7 @@ std::vector<Comparison> compare(const Resident& data, const std::string& name,
 }  // namespace
 
 std::vector<Comparison> compare_steps() {
-  const Resident data;
+  const Resident data(rows, inputs, classes);
   auto result = compare<SGD>(data, "SGD", "sgd");
   for (auto& row : compare<AdamW>(data, "AdamW", "adamw")) result.push_back(std::move(row));
   return result;

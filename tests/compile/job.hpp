@@ -29,4 +29,16 @@ using Points = InMemoryDataset<float, float>;
 using Job = Trainer<Line, ParallelStrategy<DDP>, Backend<Shm>, Sampler<Distributed, Padding>,
                     Optimizer<SGD>, World<2>>;
 
+/// The main of a program that trains and evaluates.
+template <class J>
+int run(int argc, char** argv) {
+  return launch<J>(argc, argv, [](J& job) {
+    const Points points({1, 2}, {3, 6});
+    for (auto epoch : job.epochs(4)) {
+      for (const auto& batch : epoch.batches(points, 1)) job.step(batch);
+      job.evaluate(points, 1);
+    }
+  });
+}
+
 }  // namespace job

@@ -15,12 +15,4 @@ using Job = Trainer<Learner, World<2>>;
 using Job = job::Job;
 #endif
 
-int run(int argc, char** argv) {
-  return launch<Job>(argc, argv, [](Job& job) {
-    const job::Points points({1, 2}, {3, 6});
-    for (auto epoch : job.epochs(4)) {
-      for (const auto& batch : epoch.batches(points, 1)) job.step(batch);
-      job.evaluate(points, 1);
-    }
-  });
-}
+int run(int argc, char** argv) { return job::run<Job>(argc, argv); }

@@ -124,13 +124,43 @@ std::size_t check_parity(auto& comm) {
 
 // ---- The CPU's job
 
+/// Five steps, of every rank's GPU on its share of `rows` and of `cpu` on the shares of all. Then
+/// both have the same parameters.
+void step_beside_cpu(auto& comm, auto& ddp, auto& cpu, std::size_t rows, const std::string& how) {
+  const std::size_t in = cpu.model().in, out = cpu.model().out;
+  for (std::size_t s = 0; s < 5; ++s) {
+    Samples whole{in, {}, {}};
+    for (std::size_t r = 0; r < comm.world_size().value(); ++r) {
+      const Samples share = reference_batch(rows, in, out, s, r);
+      whole.x.insert(whole.x.end(), share.x.begin(), share.x.end());
+      whole.y.insert(whole.y.end(), share.y.begin(), share.y.end());
+      if (r == comm.rank().value()) ddp.step(labelled<double>(share));
+    }
+    cpu.step(whole);
+  }
+  comm.synchronize();
+  std::vector<std::vector<double>> want;
+  PlainMlp<1, 1, 1>::for_each_parameter(cpu, [&](const auto& view) {
+    want.emplace_back(view.data_handle(), view.data_handle() + view.size());
+  });
+  std::size_t p = 0;
+  PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+    const auto got = downloaded(view);
+    for (std::size_t i = 0; i < got.size(); ++i) {
+      require(close(got[i], want[p][i], 1e-9),
+              how + ": parameter " + std::to_string(p) + "[" + std::to_string(i) + "] is " +
+                  std::to_string(got[i]) + ", the CPU has " + std::to_string(want[p][i]));
+    }
+    ++p;
+  });
+}
+
 /// Random networks and batches: W ranks on GPUs over shares, one process on the CPU over the whole.
 template <class... Ps>
 void check_cpu(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   std::mt19937 random(7);
   const auto pick = [&](std::size_t most) { return random() % most + 1; };
-  const std::size_t world = comm.world_size().value();
   for (int round = 0; round < 6; ++round) {
     const std::size_t in = pick(40), hidden = pick(50), out = pick(6) + 1, rows = pick(9);
     GpuPlainMlp<double, dynamic, dynamic, dynamic> on_gpu;
@@ -143,33 +173,9 @@ void check_cpu(auto& comm) {
     detail::BasicDdp<decltype(on_cpu), CanonicalPolicies<World<1>, Optimizer<AdamW>, Clip<0.5>>,
                      LoopbackCommunicator>
         cpu(alone, on_cpu);
-    for (std::size_t s = 0; s < 5; ++s) {
-      Samples whole{in, {}, {}};
-      for (std::size_t r = 0; r < world; ++r) {
-        const Samples share = reference_batch(rows, in, out, s, r);
-        whole.x.insert(whole.x.end(), share.x.begin(), share.x.end());
-        whole.y.insert(whole.y.end(), share.y.begin(), share.y.end());
-        if (r == comm.rank().value()) ddp.step(labelled<double>(share));
-      }
-      cpu.step(whole);
-    }
-    comm.synchronize();
-    std::vector<std::vector<double>> want;
-    PlainMlp<1, 1, 1>::for_each_parameter(cpu, [&](const auto& view) {
-      want.emplace_back(view.data_handle(), view.data_handle() + view.size());
-    });
-    std::size_t p = 0;
-    PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
-      const auto got = downloaded(view);
-      for (std::size_t i = 0; i < got.size(); ++i) {
-        require(close(got[i], want[p][i], 1e-9),
-                "network " + std::to_string(in) + "-" + std::to_string(hidden) + "-" +
-                    std::to_string(out) + ", parameter " + std::to_string(p) + "[" +
-                    std::to_string(i) + "] is " + std::to_string(got[i]) + ", the CPU has " +
-                    std::to_string(want[p][i]));
-      }
-      ++p;
-    });
+    const std::string network =
+        "network " + std::to_string(in) + "-" + std::to_string(hidden) + "-" + std::to_string(out);
+    step_beside_cpu(comm, ddp, cpu, rows, network);
     require_equal_replicas(comm, ddp, "random networks");
   }
 }
@@ -537,7 +543,6 @@ void check_sets(auto& comm) {
   using Groups = ParameterGroups<Weights, NoDecay<>>;
   std::mt19937 random(11);
   const auto pick = [&](std::size_t most) { return random() % most + 1; };
-  const std::size_t world = comm.world_size().value();
   const auto set = [](auto& ddp) {
     ddp.optimizer().lr = 0.01;
     ddp.optimizer().weight_decay = 0.2;
@@ -549,7 +554,7 @@ void check_sets(auto& comm) {
     on_gpu.in = on_cpu.in = pick(40);
     on_gpu.hidden = on_cpu.hidden = pick(90);
     on_gpu.out = on_cpu.out = pick(6) + 1;
-    const std::size_t in = on_cpu.in, out = on_cpu.out, rows = pick(9);
+    const std::size_t rows = pick(9);
     Ddp<OnGpu, Comm, Optimizer<AdamW>, Still, Groups, Ps...> ddp(comm, std::move(on_gpu));
     LoopbackCommunicator alone;
     detail::BasicDdp<OnCpu, CanonicalPolicies<World<1>, Optimizer<AdamW>, Still, Groups, Ps...>,
@@ -557,30 +562,7 @@ void check_sets(auto& comm) {
         cpu(alone, on_cpu);
     set(ddp);
     set(cpu);
-    for (std::size_t s = 0; s < 5; ++s) {
-      Samples whole{in, {}, {}};
-      for (std::size_t r = 0; r < world; ++r) {
-        const Samples share = reference_batch(rows, in, out, s, r);
-        whole.x.insert(whole.x.end(), share.x.begin(), share.x.end());
-        whole.y.insert(whole.y.end(), share.y.begin(), share.y.end());
-        if (r == comm.rank().value()) ddp.step(labelled<double>(share));
-      }
-      cpu.step(whole);
-    }
-    comm.synchronize();
-    std::vector<std::vector<double>> want;
-    PlainMlp<1, 1, 1>::for_each_parameter(cpu, [&](const auto& view) {
-      want.emplace_back(view.data_handle(), view.data_handle() + view.size());
-    });
-    std::size_t p = 0;
-    PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
-      const auto got = downloaded(view);
-      for (std::size_t i = 0; i < got.size(); ++i)
-        require(close(got[i], want[p][i], 1e-9),
-                "parameter " + std::to_string(p) + "[" + std::to_string(i) + "] is " +
-                    std::to_string(got[i]) + ", the CPU has " + std::to_string(want[p][i]));
-      ++p;
-    });
+    step_beside_cpu(comm, ddp, cpu, rows, "frozen parameters and groups");
     require_equal_replicas(comm, ddp, "frozen parameters and groups");
   }
 }

@@ -22,6 +22,7 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "train/run_job.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(outputs, Watchdog)
 
@@ -30,9 +31,9 @@ namespace {
 using namespace lockstep;
 using Rows = LabelledBatch<double, double>;
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
+using job_test::failure;
+using job_test::require;
+using job_test::run;
 
 bool near(double a, double b) { return std::abs(a - b) < 1e-12; }
 
@@ -160,29 +161,6 @@ void check_predictions(Job& job) {
       require(near(all["rows"] * static_cast<double>(world), static_cast<double>(n)),
               how + ": not every sample once");
     }
-  }
-}
-
-template <class Job, class F>
-void run(std::size_t ranks, const F& f, const TrainerOptions& options = {}) {
-  spawn(
-      AsProcesses{}, ranks,
-      [&](const Membership& member, Store&) {
-        require(std::freopen("/dev/null", "w", stdout) != nullptr, "no /dev/null");
-        Session session(member, Store(member.host, member.port, member.secret, member.timeout));
-        Job job(session, {}, options);
-        f(job);
-      },
-      std::chrono::seconds(30));
-}
-
-template <class Job, class F>
-std::string failure(std::size_t ranks, const F& f) {
-  try {
-    run<Job>(ranks, f);
-    return "nothing failed";
-  } catch (const std::exception& error) {
-    return error.what();
   }
 }
 

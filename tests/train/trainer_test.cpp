@@ -29,6 +29,7 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"
+#include "train/run_job.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ 12 has no header of it
@@ -41,9 +42,9 @@ namespace {
 using namespace lockstep;
 using Points = LabelledBatch<double, double>;
 
-void require(bool ok, const std::string& what) {
-  if (!ok) throw std::runtime_error(what);
-}
+using job_test::failure;
+using job_test::require;
+using job_test::run;
 
 /// y = slope x + offset, and the samples that it has seen.
 struct Line {
@@ -89,31 +90,6 @@ InMemoryDataset<double, double> points_of_line(std::size_t n) {
   return {std::move(x), std::move(y)};
 }
 
-/// Runs `f(job)` on every rank; what a rank throws is thrown here, with its number.
-template <class Job, class F>
-void run(std::size_t ranks, const F& f, const TrainerOptions& options = {}) {
-  spawn(
-      AsProcesses{}, ranks,
-      [&](const Membership& member, Store&) {
-        std::FILE* const quiet = std::freopen("/dev/null", "w", stdout);
-        require(quiet != nullptr, "no /dev/null");
-        Session session(member, Store(member.host, member.port, member.secret, member.timeout));
-        Job job(session, {}, options);
-        f(job);
-      },
-      std::chrono::seconds(30));
-}
-
-template <class Job, class F>
-std::string failure(std::size_t ranks, const F& f) {
-  try {
-    run<Job>(ranks, f);
-    return "nothing failed";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-}
-
 bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
@@ -139,6 +115,24 @@ std::vector<nlohmann::json> taken_lines(const char* path) {
   for (std::string line; std::getline(file, line);) lines.push_back(nlohmann::json::parse(line));
   std::remove(path);
   return lines;
+}
+
+/// The log of two ranks that train for so many epochs, at whose ends they call `f(job, epoch,
+/// data)`.
+template <class Job, class F>
+std::vector<nlohmann::json> log_of_epochs(std::uint64_t epochs, const F& f) {
+  char path[] = "/tmp/lockstep-log-XXXXXX";
+  BOOST_REQUIRE(mkstemp(path) >= 0);
+  run<Job>(2,
+           [&](Job& job) {
+             const auto data = points_of_line(16);
+             for (auto epoch : job.epochs(epochs)) {
+               for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
+               f(job, epoch, data);
+             }
+           },
+           {.seed = Seed{0}, .log = path, .arguments = {}});
+  return taken_lines(path);
 }
 
 /// How many lines a file has: mappings of memory.
@@ -631,20 +625,10 @@ BOOST_AUTO_TEST_CASE(a_cosine_ends_with_the_last_epoch) {
 }
 
 BOOST_AUTO_TEST_CASE(the_log_has_a_line_of_json_for_every_epoch) {
-  using Job = Trainer<Line>;
-  char path[] = "/tmp/lockstep-log-XXXXXX";
-  BOOST_REQUIRE(mkstemp(path) >= 0);
-  run<Job>(2,
-           [](Job& job) {
-             const auto data = points_of_line(16);
-             for (auto epoch : job.epochs(3)) {
-               for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
-               job.evaluate(data, 4);
-               job.on_rank0([](auto log) { log.write(JsonLine().add("note", "hand-written")); });
-             }
-           },
-           {.seed = Seed{0}, .log = path, .arguments = {}});
-  const std::vector<nlohmann::json> lines = taken_lines(path);
+  const auto lines = log_of_epochs<Trainer<Line>>(3, [](auto& job, auto&, const auto& data) {
+    job.evaluate(data, 4);
+    job.on_rank0([](auto log) { log.write(JsonLine().add("note", "hand-written")); });
+  });
   BOOST_REQUIRE(lines.size() == 7u);
   const nlohmann::json& last = lines[6];
   BOOST_TEST(lines[5]["note"] == "hand-written");
@@ -681,30 +665,20 @@ BOOST_AUTO_TEST_CASE(the_log_begins_with_what_the_run_is) {
 }
 
 BOOST_AUTO_TEST_CASE(a_record_has_the_programs_own_fields) {
-  using Job = Trainer<Line>;
-  char path[] = "/tmp/lockstep-log-XXXXXX";
-  BOOST_REQUIRE(mkstemp(path) >= 0);
-  run<Job>(2,
-           [](Job& job) {
-             const auto data = points_of_line(16);
-             for (auto epoch : job.epochs(2)) {
-               for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
-               job.log_field("rank", job.rank().value());
-               job.log_field("reward", 1.5);
-               if (epoch.number() == 0) job.log_field("reward", 2.5);
-               if (epoch.number() == 0) job.log_field("note", "first");
-             }
-             if (job.rank() != Rank{0}) return;
-             std::string words = "nothing";
-             try {
-               job.log_field("loss", 1);
-             } catch (const Error& error) {
-               words = error.what();
-             }
-             require(contains(words, "'loss' is a field that lockstep writes"), words);
-           },
-           {.seed = Seed{0}, .log = path, .arguments = {}});
-  const std::vector<nlohmann::json> lines = taken_lines(path);
+  const auto lines = log_of_epochs<Trainer<Line>>(2, [](auto& job, auto& epoch, const auto&) {
+    job.log_field("rank", job.rank().value());
+    job.log_field("reward", 1.5);
+    if (epoch.number() == 0) job.log_field("reward", 2.5);
+    if (epoch.number() == 0) job.log_field("note", "first");
+    if (job.rank() != Rank{0}) return;
+    std::string words = "nothing";
+    try {
+      job.log_field("loss", 1);
+    } catch (const Error& error) {
+      words = error.what();
+    }
+    require(contains(words, "'loss' is a field that lockstep writes"), words);
+  });
   BOOST_REQUIRE(lines.size() == 3u);
   BOOST_TEST(lines[1]["rank"] == 0);
   BOOST_TEST(lines[1]["reward"] == 2.5);
