@@ -11,6 +11,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
 
@@ -31,6 +32,7 @@ class DeviceLoss {
                   "read a loss before the next step, or let loss_meter() add them up",
                   comm_->rank());
     }
+    const OnGpu current(comm_->gpu().index());
     comm_->synchronize();
     double loss = 0;
     copy_now(&loss, value_, sizeof loss);
@@ -64,12 +66,14 @@ class DeviceLossMeter {
       : comm_(&comm), totals_(sizeof(LossTotals)), shown_(sizeof(double)) {}
 
   void reset() {
+    const OnGpu current(comm_->gpu().index());
     check_cuda(cudaMemsetAsync(totals_.data(), 0, totals_.bytes(), comm_->gpu().stream()),
                "cudaMemsetAsync");
   }
 
   /// **Stream** after the forward pass.
   void add(const DeviceLoss<Comm>& loss, std::size_t samples) {
+    const OnGpu current(comm_->gpu().index());
     add_loss<Skips><<<1, 1, 0, comm_->gpu().stream()>>>(
         loss.device_data(), static_cast<double>(samples),
         reinterpret_cast<LossTotals*>(totals_.data()), reinterpret_cast<double*>(shown_.data()));
@@ -81,6 +85,7 @@ class DeviceLossMeter {
 
   /// **Host** blocks.
   LossTotals totals() const {
+    const OnGpu current(comm_->gpu().index());
     comm_->synchronize();
     LossTotals totals;
     copy_now(&totals, totals_.data(), sizeof totals);

@@ -21,6 +21,7 @@
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
+#include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/written_check.cuh"
 
@@ -102,6 +103,8 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Loss = DeviceLoss<Comm>;
   using Meter = DeviceLossMeter<Comm, Traits::skips_anomalies>;
   using Step = GpuStep<Traits, Comm>;
+  using OnDevice = OnDeviceOf<Comm>;
+  using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 
   explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
     static_assert(LossDeferring<DeviceExecution>);

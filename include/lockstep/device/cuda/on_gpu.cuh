@@ -10,19 +10,30 @@
 
 namespace lockstep::detail {
 
+/// Makes a GPU the calling thread's current one. Returns the one that was. Where they are the same,
+/// this costs one look at a variable of CUDA's.
+inline int select_gpu(std::size_t gpu) {
+  int before = 0;
+  check_cuda(cudaGetDevice(&before), "cudaGetDevice");
+  if (before != static_cast<int>(gpu))
+    check_cuda(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+  return before;
+}
+
 /// The calling thread uses another GPU for a while.
 class OnGpu {
  public:
-  explicit OnGpu(std::size_t gpu) {
-    check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    check_cuda(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
-  }
+  explicit OnGpu(std::size_t gpu)
+      : before_(select_gpu(gpu)), has_changed_(before_ != static_cast<int>(gpu)) {}
   OnGpu(const OnGpu&) = delete;
   OnGpu& operator=(const OnGpu&) = delete;
-  ~OnGpu() { static_cast<void>(cudaSetDevice(before_)); }
+  ~OnGpu() {
+    if (has_changed_) static_cast<void>(cudaSetDevice(before_));
+  }
 
  private:
-  int before_ = 0;
+  int before_;
+  bool has_changed_;
 };
 
 }  // namespace lockstep::detail
