@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cstdlib>
 #include <map>
 #include <mutex>
@@ -45,69 +46,61 @@ inline std::vector<cudaMemPool_t> usual_pools(int device) {
   return {pools[0], pools[1]};
 }
 
-/// Tries what ranks do with a peer's memory: kernels store to it and load from it, and copies are
-/// made. An IOMMU that translates the traffic between two PCIe devices can make all of that end
+/// Tries what ranks do with a peer's memory: copies are made, and kernels store to it and load from
+/// it. An IOMMU that translates the traffic between two PCIe devices can make all of that end
 /// without an error and with other bytes.
 class PeerTrial {
  public:
-  /// `own` works on the memory of `peer`.
-  PeerTrial(int own, int peer)
-      : own_(own), peer_(peer), near_(memory_of(own)), far_(memory_of(peer)) {}
+  PeerTrial(int a, int b) : devices_{a, b}, memory_{memory_of(a), memory_of(b)} {}
 
-  /// Do all bytes arrive? **Host** blocks.
-  bool succeeds() const {
-    const OnGpu current(static_cast<std::size_t>(own_));
-    const CudaStream stream;
-    const auto arrives = [&](unsigned way, const DeviceArena& from, const DeviceArena& to,
-                             const auto& move) {
-      const std::vector<unsigned char> sent = pattern(way);
-      copy_now(from.data(), sent.data(), bytes);
-      move(reinterpret_cast<const unsigned char*>(from.data()),
-           reinterpret_cast<unsigned char*>(to.data()));
-      stream.synchronize();
-      std::vector<unsigned char> arrived(bytes);
-      copy_now(arrived.data(), to.data(), bytes);
-      return arrived == sent;
-    };
-    const auto by_kernel = [&](const unsigned char* from, unsigned char* to) {
-      Movement work{};
-      work.in[0] = from;
-      work.out[0] = to;
-      work.pass = PacketPass::cut<unsigned char>(bytes, 0);
-      work.targets = 1;
-      move_bytes<false><<<work.pass.grid<unsigned char>(8), PacketPass::threads, 0, stream>>>(work);
-      check_launch("move_bytes");
-    };
-    const auto by_copy = [&](const unsigned char* from, unsigned char* to) {
-      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
-    };
-    return arrives(1, near_, far_, by_kernel) && arrives(2, far_, near_, by_kernel) &&
-           arrives(3, near_, far_, by_copy) && arrives(4, far_, near_, by_copy);
-  }
+  /// Do all bytes arrive, both ways? **Host** blocks.
+  bool succeeds() const { return works_for(0) && works_for(1); }
 
  private:
-  static constexpr std::size_t bytes =
-      256 * 1024;  // more than a page of any size but the huge ones
+  static constexpr std::size_t bytes = 16 * 1024;  // some pages
 
   static DeviceArena memory_of(int device) {
     const OnGpu current(static_cast<std::size_t>(device));
     return DeviceArena(bytes);
   }
-  /// Other bytes for every pair and every way.
-  std::vector<unsigned char> pattern(unsigned way) const {
-    std::vector<unsigned char> all(bytes);
-    unsigned x = 0x9e3779b9u * (static_cast<unsigned>(own_ * 64 + peer_) * 4 + way);
-    for (unsigned char& byte : all) {
-      x = x * 1664525u + 1013904223u;
-      byte = static_cast<unsigned char>(x >> 24);
-    }
-    return all;
+
+  /// One device works on its own memory and on the other's.
+  bool works_for(std::size_t worker) const {
+    const OnGpu current(static_cast<std::size_t>(devices_[worker]));
+    const CudaStream stream;
+    const auto copy = [&](std::byte* to, const std::byte* from) {
+      check_cuda(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream), "cudaMemcpyAsync");
+    };
+    const auto move = [&](std::byte* to, const std::byte* from) {
+      Movement work{};
+      work.in[0] = reinterpret_cast<const unsigned char*>(from);
+      work.out[0] = reinterpret_cast<unsigned char*>(to);
+      work.pass = PacketPass::cut<unsigned char>(bytes, 0);
+      work.targets = 1;
+      move_bytes<false><<<work.pass.grid<unsigned char>(8), PacketPass::threads, 0, stream>>>(work);
+      check_launch("move_bytes");
+    };
+    const std::size_t peer = 1 - worker;
+    return arrives(stream, worker, peer, copy) && arrives(stream, peer, worker, copy) &&
+           arrives(stream, worker, peer, move) && arrives(stream, peer, worker, move);
   }
 
-  int own_;
-  int peer_;
-  DeviceArena near_;
-  DeviceArena far_;
+  template <class Transfer>
+  bool arrives(const CudaStream& stream, std::size_t from, std::size_t to,
+               const Transfer& transfer) const {
+    std::vector<std::uint64_t> sent(bytes / sizeof(std::uint64_t));
+    for (std::uint64_t& word : sent) word = tried_ += 0x9e3779b97f4a7c15u;  // never the same bytes
+    copy_now(memory_[from].data(), sent.data(), bytes);
+    transfer(memory_[to].data(), memory_[from].data());
+    stream.synchronize();
+    std::vector<std::uint64_t> arrived(sent.size());
+    copy_now(arrived.data(), memory_[to].data(), bytes);
+    return arrived == sent;
+  }
+
+  int devices_[2];
+  DeviceArena memory_[2];
+  mutable std::uint64_t tried_ = 0;
 };
 
 /// What is known of the pairs of devices of this process.
@@ -123,7 +116,7 @@ class PeerAccess {
     if (a == b) return std::nullopt;
     const std::lock_guard lock(mutex());
     const auto [pair, is_new] = known().try_emplace(std::minmax(a, b));
-    if (is_new) pair->second = open(a, b);
+    if (is_new || pair->second.empty()) pair->second = open(a, b, is_new);
     if (pair->second.empty()) return std::nullopt;
     return Obstacle{pair->second, is_new};
   }
@@ -145,25 +138,28 @@ class PeerAccess {
     return mutex;
   }
 
-  /// Opens both ways. Empty, or why that cannot be.
-  static std::string open(int a, int b) {
+  /// Opens both ways. Empty, or why that cannot be. A pair that was open before is tried again if
+  /// somebody has closed it meanwhile (`cudaDeviceReset`).
+  static std::string open(int a, int b, bool is_new) {
     for (const auto& [own, peer] : {std::pair(a, b), std::pair(b, a)}) {
-      const std::string refusal = enable(own, peer);
+      const std::string refusal = enable(own, peer, is_new);
       if (!refusal.empty()) return refusal;
     }
-    if (!PeerTrial(a, b).succeeds() || !PeerTrial(b, a).succeeds()) {
+    if (!is_new) return {};
+    if (!PeerTrial(a, b).succeeds()) {
       disable(a, b);
       disable(b, a);
       return text({"GPUs ", a, " and ", b,
                    " do not get each other's bytes right: an IOMMU or PCIe's access control (ACS) "
-                   "stands between them. Turn them off (in the BIOS, or the kernel's iommu=pt)"});
+                   "stands between them. Turn these off (in the BIOS, or the kernel's iommu=pt)"});
     }
     share_pools(a, b);
     share_pools(b, a);
     return {};
   }
 
-  static std::string enable(int own, int peer) {
+  /// Sets `is_new` if it was not open.
+  static std::string enable(int own, int peer, bool& is_new) {
     int possible = 0;
     check_cuda(cudaDeviceCanAccessPeer(&possible, own, peer), "cudaDeviceCanAccessPeer");
     if (possible == 0) {
@@ -172,11 +168,14 @@ class PeerAccess {
     }
     const OnGpu current(static_cast<std::size_t>(own));
     const cudaError_t error = cudaDeviceEnablePeerAccess(peer, 0);
-    if (error == cudaSuccess) return {};
+    if (error == cudaSuccess) {
+      is_new = true;
+      return {};
+    }
     static_cast<void>(cudaGetLastError());
     if (error == cudaErrorPeerAccessAlreadyEnabled) return {};
     return text({"GPU ", own, " may not access the memory of GPU ", peer, " (",
-                 cudaGetErrorString(error), "). A GPU has at most eight peers without NVSwitch"});
+                 cudaGetErrorName(error), "). Without NVSwitch a GPU has at most eight peers"});
   }
 
   /// So that copies go through the host as well, where the direct way is wrong.
