@@ -7,16 +7,17 @@
 #include <cstddef>
 
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 
 namespace lockstep::detail {
 
-/// Makes a GPU the calling thread's current one. Returns the one that was. Where they are the same,
-/// this costs one look at a variable of CUDA's.
+/// Makes a GPU the calling thread's current one. Returns the device that was. Where they are the
+/// same, this costs one look at a variable of CUDA's.
 inline int select_gpu(std::size_t gpu) {
+  const int device = device_of(gpu);
   int before = 0;
   check_cuda(cudaGetDevice(&before), "cudaGetDevice");
-  if (before != static_cast<int>(gpu))
-    check_cuda(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+  if (before != device) check_cuda(cudaSetDevice(device), "cudaSetDevice");
   return before;
 }
 
@@ -24,7 +25,7 @@ inline int select_gpu(std::size_t gpu) {
 class OnGpu {
  public:
   explicit OnGpu(std::size_t gpu)
-      : before_(select_gpu(gpu)), has_changed_(before_ != static_cast<int>(gpu)) {}
+      : before_(select_gpu(gpu)), has_changed_(before_ != device_of(gpu)) {}
   OnGpu(const OnGpu&) = delete;
   OnGpu& operator=(const OnGpu&) = delete;
   ~OnGpu() {
