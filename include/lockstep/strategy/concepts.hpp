@@ -62,6 +62,11 @@ template <class E, class Batch>
 concept RowPlacing =
     requires(E& execution, const Batch& batch, std::size_t n) { execution.place(batch, n, n, n); };
 
+/// An execution that copies batches of this type where they lie on another device:
+/// `bring_near(batch, Near<Batch>&)`.
+template <class E, class Batch>
+concept BringingNear = requires { requires E::template Near<Batch>::copies; };
+
 /// An execution that computes losses while the host goes on. `latest_loss` is the loss of the
 /// latest forward pass; `average_loss(weight)` makes it the mean over ranks; `note_forward` counts
 /// a pass that ran as part of a graph.

@@ -15,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
 #include "lockstep/comm/backends/threads/host_work.hpp"
 #include "lockstep/comm/backends/threads/member.cuh"
@@ -107,6 +108,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// **Host** blocks until all ranks have made the call. **Stream** what any rank's compute stream
   /// is given next comes after what all of them hold at the call.
   void order_streams() {
+    if (is_alone()) return;
     const detail::Call call;
     const std::uint64_t ticket =
         member_->start(call, nullptr, nullptr,
@@ -132,6 +134,11 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     if (!graph) {
       throw Error(call.text(), "there is no captured step: " + graph.reason(),
                   "run the step itself", rank());
+    }
+    if (is_alone()) {
+      member_->calls().raise_fault();
+      graph.graph().launch(gpu().stream());
+      return;
     }
     const std::uint64_t ticket = member_->start(
         call, &graph.graph(), nullptr,
@@ -183,6 +190,10 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       if (memory.is_managed) member_->settle_managed();  // kernels may still write it
       member_->run_on_host(described, call.in.data(), call.out.data(),
                            [&](Offers ranks) { detail::threads::work_for_all(call, ranks); });
+    } else if (is_alone()) {
+      member_->calls().raise_fault();
+      detail::perform_alone(passes(), call);
+      if (memory.is_managed) member_->settle_managed();
     } else {
       ticket = member_->start(
           described, call.in.data(), call.out.data(),
@@ -226,6 +237,10 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   detail::StreamPasses passes() const { return detail::StreamPasses(gpu().stream()); }
 
  private:
+  /// Is this rank a world of one, such as the only replica of a job that could have had several?
+  /// Its compute stream then needs no other.
+  bool is_alone() const { return world_size() == WorldSize{1}; }
+
   /// A call under way: announced, or done at once if it has no number.
   struct Pending {
     Member& member;
