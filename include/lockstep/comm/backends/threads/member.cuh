@@ -170,8 +170,8 @@ class Member {
         check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
                    "cudaMemcpyAsync");
       }
-      received_.record(stream());
-      return received_.get();
+      received().record(stream());
+      return received().get();
     });
   }
 
@@ -198,6 +198,8 @@ class Member {
   }
 
  private:
+  const CudaEvent& received() const { return world_->received[rank().value()]; }
+
   /// Takes a message in pieces through the sender's slot of host memory. The sender waits
   /// meanwhile, and its stream may be used here. **Stream** both ranks' compute streams.
   void pass_through_host(const Staging& staging, std::byte* to, const Offer& sent,
@@ -212,13 +214,13 @@ class Member {
       const std::size_t n = std::min(staging.bytes(), bytes - first);
       {
         const OnGpu current(world_->lanes->of(from).gpu);
-        if (first != 0) received_.block(senders);
+        if (first != 0) received().block(senders);
         copy(slot, static_cast<const std::byte*>(sent.in) + first, n, senders);
         check_cuda(cudaEventRecord(sent_event, senders), "cudaEventRecord");
       }
       check_cuda(cudaStreamWaitEvent(stream(), sent_event, 0), "cudaStreamWaitEvent");
       copy(to + first, slot, n, stream());
-      received_.record(stream());
+      received().record(stream());
     }
   }
 
@@ -286,7 +288,6 @@ class Member {
   std::deque<DeviceArena> arenas_;
   std::vector<CudaEvent> ready_;  // when a call's memory may be used
   CudaEvent sent_;
-  CudaEvent received_;
   CudaEvent mark_;
   Call last_;  // the last call that was announced and not waited for at once
   bool is_capturing_ = false;

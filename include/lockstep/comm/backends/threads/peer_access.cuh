@@ -20,6 +20,7 @@
 #include "lockstep/comm/backends/threads/kernels.cuh"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
@@ -77,8 +78,8 @@ class PeerTrial {
       work.out[0] = reinterpret_cast<unsigned char*>(to);
       work.pass = PacketPass::cut<unsigned char>(bytes, 0);
       work.targets = 1;
-      move_bytes<false><<<work.pass.grid<unsigned char>(8), PacketPass::threads, 0, stream>>>(work);
-      check_launch("move_bytes");
+      launch_kernel<move_bytes<false>>("move_bytes", stream, work.pass.grid<unsigned char>(8),
+                                       PacketPass::threads, work);
     };
     const std::size_t peer = 1 - worker;
     return arrives(stream, worker, peer, copy) && arrives(stream, peer, worker, copy) &&

@@ -22,6 +22,8 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep::detail::threads {
 
@@ -44,6 +46,8 @@ struct SharedWorld {
       const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
       gpus.push_back(gpu.index());
       streams.push_back(gpu.stream());
+      const OnGpu current(gpu.index());
+      received.emplace_back();
     }
     lanes.emplace(gpus, most_staged);
   }
@@ -54,7 +58,9 @@ struct SharedWorld {
   std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
-  std::mutex turns;                   // to add to the capture
+  /// When every rank has taken its last message: its sender may wait for that after it has left.
+  std::vector<CudaEvent> received;
+  std::mutex turns;  // to add to the capture
   WorldCapture capture;
 };
 
