@@ -18,7 +18,7 @@ struct Threads {
   static constexpr bool is_one_process = false;
   static constexpr bool ranks_are_threads = true;
   static constexpr bool spans_processes = false;
-  Threads(Session&, Net, TrainerOptions) {}
+  Threads(Session&, auto, TrainerOptions) {}
 };
 
 int start(int argc, char** argv) {

@@ -10,6 +10,7 @@
 #include <span>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -76,6 +77,43 @@ Entries numbered(std::size_t n) {
                          .loss = x});
   }
   return batch;
+}
+
+/// Knows the threads on which it was made and ran.
+struct Homed : Book {
+  std::thread::id made = std::this_thread::get_id();
+  std::thread::id ran;
+  std::size_t number = 100;
+
+  Homed() = default;
+  explicit Homed(std::size_t number) : number(number) {}
+  Homed(const Homed& other) : Book(other), number(other.number) {}
+  Homed(Homed&&) noexcept = default;
+  Homed& operator=(const Homed&) = delete;
+  ~Homed() = default;
+
+  double forward(auto& step, const Entries& share) {
+    ran = std::this_thread::get_id();
+    return Book::forward(step, share);
+  }
+};
+
+/// Has every replica a thread of its own, on which its model was made, runs and is visited?
+void require_own_threads(DataParallel<Homed>& dp, const auto& number) {
+  const std::thread::id caller = std::this_thread::get_id();
+  dp.step(numbered(6));
+  std::set<std::thread::id> threads;
+  std::size_t replica = 0;
+  dp.for_each_model([&](Homed& model) {
+    const std::thread::id here = std::this_thread::get_id();
+    BOOST_TEST((model.made == here));
+    BOOST_TEST((model.ran == here));
+    BOOST_TEST(model.number == number(replica));
+    BOOST_TEST((here == caller) == (replica == 0));
+    threads.insert(here);
+    ++replica;
+  });
+  BOOST_TEST(threads.size() == 3u);
 }
 
 std::string failure(const auto& f) {
@@ -149,6 +187,53 @@ BOOST_AUTO_TEST_CASE(the_model_is_the_wrapped_one_and_every_replica_has_a_copy) 
   BOOST_TEST(models.size() == 3u);
   BOOST_TEST(models.contains(&dp.model()));
   BOOST_TEST(dp.replicas() == 3u);
+}
+
+BOOST_AUTO_TEST_CASE(models_are_made_and_visited_on_the_threads_of_their_replicas) {
+  {
+    DataParallel<Homed> dp({.replicas = 3});
+    require_own_threads(dp, [](std::size_t) { return 100u; });
+  }
+  {
+    DataParallel<Homed> dp({.replicas = 3}, [](std::size_t i) { return Homed(i); });
+    require_own_threads(dp, [](std::size_t i) { return i; });
+  }
+  {
+    std::size_t calls = 0;  // functions are called one after the other
+    DataParallel<Homed> dp({.replicas = 3}, [&] { return Homed(10 * calls++); });
+    require_own_threads(dp, [](std::size_t i) { return 10 * i; });
+  }
+  DataParallel<Homed> dp({.replicas = 3}, Homed(7));
+  require_own_threads(dp, [](std::size_t) { return 7u; });
+}
+
+BOOST_AUTO_TEST_CASE(a_model_that_cannot_be_made_is_an_error_with_its_replica) {
+  const auto make = [](std::size_t i) {
+    if (i == 1) throw std::runtime_error("no memory for it");
+    return Homed(i);
+  };
+  BOOST_TEST(contains(failure([&] { DataParallel<Homed> dp({.replicas = 3}, make); }),
+                      "replica 1: no memory for it"));
+  DataParallel<Homed> dp({.replicas = 2});
+  const auto visit = [](Homed& model) {
+    model.number = 1;
+    throw std::runtime_error("not this one");
+  };
+  BOOST_TEST(contains(failure([&] { dp.for_each_model(visit); }), "replica 0: not this one"));
+  std::size_t visited = 0;
+  dp.for_each_model([&](Homed& model) { visited += model.number == 1; });
+  BOOST_TEST(visited == 1u);
+}
+
+BOOST_AUTO_TEST_CASE(any_thread_may_step_a_job_that_another_has_made) {
+  Dp<> dp({.replicas = 3}), same({.replicas = 3});
+  for (int round = 0; round < 3; ++round) {
+    std::thread([&] { dp.step(numbered(5)); }).join();
+    dp.step(numbered(4));
+    same.step(numbered(5));
+    same.step(numbered(4));
+  }
+  BOOST_TEST((numbers_of(dp) == numbers_of(same)));
 }
 
 BOOST_AUTO_TEST_CASE(only_the_first_replicas_buffers_survive) {

@@ -808,6 +808,40 @@ BOOST_AUTO_TEST_CASE(launch_takes_a_function_that_makes_the_model_of_each_rank) 
   });
 }
 
+BOOST_AUTO_TEST_CASE(a_job_takes_a_model_or_a_function_and_makes_the_model_when_ranks_have_met) {
+  using Job = Trainer<Scaled>;
+  run_sessions(2, [](Session& session) {
+    const auto scale = [&](Job& job) { return *job.model().scale; };
+    const auto mine = static_cast<double>(session.rank().value());
+    Job by_session(session, [](Session& s) { return Scaled(10.0 + double(s.rank().value())); });
+    require(scale(by_session) == 10 + mine, "a function of the session");
+    TrainerOptions options;
+    options.seed = Seed{3};
+    Job by_nothing(session, [] { return Scaled(4); }, options);
+    require(scale(by_nothing) == 4, "a function of nothing");
+    Job ready(session, Scaled(5), options);
+    require(scale(ready) == 5, "a ready model");
+    DistributedDataParallel<Scaled> ddp(by_session.communicator(), [] { return Scaled(6); });
+    require(*ddp.model().scale == 6, "a wrapper");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_model_that_cannot_be_made_on_one_rank_is_told_to_all) {
+  run_sessions(2, [](Session& session) {
+    const auto make = [](Session& s) {
+      if (s.rank() == Rank{1}) throw std::runtime_error("no memory for it");
+      return Scaled(1);
+    };
+    std::string said;
+    try {
+      const Trainer<Scaled> job(session, make);
+    } catch (const std::exception& error) {
+      said = error.what();
+    }
+    require(said.find("no memory for it") != std::string::npos, "it said: " + said);
+  });
+}
+
 /// Ten batches of two points on every rank, four to a step.
 template <class Job>
 void tail_case(std::size_t ranks, std::uint64_t updates) {

@@ -35,8 +35,12 @@ auto without_signals(Start&& start) {
 /// Lets this thread sleep.
 void sleep_for(std::chrono::nanoseconds time);
 
-/// How many cores the machine has, at least 1.
+/// On how many cores the calling thread may run, at least 1.
 std::size_t core_count();
+
+/// Is a core left where `busy` threads of this machine each have one? A thread that is bound to a
+/// part of the machine has that part of the busy ones beside it.
+bool has_free_core(std::size_t busy);
 
 /// Whether a thread gets signals. Threads that run the program's own code as ranks do.
 enum class Signals { blocked, delivered };

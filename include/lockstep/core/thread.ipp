@@ -2,8 +2,11 @@
 #pragma once
 /// @file Definitions of `thread.hpp`.
 
+#include <sched.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <ctime>
 #include <system_error>
@@ -20,8 +23,16 @@ LOCKSTEP_INLINE void sleep_for(std::chrono::nanoseconds time) {
 }
 
 LOCKSTEP_INLINE std::size_t core_count() {
-  const long cores = ::sysconf(_SC_NPROCESSORS_ONLN);
-  return cores > 0 ? static_cast<std::size_t>(cores) : 1;
+  std::array<cpu_set_t, 8> sets{};  // room for 8192 cores
+  if (::sched_getaffinity(0, sizeof sets, sets.data()) != 0) return 1;
+  return static_cast<std::size_t>(CPU_COUNT_S(sizeof sets, sets.data()));
+}
+
+LOCKSTEP_INLINE bool has_free_core(std::size_t busy) {
+  const std::size_t mine = core_count();
+  const long online = ::sysconf(_SC_NPROCESSORS_ONLN);
+  const std::size_t all = online > 0 ? std::max(static_cast<std::size_t>(online), mine) : mine;
+  return mine > (busy * mine + all - 1) / all;
 }
 
 LOCKSTEP_INLINE void Thread::start(const char* name, Signals signals, void* body,

@@ -15,6 +15,7 @@
 #include "lockstep/device/cuda/batch_upload.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/near_batch.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {
@@ -36,6 +37,27 @@ struct DeviceBatch {
   }
   friend bool operator==(const DeviceBatch&, const DeviceBatch&) = default;
 };
+
+namespace detail {
+template <class X, class Y>
+class NearBatch<DeviceBatch<X, Y>> {
+ public:
+  static constexpr bool copies = true;
+  const DeviceBatch<X, Y>& operator()(const DeviceBatch<X, Y>& batch, cudaStream_t stream) {
+    near_ = batch;
+    near_.inputs = inputs_(batch.inputs, batch.rows * batch.width, stream);
+    near_.labels = labels_(batch.labels, batch.rows, stream);
+    near_.weights = weights_(batch.weights, batch.rows, stream);
+    return near_;
+  }
+
+ private:
+  NearMemory inputs_;
+  NearMemory labels_;
+  NearMemory weights_;
+  DeviceBatch<X, Y> near_;
+};
+}  // namespace detail
 
 /// Copies a batch in one piece, through pinned memory from which the GPU copies while the host
 /// loads the next batch. The batch has the same address every time, until a larger one comes, as

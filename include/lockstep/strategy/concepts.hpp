@@ -26,6 +26,8 @@ struct LossTotals {
 };
 
 /// A device's execution has
+/// - `OnDevice`, which makes the device the calling thread's while it lives, and `BuiltOnDevice`
+///   for the making and the end of an object there;
 /// - `Arena`, which owns zeroed memory of the device, and `copy` and `zero` for it;
 /// - `Step`, which a model's forward and backward are given, made by `step(layouts, arenas)`;
 /// - `place(batch)`, which brings a batch to where the model reads it, until the next is placed;
@@ -42,6 +44,8 @@ concept Execution =
     requires(E& execution, const E& other, std::byte* data, std::size_t bytes, const int& batch,
              std::span<float> values, std::span<const float> more) {
       typename E::Arena;
+      typename E::OnDevice;
+      typename E::BuiltOnDevice;
       execution.copy(data, data, bytes);
       execution.zero(data, bytes);
       execution.place(batch);
@@ -57,6 +61,11 @@ concept Execution =
 template <class E, class Batch>
 concept RowPlacing =
     requires(E& execution, const Batch& batch, std::size_t n) { execution.place(batch, n, n, n); };
+
+/// An execution that copies batches of this type where they lie on another device:
+/// `bring_near(batch, Near<Batch>&)`.
+template <class E, class Batch>
+concept BringingNear = requires { requires E::template Near<Batch>::copies; };
 
 /// An execution that computes losses while the host goes on. `latest_loss` is the loss of the
 /// latest forward pass; `average_loss(weight)` makes it the mean over ranks; `note_forward` counts

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/core/strong.hpp"
+#include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/step_graphs.hpp"
@@ -22,6 +23,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base = Replica<Model, Policies, Comm>;
   using Phases = OutOfOrder<BasicDdp>;
   using typename Base::traits;
+  using OnDevice = typename Base::execution_type::OnDevice;
 
  public:
   using model_type = Model;
@@ -42,6 +44,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::learning_rate;
   using Base::loss_meter;
   using Base::model;
+  using Base::on_device;
   using Base::optimizer;
   using Base::param;
   using Base::schedule;
@@ -54,9 +57,23 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Phases::reduce_and_update;
   using Phases::update;
 
-  /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
-  /// **Host** blocks.
-  explicit BasicDdp(Comm& comm, Model model = {}, Seed seed = {})
+  /// Compares the job over ranks, then gives all of them rank 0's initial values. The model is
+  /// constructed here, by default or by a function, `[] { return Model(...); }`: on a GPU that is
+  /// the communicator's then. One that is given was constructed before. **Ranks** all. **Host**
+  /// blocks.
+  template <class M = Model>
+  explicit BasicDdp(Comm& comm, DefaultModel = {}, Seed seed = {})
+      : BasicDdp(comm, &default_model<M>, seed) {}
+  template <ModelMaking<Model> Make>
+  BasicDdp(Comm& comm, Make&& make, Seed seed = {})
+      : BasicDdp(comm,
+                 tell_others_of<traits::alone>(comm,
+                                               [&] {
+                                                 [[maybe_unused]] const OnDevice on(comm);
+                                                 return make();
+                                               }),
+                 seed) {}
+  BasicDdp(Comm& comm, Model model, Seed seed = {})
       : Base(
             comm,
             tell_others_of<traits::alone>(comm, [&] { return typename Base::layouts_type(model); }),
@@ -76,6 +93,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
   template <class Batch>
   Loss step(const Batch& batch) {
+    [[maybe_unused]] const auto on = on_device();
     const auto& placed = this->place(batch);
     return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
   }
@@ -118,11 +136,13 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// The loss of a batch, with nothing kept for backward and no communication.
   template <class Batch>
   Loss evaluate(const Batch& batch) {
+    [[maybe_unused]] const auto on = on_device();
     return Base::evaluate(this->place(batch));
   }
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
+    [[maybe_unused]] const auto on = on_device();
     Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
   }
 
@@ -132,6 +152,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   template <class Batch>
   auto predict(const Batch& batch) {
     if constexpr (require_output<Model>()) {
+      [[maybe_unused]] const auto on = on_device();
       return Base::predict(this->place(batch), row_count(batch));
     }
   }
@@ -150,6 +171,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
 
   template <class F>
   void tell(const F& f) {
+    [[maybe_unused]] const auto on = on_device();
     tell_others(replica(), f);
   }
 

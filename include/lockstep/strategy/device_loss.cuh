@@ -10,7 +10,9 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
 
@@ -31,6 +33,7 @@ class DeviceLoss {
                   "read a loss before the next step, or let loss_meter() add them up",
                   comm_->rank());
     }
+    const OnGpu current(comm_->gpu().index());
     comm_->synchronize();
     double loss = 0;
     copy_now(&loss, value_, sizeof loss);
@@ -64,16 +67,17 @@ class DeviceLossMeter {
       : comm_(&comm), totals_(sizeof(LossTotals)), shown_(sizeof(double)) {}
 
   void reset() {
+    const OnGpu current(comm_->gpu().index());
     check_cuda(cudaMemsetAsync(totals_.data(), 0, totals_.bytes(), comm_->gpu().stream()),
                "cudaMemsetAsync");
   }
 
   /// **Stream** after the forward pass.
   void add(const DeviceLoss<Comm>& loss, std::size_t samples) {
-    add_loss<Skips><<<1, 1, 0, comm_->gpu().stream()>>>(
-        loss.device_data(), static_cast<double>(samples),
+    const OnGpu current(comm_->gpu().index());
+    launch_kernel<add_loss<Skips, double>>(
+        "add_loss", comm_->gpu().stream(), 1, 1, loss.device_data(), static_cast<double>(samples),
         reinterpret_cast<LossTotals*>(totals_.data()), reinterpret_cast<double*>(shown_.data()));
-    check_launch("add_loss");
   }
 
   /// The latest loss that the GPU has added. **Host** does not block.
@@ -81,6 +85,7 @@ class DeviceLossMeter {
 
   /// **Host** blocks.
   LossTotals totals() const {
+    const OnGpu current(comm_->gpu().index());
     comm_->synchronize();
     LossTotals totals;
     copy_now(&totals, totals_.data(), sizeof totals);

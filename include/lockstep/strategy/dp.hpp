@@ -22,6 +22,7 @@
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
+#include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
@@ -67,7 +68,7 @@ Model replicate(const Model& model) {
 /// they are not copied for every batch. So members of the model that a program changes after
 /// construction must be changed in all replicas (`for_each_model`).
 ///
-/// All members must be called by the thread that made the object, which runs replica 0.
+/// Members may be called by any thread, one at a time; the calling thread runs replica 0.
 template <class Model, class Policies, class Meeting>
 class BasicDp {
   using traits = ReplicaTraits<Model, Policies>;
@@ -79,28 +80,30 @@ class BasicDp {
   using model_type = Model;
   using Loss = typename LedReplica::Loss;
 
-  /// **Host** blocks until all replicas are there and have the same initial parameters.
-  explicit BasicDp(DpOptions options = {}, Model model = {})
-      : meeting_(count(options), options.timeout, options.devices),
-        root_(output_replica(options, meeting_.size())),
-        crew_(meeting_.size()),
-        replicas_(meeting_.size()),
-        parts_(meeting_.size()) {
-    std::vector<std::optional<Model>> models(replicas());
-    crew_.run(
-        [&](std::size_t i) {
-          meeting_.prepare(Rank{i});
-          if (i != 0) models[i].emplace(replicate(std::as_const(model)));
-        },
-        [&](std::size_t i) {
-          replicas_[i] = std::make_unique<LedReplica>(
-              meeting_.join(Rank{i}), i == 0 ? std::move(model) : std::move(*models[i]),
-              options.seed, Rank{root_});
-        });
-    if constexpr (gathers) {
-      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
-    }
-  }
+  /// Every replica's model is constructed on the replica's own thread and device, one after the
+  /// other: by default, or by `[](std::size_t replica) { return Model(...); }`. The others of a
+  /// model that is given are copies of it; so are those of a model with `replicate()`. **Host**
+  /// blocks until all replicas are there and have the same initial parameters.
+  template <class M = Model>
+  explicit BasicDp(const DpOptions& options = {}, DefaultModel = {})
+      : BasicDp(options, Make{}, [](std::size_t i, const Models& models) {
+          constexpr bool replicates = requires(const M& model) { model.replicate(); };
+          if constexpr (replicates) {
+            if (i != 0) return replicate(*models[0]);
+          }
+          return default_model<M>();
+        }) {}
+  template <ModelMaking<Model, std::size_t> Making>
+  BasicDp(const DpOptions& options, Making&& make)
+      : BasicDp(options, Make{},
+                [&](std::size_t i, const Models&) { return made_by<Model>(make, i); }) {}
+  BasicDp(const DpOptions& options, Model model)
+      : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
+          if constexpr (!traits::alone) {
+            if (i != 0) return replicate(*models[0]);
+          }
+          return std::move(model);
+        }) {}
   BasicDp(const BasicDp&) = delete;
   BasicDp& operator=(const BasicDp&) = delete;
   ~BasicDp() {
@@ -109,6 +112,9 @@ class BasicDp {
   }
 
   std::size_t replicas() const { return replicas_.size(); }
+
+  /// The calling thread works on the first replica's GPU while the result lives.
+  [[nodiscard]] auto on_device() const { return first().on_device(); }
 
   /// These are of the first replica. All replicas follow the numbers of its optimizer:
   /// `dp.optimizer().lr = 0.01`. Its gradients are those of its latest share. Other replicas'
@@ -155,10 +161,12 @@ class BasicDp {
     }
   }
 
-  /// Calls `f(model)` for every replica's model.
+  /// Calls `f(model)` for every replica's model, one after the other, each on its replica's thread
+  /// and device. **Host** blocks.
   template <class F>
   void for_each_model(F&& f) {
-    for (const auto& replica : replicas_) f(replica->replica().model());
+    [[maybe_unused]] const auto on = on_device();
+    crew_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
   }
 
   /// Sets shares in proportion to these numbers, one for each replica, for devices of different
@@ -185,18 +193,18 @@ class BasicDp {
   /// Writes parameters and buffers anew, on all replicas: `f(initial)`. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
-    crew_.run([&](std::size_t i) { replicas_[i]->initialize(f, seed); });
+    run([&](std::size_t i) { replicas_[i]->initialize(f, seed); });
   }
 
   /// Gives all replicas the first replica's buffers. **Host** blocks.
   void synchronize_buffers() {
-    crew_.run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
+    run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
   }
 
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
     if constexpr (StreamCommunicator<typename Meeting::communicator>)
-      crew_.run([&](std::size_t i) { replicas_[i]->synchronize(); });
+      run([&](std::size_t i) { replicas_[i]->synchronize(); });
   }
 
   /// One micro-batch: replicas run their shares and, with the last of `Accumulate<N>`, update the
@@ -208,6 +216,7 @@ class BasicDp {
   template <class Batch>
   Loss step(const Batch& batch) {
     if constexpr (traits::alone) {
+      [[maybe_unused]] const auto on = on_device();
       return replicas_[0]->run_alone(batch);
     } else {
       const BatchCut cut = scatter(batch);
@@ -223,8 +232,8 @@ class BasicDp {
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Host** as `step`.
   void step_tail() {
-    crew_.run([&](std::size_t i) { replicas_[i]->follow(*replicas_[0]); },
-              [&](std::size_t i) { replicas_[i]->step_tail(); });
+    run([&](std::size_t i) { replicas_[i]->follow(*replicas_[0]); },
+        [&](std::size_t i) { replicas_[i]->step_tail(); });
   }
   /// Forgets the gradients of such batches.
   void drop_tail() {
@@ -234,7 +243,7 @@ class BasicDp {
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
   /// does otherwise. **Host** blocks until all steps are done.
   void require_finite() {
-    crew_.run([&](std::size_t i) { replicas_[i]->require_finite(); });
+    run([&](std::size_t i) { replicas_[i]->require_finite(); });
   }
   /// How many updates `Anomaly<Skip>` has left out. **Host** blocks until all steps are done.
   std::uint64_t skipped_steps() const { return first().skipped_steps(); }
@@ -243,11 +252,12 @@ class BasicDp {
   template <class Batch>
   Loss evaluate(const Batch& batch) {
     if constexpr (traits::alone) {
+      [[maybe_unused]] const auto on = on_device();
       return first().evaluate(first().place(batch));
     } else {
       run_to_loss<false>(
           batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
-          [&](std::size_t i) { replicas_[i]->average_losses(); });
+          [&](std::size_t i) { replicas_[i]->end_evaluation(); });
       return whole_loss();
     }
   }
@@ -256,6 +266,7 @@ class BasicDp {
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     if constexpr (traits::alone) {
+      [[maybe_unused]] const auto on = on_device();
       first().evaluate(first().place(batch), tally, [&] { return batch.size(); });
     } else if constexpr (traits::gathers_outputs &&
                          !LedReplica::template has_evaluation<Batch, Tally>) {
@@ -265,8 +276,8 @@ class BasicDp {
     } else {
       const BatchCut cut = scatter(batch);
       std::vector<Tally> tallies(replicas());
-      crew_.run([&](std::size_t i) { take(i, batch, cut); },
-                [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
+      run([&](std::size_t i) { take(i, batch, cut); },
+          [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
       for (const Tally& part : tallies)
         for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
     }
@@ -280,12 +291,13 @@ class BasicDp {
     if constexpr (!require_output<Model>()) {
       return;
     } else if constexpr (traits::alone) {
+      [[maybe_unused]] const auto on = on_device();
       return first().predict(first().place(batch), row_count(batch));
     } else {
       const BatchCut cut = scatter(batch);
       if constexpr (!traits::gathers_outputs) make_room(batch, parts_[0].all);
-      crew_.run([&](std::size_t i) { take(i, batch, cut); },
-                [&](std::size_t i) { replicas_[i]->template predict_only<Batch>(); });
+      run([&](std::size_t i) { take(i, batch, cut); },
+          [&](std::size_t i) { replicas_[i]->template predict_only<Batch>(); });
       return std::as_const(*replicas_[root_]).all_outputs();
     }
   }
@@ -304,6 +316,38 @@ class BasicDp {
   }
 
  private:
+  /// The models that were made so far; the first is there before the others are made.
+  using Models = std::vector<std::optional<Model>>;
+  struct Make {};
+
+  /// `model_of(i, models)` is replica i's model, made on its thread when its device is selected.
+  template <class ModelOf>
+  BasicDp(const DpOptions& options, Make, const ModelOf& model_of)
+      : meeting_(count(options), options.timeout, options.devices),
+        root_(output_replica(options, meeting_.size())),
+        crew_(meeting_.size()),
+        replicas_(meeting_.size()),
+        parts_(meeting_.size()) {
+    Models models(replicas());
+    crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
+    crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
+    crew_.run([&](std::size_t i) {
+      replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
+                                                  options.seed, Rank{root_});
+    });
+    if constexpr (gathers) {
+      for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
+    }
+  }
+
+  /// Runs phases on all replicas. The crew's threads are on their devices; the calling one, which
+  /// is the program's, may be on another.
+  template <class... Phases>
+  void run(const Phases&... phases) {
+    [[maybe_unused]] const auto on = on_device();
+    crew_.run(phases...);
+  }
+
   auto& first() { return replicas_[0]->replica(); }
   const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
@@ -369,7 +413,7 @@ class BasicDp {
     }
     if (all <= replicas_[0]->output_capacity()) return;
     synchronize();  // the memory may be in use
-    crew_.run([&](std::size_t i) { replicas_[i]->reserve_outputs(all); });
+    run([&](std::size_t i) { replicas_[i]->reserve_outputs(all); });
   }
 
   template <class Batch>
@@ -404,7 +448,7 @@ class BasicDp {
   template <class Batch>
   void run_captured(const Batch& batch, const BatchCut& cut) {
     std::vector<std::uint64_t> digests(replicas());
-    crew_.run(
+    run(
         [&](std::size_t i) {
           take(i, batch, cut);
           digests[i] = replicas_[i]->template digest<Batch>();
@@ -423,11 +467,17 @@ class BasicDp {
                    const Then&... then) {
     const auto share = [&](std::size_t i) { take(i, batch, cut); };
     if constexpr (traits::gathers_outputs) {
-      crew_.run(
-          share, [&](std::size_t i) { replicas_[i]->template predict<Batch, Trains>(); },
-          [&](std::size_t i) { replicas_[i]->template take_loss<Batch, Trains>(); }, then...);
+      try {
+        run(
+            share, [&](std::size_t i) { replicas_[i]->template predict<Batch, Trains>(); },
+            [&](std::size_t i) { replicas_[i]->template take_loss<Batch, Trains>(); }, then...);
+      } catch (...) {
+        // What the failed batch has enqueued may still use the rows that the next batch writes.
+        run([&](std::size_t i) { replicas_[i]->settle(); });
+        throw;
+      }
     } else {
-      crew_.run(share, forward, then...);
+      run(share, forward, then...);
     }
   }
 

@@ -110,6 +110,7 @@ class DpReplica {
   /// Takes its share of a batch.
   template <class Batch>
   void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
+    replica_.select_device();
     part_ = part;
     if constexpr (traits::weighs_shares) replica_.weigh(weight());
     shares_.take(batch, cut, part);
@@ -125,6 +126,14 @@ class DpReplica {
   void average_losses() {
     if constexpr (defers_loss && traits::weighs_shares)
       tell([&] { replica_.execution().average_loss(weight()); });
+  }
+
+  /// Ends an evaluation. Where the loss is taken of all outputs, the next batch's outputs come
+  /// after it: without that, a fast replica would overwrite rows that the loss still reads. In a
+  /// step, `backward` waits for the loss.
+  void end_evaluation() {
+    average_losses();
+    if constexpr (traits::gathers_outputs) await_others();
   }
 
   /// Replicas that share parameters communicate only after backward, so a model that fails here

@@ -16,11 +16,13 @@
 #include "lockstep/core/typed_storage.hpp"
 #include "lockstep/device/cuda/batch_upload.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/near_batch.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
+#include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/written_check.cuh"
 
@@ -102,6 +104,8 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Loss = DeviceLoss<Comm>;
   using Meter = DeviceLossMeter<Comm, Traits::skips_anomalies>;
   using Step = GpuStep<Traits, Comm>;
+  using OnDevice = OnDeviceOf<Comm>;
+  using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 
   explicit DeviceExecution(Comm& comm) : comm_(comm), kept_(sizeof(Kept)) {
     static_assert(LossDeferring<DeviceExecution>);
@@ -135,6 +139,14 @@ class DeviceExecution<Cuda, Traits, Comm> {
     return storage_.get<BatchUpload<Batch>>()(batch, first, count, room, stream());
   }
 
+  /// A batch in device memory, or a copy of it where that is another GPU's. `Near` keeps it.
+  template <class Batch>
+  using Near = NearBatch<Batch>;
+  template <class Batch>
+  const Batch& bring_near(const Batch& batch, Near<Batch>& near) {
+    return near(batch, stream());
+  }
+
   template <class Model, class StepType, class Batch>
   Loss forward(Model& model, StepType& step, const Batch& batch) {
     note_forward();
@@ -153,6 +165,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   /// This rank's loss counts `weight` times in the mean over ranks. A rank of weight 0 has no loss,
   /// and counts as zero. **Ranks** all.
   void average_loss(double weight) {
+    if (comm_.world_size() == WorldSize{1}) return;
     const std::span<double> loss(&kept()->loss, 1);
     if (weight == 0) {
       note_forward();

@@ -45,6 +45,16 @@ class DeviceExecution<Cpu, Traits, Comm> {
   using Loss = double;
   using Meter = LossMeter<Traits::skips_anomalies>;
   using Step = typename Traits::bare_step;
+  /// Every thread is on the host already.
+  struct OnDevice {
+    constexpr explicit OnDevice(const Comm&) {}
+    static constexpr void select(const Comm&) {}
+  };
+  struct BuiltOnDevice {
+    constexpr explicit BuiltOnDevice(const Comm&) {}
+    static constexpr void leave() {}
+    static constexpr void return_to(const Comm&) {}
+  };
 
   constexpr explicit DeviceExecution(Comm&) { static_assert(Execution<DeviceExecution>); }
 

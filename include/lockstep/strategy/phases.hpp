@@ -58,6 +58,7 @@ class PhaseOf : public OutOfOrder<Self> {
   /// Calls `f(replica)`, and tells all ranks if it fails.
   template <class F>
   void run(const F& f) {
+    [[maybe_unused]] const auto on = replica_.on_device();
     tell_others(replica_, [&] { f(replica_); });
   }
 
@@ -167,6 +168,7 @@ class [[nodiscard("backward comes next")]] Forwarded
 /// in two parts, so that they can be looked at.
 template <Sync S, class Replica, class Batch>
 auto forward_phase(Replica& replica, const Batch& batch) {
+  [[maybe_unused]] const auto on = replica.on_device();
   const auto& placed = replica.place(batch);
   using Placed = std::remove_cvref_t<decltype(placed)>;
   std::size_t rows = 0;

@@ -33,7 +33,7 @@ class PlacedShare {
   template <class Batch>
   void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
     if constexpr (HasWhole) {
-      if (is_root_) storage_.get<PlacedWhole<Batch>>().at = &execution_.place(batch);
+      if (is_root_) storage_.get<PlacedWhole<Batch>>().at = &place_whole(batch);
     }
     if (part.samples.count != 0)
       storage_.get<PlacedPart<Batch>>().at = &place(batch, cut, part.largest);
@@ -55,10 +55,24 @@ class PlacedShare {
       std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
 
  private:
+  /// Is a batch handed on as it is, and may lie on another device than the one that reads it?
+  template <class Batch>
+  static constexpr bool may_be_far =
+      std::is_same_v<Whole<Batch>, Batch> && BringingNear<Execution, Batch>;
+
+  template <class Batch>
+  const auto& place_whole(const Batch& batch) {
+    if constexpr (may_be_far<Batch>) {
+      return execution_.bring_near(batch, storage_.get<NearWhole<Batch>>().kept);
+    } else {
+      return execution_.place(batch);
+    }
+  }
+
   /// Places a share. Where the whole batch is on this replica's device, it is a part of that.
   template <class Batch>
   const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
-    if constexpr (HasWhole && !std::is_same_v<Whole<Batch>, Batch>) {
+    if constexpr (HasWhole && (!std::is_same_v<Whole<Batch>, Batch> || may_be_far<Batch>)) {
       static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed<Batch>>,
                     "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
                     "give what the batch becomes there slice(first, count), or use LossOnReplica");
@@ -69,7 +83,10 @@ class PlacedShare {
 
   template <class Batch>
   const auto& place_share(const Batch& batch, const BatchCut& cut, std::size_t largest) {
-    if constexpr (RowPlacing<Execution, Batch>) {
+    if constexpr (may_be_far<ShareOf<Batch>>) {
+      return execution_.bring_near(cut_out(batch, cut),
+                                   storage_.get<NearPart<ShareOf<Batch>>>().kept);
+    } else if constexpr (RowPlacing<Execution, Batch>) {
       const RowRange rows = cut.rows(batch.size(), replica_);
       return execution_.place(batch, rows.first, rows.count, largest);
     } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
@@ -106,6 +123,16 @@ class PlacedShare {
   template <class Batch>
   struct PlacedPart {
     const Share<Batch>* at = nullptr;
+  };
+
+  /// Copies of either from another device.
+  template <class Batch>
+  struct NearWhole {
+    typename Execution::template Near<Batch> kept;
+  };
+  template <class Batch>
+  struct NearPart {
+    typename Execution::template Near<Batch> kept;
   };
 
   Execution& execution_;

@@ -75,7 +75,8 @@ class Replica {
   }
   /// Leaves out the initial values: parameters are zero until `initialize`.
   Replica(Comm& comm, layouts_type layouts, Model&& model)
-      : comm_(comm),
+      : built_(comm),
+        comm_(comm),
         model_(std::move(model)),
         execution_(comm),
         layouts_(std::move(layouts)),
@@ -83,9 +84,18 @@ class Replica {
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
-        step_(make_step(gradients_.arena())) {}
+        step_(make_step(gradients_.arena())) {
+    built_.leave();
+  }
   Replica(const Replica&) = delete;
   Replica& operator=(const Replica&) = delete;
+  ~Replica() { built_.return_to(comm_); }
+
+  /// The calling thread works on this replica's GPU while the result lives, whatever its current
+  /// one is. The members that a program calls do so by themselves.
+  [[nodiscard]] auto on_device() const { return typename execution_type::OnDevice(comm_); }
+  /// The same for good, on a thread of the library that a model may have led to another GPU.
+  void select_device() const { execution_type::OnDevice::select(comm_); }
 
   Model& model() { return model_; }
   const Model& model() const { return model_; }
@@ -117,16 +127,19 @@ class Replica {
   /// the host waits for the GPU first.
   template <class F>
   void for_each_parameter(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
     await_device();
     step_.for_each_parameter(f);
   }
   template <class F>
   void for_each_gradient(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
     await_device();
     step_.for_each_gradient(f);
   }
   template <class F>
   void for_each_buffer(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
     await_device();
     step_.for_each_buffer(f);
   }
@@ -136,6 +149,7 @@ class Replica {
   /// first element in the parameter.
   template <class F>
   void for_each_state(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
     await_device();
     updater_.for_each_state(f);
   }
@@ -144,6 +158,7 @@ class Replica {
   /// **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
+    [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
     if (comm_.rank() == Rank{0}) write_initial_values(f, seed);
     if constexpr (traits::shares_parameters) {
@@ -162,6 +177,7 @@ class Replica {
 
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
+    [[maybe_unused]] const auto on = on_device();
     broadcast(buffers_, layouts_.buffers.plan().bytes, part_of);
   }
 
@@ -285,7 +301,10 @@ class Replica {
   /// steps are done.
   void require_finite() { updater_.require_finite(); }
   /// How many updates `Anomaly<Skip>` has left out. **Host** blocks until all steps are done.
-  std::uint64_t skipped_steps() const { return updater_.skipped(); }
+  std::uint64_t skipped_steps() const {
+    [[maybe_unused]] const auto on = on_device();
+    return updater_.skipped();
+  }
 
   /// Forgets all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
@@ -373,6 +392,7 @@ class Replica {
     return loss;
   }
   auto outputs(std::size_t rows) const {
+    [[maybe_unused]] const auto on = on_device();
     await_device();
     return outputs_.all_outputs(rows);
   }
@@ -381,6 +401,7 @@ class Replica {
   /// Copies rows of outputs into the host's memory. **Host** blocks.
   template <class Rows>
   void copy_outputs(const Rows& rows, void* to) {
+    [[maybe_unused]] const auto on = on_device();
     execution_.copy(static_cast<std::byte*>(to),
                     reinterpret_cast<const std::byte*>(rows.data_handle()),
                     rows.size() * sizeof(typename Rows::value_type));
@@ -405,7 +426,10 @@ class Replica {
   }
 
   /// Adds up the losses of many steps.
-  auto loss_meter() { return execution_.meter(); }
+  auto loss_meter() {
+    [[maybe_unused]] const auto on = on_device();
+    return execution_.meter();
+  }
 
  private:
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
@@ -485,6 +509,7 @@ class Replica {
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
   }
 
+  [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;
   Model model_;
   [[no_unique_address]] execution_type execution_;

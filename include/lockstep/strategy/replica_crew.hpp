@@ -20,8 +20,8 @@
 
 namespace lockstep::detail {
 
-/// Replica 0 is the thread that calls `run`, always the same one; the other threads wait for the
-/// next call in between. They get their work through a pointer, once a step.
+/// Replica 0 is the thread that calls `run`; the other threads wait for the next call in between.
+/// They get their work through a pointer, once a step.
 class ReplicaCrew {
  public:
   explicit ReplicaCrew(std::size_t replicas)
@@ -62,6 +62,18 @@ class ReplicaCrew {
     publish(begun_, ++errands_);
     run_phases<All>(*this, 0);
     if (has_failed_.load(std::memory_order_relaxed)) throw_first();
+  }
+
+  /// Calls `f` with the number of each replica, on that replica's thread, one after the other: for
+  /// functions of the program, which need not be fit for several threads at a time. Ends with the
+  /// first that throws. **Host** blocks until all are done.
+  template <class F>
+  void run_in_turn(const F& f) {
+    for (std::size_t turn = 0; turn != size(); ++turn) {
+      run([&](std::size_t replica) {
+        if (replica == turn) f(replica);
+      });
+    }
   }
 
  private:

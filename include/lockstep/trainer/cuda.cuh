@@ -13,6 +13,8 @@
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/stay_near.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
@@ -80,9 +82,12 @@ class ReplicaMeeting<Cuda, Policies> {
       require_device(i);
       gpus_[i] = std::make_shared<Gpu>(rank, devices_[i]);
     }
+    // The first replica's thread is the program's own, and is left where it is.
+    if (i != 0) stay_near_gpu(rank);
   }
   communicator join(Rank rank) {
     std::shared_ptr<Gpu> gpu = std::move(gpus_[rank.value()]);
+    const OnGpu current(gpu->index());  // what made the model may have gone to another
     if constexpr (alone) {
       return communicator(std::move(gpu));
     } else {

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lockstep/launch/launch.hpp"
+#include "lockstep/strategy/model_source.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
@@ -17,17 +18,18 @@ namespace lockstep {
 
 namespace detail {
 
-/// The model of one rank: what `source` makes, where it is a function, else a copy of `source`, or
-/// `source` itself where this process has one rank.
+/// Where the job of one rank gets its model: from `source`, where that is a function or
+/// `DefaultModel`, else a copy of `source` that is made by the rank, or `source` itself where this
+/// process has one rank.
 template <class Job, class Source>
-typename Job::model_type model_of_rank(Source& source, Session& session) {
+decltype(auto) model_of_rank(Source& source) {
   using Model = typename Job::model_type;
-  if constexpr (std::invocable<Source&, Session&>) {
-    return source(session);
+  if constexpr (!std::same_as<Source, Model>) {
+    return (source);
   } else if constexpr (Job::ranks_are_threads && !Job::is_one_process) {
-    return Model(std::as_const(source));
+    return [&source] { return Model(std::as_const(source)); };
   } else {
-    return Model(std::move(source));
+    return std::move(source);
   }
 }
 
@@ -36,9 +38,7 @@ template <class Job, class Source>
 consteval bool require_models() {
   using Model = typename Job::model_type;
   constexpr bool is_model = std::same_as<Source, Model>;
-  constexpr bool makes_models = requires(Source& source, Session& session) {
-    { source(session) } -> std::same_as<Model>;
-  };
+  constexpr bool makes_models = ModelMaking<Source, Model, Session>;
   constexpr bool must_copy = is_model && Job::ranks_are_threads && !Job::is_one_process;
   static_assert(is_model || makes_models,
                 "lockstep: launch<Job>(argc, argv, model, f) takes the job's model, or a function "
@@ -59,7 +59,7 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
       fail("launch", {"--ranks and --replicas are both given"}, "give one of them");
     }
     if (!options.replicas) options.replicas = replicas;
-    Job job(session, model_of_rank<Job>(source, session), std::move(options));
+    Job job(session, model_of_rank<Job>(source), std::move(options));
     if constexpr (std::is_void_v<std::invoke_result_t<F&, Job&>>) {
       f(job);
       return 0;
@@ -94,8 +94,8 @@ int launch(int argc, char** argv, F&& f) {
                 "lockstep: this model has no default constructor; give launch a model too: "
                 "launch<Job>(argc, argv, Model(...), f)");
   if constexpr (std::is_default_constructible_v<Model>) {
-    const auto make = [](Session&) { return Model{}; };
-    return detail::launch_job<Job>(argc, argv, make, f);
+    constexpr detail::DefaultModel by_default{};
+    return detail::launch_job<Job>(argc, argv, by_default, f);
   } else {
     return 1;
   }
@@ -103,7 +103,9 @@ int launch(int argc, char** argv, F&& f) {
 
 /// The same with a model that the program has constructed, or with a function that makes the model
 /// of each rank: `[](Session& session) { return Model(...); }`. Every process of the job constructs
-/// it; ranks that are threads of one process, and replicas, have copies.
+/// the model; ranks that are threads of one process, and replicas, have copies. On GPUs a function
+/// is the better choice: it is called when the rank's or replica's GPU is selected, and streams,
+/// handles and memory that the model makes are that GPU's.
 template <class Job, class Source, class F>
   requires(!std::convertible_to<F, std::size_t>)
 int launch(int argc, char** argv, Source&& model, F&& f) {

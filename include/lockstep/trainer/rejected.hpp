@@ -12,6 +12,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/model_source.hpp"
 #include "lockstep/trainer/axes.hpp"
 
 namespace lockstep {
@@ -63,11 +64,19 @@ class RejectedWrapper {
   using Loss = double;
 
   RejectedWrapper() {}
-  explicit RejectedWrapper(const DpOptions&) {}
+  explicit RejectedWrapper(const DpOptions&, DefaultModel = {}) {}
   RejectedWrapper(const DpOptions&, Model) {}
-  explicit RejectedWrapper(auto&) {}
-  RejectedWrapper(auto&, Model) {}
-  RejectedWrapper(auto&, Model, Seed) {}
+  template <ModelMaking<Model, std::size_t> Make>
+  RejectedWrapper(const DpOptions&, Make&&) {}
+  explicit RejectedWrapper(auto&, DefaultModel = {}, Seed = {}) {}
+  RejectedWrapper(auto&, Model, Seed = {}) {}
+  template <ModelMaking<Model> Make>
+  RejectedWrapper(auto&, Make&&, Seed = {}) {}
+
+  struct OnDevice {
+    OnDevice() {}
+  };
+  OnDevice on_device() const { std::terminate(); }
 
   Model& model() const { std::terminate(); }
   typename OptionsAmong<axes::Optimizer, Ps...>::type& optimizer() const { std::terminate(); }

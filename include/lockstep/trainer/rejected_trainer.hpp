@@ -18,6 +18,7 @@
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/tally.hpp"
+#include "lockstep/strategy/model_source.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
@@ -59,9 +60,10 @@ struct RejectedEpochs {
 template <class Model, class... Ps>
 class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
  public:
-  explicit RejectedTrainer(Session&) {}
-  RejectedTrainer(Session&, Model) {}
-  RejectedTrainer(Session&, Model, const TrainerOptions&) {}
+  explicit RejectedTrainer(Session&, DefaultModel = {}, const TrainerOptions& = {}) {}
+  RejectedTrainer(Session&, Model, const TrainerOptions& = {}) {}
+  template <ModelMaking<Model, Session> Make>
+  RejectedTrainer(Session&, Make&&, const TrainerOptions& = {}) {}
 
   static std::uint64_t fingerprint() { std::terminate(); }
   Rank rank() const { std::terminate(); }

@@ -32,11 +32,13 @@
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/fit.hpp"
 #include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/job_collectives.hpp"
 #include "lockstep/trainer/log_fields.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
@@ -50,7 +52,8 @@ namespace detail {
 
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
-class BasicTrainer : public ComposedJob<Model, Policies> {
+class BasicTrainer : public ComposedJob<Model, Policies>,
+                     public JobCollectives<BasicTrainer<Model, Policies>> {
   using Base = ComposedJob<Model, Policies>;
   using Training = TrainingOf<Model, Policies>;
   using Comm = typename Training::communicator;
@@ -67,29 +70,20 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
-  /// Meets the other ranks and gives all of them rank 0's initial parameters. **Ranks** all.
-  /// **Host** blocks.
-  explicit BasicTrainer(Session& session, Model model = {}, TrainerOptions options = {})
-      : session_(session),
-        options_(std::move(options)),
-        comm_(Training::communicate(session)),
-        wrapped_(Training::make(session, comm_, std::move(model), options_)),
-        display_(session.rank() == Rank{0}
-                     ? detect_terminal(stdout, options_.progress.value_or(progress_style()))
-                     : Terminal{}),
-        log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
-    if (log_) {
-      log_.write(run_header(world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
-                            policy_fields(Policies{})));
-    }
-    sampler_options_.seed = options_.seed;
-    // Where ranks fill all cores, a loading thread would only take time from the model.
-    std::size_t busy = session.membership().local_world;
-    if constexpr (is_one_process) busy = wrapped_.replicas();
-    const bool has_free_cores = core_count() > busy;
-    loader_options_.workers = has_free_cores ? 1 : 0;
-    loader_options_.timed = static_cast<bool>(log_);
-  }
+  /// Meets the other ranks and gives all of them rank 0's initial parameters. The model is
+  /// constructed when they have met, by default or by a function, `[](Session&) { return
+  /// Model(...); }`: on a GPU job with this rank's GPU selected. One that is given was constructed
+  /// before. With `ParallelStrategy<DP>` every replica's is constructed on its own thread and
+  /// device. **Ranks** all. **Host** blocks.
+  template <class M = Model>
+  explicit BasicTrainer(Session& session, DefaultModel = {}, TrainerOptions options = {})
+      : BasicTrainer(session, DefaultModel{}, std::move(options), Meet{}) {}
+  template <ModelMaking<Model, Session> Make>
+  BasicTrainer(Session& session, Make&& make, TrainerOptions options = {})
+      : BasicTrainer(
+            session, [&] { return made_by<Model>(make, session); }, std::move(options), Meet{}) {}
+  BasicTrainer(Session& session, Model model, TrainerOptions options = {})
+      : BasicTrainer(session, std::move(model), std::move(options), Meet{}) {}
 
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
@@ -99,6 +93,10 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// The value of `--data`, for the program's data sets: `fashion_mnist("train", job.data())`.
   const std::string& data() const { return options_.data; }
 
+  /// The calling thread works on this rank's GPU while the result lives, whatever its current one
+  /// is: for kernels of the program's own. The members of a job do so by themselves.
+  [[nodiscard]] auto on_device() const { return wrapped_.on_device(); }
+
   Model& model() { return wrapped_.model(); }
   /// A parameter, to look at.
   auto param(auto key) const { return wrapped_.param(key); }
@@ -107,7 +105,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// `initial.random()` starts from the job's seed. **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f) {
-    require_all_ranks("initialize");
+    [[maybe_unused]] const auto on = enter("initialize");
     wrapped_.initialize(f, options_.seed);
   }
 
@@ -171,7 +169,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
   template <class Batch>
   typename wrapper::Loss step(const Batch& batch) {
-    require_all_ranks("step");
+    [[maybe_unused]] const auto on = enter("step");
     const auto loss = wrapped_.step(batch);
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();
@@ -185,7 +183,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   /// shows the scores under `name`. **Ranks** all. **Host** blocks.
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
-    require_all_ranks("evaluate");
+    [[maybe_unused]] const auto on = enter("evaluate");
     const InJobCall in(JobCall::evaluate);
     const PhaseTimes::Evaluation evaluation(times_, opened_ && !closed_);
     require_same_data(source.size(), {.batch_size = batch_size});
@@ -225,7 +223,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <Dataset Source>
   auto predict(const Source& source, const PredictOptions& options) {
     if constexpr (require_output<Model>()) {
-      require_all_ranks("predict");
+      [[maybe_unused]] const auto on = enter("predict");
       const InJobCall in(JobCall::predict);
       require_same_data(source.size(), {.batch_size = options.batch_size});
       if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
@@ -238,88 +236,6 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   template <Dataset Source>
   auto predict(const Source& source, std::size_t batch_size) {
     return predict(source, PredictOptions{.batch_size = batch_size});
-  }
-
-  /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.
-  Scores reduce_metrics(const Tally& tally) {
-    require_all_ranks("reduce_metrics");
-    const InJobCall in(JobCall::reduce_metrics);
-    return reduce(comm_, tally);
-  }
-
-  /// Through which the ranks of this job communicate: all collectives, and groups of ranks
-  /// (`new_group`, `join_groups`). With `ParallelStrategy<DP>` it is a world of one.
-  Comm& communicator() { return comm_; }
-
-  // Collectives over ranks, of one number, which is given and returned by value, or of memory: a
-  // span, a vector, an array or a view. On GPUs too, memory may be the host's; it is then staged
-  // and the host waits for the result. Device memory is reduced where it is.
-
-  /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
-  /// **Ranks** all. **Host** blocks, with device memory not.
-  template <class Data, class Op = Sum>
-  [[nodiscard("the result is returned")]] auto all_reduce(Data value, Op op = {})
-    requires(SingleElement<Data>)
-  {
-    require_all_ranks("all_reduce");
-    return comm_.all_reduce(value, op);
-  }
-  template <class Data, class Op = Sum>
-  void all_reduce(Data&& data, Op op = {})
-    requires(!SingleElement<std::remove_cvref_t<Data>>)
-  {
-    require_all_ranks("all_reduce");
-    comm_.all_reduce(data, op);
-  }
-
-  /// Root's number, or data = root's data. **Ranks** all. **Host** as `all_reduce`.
-  template <class Data>
-  [[nodiscard("the result is returned")]] auto broadcast(Data value, Rank root = Rank{0})
-    requires(SingleElement<Data>)
-  {
-    require_all_ranks("broadcast");
-    return comm_.broadcast(value, root);
-  }
-  template <class Data>
-  void broadcast(Data&& data, Rank root = Rank{0})
-    requires(!SingleElement<std::remove_cvref_t<Data>>)
-  {
-    require_all_ranks("broadcast");
-    comm_.broadcast(data, root);
-  }
-
-  /// Every rank's number as a vector, by rank, or out = every rank's in. **Ranks** all. **Host** as
-  /// `all_reduce`.
-  template <SingleElement T>
-  [[nodiscard]] auto all_gather(T value) {
-    require_all_ranks("all_gather");
-    return comm_.all_gather(value);
-  }
-  template <class In, class Out>
-  void all_gather(const In& in, Out&& out) {
-    require_all_ranks("all_gather");
-    comm_.all_gather(in, out);
-  }
-
-  /// Every rank's elements, where ranks bring different numbers of them: a `Gathered`, on all ranks
-  /// or on `root`; or into `out`, with the counts as `GatheredPieces`. **Ranks** all. **Host**
-  /// blocks.
-  template <class In, class... Out>
-  auto all_gather_variable(const In& in, Out&&... out) {
-    require_all_ranks("all_gather_variable");
-    return comm_.all_gather_variable(in, out...);
-  }
-  template <class In, class... Where>
-  auto gather_variable(const In& in, Where&&... out_and_root) {
-    require_all_ranks("gather_variable");
-    return comm_.gather_variable(in, out_and_root...);
-  }
-
-  /// **Ranks** all. **Host** blocks.
-  void barrier() {
-    require_all_ranks("barrier");
-    if constexpr (is_one_process) wrapped_.synchronize();
-    comm_.barrier();
   }
 
   /// Calls `f(log)` on rank 0. A collective of this job inside `f` would wait for ranks that never
@@ -356,6 +272,32 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   friend class TrainingEpoch;
   template <class>
   friend class EpochRange;
+  friend class JobCollectives<BasicTrainer>;
+
+  struct Meet {};
+
+  /// `source` is the model, what makes it, or `DefaultModel`.
+  template <class Source>
+  BasicTrainer(Session& session, Source&& source, TrainerOptions&& options, Meet)
+      : session_(session),
+        options_(std::move(options)),
+        comm_(Training::communicate(session)),
+        wrapped_(Training::make(session, comm_, std::forward<Source>(source), options_)),
+        display_(session.rank() == Rank{0}
+                     ? detect_terminal(stdout, options_.progress.value_or(progress_style()))
+                     : Terminal{}),
+        log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
+    if (log_) {
+      log_.write(run_header(world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
+                            policy_fields(Policies{})));
+    }
+    sampler_options_.seed = options_.seed;
+    // Where ranks fill all cores, a loading thread would only take time from the model.
+    std::size_t busy = session.membership().local_world;
+    if constexpr (is_one_process) busy = wrapped_.replicas();
+    loader_options_.workers = has_free_core(busy) ? 1 : 0;
+    loader_options_.timed = static_cast<bool>(log_);
+  }
 
   struct Rank0Only {
     explicit Rank0Only(bool& flag) : flag(flag), before(std::exchange(flag, true)) {}
@@ -370,6 +312,12 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
     if (is_held_up_) [[unlikely]]
       refuse(operation);
   }
+  /// The begin of a call that all ranks make.
+  [[nodiscard]] auto enter(const char* operation) {
+    require_all_ranks(operation);
+    return wrapped_.on_device();
+  }
+  Comm& own_communicator() { return comm_; }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* operation) {
     if (failure_) {
       is_held_up_ = false;
@@ -384,7 +332,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   void begin_run() { run_begins_ = true; }
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
-    require_all_ranks("epochs");
+    [[maybe_unused]] const auto on = enter("epochs");
     const InJobCall in(JobCall::epochs);
     require_same_numbers();
     epoch_ = number;
@@ -425,6 +373,7 @@ class BasicTrainer : public ComposedJob<Model, Policies> {
   void close_data(std::chrono::duration<double> waits = {}) {
     if (!opened_ || closed_) return;
     const InJobCall in(JobCall::batches);
+    [[maybe_unused]] const auto on = wrapped_.on_device();
     end_accumulation();
     wrapped_.require_finite();
     closed_ = display_.summary();

@@ -24,13 +24,15 @@ struct DdpTraining {
 
   /// **Ranks** all. **Host** blocks until all have come.
   static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
-  static wrapper make(Session& session, communicator& comm, Model model,
+  /// `source` is the model, what makes it, or `DefaultModel`.
+  template <class Source>
+  static wrapper make(Session& session, communicator& comm, Source&& source,
                       const TrainerOptions& options) {
     if (options.replicas) {
       throw Error("launch", "--replicas was given to a job of ParallelStrategy<DDP>",
                   "give it --ranks, or use ParallelStrategy<DP>", session.rank());
     }
-    return wrapper(comm, std::move(model), options.seed);
+    return wrapper(comm, std::forward<Source>(source), options.seed);
   }
 };
 
@@ -49,12 +51,14 @@ struct DpTraining {
     }
     return communicator();
   }
-  static wrapper make(Session& session, communicator&, Model model, const TrainerOptions& options) {
+  template <class Source>
+  static wrapper make(Session& session, communicator&, Source&& source,
+                      const TrainerOptions& options) {
     DpOptions wanted;
     if (options.replicas) wanted.replicas = *options.replicas;
     wanted.seed = options.seed;
     wanted.timeout = session.membership().timeout;
-    return wrapper(wanted, std::move(model));
+    return wrapper(wanted, std::forward<Source>(source));
   }
 };
 

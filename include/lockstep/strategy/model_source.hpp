@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Where a job's model comes from: its default constructor, a function, or a ready model.
+
+#include <concepts>
+#include <cstdint>
+#include <exception>
+#include <type_traits>
+
+namespace lockstep::detail {
+
+/// Says that the model is constructed by default, once its device is selected. `{}` means this
+/// rather than a model, because it converts to an enumeration without a constructor:
+/// `Job job(session, {}, options)`.
+enum class DefaultModel : std::uint8_t {};
+
+/// A function that makes a `Model`, from `Arguments` or from nothing.
+template <class F, class Model, class... Arguments>
+concept ModelMaking = requires(F& make, Arguments&... arguments) {
+  { make(arguments...) } -> std::same_as<Model>;
+} || requires(F& make) {
+  { make() } -> std::same_as<Model>;
+};
+
+/// Calls such a function.
+template <class Model, class F, class... Arguments>
+Model made_by(F& make, Arguments&... arguments) {
+  if constexpr (std::invocable<F&, Arguments&...>) {
+    return make(arguments...);
+  } else {
+    return make();
+  }
+}
+
+/// A model from its default constructor.
+template <class Model>
+Model default_model() {
+  static_assert(std::is_default_constructible_v<Model>,
+                "lockstep: this model has no default constructor; give the job a function that "
+                "makes one, [] { return Model(...); }, or a model");
+  if constexpr (std::is_default_constructible_v<Model>) {
+    return Model{};
+  } else {
+    std::terminate();  // never reached: the assertion above fails
+  }
+}
+
+}  // namespace lockstep::detail
