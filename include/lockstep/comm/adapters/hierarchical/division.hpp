@@ -32,6 +32,20 @@ inline GroupPlace place_on_host(const Hosts& all, const Hosts& hosts, const Grou
   return local;
 }
 
+/// Lets the communicators between hosts make their first calls, in which they connect and allocate,
+/// one after the other: of those on a host, none works while another allocates. All hosts take them
+/// in the same order, by the numbers of the first ranks. **Ranks** all of `inside`; one whose turn
+/// never comes has no communicator. **Host** blocks.
+template <class Inside, class Group>
+void warm_up_by_turns(Inside& inside, std::size_t turn, std::size_t turns, Group* group) {
+  if constexpr (requires { group->between().warm_up(); }) {
+    for (std::size_t t = 0; t < turns; ++t) {
+      if (t == turn) group->between().warm_up();
+      inside.barrier();
+    }
+  }
+}
+
 /// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
 /// **Host** blocks until the members have met.
 template <class Inside, class Between, class Flat>
@@ -54,14 +68,22 @@ std::unique_ptr<Stages<Inside, Between, Flat>> divide(Stages<Inside, Between, Fl
                                    std::move(*flat));
   } else {
     all.flat().agree(division_call(place));
-    auto inside = all.inside().template split<dynamic>(local);
-    std::string name = all.next_group_name();
-    if (!inside) return nullptr;
-    name += "." + std::to_string(place.leader().value());
-    const std::string column = ", place " + std::to_string(local.rank.value());
-    Between between =
-        all.between().among(name + column, Rank{hosts.host(place.rank)}, WorldSize{hosts.count()});
-    return std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between), name);
+    std::unique_ptr<Group> group;
+    std::size_t turn = all.flat().world_size().value();  // never, for those that are in no group
+    allocate_quietly(all.inside(), [&] {
+      auto inside = all.inside().template split<dynamic>(local);
+      std::string name = all.next_group_name();
+      if (!inside) return;
+      name += "." + std::to_string(place.leader().value());
+      const std::string column = ", place " + std::to_string(local.rank.value());
+      turn = place.members[hosts.columns()[local.rank.value()].front()].value();
+      Between between = all.between().among(name + column, Rank{hosts.host(place.rank)},
+                                            WorldSize{hosts.count()});
+      group = std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between),
+                                      std::move(name));
+    });
+    warm_up_by_turns(all.inside(), turn, all.flat().world_size().value(), group.get());
+    return group;
   }
 }
 

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
+#include "lockstep/comm/adapters/hierarchical/division.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
@@ -82,11 +83,13 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   column.rank = Rank{host};
   column.world = WorldSize{hosts.count()};
   const std::string between_name = name + ", place " + std::to_string(place);
-  NcclCommunicator<> between(column, store, between_name, lane);
-  return {detail::ThreadedNcclHierarchy(std::make_unique<detail::ThreadedNcclStages>(
-              std::move(hosts), std::move(inside), std::move(between),
-              "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name))),
-          std::move(gpu), std::move(lane)};
+  NcclCommunicator<> between(column, store, between_name, lane, detail::nccl::WarmUpLater{});
+  auto stages = std::make_unique<detail::ThreadedNcclStages>(
+      std::move(hosts), std::move(inside), std::move(between),
+      "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name));
+  stages->inside().barrier();  // all threads have allocated
+  detail::warm_up_by_turns(stages->inside(), place, member.process_ranks, stages.get());
+  return {detail::ThreadedNcclHierarchy(std::move(stages)), std::move(gpu), std::move(lane)};
 }
 
 }  // namespace lockstep
