@@ -61,15 +61,15 @@ inline Hosts hosts_of_threads(const Membership& member) {
 
 }  // namespace detail
 
-/// The communicator of a job with a process on every host, whose ranks are its threads, each with
-/// the GPU that its place gives it. `name` tells several of one job apart. **Ranks** all. **Host**
+/// The communicator of a job with a process on every host, whose ranks are its threads, each with a
+/// GPU of the caller's choice. `name` tells several of one job apart. **Ranks** all. **Host**
 /// blocks until all have come.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
-                                                    const std::string& name = "world") {
+                                                    const std::string& name,
+                                                    std::shared_ptr<Gpu> gpu) {
   detail::Hosts hosts = detail::hosts_of_threads(member);
   const std::size_t host = hosts.host(member.rank);
   const std::size_t place = hosts.local_rank(member.rank);
-  std::shared_ptr<Gpu> gpu = detail::gpu_of(member);
   auto lane = std::make_shared<Gpu>(gpu->rank(), gpu->index());
 
   Membership local = member;
@@ -90,6 +90,12 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   stages->inside().barrier();  // all threads have allocated
   detail::warm_up_by_turns(stages->inside(), place, member.process_ranks, stages.get());
   return {detail::ThreadedNcclHierarchy(std::move(stages)), std::move(gpu), std::move(lane)};
+}
+
+/// The same, each thread with the GPU that its place gives it.
+inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
+                                                    const std::string& name = "world") {
+  return make_threaded_nccl_communicator(member, store, name, detail::gpu_of(member));
 }
 
 }  // namespace lockstep
