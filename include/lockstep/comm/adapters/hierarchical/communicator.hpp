@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/division.hpp"
-#include "lockstep/comm/adapters/hierarchical/scratch.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"

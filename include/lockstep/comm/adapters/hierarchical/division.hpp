@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/groups.hpp"
@@ -30,20 +31,6 @@ inline GroupPlace place_on_host(const Hosts& all, const Hosts& hosts, const Grou
     local.members.emplace_back(all.local_rank(place.members[member]));
   local.group = local.leader().value();  // no two groups of a host have the same leader
   return local;
-}
-
-/// Lets the communicators between hosts make their first calls, in which they connect and allocate,
-/// one after the other: of those on a host, none works while another allocates. All hosts take them
-/// in the same order, by the numbers of the first ranks. **Ranks** all of `inside`; one whose turn
-/// never comes has no communicator. **Host** blocks.
-template <class Inside, class Group>
-void warm_up_by_turns(Inside& inside, std::size_t turn, std::size_t turns, Group* group) {
-  if constexpr (requires { group->between().warm_up(); }) {
-    for (std::size_t t = 0; t < turns; ++t) {
-      if (t == turn) group->between().warm_up();
-      inside.barrier();
-    }
-  }
 }
 
 /// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
@@ -76,13 +63,17 @@ std::unique_ptr<Stages<Inside, Between, Flat>> divide(Stages<Inside, Between, Fl
       if (!inside) return;
       name += "." + std::to_string(place.leader().value());
       const std::string column = ", place " + std::to_string(local.rank.value());
+      // The number of the column's first rank: no other column has it, and all its ranks know it.
       turn = place.members[hosts.columns()[local.rank.value()].front()].value();
       Between between = all.between().among(name + column, Rank{hosts.host(place.rank)},
                                             WorldSize{hosts.count()});
       group = std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between),
                                       std::move(name));
     });
-    warm_up_by_turns(all.inside(), turn, all.flat().world_size().value(), group.get());
+    if constexpr (requires { group->between().warm_up(); }) {
+      by_turns(all.inside(), turn, all.flat().world_size().value(),
+               [&] { group->between().warm_up(); });
+    }
     return group;
   }
 }

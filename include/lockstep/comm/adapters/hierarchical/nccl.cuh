@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
-#include "lockstep/comm/adapters/hierarchical/division.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
@@ -87,8 +87,8 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   auto stages = std::make_unique<detail::ThreadedNcclStages>(
       std::move(hosts), std::move(inside), std::move(between),
       "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name));
-  stages->inside().barrier();  // all threads have allocated
-  detail::warm_up_by_turns(stages->inside(), place, member.process_ranks, stages.get());
+  detail::by_turns(stages->inside(), place, member.process_ranks,
+                   [&] { stages->between().warm_up(); });
   return {detail::ThreadedNcclHierarchy(std::move(stages)), std::move(gpu), std::move(lane)};
 }
 

@@ -6,32 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
-#include "lockstep/comm/passes.hpp"
-
 namespace lockstep::detail {
-
-/// Is the memory of this communicator's passes the host's? There it can be allocated at any time.
-template <class Comm>
-inline constexpr bool works_on_host =
-    std::is_same_v<std::remove_cvref_t<decltype(passes_of(std::declval<Comm&>()))>, HostPasses>;
-
-/// Calls `allocate()`, which allocates memory of GPUs, while nothing is under way on any GPU of
-/// this host: to allocate may wait for kernels of other GPUs, which wait for other hosts, of which
-/// one may be about to allocate too. **Ranks** those of `inside`. **Host** blocks.
-template <class Inside, class F>
-void allocate_quietly(Inside& inside, const F& allocate) {
-  if constexpr (works_on_host<Inside>) {
-    allocate();
-  } else {
-    inside.barrier();  // its streams are empty
-    allocate();
-    inside.barrier();
-  }
-}
 
 /// Memory for one purpose. It grows and is never freed before its communicator ends, because
 /// freeing waits as allocating does.

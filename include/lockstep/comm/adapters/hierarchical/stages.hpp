@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/scratch.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combining.hpp"

@@ -10,9 +10,11 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/scratch.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -84,6 +86,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   template <class T>
   void execute(const calls::Gather<T>& call) {
+    connect_messages();
     const bool collects = place() == place_of(call.root);
     const auto here = scratch(Use::here, call.in.data(), call.count * places())
                           .first(collects ? call.count * places() : 0);
@@ -94,6 +97,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   template <class T>
   void execute(const calls::Scatter<T>& call) {
+    connect_messages();
     const bool deals = place() == place_of(call.root);
     const auto here = scratch(Use::here, call.out.data(), call.count * places())
                           .first(deals ? call.count * places() : 0);
@@ -105,6 +109,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   /// Elements go to the right host first, then to the right place on it.
   template <class T>
   void execute(const calls::AllToAll<T>& call) {
+    connect_messages();
     const auto here = scratch(Use::here, call.out.data(), call.in.size());  // [from host][to place]
     const auto sorted =
         scratch(Use::sorted, call.out.data(), call.in.size());  // [to place][from host]
@@ -118,6 +123,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, bool on_device) {
+    connect_messages();
     const bool collects = place() == place_of(root);
     const auto first = pieces.counts.begin();
     std::vector<std::size_t> of_hosts;
@@ -222,6 +228,17 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     }
   }
 
+  /// Before the first call that is made of messages, hosts connect for them.
+  void connect_messages() {
+    if constexpr (requires { between_->warm_up_messages(); }) {
+      if (!std::exchange(has_messages_, true)) {
+        inside([&](Inside& own) {
+          by_turns(own, place(), places(), [&] { between_->warm_up_messages(); });
+        });
+      }
+    }
+  }
+
   Scratch& memory_of(Use use) { return scratch_[static_cast<std::size_t>(use)]; }
 
   /// Memory of the same kind as `like`. **Ranks** all of this host, with the same count.
@@ -261,6 +278,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   Inside* inside_;
   Between* between_;
   std::array<Scratch, 3> scratch_;
+  bool has_messages_ = false;
 
   static constexpr std::size_t first_bytes = 4_MiB;
 };

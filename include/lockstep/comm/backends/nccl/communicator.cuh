@@ -138,6 +138,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// threads of one process, no two of its communicators do it at the same time. **Ranks** all.
   /// **Host** blocks.
   void warm_up() { engine_->warm_up(); }
+  /// The same for messages and the calls that are made of them, which connect every two ranks.
+  void warm_up_messages() { engine_->warm_up_messages(); }
 
   template <class C>
   void perform(const C& call) {

@@ -99,34 +99,37 @@ class Engine {
   /// where no rank waits for another that allocates. They are no calls of the program, and in no
   /// log. **Ranks** all. **Host** blocks until they are over.
   void warm_up() {
-    if (world() == 1) return;
-    const OnGpu current(gpu().index());
-    const Deadline deadline = Deadline::after(timeout());
-    const auto make = [&](const auto& call) {
-      ncclResult_t state = link_.try_nccl(call);
-      if (state == ncclSuccess || state == ncclInProgress) state = link_.settle(deadline);
-      require_joined(state);
-    };
     std::byte* const data = scratch_.data();
     // NCCL has one way for few bytes and another for many.
-    for (const std::size_t count : {std::size_t{1}, scratch_bytes / 4 / sizeof(float)}) {
-      make([&](ncclComm_t comm) {
-        return ncclAllReduce(data, data, count, ncclFloat32, ncclSum, comm, stream_);
+    for (const std::size_t bytes : {world() * sizeof(float), scratch_bytes / 4}) {
+      const std::size_t each = bytes / world();
+      make_first_call([&](ncclComm_t comm) {
+        return ncclAllReduce(data, data, bytes / sizeof(float), ncclFloat32, ncclSum, comm,
+                             stream_);
+      });
+      make_first_call([&](ncclComm_t comm) {
+        return ncclBroadcast(data, data, bytes, ncclUint8, 0, comm, stream_);
+      });
+      make_first_call([&](ncclComm_t comm) {
+        return ncclAllGather(data + rank().value() * each, data, each, ncclUint8, comm, stream_);
       });
     }
-    make(
-        [&](ncclComm_t comm) { return ncclBroadcast(data, data, 1, ncclUint8, 0, comm, stream_); });
-    make([&](ncclComm_t comm) {
-      return ncclAllGather(data + rank().value(), data, 1, ncclUint8, comm, stream_);
+  }
+
+  /// The same for messages, between every two ranks: where many ranks are, they need much memory.
+  void warm_up_messages() {
+    std::byte* const data = scratch_.data();
+    make_first_call([&](ncclComm_t comm) {
+      ncclResult_t result = ncclGroupStart();
+      for (int peer = 0; peer < static_cast<int>(world()) && result == ncclSuccess; ++peer) {
+        if (peer == static_cast<int>(rank().value())) continue;
+        result = ncclSend(data, 1, ncclUint8, peer, comm, stream_);
+        if (result == ncclSuccess)
+          result = ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, stream_);
+      }
+      const ncclResult_t ended = ncclGroupEnd();
+      return result == ncclSuccess ? ended : result;
     });
-    const CudaEvent& over = captured_.next().after;  // no capture has begun
-    over.record(stream_);
-    const Backoff backoff;
-    while (!over.test()) {
-      if (deadline.passed()) require_joined(ncclInProgress);
-      raise_fault();
-      backoff.pause();
-    }
   }
 
   // Calls
@@ -312,6 +315,25 @@ class Engine {
   std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
 
  private:
+  /// Makes a call and waits until it is over.
+  template <class F>
+  void make_first_call(const F& call) {
+    if (world() == 1) return;
+    const OnGpu current(gpu().index());
+    const Deadline deadline = Deadline::after(timeout());
+    ncclResult_t state = link_.try_nccl(call);
+    if (state == ncclSuccess || state == ncclInProgress) state = link_.settle(deadline);
+    require_joined(state);
+    const CudaEvent& over = under_way_.next_events().after;  // no other call is being made
+    over.record(stream_);
+    const Backoff backoff;
+    while (!over.test()) {
+      if (deadline.passed()) require_joined(ncclInProgress);
+      raise_fault();
+      backoff.pause();
+    }
+  }
+
   Error not_joined(ncclResult_t state) const {
     const std::string operation = "joining NCCL's communicator '" + joined_.name + "'";
     if (state != ncclInProgress) return nccl_error(state, operation);
