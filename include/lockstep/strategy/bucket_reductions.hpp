@@ -11,6 +11,7 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/comm/call.hpp"
+#include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -19,10 +20,10 @@ namespace lockstep::detail {
 /// type depends on the bucket's elements: there is a row of slots for each element type.
 template <class Traits, class Comm>
 class BucketReductions {
-  static constexpr auto reduction = reduction_of_gradients<Traits::sums_gradients>();
+  static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
   template <class T>
-  using Handle = decltype(std::declval<Comm&>().all_reduce_async(
-      std::declval<std::span<T>>(), reduction_of_gradients<Traits::sums_gradients>()));
+  using Handle = decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(),
+                                                                 reduction_of_gradients<how>(1)));
 
  public:
   explicit BucketReductions(std::size_t buckets) : buckets_(buckets) { forget(); }
@@ -53,7 +54,8 @@ class BucketReductions {
     Comm& comm;
     std::span<T> gradients;
     operator Handle<T>() const {
-      return comm.all_reduce_async(gradients, reduction, JobCall::step);
+      return comm.all_reduce_async(
+          gradients, reduction_of_gradients<how>(comm.world_size().value()), JobCall::step);
     }
   };
 

@@ -74,15 +74,15 @@ class GpuUpdater
     return masters_;
   }
 
-  /// Begins the next update, from the sum of so many micro-batches: stores its numbers on the GPU.
-  /// **Stream** before the members below.
-  void begin(std::size_t micro_batches = Traits::micro_batches) {
+  /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
+  /// ranks by `factor`: stores its numbers on the GPU. **Stream** before the members below.
+  void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
     if constexpr (stops) {
       if (*seen()) [[unlikely]]
         report();
     }
     const double rate = this->advance();
-    const double scale = 1 / static_cast<double>(micro_batches);
+    const double scale = factor / static_cast<double>(micro_batches);
     if constexpr (Traits::has_groups) {
       for (std::size_t group = 0; group != groups; ++group) {
         const auto options = this->group_options().of(group);

@@ -20,6 +20,7 @@
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/written_check.hpp"
@@ -47,6 +48,11 @@ class GradientBuckets {
  public:
   using Usage = typename Traits::Usage;
 
+  /// How gradients are reduced, and whether a factor is left to those that read the result.
+  static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  static constexpr bool folds =
+      how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
+
   GradientBuckets(Comm& comm, Execution& execution, const layout& where)
       : comm_(comm),
         execution_(execution),
@@ -59,6 +65,7 @@ class GradientBuckets {
         reductions_(where.plan().bucket_count),
         used_(make_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
+    foresee();
   }
 
   /// Where a model writes the gradients of a pass that adds nothing.
@@ -149,7 +156,7 @@ class GradientBuckets {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
-                           reduction_of_gradients<Traits::sums_gradients>(), JobCall::step);
+                           reduction_of_gradients<how>(comm_.world_size().value()), JobCall::step);
         }
       });
     }
@@ -159,6 +166,24 @@ class GradientBuckets {
   void reduce() {
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
   }
+
+  /// Reduces, and makes the results averages where a factor was left to those that read them: the
+  /// program may look at them now. **Host** blocks.
+  void average() {
+    reduce();
+    if constexpr (folds) {
+      const auto& plan = layout_.plan();
+      for (std::size_t b = 0; factor() != 1 && b != plan.bucket_count; ++b) {
+        const Bucket& bucket = plan.bucket_table[b];
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor());
+        });
+      }
+    }
+  }
+
+  /// The factor that makes averages of what `reduce` leaves.
+  double factor() const { return folded_factor(how, comm_.world_size().value()); }
 
   /// **Host** blocks. Waits for the buckets under way first: a communicator that finishes them
   /// inside of another call no longer knows their types.
@@ -179,6 +204,20 @@ class GradientBuckets {
   void forget_reductions() { reductions_.forget(); }
 
  private:
+  /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
+  void foresee() {
+    if constexpr (Traits::micro_batches > 1) second_arena();
+    if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
+      std::size_t most = 0;
+      for (const Bucket& bucket : layout_.plan().buckets()) {
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          most = std::max(most, bucket.count() * sizeof(Accumulator<Travelling<T>>));
+        });
+      }
+      comm_.reserve(most);
+    }
+  }
+
   using Check =
       std::conditional_t<is_checked, WrittenCheck<typename Traits::device>, NoWrittenCheck>;
 

@@ -31,6 +31,7 @@
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -77,7 +78,8 @@ struct OwnsSlice {
   template <class T, class Gradients, class Consume>
   void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
     comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
-                      reduction_of_gradients<Traits::sums_gradients>(), consume, JobCall::step);
+                      reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
+                      JobCall::step);
   }
   void add_others(double& squares) const {
     comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step);

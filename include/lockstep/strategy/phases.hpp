@@ -86,10 +86,7 @@ class [[nodiscard("update comes next")]] Averaged : public PhaseOf<Replica, Aver
   /// The optimizer's step. Returns the loss. **Ranks** all. **Host** blocks until the parameters
   /// are new on all ranks.
   auto update() && {
-    this->run([](Replica& replica) {
-      replica.begin_update();
-      replica.update();
-    });
+    this->run([](Replica& replica) { replica.update(); });
     return this->loss();
   }
 };

@@ -159,6 +159,7 @@ class Replica {
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
+    if constexpr (requires { comm_.settle_allocations(); }) comm_.settle_allocations();
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
     if (comm_.rank() == Rank{0}) write_initial_values(f, seed);
     if constexpr (traits::shares_parameters) {
@@ -250,17 +251,22 @@ class Replica {
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
-  void reduce() { gradients_.reduce(); }
+  void reduce() { gradients_.average(); }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
-  /// learning rate. It comes before `update` or `reduce_and_update`, and is not captured.
+  /// learning rate. It comes before `reduce_and_update`, and is not captured.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
-    updater_.begin(micro_batches);
+    if constexpr (Gradients::folds) {
+      updater_.begin(micro_batches, gradients_.factor());
+    } else {
+      updater_.begin(micro_batches);
+    }
   }
 
-  /// The optimizer's update, after `reduce`. **Ranks** all. **Host** blocks until the parameters
-  /// are new on all ranks, or on a GPU enqueues.
+  /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
+  /// parameters are new on all ranks, or on a GPU enqueues.
   void update() {
+    updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
     discard_gradients();
   }

@@ -127,15 +127,4 @@ struct TensorLayouts {
   [[no_unique_address]] typename Traits::buffer_layout buffers;
 };
 
-/// How gradients are reduced over ranks. A value, not a member type of the traits: nvcc writes a
-/// type the way it was reached, and a job's policies cannot be written into a kernel's name.
-template <bool Sums>
-constexpr auto reduction_of_gradients() {
-  if constexpr (Sums) {
-    return Sum{};
-  } else {
-    return Average{};
-  }
-}
-
 }  // namespace lockstep::detail

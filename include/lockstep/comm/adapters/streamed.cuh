@@ -5,6 +5,7 @@
 
 #include <cuda_runtime.h>
 
+#include <array>
 #include <chrono>
 #include <cstddef>
 #include <memory>
@@ -24,6 +25,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {
@@ -43,7 +45,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   static constexpr std::size_t most_under_way = 256;
 
   StreamedCommunicator(Inner inner, std::shared_ptr<Gpu> gpu, std::shared_ptr<Gpu> lane)
-      : gpu_(std::move(gpu)), lane_(std::move(lane)), inner_(std::move(inner)) {}
+      : gpu_(std::move(gpu)), lane_(std::move(lane)), events_(*gpu_), inner_(std::move(inner)) {}
 
   StreamedCommunicator(StreamedCommunicator&&) noexcept = default;
   StreamedCommunicator& operator=(StreamedCommunicator&&) = delete;
@@ -58,6 +60,18 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     return inner_.template allocate<T>(count);
+  }
+
+  /// See `HierarchicalCommunicator`.
+  void reserve(std::size_t bytes)
+    requires requires(Inner& inner) { inner.reserve(bytes); }
+  {
+    inner_.reserve(bytes);
+  }
+  void settle_allocations()
+    requires requires(Inner& inner) { inner.settle_allocations(); }
+  {
+    inner_.settle_allocations();
   }
 
   /// Gives up: every other rank's call fails with this reason.
@@ -83,8 +97,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     if constexpr (C::kind == detail::CollectiveKind::barrier) synchronize();
     follow();
     inner_.perform(call);
-    handed_over_.record(lane_->stream());
-    handed_over_.block(gpu_->stream());
+    events_.handed_over->record(lane_->stream());
+    events_.handed_over->block(gpu_->stream());
   }
 
   void agree(const detail::Call& call) { inner_.agree(call); }
@@ -94,8 +108,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
                      Rank root, bool on_device) {
     follow();
     inner_.gather_pieces(in, out, pieces, root, on_device);
-    handed_over_.record(lane_->stream());
-    handed_over_.block(gpu_->stream());
+    events_.handed_over->record(lane_->stream());
+    events_.handed_over->block(gpu_->stream());
   }
 
   /// The communicator of this rank's group, if it is in one, on the same streams.
@@ -112,32 +126,46 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   auto start(const C& call) {
     follow();
     inner_.perform(call);
-    return Work<Pending>(std::in_place, gpu_->stream(), lane_->stream());
+    const CudaEvent& done = (*events_.ends)[next_++ % most_under_way];
+    done.record(lane_->stream());
+    return Work<Pending>(std::in_place, gpu_->stream(), done);
   }
 
  private:
   /// A call on the lane.
   struct Pending {
-    Pending(cudaStream_t compute, cudaStream_t lane) : compute(compute) { done.record(lane); }
-
     bool test() const { return done.test(); }
     void wait() { done.block(compute); }
     /// The work on the lane runs to its end; its memory belongs to the communicator.
     static constexpr void leave() {}
 
     cudaStream_t compute;
-    CudaEvent done;
+    const CudaEvent& done;
+  };
+
+  /// Events of the GPU, whichever is the current one. An end that was recorded again, for a much
+  /// later call, is waited for all the longer.
+  struct Events {
+    explicit Events(const Gpu& gpu) {
+      const detail::OnGpu current(gpu.index());
+      handed_over = std::make_unique<CudaEvent>();
+      ends = std::make_unique<std::array<CudaEvent, most_under_way>>();
+    }
+
+    std::unique_ptr<CudaEvent> handed_over;  // where one stream waits for the other
+    std::unique_ptr<std::array<CudaEvent, most_under_way>> ends;
   };
 
   /// Makes the lane wait for the work that the compute stream holds now.
   void follow() const {
-    handed_over_.record(gpu_->stream());
-    handed_over_.block(lane_->stream());
+    events_.handed_over->record(gpu_->stream());
+    events_.handed_over->block(lane_->stream());
   }
 
   std::shared_ptr<Gpu> gpu_;
   std::shared_ptr<Gpu> lane_;
-  CudaEvent handed_over_;  // where one stream waits for the other
+  Events events_;
+  std::size_t next_ = 0;  // the end that is recorded next
   Inner inner_;
 };
 

@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/division.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -60,7 +61,22 @@ class HierarchicalCommunicator
   template <Element T>
   std::span<T> allocate(std::size_t count) {
     stages_->queue().drain();
-    return stages_->inside().template allocate<T>(count);
+    std::span<T> memory;
+    detail::allocate_quietly(stages_->inside(),
+                             [&] { memory = stages_->inside().template allocate<T>(count); });
+    return memory;
+  }
+
+  /// Foresees all-reduces of up to so many bytes, in the type of their sums: see `Stages::reserve`.
+  /// **Ranks** all. **Host** blocks.
+  void reserve(std::size_t bytes) {
+    stages_->queue().drain();
+    stages_->reserve(bytes);
+  }
+  /// What the ranks of this host have allocated by themselves is there. On a GPU it comes before
+  /// the next collective: see `allocate_quietly`. **Ranks** all. **Host** blocks.
+  void settle_allocations() {
+    if constexpr (!detail::works_on_host<Inside>) stages_->inside().barrier();
   }
 
   /// Gives up: every other rank's call fails with this reason.

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/groups.hpp"
@@ -54,14 +55,26 @@ std::unique_ptr<Stages<Inside, Between, Flat>> divide(Stages<Inside, Between, Fl
                                    std::move(*flat));
   } else {
     all.flat().agree(division_call(place));
-    auto inside = all.inside().template split<dynamic>(local);
-    std::string name = all.next_group_name();
-    if (!inside) return nullptr;
-    name += "." + std::to_string(place.leader().value());
-    const std::string column = ", place " + std::to_string(local.rank.value());
-    Between between =
-        all.between().among(name + column, Rank{hosts.host(place.rank)}, WorldSize{hosts.count()});
-    return std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between), name);
+    std::unique_ptr<Group> group;
+    std::size_t turn = all.flat().world_size().value();  // never, for those that are in no group
+    allocate_quietly(all.inside(), [&] {
+      auto inside = all.inside().template split<dynamic>(local);
+      std::string name = all.next_group_name();
+      if (!inside) return;
+      name += "." + std::to_string(place.leader().value());
+      const std::string column = ", place " + std::to_string(local.rank.value());
+      // The number of the column's first rank: no other column has it, and all its ranks know it.
+      turn = place.members[hosts.columns()[local.rank.value()].front()].value();
+      Between between = all.between().among(name + column, Rank{hosts.host(place.rank)},
+                                            WorldSize{hosts.count()});
+      group = std::make_unique<Group>(std::move(hosts), std::move(*inside), std::move(between),
+                                      std::move(name));
+    });
+    if constexpr (requires { group->between().warm_up(); }) {
+      by_turns(all.inside(), turn, all.flat().world_size().value(),
+               [&] { group->between().warm_up(); });
+    }
+    return group;
   }
 }
 

@@ -14,6 +14,7 @@
 
 #include "lockstep/comm/adapters/hierarchical/communicator.hpp"
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/two_levels.hpp"
 #include "lockstep/comm/adapters/streamed.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
@@ -60,15 +61,15 @@ inline Hosts hosts_of_threads(const Membership& member) {
 
 }  // namespace detail
 
-/// The communicator of a job with a process on every host, whose ranks are its threads, each with
-/// the GPU that its place gives it. `name` tells several of one job apart. **Ranks** all. **Host**
+/// The communicator of a job with a process on every host, whose ranks are its threads, each with a
+/// GPU of the caller's choice. `name` tells several of one job apart. **Ranks** all. **Host**
 /// blocks until all have come.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
-                                                    const std::string& name = "world") {
+                                                    const std::string& name,
+                                                    std::shared_ptr<Gpu> gpu) {
   detail::Hosts hosts = detail::hosts_of_threads(member);
   const std::size_t host = hosts.host(member.rank);
   const std::size_t place = hosts.local_rank(member.rank);
-  std::shared_ptr<Gpu> gpu = detail::gpu_of(member);
   auto lane = std::make_shared<Gpu>(gpu->rank(), gpu->index());
 
   Membership local = member;
@@ -82,11 +83,19 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   column.rank = Rank{host};
   column.world = WorldSize{hosts.count()};
   const std::string between_name = name + ", place " + std::to_string(place);
-  NcclCommunicator<> between(column, store, between_name, lane);
-  return {detail::ThreadedNcclHierarchy(std::make_unique<detail::ThreadedNcclStages>(
-              std::move(hosts), std::move(inside), std::move(between),
-              "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name))),
-          std::move(gpu), std::move(lane)};
+  NcclCommunicator<> between(column, store, between_name, lane, detail::nccl::WarmUpLater{});
+  auto stages = std::make_unique<detail::ThreadedNcclStages>(
+      std::move(hosts), std::move(inside), std::move(between),
+      "hierarchy/" + detail::numbered_meeting(store, member.rank, "hierarchy", name));
+  detail::by_turns(stages->inside(), place, member.process_ranks,
+                   [&] { stages->between().warm_up(); });
+  return {detail::ThreadedNcclHierarchy(std::move(stages)), std::move(gpu), std::move(lane)};
+}
+
+/// The same, each thread with the GPU that its place gives it.
+inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
+                                                    const std::string& name = "world") {
+  return make_threaded_nccl_communicator(member, store, name, detail::gpu_of(member));
 }
 
 }  // namespace lockstep

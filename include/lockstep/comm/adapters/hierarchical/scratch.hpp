@@ -2,32 +2,32 @@
 #pragma once
 /// @file Memory that a communicator keeps for itself between calls.
 
-#include <bit>
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 #include <vector>
 
-#include "lockstep/comm/passes.hpp"
-
 namespace lockstep::detail {
 
-/// Memory that grows with the largest call. Device memory comes from a communicator's `allocate`.
+/// Memory for one purpose. It grows and is never freed before its communicator ends, because
+/// freeing waits as allocating does.
 class Scratch {
  public:
-  /// Memory that `comm` communicates best. **Ranks** as for `comm.allocate`.
-  template <class T, class Comm>
-  std::span<T> from(Comm& comm, std::size_t count) {
-    if (allocated_.size() < count * sizeof(T))
-      allocated_ = comm.template allocate<std::uint8_t>(std::bit_ceil(count * sizeof(T)));
-    return {reinterpret_cast<T*>(allocated_.data()), count};
+  bool holds(std::size_t bytes) const { return allocated_.size() >= bytes; }
+
+  /// Takes `bytes` of memory that `comm` communicates best. A second time it takes half as much
+  /// again at least, so that calls which grow slowly leave little behind. **Ranks** as for
+  /// `comm.allocate`.
+  template <class Comm>
+  void grow(Comm& comm, std::size_t bytes) {
+    if (holds(bytes)) return;
+    allocated_ = comm.template allocate<std::uint8_t>(std::max(bytes, allocated_.size() / 2 * 3));
   }
 
-  /// Host memory if `like` is host memory, else device memory of `comm`.
-  template <class T, class Comm>
-  std::span<T> like(const void* like, Comm& comm, std::size_t count) {
-    if (passes_of(comm).is_device(like)) return from<T>(comm, count);
-    return on_host<T>(count);
+  template <class T>
+  std::span<T> get(std::size_t count) const {
+    return {reinterpret_cast<T*>(allocated_.data()), count};
   }
 
   template <class T>

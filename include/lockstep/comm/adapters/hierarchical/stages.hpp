@@ -2,6 +2,7 @@
 #pragma once
 /// @file The communicators of a hierarchy, and the all-reduce in three stages.
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <span>
@@ -10,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/scratch.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combining.hpp"
@@ -18,6 +20,7 @@
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/passes.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
@@ -25,8 +28,9 @@
 namespace lockstep::detail {
 
 /// `Inside` joins the ranks of a host, `Between` the ranks that have the same place on every host,
-/// `Flat` all ranks. Used by one thread at a time. **Stream** where the three communicators are
-/// ordered by a stream, every call here is too.
+/// `Flat` all ranks. Used by one thread at a time. Memory of GPUs is allocated when it is made and
+/// by `reserve`, never in a call. **Stream** where the three communicators are ordered by a stream,
+/// every call here is too.
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class Stages {
  public:
@@ -34,7 +38,9 @@ class Stages {
       : hosts_(std::move(hosts)),
         inside_(std::move(inside)),
         between_(std::move(between)),
-        flat_(std::move(flat)) {}
+        flat_(std::move(flat)) {
+    begin();
+  }
   /// Without a flat communicator: all ranks are reached through the other two.
   /// `name` is another for each hierarchy of a job.
   Stages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
@@ -43,7 +49,9 @@ class Stages {
         hosts_(std::move(hosts)),
         inside_(std::move(inside)),
         between_(std::move(between)),
-        flat_(hosts_, inside_, between_) {}
+        flat_(hosts_, inside_, between_) {
+    begin();
+  }
   Stages(const Stages&) = delete;
   Stages& operator=(const Stages&) = delete;
   ~Stages() { queue_.drain(); }
@@ -84,35 +92,44 @@ class Stages {
     }
   }
 
+  /// Foresees calls of up to `bytes` of values, in the type of their sums: they are then made in
+  /// one part, and allocate nothing. Larger calls are made in parts. **Ranks** all. **Host**
+  /// blocks.
+  void reserve(std::size_t bytes) {
+    const std::size_t part = std::min(bytes, most_of_part);
+    if (part <= foreseen_) return;
+    foreseen_ = part;
+    if constexpr (!works_on_host<Inside>) {
+      Call call;
+      call.kind = CollectiveKind::allocate;
+      stage(Part::inside, call, [&] { allocate_quietly(inside_, [&] { allocate_foreseen(); }); });
+    }
+  }
+
   /// Reduces inside the host, so that each rank has a piece; reduces each piece between hosts, so
   /// that every rank uses its share of the network; then gathers inside the host.
   template <class T, class Op>
   void all_reduce(const calls::AllReduce<T, Op>& call) {
-    using Value = Prepared<T, Op>;
     fault_.raise();
-    const std::size_t ranks = inside_.world_size().value();
-    const std::size_t length = (call.count + ranks - 1) / ranks;
-    const bool divides = length * ranks == call.count;
     const Call described = call.call();
     // Different calls can have equal pieces, so whole calls are compared first.
     stage(Part::flat, described, [&] { flat_.agree(described); });
-    const std::span<Value> piece = allocate<Value>(described, pieces_, length);
-    reduce_inside(described, call, piece, divides);
-    stage(Part::between, described, [&] { between_.all_reduce(piece, Combining<Op>(call.op)); });
-    const std::span<T> finished = allocate<T>(described, finished_, length);
-    passes_of(inside_).finish(std::span<const Value>(piece), finished, call.op,
-                              flat_.world_size().value());
-    if (divides) {
-      stage(Part::inside, described, [&] { inside_.all_gather(finished, call.out); });
-    } else {
-      const std::span<T> all = allocate<T>(described, gathered_, length * ranks);
-      stage(Part::inside, described, [&] { inside_.all_gather(finished, all); });
-      passes_of(inside_).copy(std::span<const T>(all).first(call.count), call.out);
+    const std::size_t most = most_elements<Prepared<T, Op>>();
+    for (std::size_t begin = 0; begin < call.count; begin += most) {
+      const std::size_t n = std::min(most, call.count - begin);
+      reduce_part(described, call.on(call.in.subspan(begin, n), call.out.subspan(begin, n), n));
     }
   }
 
  private:
   enum class Part { inside, between, flat };
+
+  void begin() {
+    if constexpr (!works_on_host<Inside>) {
+      foreseen_ = first_part;
+      allocate_foreseen();
+    }
+  }
 
   /// Runs one stage of a call. If it fails, all stages fail on all ranks. Errors inside and between
   /// hosts count ranks from 0, so the error adds which ranks of the job these are.
@@ -136,30 +153,80 @@ class Stages {
     throw Error(error);
   }
 
+  std::size_t places() const { return inside_.world_size().value(); }
+  /// The bytes of a rank's piece of a part.
+  std::size_t piece_bytes(std::size_t part) const {
+    return align_up(part / places() + sizeof(double));
+  }
+
+  void allocate_foreseen() {
+    pieces_.grow(inside_, piece_bytes(foreseen_));
+    finished_.grow(inside_, piece_bytes(foreseen_));
+    whole_.grow(inside_, piece_bytes(foreseen_) * places());
+  }
+
+  /// The elements that are reduced in one part. A host allocates as it goes; a GPU's memory is
+  /// what it was when the calls were foreseen.
+  template <class Value>
+  std::size_t most_elements() const {
+    const std::size_t part = works_on_host<Inside> ? most_of_part : foreseen_;
+    return piece_bytes(part) / sizeof(Value) * places();
+  }
+
+  /// Memory of `bytes`, or on a host at once of what calls that are foreseen will need.
   template <class T>
-  std::span<T> allocate(const Call& call, Scratch& scratch, std::size_t count) {
-    std::span<T> memory;
-    stage(Part::inside, call, [&] { memory = scratch.from<T>(inside_, count); });
-    return memory;
+  std::span<T> memory(const Call& call, Scratch& scratch, std::size_t count, std::size_t foreseen) {
+    if constexpr (works_on_host<Inside>) {
+      stage(Part::inside, call,
+            [&] { scratch.grow(inside_, std::max(count * sizeof(T), foreseen)); });
+    }
+    return scratch.template get<T>(count);
+  }
+
+  template <class T, class Op>
+  void reduce_part(const Call& described, const calls::AllReduce<T, Op>& part) {
+    using Value = Prepared<T, Op>;
+    const std::size_t length = (part.count + places() - 1) / places();
+    const std::size_t all = length * places();
+    const bool divides = all == part.count;
+    const std::size_t foreseen = piece_bytes(foreseen_);
+    const std::span<Value> piece = memory<Value>(described, pieces_, length, foreseen);
+    reduce_inside(described, part, piece, divides);
+    stage(Part::between, described, [&] { between_.all_reduce(piece, Combining<Op>(part.op)); });
+    const std::span<T> finished = memory<T>(described, finished_, length, foreseen);
+    passes_of(inside_).finish(std::span<const Value>(piece), finished, part.op,
+                              flat_.world_size().value());
+    if (divides) {
+      stage(Part::inside, described, [&] { inside_.all_gather(finished, part.out); });
+    } else {
+      const std::span<T> gathered = memory<T>(described, whole_, all, foreseen * places());
+      stage(Part::inside, described, [&] { inside_.all_gather(finished, gathered); });
+      passes_of(inside_).copy(std::span<const T>(gathered).first(part.count), part.out);
+    }
   }
 
   /// piece = this rank's piece of the data of the host's ranks, combined. Data that needs no
   /// preparation and divides evenly is read in place.
   template <class T, class Value, class Op>
-  void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& call,
+  void reduce_inside(const Call& described, const calls::AllReduce<T, Op>& part,
                      std::span<Value> piece, bool divides) {
-    const Combining<Op> combining(call.op);
-    if constexpr (std::same_as<T, Value> && !requires { call.op.factor; }) {
+    const Combining<Op> combining(part.op);
+    if constexpr (std::same_as<T, Value> && !requires { part.op.factor; }) {
       if (divides) {
-        stage(Part::inside, described, [&] { inside_.reduce_scatter(call.in, piece, combining); });
+        stage(Part::inside, described, [&] { inside_.reduce_scatter(part.in, piece, combining); });
         return;
       }
     }
-    const std::size_t count = piece.size() * inside_.world_size().value();
-    const std::span<Value> prepared = allocate<Value>(described, prepared_, count);
-    passes_of(inside_).prepare(call.in, prepared, call.op);
+    const std::span<Value> prepared = memory<Value>(described, whole_, piece.size() * places(),
+                                                    piece_bytes(foreseen_) * places());
+    passes_of(inside_).prepare(part.in, prepared, part.op);
     stage(Part::inside, described, [&] { inside_.reduce_scatter(prepared, piece, combining); });
   }
+
+  /// What a call needs is bounded: more data goes in several parts of this many bytes.
+  static constexpr std::size_t most_of_part = 32_MiB;
+  /// Of a GPU's memory, before it is known which calls will come.
+  static constexpr std::size_t first_part = 4_MiB;
 
   std::string name_;
   std::size_t groups_ = 0;  // that were made of this hierarchy
@@ -167,10 +234,10 @@ class Stages {
   Inside inside_;
   Between between_;
   Flat flat_;
+  std::size_t foreseen_ = 0;  // bytes of the largest part that calls are known to have
   Scratch pieces_;
-  Scratch prepared_;
   Scratch finished_;
-  Scratch gathered_;
+  Scratch whole_;  // a part of the data, prepared, and later gathered
   FirstFault fault_;
   Queue queue_;
 };

@@ -3,20 +3,24 @@
 /// @file Collectives of all ranks where no single communicator joins them: calls go through the
 /// communicators inside and between hosts.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
 #include <numeric>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
 #include "lockstep/comm/adapters/hierarchical/scratch.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/passes.hpp"
 #include "lockstep/comm/pieces.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
@@ -24,14 +28,20 @@ namespace lockstep::detail {
 
 /// Ranks of one host are neighbours, equally many on each: rank = host * places + place. `Inside`
 /// joins the places of a host, `Between` the hosts of a place. Reductions gather elements and
-/// combine them, which is meant for small data and rare calls.
+/// combine them, which is meant for small data and rare calls. Memory of GPUs is allocated when it
+/// is made; a call that needs more takes it before its first stage, when all ranks of the host are
+/// there and nothing is under way.
 ///
 /// **Host** and **Stream** as for the two communicators.
 template <Communicator Inside, Communicator Between>
 class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
  public:
   TwoLevels(const Hosts& hosts, Inside& inside, Between& between)
-      : hosts_(&hosts), inside_(&inside), between_(&between) {}
+      : hosts_(&hosts), inside_(&inside), between_(&between) {
+    if constexpr (!works_on_host<Inside>) {
+      for (const Use use : {Use::here, Use::combined}) memory_of(use).grow(*inside_, first_bytes);
+    }
+  }
 
   Rank rank() const { return Rank{host() * places() + place()}; }
   WorldSize world_size() const { return WorldSize{hosts() * places()}; }
@@ -76,8 +86,10 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   template <class T>
   void execute(const calls::Gather<T>& call) {
+    connect_messages();
     const bool collects = place() == place_of(call.root);
-    const auto here = scratch(Use::here, call.in.data(), collects ? call.count * places() : 0);
+    const auto here = scratch(Use::here, call.in.data(), call.count * places())
+                          .first(collects ? call.count * places() : 0);
     inside([&](Inside& own) { own.gather(call.in, here, Rank{place_of(call.root)}); });
     if (collects)
       between([&](Between& others) { others.gather(here, call.out, Rank{host_of(call.root)}); });
@@ -85,8 +97,10 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
 
   template <class T>
   void execute(const calls::Scatter<T>& call) {
+    connect_messages();
     const bool deals = place() == place_of(call.root);
-    const auto here = scratch(Use::here, call.out.data(), deals ? call.count * places() : 0);
+    const auto here = scratch(Use::here, call.out.data(), call.count * places())
+                          .first(deals ? call.count * places() : 0);
     if (deals)
       between([&](Between& others) { others.scatter(call.in, here, Rank{host_of(call.root)}); });
     inside([&](Inside& own) { own.scatter(here, call.out, Rank{place_of(call.root)}); });
@@ -95,6 +109,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   /// Elements go to the right host first, then to the right place on it.
   template <class T>
   void execute(const calls::AllToAll<T>& call) {
+    connect_messages();
     const auto here = scratch(Use::here, call.out.data(), call.in.size());  // [from host][to place]
     const auto sorted =
         scratch(Use::sorted, call.out.data(), call.in.size());  // [to place][from host]
@@ -108,6 +123,7 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, bool on_device) {
+    connect_messages();
     const bool collects = place() == place_of(root);
     const auto first = pieces.counts.begin();
     std::vector<std::size_t> of_hosts;
@@ -119,10 +135,9 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     const auto own = first + static_cast<std::ptrdiff_t>(host() * places());
     const GatheredPieces of_places =
         pieces_of(std::vector<std::size_t>(own, own + static_cast<std::ptrdiff_t>(places())));
-    Scratch& memory = scratch_[static_cast<std::size_t>(Use::here)];
-    const std::size_t count = collects ? of_places.total() : 0;
+    const std::size_t most = *std::max_element(of_hosts.begin(), of_hosts.end());
     const std::span<T> here =
-        on_device ? memory.from<T>(*inside_, count) : memory.on_host<T>(count);
+        scratch<T>(Use::here, on_device, most).first(collects ? of_places.total() : 0);
     inside([&](Inside& level) {
       level.gather_pieces(in, here, of_places, Rank{place_of(root)}, on_device);
     });
@@ -147,9 +162,11 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   struct LevelPasses {
     TwoLevels& levels;
 
+    /// Reductions go in parts that fit the memory that is there.
     template <class T>
-    std::span<T> scratch(const T* like, std::size_t wanted, std::size_t) const {
-      return levels.scratch(Use::combined, like, wanted);
+    std::span<T> scratch(const T* like, std::size_t wanted, std::size_t least) const {
+      const std::size_t part = std::max(least, std::min(wanted, first_bytes / sizeof(T)));
+      return levels.scratch(Use::combined, like, part);
     }
     template <class T>
     void copy(std::span<const T> from, std::span<T> to) const {
@@ -211,10 +228,40 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
     }
   }
 
+  /// Before the first call that is made of messages, hosts connect for them.
+  void connect_messages() {
+    if constexpr (requires { between_->warm_up_messages(); }) {
+      if (!std::exchange(has_messages_, true)) {
+        inside([&](Inside& own) {
+          by_turns(own, place(), places(), [&] { between_->warm_up_messages(); });
+        });
+      }
+    }
+  }
+
+  Scratch& memory_of(Use use) { return scratch_[static_cast<std::size_t>(use)]; }
+
+  /// Memory of the same kind as `like`. **Ranks** all of this host, with the same count.
   template <class T>
   auto scratch(Use use, const T* like, std::size_t count) {
-    return scratch_[static_cast<std::size_t>(use)].template like<std::remove_const_t<T>>(
-        like, *inside_, count);
+    return scratch<std::remove_const_t<T>>(use, passes_of(*inside_).is_device(like), count);
+  }
+  template <class T>
+  std::span<T> scratch(Use use, bool on_device, std::size_t count) {
+    Scratch& memory = memory_of(use);
+    if (!on_device) return memory.on_host<T>(count);
+    if (!memory.holds(count * sizeof(T))) grow(memory, count * sizeof(T));
+    return memory.get<T>(count);
+  }
+  [[gnu::cold]] void grow(Scratch& memory, std::size_t bytes) {
+    Call call;
+    call.kind = CollectiveKind::allocate;
+    call.element = ElementKind::u8;
+    call.count = bytes;
+    inside([&](Inside& own) {
+      own.agree(call);
+      allocate_quietly(own, [&] { memory.grow(own, bytes); });
+    });
   }
 
   /// `to` has as many rows as `from` has columns, of pieces of `n` elements.
@@ -231,6 +278,9 @@ class TwoLevels : public Collectives<TwoLevels<Inside, Between>> {
   Inside* inside_;
   Between* between_;
   std::array<Scratch, 3> scratch_;
+  bool has_messages_ = false;
+
+  static constexpr std::size_t first_bytes = 4_MiB;
 };
 
 }  // namespace lockstep::detail

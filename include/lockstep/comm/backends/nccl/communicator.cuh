@@ -41,10 +41,10 @@
 
 namespace lockstep {
 
-/// Collectives through NCCL. Reductions are its own, averages and pre-multiplied sums included;
-/// those that it lacks (16-bit integers, bit operations, minima that keep a NaN) are made of
-/// gathered elements, in rank order. Sums of 16-bit floats are rounded at every step, as NCCL does
-/// it.
+/// Collectives through NCCL. Reductions are its own; those that it lacks (16-bit integers, bit
+/// operations, minima that keep a NaN) are made of gathered elements, in rank order. Sums of 16-bit
+/// floats are rounded at every step, as NCCL does it. An average is a sum that one pass divides,
+/// rounded once: NCCL's own average rounds 1/N to the element type.
 ///
 /// A thread watches every communicator. A call that is not over at the time limit, a rank that
 /// fails, and ranks that make different calls are noticed, and end the communicator on all ranks
@@ -58,10 +58,14 @@ template <std::size_t Ranks = dynamic>
 class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   using Engine = detail::nccl::Engine;
   using Ticket = detail::nccl::Ticket;
+  using Later = detail::nccl::WarmUpLater;
 
  public:
   using Milliseconds = std::chrono::milliseconds;
 
+  /// An average is a sum and a pass: a job that averages gradients leaves the division to the
+  /// update.
+  static constexpr bool averages_by_sums = true;
   /// With more calls under way than this, a new one waits for the oldest on the host.
   static constexpr std::size_t most_under_way = detail::nccl::UnderWay::most;
 
@@ -72,6 +76,12 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// Joins with a GPU and a compute stream of the caller's choice.
   NcclCommunicator(const Membership& member, Store& store, const std::string& name,
                    std::shared_ptr<Gpu> gpu)
+      : NcclCommunicator(member, store, name, std::move(gpu), Later{}) {
+    warm_up();
+  }
+  /// The same, and the caller sees to `warm_up`.
+  NcclCommunicator(const Membership& member, Store& store, const std::string& name,
+                   std::shared_ptr<Gpu> gpu, Later)
       : engine_(join(member, store, name, std::move(gpu))) {}
   /// The communicator of a group, made by `split`.
   explicit NcclCommunicator(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {}
@@ -124,6 +134,13 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
   // For the front and for adapters.
 
+  /// Makes NCCL's first calls, in which it connects ranks and allocates. Where several ranks are
+  /// threads of one process, no two of its communicators do it at the same time. **Ranks** all.
+  /// **Host** blocks.
+  void warm_up() { engine_->warm_up(); }
+  /// The same for messages and the calls that are made of them, which connect every two ranks.
+  void warm_up_messages() { engine_->warm_up_messages(); }
+
   template <class C>
   void perform(const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::barrier) {
@@ -152,6 +169,12 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   std::optional<NcclCommunicator<GroupRanks>> split(const detail::GroupPlace& place) {
     const int colour = place.is_member() ? static_cast<int>(place.group) : NCCL_SPLIT_NOCOLOR;
     const std::string name = engine_->next_group_name() + "." + std::to_string(colour);
+    std::shared_ptr<Engine> group;  // made before ranks meet, because it allocates
+    if (place.is_member()) {
+      group = std::make_shared<Engine>(
+          detail::nccl::JoinOptions{place.rank, place.world(), name, engine_->joined().gpu,
+                                    engine_->joined().store, engine_->timeout()});
+    }
     engine_->post(detail::division_call(place), [&] {
       engine_->split_result() = nullptr;
       engine_->link().nccl("ncclCommSplit", [&](ncclComm_t comm) {
@@ -159,20 +182,19 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
                              &engine_->split_result(), nullptr);
       });
     });
-    if (!place.is_member()) return std::nullopt;
-    auto group = std::make_shared<Engine>(
-        detail::nccl::JoinOptions{place.rank, place.world(), name, engine_->joined().gpu,
-                                  engine_->joined().store, engine_->timeout()});
+    if (group == nullptr) return std::nullopt;
     group->connect([&](ncclComm_t* comm) {
       *comm = std::exchange(engine_->split_result(), nullptr);
       return ncclSuccess;
     });
-    return std::optional<NcclCommunicator<GroupRanks>>(std::in_place, std::move(group));
+    std::optional<NcclCommunicator<GroupRanks>> joined(std::in_place, std::move(group));
+    joined->warm_up();
+    return joined;
   }
 
   /// A further communicator, of ranks of the job that need not be in this one, on the same GPU and
-  /// compute stream. No other of the job has its name. **Ranks** its members. **Host** blocks until
-  /// all have come.
+  /// compute stream. No other of the job has its name. The caller sees to `warm_up`. **Ranks** its
+  /// members. **Host** blocks until all have come.
   NcclCommunicator<> among(const std::string& name, Rank rank, WorldSize world) const {
     Membership member;
     member.rank = rank;
@@ -200,43 +222,94 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   template <class C>
   Ticket post(const detail::Call& described, const C& call) {
     if (call.count == 0) return engine_->post(described, [] {});
-    if (is_host(call.in) || is_host(call.out)) return post_staged(described, call);
-    return engine_->post(described, [&] { execute(described, call); });
+    const bool host_in = is_host(described, call.in);
+    const bool host_out = call.out.data() == call.in.data() ? host_in && !call.out.empty()
+                                                            : is_host(described, call.out);
+    if (host_in || host_out) return post_staged(described, call, host_in, host_out);
+    return engine_->post(described, [&] { execute(call); });
   }
 
   template <class C>
-  void execute(const detail::Call& described, const C& call) {
-    detail::nccl::Transport transport(*engine_, described);
+  void execute(const C& call) {
+    detail::nccl::Transport transport(*engine_);
     detail::execute_any(transport, call);
   }
 
   template <class T>
-  static bool is_host(std::span<T> values) {
-    return !values.empty() && detail::is_host_memory(values.data());
+  bool is_host(const detail::Call& described, std::span<T> values) const {
+    return !values.empty() && detail::nccl::is_staged_memory(values.data(), gpu(), described);
   }
 
-  /// A call with host memory goes through device memory, and is waited for.
+  /// A call with host memory goes through device memory, in parts of one size on all ranks, each of
+  /// which is waited for.
   template <class C>
-  Ticket post_staged(const detail::Call& described, const C& call) {
+  Ticket post_staged(const detail::Call& described, const C& call, bool host_in, bool host_out) {
     using T = typename C::element;
     engine_->require_no_capture(described, "give it device memory, or do it outside of the step");
-    const bool in_staged = is_host(call.in);
-    const bool out_staged = is_host(call.out);
-    const std::size_t out_begin = in_staged ? detail::align_up(call.in.size_bytes()) : 0;
-    engine_->staging().reserve(out_begin + call.out.size_bytes());
+    const std::size_t world = world_size().value();
+    const std::size_t in_rows = C::deals_pieces ? world : 1;
+    const std::size_t out_rows = C::collects_pieces ? world : 1;
+    const std::size_t width = detail::nccl::Staging::width<T>(in_rows + out_rows);
+    Ticket ticket;
+    for (std::size_t begin = 0; begin < call.count; begin += width) {
+      const std::size_t n = std::min(width, call.count - begin);
+      ticket = post_part(described, call, begin, n, {in_rows, host_in}, {out_rows, host_out});
+    }
+    return ticket;
+  }
+
+  /// One side of a part: rows of `call.count` elements, of which n each belong to it.
+  struct Side {
+    std::size_t rows;
+    bool on_host;
+  };
+
+  template <class C>
+  Ticket post_part(const detail::Call& described, const C& call, std::size_t begin, std::size_t n,
+                   Side in, Side out) {
+    using T = typename C::element;
+    const bool is_whole = n == call.count;
+    const bool stages_in = !call.in.empty() && (in.on_host || !is_whole);
+    const bool stages_out = !call.out.empty() && (out.on_host || !is_whole);
+    const std::size_t in_bytes = in.rows * n * sizeof(T);
+    const std::size_t out_bytes = out.rows * n * sizeof(T);
     std::byte* const host = engine_->staging().host();
     std::byte* const device = engine_->staging().device();
-    const T* const in = in_staged ? reinterpret_cast<const T*>(device) : call.in.data();
-    T* const out = out_staged ? reinterpret_cast<T*>(device + out_begin) : call.out.data();
-    if (in_staged) std::memcpy(host, call.in.data(), call.in.size_bytes());
+    std::byte* const host_out = host + detail::align_up(in_bytes);
+    std::byte* const device_out = device + detail::align_up(in_bytes);
+    const auto for_rows = [&](std::size_t rows, auto* data, std::byte* packed, const auto& f) {
+      for (std::size_t row = 0; row < rows; ++row)
+        f(data + row * call.count + begin, packed + row * n * sizeof(T));
+    };
+    if (stages_in && in.on_host) {
+      for_rows(in.rows, call.in.data(), host,
+               [&](const T* from, std::byte* to) { std::memcpy(to, from, n * sizeof(T)); });
+    }
     const Ticket ticket = engine_->post(described, [&] {
-      if (in_staged) engine_->copy(device, host, call.in.size_bytes(), cudaMemcpyHostToDevice);
-      execute(described, call.on({in, call.in.size()}, {out, call.out.size()}, call.count));
-      if (out_staged)
-        engine_->copy(host + out_begin, out, call.out.size_bytes(), cudaMemcpyDeviceToHost);
+      if (stages_in && in.on_host) {
+        engine_->copy(device, host, in_bytes, cudaMemcpyHostToDevice);
+      } else if (stages_in) {
+        for_rows(in.rows, call.in.data(), device, [&](const T* from, std::byte* to) {
+          engine_->copy(to, from, n * sizeof(T), cudaMemcpyDeviceToDevice);
+        });
+      }
+      const T* const given = stages_in ? reinterpret_cast<const T*>(device) : call.in.data();
+      T* const got = stages_out ? reinterpret_cast<T*>(device_out) : call.out.data();
+      execute(call.on({given, call.in.empty() ? 0 : in.rows * n},
+                      {got, call.out.empty() ? 0 : out.rows * n}, n));
+      if (stages_out && out.on_host) {
+        engine_->copy(host_out, device_out, out_bytes, cudaMemcpyDeviceToHost);
+      } else if (stages_out) {
+        for_rows(out.rows, call.out.data(), device_out, [&](T* to, const std::byte* from) {
+          engine_->copy(to, from, n * sizeof(T), cudaMemcpyDeviceToDevice);
+        });
+      }
     });
     engine_->wait(ticket);
-    if (out_staged) std::memcpy(call.out.data(), host + out_begin, call.out.size_bytes());
+    if (stages_out && out.on_host) {
+      for_rows(out.rows, call.out.data(), host_out,
+               [&](T* to, const std::byte* from) { std::memcpy(to, from, n * sizeof(T)); });
+    }
     return ticket;
   }
 

@@ -29,6 +29,8 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/launch/deadline.hpp"
@@ -52,10 +54,20 @@ struct JoinOptions {
   Milliseconds timeout;
 };
 
+/// Says that the first calls are not made at once.
+struct WarmUpLater {};
+
 class Engine {
  public:
+  /// All memory, streams and events are made here, on the GPU that was given: before ranks meet in
+  /// `connect`, so that nothing is allocated while a rank waits for another.
   explicit Engine(JoinOptions joined)
-      : joined_(std::move(joined)), timeout_(joined_.timeout), link_(board_of(joined_)) {}
+      : joined_(std::move(joined)),
+        making_(std::in_place, gpu().index()),
+        timeout_(joined_.timeout),
+        link_(board_of(joined_)) {
+    making_.reset();
+  }
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -73,20 +85,51 @@ class Engine {
   /// come.
   template <class Start>
   void connect(const Start& start) {
-    const std::string operation = "joining NCCL's communicator '" + joined_.name + "'";
+    const OnGpu current(gpu().index());
     ncclResult_t state = start(link_.place());
     if (state == ncclSuccess || state == ncclInProgress)
       state = link_.settle(Deadline::after(timeout()));
     if (state == ncclSuccess) return;
-    const Error error =
-        state == ncclInProgress
-            ? Error(operation, "the other ranks did not come within " + seconds_text(timeout()),
-                    "see whether all were started and can reach each other (NCCL_SOCKET_IFNAME "
-                    "chooses the network, NCCL_DEBUG=INFO shows more)",
-                    rank())
-            : nccl_error(state, operation);
+    const Error error = not_joined(state);
     link_.abort();
     throw Error(error);
+  }
+
+  /// NCCL connects ranks, and allocates, at the first call of each kind: so these are made here,
+  /// where no rank waits for another that allocates. They are no calls of the program, and in no
+  /// log. **Ranks** all. **Host** blocks until they are over.
+  void warm_up() {
+    std::byte* const data = scratch_.data();
+    // NCCL has one way for few bytes and another for many.
+    for (const std::size_t bytes : {world() * sizeof(float), scratch_bytes / 4}) {
+      const std::size_t each = bytes / world();
+      make_first_call([&](ncclComm_t comm) {
+        return ncclAllReduce(data, data, bytes / sizeof(float), ncclFloat32, ncclSum, comm,
+                             stream_);
+      });
+      make_first_call([&](ncclComm_t comm) {
+        return ncclBroadcast(data, data, bytes, ncclUint8, 0, comm, stream_);
+      });
+      make_first_call([&](ncclComm_t comm) {
+        return ncclAllGather(data + rank().value() * each, data, each, ncclUint8, comm, stream_);
+      });
+    }
+  }
+
+  /// The same for messages, between every two ranks: where many ranks are, they need much memory.
+  void warm_up_messages() {
+    std::byte* const data = scratch_.data();
+    make_first_call([&](ncclComm_t comm) {
+      ncclResult_t result = ncclGroupStart();
+      for (int peer = 0; peer < static_cast<int>(world()) && result == ncclSuccess; ++peer) {
+        if (peer == static_cast<int>(rank().value())) continue;
+        result = ncclSend(data, 1, ncclUint8, peer, comm, stream_);
+        if (result == ncclSuccess)
+          result = ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, stream_);
+      }
+      const ncclResult_t ended = ncclGroupEnd();
+      return result == ncclSuccess ? ended : result;
+    });
   }
 
   // Calls
@@ -163,12 +206,13 @@ class Engine {
   // Memory
 
   std::byte* allocate(std::size_t bytes) {
+    const OnGpu current(gpu().index());
     Arena& arena = arenas_.emplace_back(bytes);
     const std::lock_guard lock(link_.mutex());
     if (*link_.place() != nullptr) arena.add_to(*link_.place());
     return arena.data();
   }
-  Staging& staging() { return staging_; }
+  const Staging& staging() const { return staging_; }
   /// Copies on the stream on which communication runs.
   void copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) const {
     check_cuda(cudaMemcpyAsync(to, from, bytes, kind, stream_), "cudaMemcpyAsync");
@@ -177,13 +221,7 @@ class Engine {
   /// The size of the memory for reductions of gathered pieces, which is never moved because
   /// captured steps refer to it.
   static constexpr std::size_t scratch_bytes = 16_MiB;
-  std::byte* scratch(const Call& call) {
-    if (!scratch_) {
-      require_no_capture(call, "run the step once before it is captured");
-      scratch_.emplace(scratch_bytes);
-    }
-    return scratch_->data();
-  }
+  std::byte* scratch() const { return scratch_.data(); }
 
   // Captured steps
 
@@ -277,6 +315,39 @@ class Engine {
   std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
 
  private:
+  /// Makes a call and waits until it is over.
+  template <class F>
+  void make_first_call(const F& call) {
+    if (world() == 1) return;
+    const OnGpu current(gpu().index());
+    const Deadline deadline = Deadline::after(timeout());
+    ncclResult_t state = link_.try_nccl(call);
+    if (state == ncclSuccess || state == ncclInProgress) state = link_.settle(deadline);
+    require_joined(state);
+    const CudaEvent& over = under_way_.next_events().after;  // no other call is being made
+    over.record(stream_);
+    const Backoff backoff;
+    while (!over.test()) {
+      if (deadline.passed()) require_joined(ncclInProgress);
+      raise_fault();
+      backoff.pause();
+    }
+  }
+
+  Error not_joined(ncclResult_t state) const {
+    const std::string operation = "joining NCCL's communicator '" + joined_.name + "'";
+    if (state != ncclInProgress) return nccl_error(state, operation);
+    return {operation, "the other ranks did not come within " + seconds_text(timeout()),
+            "see whether all were started and can reach each other (NCCL_SOCKET_IFNAME chooses the "
+            "network, NCCL_DEBUG=INFO shows more)",
+            rank()};
+  }
+  void require_joined(ncclResult_t state) {
+    if (state == ncclSuccess) return;
+    link_.fail(not_joined(state));
+    raise_fault();
+  }
+
   static std::optional<NoticeBoard> board_of(const JoinOptions& joined) {
     if (joined.world == WorldSize{1}) return std::nullopt;
     return NoticeBoard(joined.store, joined.name, joined.rank);
@@ -341,11 +412,12 @@ class Engine {
   }
 
   JoinOptions joined_;
+  std::optional<OnGpu> making_;  // while the members below are made
   std::atomic<Milliseconds> timeout_;
   CudaStream stream_ = CudaStream::urgent();
   std::deque<Arena> arenas_;
   Staging staging_;
-  std::optional<DeviceArena> scratch_;
+  DeviceArena scratch_{scratch_bytes};
   CapturedEvents captured_;
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;

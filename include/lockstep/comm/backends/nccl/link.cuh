@@ -51,12 +51,7 @@ class Link {
   /// Makes a call of NCCL, `call(comm)`, and waits until it is done or on its stream.
   template <class F>
   void nccl(const char* name, const F& call) {
-    ncclResult_t result = ncclSuccess;
-    {
-      const std::lock_guard lock(mutex_);
-      fault_.raise();
-      result = call(comm_);
-    }
+    ncclResult_t result = try_nccl(call);
     if (result == ncclSuccess || result == ncclInProgress) {
       // The fault of another rank, or a disagreement, explains a failure better than NCCL does.
       result = settle(Deadline::never(), board_ ? words_limit : Milliseconds(0));
@@ -65,6 +60,14 @@ class Link {
     const Error error = nccl_error(result, name);
     fail(error);
     throw Error(error);
+  }
+
+  /// Makes a call of NCCL and waits for nothing.
+  template <class F>
+  ncclResult_t try_nccl(const F& call) {
+    const std::lock_guard lock(mutex_);
+    fault_.raise();
+    return call(comm_);
   }
 
   /// Waits until NCCL has done a call in the background. Returns NCCL's state, which is

@@ -5,14 +5,16 @@
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <optional>
-#include <utility>
+#include <string>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 
 namespace lockstep::detail::nccl {
@@ -61,25 +63,39 @@ class Arena {
   void* registration_ = nullptr;
 };
 
-/// Host data on its way to the GPU and back: pinned memory, and as much device memory. A user waits
-/// for the copies before the memory is used again.
+/// Host data on its way to the GPU and back: pinned memory, and as much device memory. It is made
+/// once, when the communicator is: to allocate or free in the middle of a call may wait for other
+/// GPUs of the process, which wait for this rank. More data than fits travels in parts, and each
+/// waits for the one before.
 class Staging {
  public:
-  void reserve(std::size_t bytes) {
-    if (host_ && host_->bytes() >= bytes) return;
-    const std::size_t size = std::max(bytes, host_ ? 2 * host_->bytes() : 64_KiB);
-    host_.reset();
-    device_.reset();
-    host_.emplace(size);
-    device_.emplace(size);
+  static constexpr std::size_t bytes = 4_MiB;
+
+  /// The length of a part's rows, where a rank gives and gets so many rows together.
+  template <class T>
+  static constexpr std::size_t width(std::size_t rows) {
+    return (bytes - arena_alignment) / (rows * sizeof(T));
   }
 
-  std::byte* host() const { return host_->data(); }
-  std::byte* device() const { return device_->data(); }
+  std::byte* host() const { return host_.data(); }
+  std::byte* device() const { return device_.data(); }
 
  private:
-  std::optional<PinnedArena> host_;
-  std::optional<DeviceArena> device_;
+  PinnedArena host_{bytes};
+  DeviceArena device_{bytes};
 };
+
+/// Is it the host's memory? That of another GPU is an error: NCCL would read it through the wrong
+/// one. Memory of a pool (`cudaMallocAsync`) is as good as any.
+inline bool is_staged_memory(const void* data, const Gpu& gpu, const Call& call) {
+  cudaPointerAttributes attributes{};
+  check_cuda(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
+  if (attributes.type != cudaMemoryTypeDevice) return true;
+  if (attributes.device == static_cast<int>(gpu.index())) return false;
+  throw Error(call.text(),
+              "the memory is on GPU " + std::to_string(attributes.device) +
+                  ", and this rank's is GPU " + std::to_string(gpu.index()),
+              "allocate it while this rank's GPU is the current one, or copy it there", gpu.rank());
+}
 
 }  // namespace lockstep::detail::nccl

@@ -15,6 +15,7 @@
 #include "lockstep/comm/generic.hpp"
 #include "lockstep/comm/passes.cuh"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/on_gpu.cuh"
 
 namespace lockstep::detail::nccl {
 
@@ -23,7 +24,7 @@ namespace lockstep::detail::nccl {
 /// bytes, because NCCL does not have all types.
 class Transport {
  public:
-  Transport(Engine& engine, const Call& call) : engine_(engine), call_(call) {}
+  explicit Transport(Engine& engine) : engine_(engine) {}
 
   Rank rank() const { return engine_.rank(); }
   WorldSize world_size() const { return WorldSize{engine_.world()}; }
@@ -31,36 +32,29 @@ class Transport {
   template <class T, class Op>
     requires reduces<Op, T>
   void execute(const calls::AllReduce<T, Op>& call) {
-    if (is_alone()) return execute_generically(*this, call);
-    make("ncclAllReduce", [&](ncclComm_t comm) {
-      return with_operation<T>(call.op, comm, [&](ncclRedOp_t operation) {
-        return ncclAllReduce(call.in.data(), call.out.data(), call.count, data_type<T>(), operation,
-                             comm, stream());
-      });
+    reduce("ncclAllReduce", call, call.out, [&](ncclRedOp_t operation, ncclComm_t comm) {
+      return ncclAllReduce(call.in.data(), call.out.data(), call.count, data_type<T>(), operation,
+                           comm, stream());
     });
   }
 
   template <class T, class Op>
     requires reduces<Op, T>
   void execute(const calls::Reduce<T, Op>& call) {
-    if (is_alone()) return execute_generically(*this, call);
-    make("ncclReduce", [&](ncclComm_t comm) {
-      return with_operation<T>(call.op, comm, [&](ncclRedOp_t operation) {
-        return ncclReduce(call.in.data(), call.out.data(), call.count, data_type<T>(), operation,
-                          peer(call.root), comm, stream());
-      });
-    });
+    const bool takes = rank() == call.root;
+    reduce("ncclReduce", call, takes ? call.out : std::span<T>(),
+           [&](ncclRedOp_t operation, ncclComm_t comm) {
+             return ncclReduce(call.in.data(), call.out.data(), call.count, data_type<T>(),
+                               operation, peer(call.root), comm, stream());
+           });
   }
 
   template <class T, class Op>
     requires reduces<Op, T>
   void execute(const calls::ReduceScatter<T, Op>& call) {
-    if (is_alone()) return execute_generically(*this, call);
-    make("ncclReduceScatter", [&](ncclComm_t comm) {
-      return with_operation<T>(call.op, comm, [&](ncclRedOp_t operation) {
-        return ncclReduceScatter(call.in.data(), call.out.data(), call.count, data_type<T>(),
-                                 operation, comm, stream());
-      });
+    reduce("ncclReduceScatter", call, call.out, [&](ncclRedOp_t operation, ncclComm_t comm) {
+      return ncclReduceScatter(call.in.data(), call.out.data(), call.count, data_type<T>(),
+                               operation, comm, stream());
     });
   }
 
@@ -124,8 +118,14 @@ class Transport {
 
     template <class T>
     std::span<T> scratch(const T*, std::size_t wanted, std::size_t) const {
-      return {reinterpret_cast<T*>(transport.engine_.scratch(transport.call_)),
+      return {reinterpret_cast<T*>(transport.engine_.scratch()),
               std::min(wanted, Engine::scratch_bytes / sizeof(T))};
+    }
+    /// Kernels are launched from the GPU of their stream.
+    template <class T, class Op>
+    void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
+      const OnGpu current(transport.engine_.gpu().index());
+      StreamPasses::combine(gathered, out, op);
     }
 
     Transport& transport;
@@ -136,9 +136,23 @@ class Transport {
   static int peer(Rank rank) { return static_cast<int>(rank.value()); }
   cudaStream_t stream() const { return engine_.stream(); }
 
-  /// In a world of one NCCL 2.28 leaves out the last elements of an average whose count is no
-  /// multiple of eight. There, reductions have their generic form.
-  bool is_alone() const { return engine_.world() == 1; }
+  /// A reduction by NCCL, and the pass that its factors need. In a world of one NCCL 2.28 leaves
+  /// out the last elements of a multiplied sum whose count is no multiple of eight: there,
+  /// reductions have their generic form.
+  template <class C, class T, class F>
+  void reduce(const char* name, const C& call, std::span<T> result, const F& f) {
+    using Op = typename C::operation;
+    if (engine_.world() == 1) return execute_generically(*this, call);
+    const Factors factors = factors_of<T>(call.op, engine_.world());
+    make(name, [&](ncclComm_t comm) {
+      return with_operation<Op, T>(factors.before, comm,
+                                   [&](ncclRedOp_t operation) { return f(operation, comm); });
+    });
+    if constexpr (FloatingElement<T>) {
+      if (factors.needs_pass())
+        passes().combine(std::span<const T>(result), result, Rescaled{factors});
+    }
+  }
 
   /// One call of NCCL, alone or as part of a group.
   template <class F>
@@ -157,7 +171,6 @@ class Transport {
   };
 
   Engine& engine_;
-  const Call& call_;
   Group group_;
 };
 

@@ -1,0 +1,308 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL's communicators, and hierarchies of threads and NCCL, on several GPUs: the host plays both.
+#if __has_include(<nccl.h>)
+#include "gpu/played_kernels.hpp"
+//
+#include <barrier>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "gpu/exercise.cuh"
+#include "gpu/played_machine.hpp"
+#include "gpu/played_nccl.hpp"
+#include "gpu/thread_ranks.cuh"
+#include "lockstep/comm/adapters/hierarchical/nccl.cuh"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/launch/store_server.hpp"
+#include "lockstep/topology/grid.hpp"
+
+BOOST_AUTO_TEST_SUITE(gpu_played_nccl)
+
+namespace {
+
+using namespace lockstep;
+using thread_ranks::download;
+using thread_ranks::expect_all_fine;
+using thread_ranks::require;
+using thread_ranks::upload;
+using namespace std::chrono_literals;
+
+/// The ranks of a job, each a thread that has the GPU of its number.
+struct Job {
+  explicit Job(std::size_t world)
+      : world(world), machine(world), together(static_cast<int>(world)) {}
+
+  std::size_t world;
+  played::Machine machine;
+  detail::StoreServer server{"sesame"};
+  std::barrier<> together;
+
+  Membership member(Rank rank) const {
+    Membership own;
+    own.rank = rank;
+    own.world = WorldSize{world};
+    own.local_rank = rank.value();
+    own.local_world = world;
+    own.port = server.port();
+    own.secret = "sesame";
+    own.job = "played";
+    own.timeout = 60s;
+    return own;
+  }
+
+  /// `f(communicator)` on every rank, where `join(member, store, gpu)` makes the communicator.
+  template <class Join, class F>
+  void run(const Join& join, const F& f) {
+    expect_all_fine(participants::run_threads(world, [&](Rank rank) {
+      const Membership own = member(rank);
+      Store store(own.host, own.port, own.secret, 60s);
+      auto comm = join(own, store, std::make_shared<Gpu>(rank, rank.value()));
+      f(comm);
+      comm.barrier();
+    }));
+  }
+
+  /// How often CUDA was asked for memory, or for its end, by all ranks while they called `f()`.
+  template <class F>
+  std::size_t allocations(Rank rank, const F& f) {
+    together.arrive_and_wait();
+    if (rank == Rank{0}) played::take_tally();
+    together.arrive_and_wait();
+    f();
+    together.arrive_and_wait();
+    if (rank == Rank{0}) {
+      const played::Tally tally = played::take_tally();
+      found = tally.of("cudaMalloc") + tally.of("cudaFree") + tally.of("cudaMallocHost") +
+              tally.of("cudaFreeHost");
+    }
+    together.arrive_and_wait();
+    return found;
+  }
+  std::size_t found = 0;
+};
+
+template <class F>
+void run_nccl(Job& job, const F& f) {
+  job.run(
+      [](const Membership& member, Store& store, std::shared_ptr<Gpu> gpu) {
+        return NcclCommunicator<>(member, store, "world", std::move(gpu));
+      },
+      f);
+}
+
+/// Two places on each host.
+template <class F>
+void run_hierarchy(Job& job, const F& f) {
+  job.run(
+      [](Membership member, Store& store, std::shared_ptr<Gpu> gpu) {
+        member.process_ranks = 2;
+        return make_threaded_nccl_communicator(member, store, "world", std::move(gpu));
+      },
+      f);
+}
+
+/// Numbers whose sums are exact in every type.
+template <class T>
+std::vector<T> numbers(Rank rank, std::size_t count) {
+  std::vector<T> all(count);
+  for (std::size_t i = 0; i < count; ++i)
+    all[i] = T(static_cast<float>((rank.value() * 5 + i) % 7));
+  return all;
+}
+inline float sum_at(std::size_t world, std::size_t i) {
+  float sum = 0;
+  for (std::size_t r = 0; r < world; ++r) sum += static_cast<float>((r * 5 + i) % 7);
+  return sum;
+}
+
+/// An all-reduce in memory that is there already, compared with `expected(i)`.
+template <class T, class Comm, class Op, class F>
+void reduces(Comm& comm, std::span<T> data, const Op& op, const F& expected) {
+  upload(comm, numbers<T>(comm.rank(), data.size()), data);
+  comm.all_reduce(data, op);
+  const std::vector<T> got = download(comm, data);
+  for (std::size_t i = 0; i < got.size(); ++i) {
+    const T wanted = expected(i);
+    if (std::memcmp(&got[i], &wanted, sizeof(T)) == 0) continue;
+    throw std::runtime_error(std::string(Op::name) + ": element " + std::to_string(i) + " of " +
+                             std::to_string(got.size()) + " is " + exercise::text(got[i]) +
+                             ", not " + exercise::text(wanted));
+  }
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(nccl_is_exact_on_two_four_and_eight_gpus) {
+  for (const std::size_t world : {2, 4, 8}) {
+    Job job(world);
+    run_nccl(job, [](NcclCommunicator<>& comm) {
+      for (const bool on_host : {false, true}) {
+        exercise::reductions<float>(comm, 1001, on_host, Average{});
+        exercise::reductions<std::int16_t>(comm, 101, on_host, Sum{});
+        exercise::movements<float>(comm, 257, on_host);
+      }
+      exercise::numbers_and_pieces(comm);
+      NcclCommunicator<> pair = join_groups(comm, Grid<dynamic, dynamic>{comm.world_size(), 2});
+      exercise::reductions<float>(pair, 101, false, Sum{});
+    });
+  }
+}
+
+// NCCL's own average multiplies by 1/3 in bfloat16, which is 0.2% too large.
+BOOST_AUTO_TEST_CASE(averages_of_16_bits_are_rounded_once) {
+  played::nccl::averages = 0;
+  for (const std::size_t world : {3, 6}) {
+    Job job(world);
+    run_nccl(job, [&](NcclCommunicator<>& comm) {
+      const auto mean = [&](std::size_t i) { return sum_at(world, i) / static_cast<float>(world); };
+      const auto bits = comm.allocate<BFloat16>(100);
+      reduces(comm, bits, Average{}, [&](std::size_t i) { return BFloat16(mean(i)); });
+      const float third = 1.0F / 3;
+      reduces(comm, bits, PreMultipliedSum<float>(third),
+              [&](std::size_t i) { return BFloat16(sum_at(world, i) * third); });
+      const auto halves = comm.allocate<Half>(100);
+      reduces(comm, halves, Average{}, [&](std::size_t i) { return Half(mean(i)); });
+      // The sum is beyond the range of half; the average is not.
+      upload(comm, std::vector<Half>(100, Half(60000.0F)), halves);
+      comm.all_reduce(halves, Average{});
+      for (const Half value : download(comm, halves))
+        require(value.bits() == Half(60000.0F).bits(), "an average of large numbers overflows");
+    });
+  }
+  BOOST_TEST(played::nccl::averages == 0);
+}
+
+BOOST_AUTO_TEST_CASE(nothing_is_allocated_after_joining) {
+  Job job(4);
+  run_nccl(job, [&](NcclCommunicator<>& comm) {
+    const auto data = comm.allocate<float>(5000);
+    const auto all = comm.allocate<float>(5000 * 4);
+    std::vector<float> little(10, 1);
+    std::vector<float> much((3 << 20) + 5, 1);  // several parts
+    std::vector<float> much_of_all(much.size() * 4);
+    const int before = played::nccl::connections;
+    const std::size_t found = job.allocations(comm.rank(), [&] {
+      comm.all_reduce(little, Sum{});
+      comm.all_reduce(much, Sum{});
+      comm.all_gather(much, much_of_all);
+      comm.all_reduce(data, Average{});
+      comm.all_reduce(data, Max{});
+      comm.all_gather(data, all);
+      comm.broadcast(data, Rank{1});
+      comm.reduce_scatter(all, data, Sum{});
+      comm.synchronize();
+    });
+    require(found == 0, "CUDA was asked " + std::to_string(found) + " times for memory");
+    require(played::nccl::connections == before, "NCCL connects in a call");
+    require(little[9] == 4 && much.front() == 4 && much.back() == 4, "a sum of host memory");
+    require(much_of_all.front() == 4 && much_of_all.back() == 4, "gathered host memory");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_refused_by_name) {
+  Job job(2);
+  std::vector<DeviceArena> arenas;
+  for (std::size_t gpu = 0; gpu < 2; ++gpu) {
+    const detail::OnGpu current(gpu);
+    arenas.emplace_back(400);
+  }
+  run_nccl(job, [&](NcclCommunicator<>& comm) {
+    const std::span<float> data(reinterpret_cast<float*>(arenas[1 - comm.rank().value()].data()),
+                                100);
+    std::string said;
+    try {
+      comm.all_reduce(data, Sum{});
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    const std::string here = std::to_string(comm.rank().value());
+    require(said.find("this rank's is GPU " + here) != std::string::npos, "it said: " + said);
+    void* pooled = nullptr;  // memory of a pool is as good as any
+    check_cuda(cudaMallocAsync(&pooled, 400, comm.gpu().stream()), "cudaMallocAsync");
+    const std::span<float> own(static_cast<float*>(pooled), 100);
+    reduces(comm, own, Sum{}, [&](std::size_t i) { return sum_at(2, i); });
+    check_cuda(cudaFreeAsync(pooled, comm.gpu().stream()), "cudaFreeAsync");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_communicator_uses_its_gpu_whichever_is_current) {
+  Job job(4);
+  run_nccl(job, [](NcclCommunicator<>& comm) {
+    check_cuda(cudaSetDevice(0), "cudaSetDevice");
+    const auto data = comm.allocate<BFloat16>(1000);
+    reduces(comm, data, Average{}, [](std::size_t i) { return BFloat16(sum_at(4, i) / 4); });
+    NcclCommunicator<> all = join_groups(comm, Grid<dynamic, dynamic>{comm.world_size(), 4});
+    const auto others = all.allocate<float>(1000);
+    reduces(all, others, Max{}, [](std::size_t i) {
+      float most = 0;
+      for (std::size_t r = 0; r < 4; ++r) most = std::max(most, float((r * 5 + i) % 7));
+      return most;
+    });
+  });
+}
+
+// Two hosts with two places each, and four hosts: every kind of call, more data than memory was
+// taken for, and groups.
+BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
+  for (const std::size_t world : {4, 8}) {
+    Job job(world);
+    run_hierarchy(job, [&](ThreadedNccl& comm) {
+      // Of four ranks, the first call has several parts, and the others need more memory.
+      const auto large = comm.allocate<float>(world == 4 ? (1 << 20) + 5 : 10'001);
+      const auto bits = comm.allocate<BFloat16>(1001);
+      const auto own = comm.allocate<float>(world == 4 ? 270'001 : 1001);
+      const auto all = comm.allocate<float>(own.size() * world);
+      const auto calls = [&] {
+        reduces(comm, large, Sum{}, [&](std::size_t i) { return sum_at(world, i); });
+        reduces(comm, bits, Average{}, [&](std::size_t i) {
+          return BFloat16(sum_at(world, i) / static_cast<float>(world));
+        });
+        upload(comm, numbers<float>(comm.rank(), own.size()), own);
+        comm.all_gather(own, all);
+        const std::vector<float> gathered = download(comm, all);
+        for (std::size_t i = 0; i < gathered.size(); ++i)
+          require(gathered[i] == float((i / own.size() * 5 + i % own.size()) % 7), "all_gather");
+        comm.broadcast(own, Rank{world - 1});
+        comm.reduce_scatter(all, own, Sum{});
+        comm.reduce(own, Rank{1}, Max{});
+        require(comm.all_reduce(std::size_t{1}) == world, "a number");
+      };
+      calls();
+      const int before = played::nccl::connections;
+      const std::size_t found = job.allocations(comm.rank(), calls);
+      require(found == 0, "CUDA was asked " + std::to_string(found) + " times for memory");
+      require(played::nccl::connections == before, "NCCL connects in a call");
+      comm.reserve(20'000'000);
+      require(job.allocations(comm.rank(), calls) == 0, "what was foreseen is there");
+      ThreadedNccl group = join_groups(comm, Grid<dynamic, dynamic>{comm.world_size(), 4});
+      const auto some = group.allocate<float>(100);
+      reduces(group, some, Sum{}, [](std::size_t i) { return sum_at(4, i); });
+    });
+  }
+}
+
+// Every rank takes its time before each call, so that one allocates while others wait for it.
+BOOST_AUTO_TEST_CASE(ranks_of_a_hierarchy_may_come_late) {
+  Job job(4);
+  run_hierarchy(job, [&](ThreadedNccl& comm) {
+    for (std::size_t round = 0; round < 6; ++round) {
+      std::this_thread::sleep_for(std::chrono::milliseconds((comm.rank().value() * 7 + round) % 4));
+      const auto data = comm.allocate<float>(1000 << round);
+      reduces(comm, data, Sum{}, [&](std::size_t i) { return sum_at(4, i); });
+      const auto all = comm.allocate<float>(4 * data.size());
+      comm.all_gather(data, all);
+    }
+  });
+}
+
+BOOST_AUTO_TEST_SUITE_END()
+#endif
