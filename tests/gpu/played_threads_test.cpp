@@ -264,29 +264,4 @@ BOOST_AUTO_TEST_CASE(a_step_of_all_gpus_is_captured_and_replayed) {
   }
 }
 
-// ---- What a call costs the host
-
-BOOST_AUTO_TEST_CASE(calls_of_cuda_for_one_all_reduce_are_counted) {
-  for (const std::size_t gpus : {1, 2, 4, 8}) {
-    const played::Machine machine(gpus);
-    played::host.processors = 132;
-    played::Tally tally;
-    expect_all_fine(run(gpus, [&](auto& comm) {
-      const auto data = comm.template allocate<float>(std::size_t{1} << 18);
-      comm.barrier();
-      if (comm.rank() == Rank{0}) played::take_tally();
-      comm.barrier();
-      comm.all_reduce(data);
-      comm.barrier();
-      if (comm.rank() == Rank{0}) tally = played::take_tally();
-      comm.barrier();
-    }));
-    BOOST_TEST_MESSAGE(gpus << " GPUs: " << tally.of("cudaEventRecord") << " records, "
-                            << tally.of("cudaStreamWaitEvent") << " waits, " << tally.of("launch")
-                            << " launches of " << tally.launches.at(0).blocks.x << " blocks");
-    BOOST_TEST(tally.of("launch") == gpus);
-    BOOST_TEST(tally.of("cudaEventRecord") == 2 * gpus);
-  }
-}
-
 BOOST_AUTO_TEST_SUITE_END()
