@@ -30,7 +30,6 @@ using namespace lockstep;
 using namespace thread_ranks;
 using detail::launch_store;
 using detail::OnGpu;
-using detail::threads::PeerAccess;
 
 using Comm = ThreadCommunicator<>;
 struct Shape {
@@ -39,15 +38,11 @@ struct Shape {
 };
 constexpr Shape shapes[] = {{2, 2}, {4, 4}, {8, 8}, {2, 5}, {4, 8}};
 
-/// GPUs of which nobody knows anything yet. Pieces that go through the host are small.
+/// Pieces that go through the host are small.
 class Machine : public played::Machine {
  public:
-  explicit Machine(std::size_t gpus) : played::Machine(gpus) {
-    PeerAccess::forget();
-    most_staged = 2048;
-  }
+  explicit Machine(std::size_t gpus) : played::Machine(gpus) { most_staged = 2048; }
   ~Machine() {
-    PeerAccess::forget();
     most_staged = 64 * 1024;
     ::unsetenv("LOCKSTEP_PEER_ACCESS");
   }
