@@ -245,7 +245,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     detail::require_world<Ranks>(member.world, member.rank);
     return connect(
         member, store, detail::numbered_meeting(store, member.rank, "nccl", called), std::move(gpu),
-        std::make_shared<Store>(member.host, member.port, member.secret, member.timeout));
+        std::make_shared<Store>(store.share()));
   }
 
   /// Joins through `store`; the communicator leaves its notices in `own_store`.
