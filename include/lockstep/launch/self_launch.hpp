@@ -132,7 +132,6 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   if (alone) add(common, {"LOCKSTEP_JOB=", job});
-  const std::size_t gpus = gpus_in_sight();
   const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
   const std::vector<char*> arguments = pointers(options.rest);
@@ -156,7 +155,7 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
         const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
         add(variables, {columns_variable, "=", terminal.columns - taken});
       }
-      add_shared_gpu_variables(variables, job, rank, ranks, alone, gpus);
+      SharedGpuVariables::add(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
       // The store's thread runs already: after fork, only async-signal-safe functions may be
       // called.
