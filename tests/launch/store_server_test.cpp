@@ -123,7 +123,7 @@ BOOST_AUTO_TEST_CASE(who_has_no_proof_of_the_secret_is_not_served) {
   const Descriptor liar = connect();
   send(liar, std::string(store_protocol::answer_bytes, 'x'));
   send(liar,
-       store_protocol::frame(store_protocol::Writer{}.byte(1).text("stolen").text("1").bytes()));
+       store_protocol::frame(1, store_protocol::Writer{}.byte(1).text("stolen").text("1").bytes()));
   BOOST_TEST(is_dropped(liar));
   BOOST_TEST(!store.try_get("stolen").has_value());
 }
@@ -162,12 +162,12 @@ BOOST_AUTO_TEST_CASE(requests_that_make_no_sense_end_the_connection) {
   for (int i = 0; i < 200; ++i) {
     const Descriptor confused = trusted();
     std::string body(random() % 40, '\0');
-    for (char& c : body) c = static_cast<char>(random() % 8);
-    if (!body.empty()) body[0] = static_cast<char>(random() % 9);
-    send(confused, store_protocol::frame(body));
+    for (char& c : body) c = static_cast<char>(random() % 12);
+    if (!body.empty()) body[0] = static_cast<char>(random() % 13);
+    send(confused, store_protocol::frame(1, body));
   }
   const Descriptor empty = trusted();
-  send(empty, store_protocol::frame(""));
+  send(empty, store_protocol::frame(1, ""));
   BOOST_TEST(is_dropped(empty));
 }
 
@@ -175,7 +175,7 @@ BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
   for (int i = 0; i < 50; ++i) {
     Descriptor dying = trusted();
     const std::string request = store_protocol::frame(
-        store_protocol::Writer{}.byte(1).text("key").text(std::string(100000, 'x')).bytes());
+        1, store_protocol::Writer{}.byte(1).text("key").text(std::string(100000, 'x')).bytes());
     send(dying, std::string_view(request).substr(0, static_cast<std::size_t>(i) * 1999));
     if (i % 2 == 0) reset(std::move(dying));
   }
@@ -184,7 +184,7 @@ BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
   const auto arrive = [](std::uint32_t rank) {
     return store_protocol::frame(
-        store_protocol::Writer{}.byte(7).text("b").u32(rank).u32(3).u64(60000).bytes());
+        1, store_protocol::Writer{}.byte(7).text("b").u32(rank).u32(3).u64(60000).bytes());
   };
   Descriptor dying = trusted();
   send(dying, arrive(1));
@@ -197,7 +197,7 @@ BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
   store.set("large", std::string(4_MiB, 'x'));
   const Descriptor deaf = trusted();
   const std::string get =
-      store_protocol::frame(store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
+      store_protocol::frame(1, store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
   for (int i = 0; i < 200; ++i) send(deaf, get);
   BOOST_TEST((another().get("large").size() == 4_MiB));
 }

@@ -95,7 +95,8 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
 /// The same, each thread with the GPU that its place gives it.
 inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, Store& store,
                                                     const std::string& name = "world") {
-  return make_threaded_nccl_communicator(member, store, name, detail::gpu_of(member));
+  return make_threaded_nccl_communicator(member, store, name,
+                                         detail::gpu_of_process(member, store, name));
 }
 
 }  // namespace lockstep
