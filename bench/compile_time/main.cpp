@@ -41,7 +41,7 @@ std::string program(std::size_t count, Shapes shapes) {
          backward +
          "  }\n};\n"
          "using Job = Trainer<Net, ParallelStrategy<DDP>, World<4>>;\n"
-         "static_assert(require_model<Net, Job::bare_step, Batch>());\n"
+         "static_assert(detail::require_model<Net, Job::bare_step, Batch>());\n"
          "int main() {\n"
          "  const HostArena arena(Job::layout::plan().bytes);\n"
          "  Net net;\n"

@@ -6,6 +6,7 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 
 #include "lockstep/core/element.hpp"
@@ -40,20 +41,29 @@ struct TensorDeclaration {
   }
 };
 
+constexpr bool all_of(std::initializer_list<bool> each) {
+  for (const bool one : each) {
+    if (!one) return false;
+  }
+  return true;
+}
+
 template <TensorRole Role, class... Entries>
 struct DeclarationList {
   static constexpr TensorRole role = Role;
 
+  // Arrays and loops, not folds: an expression nested a thousand deep is slow to compile, one
+  // nested ten thousand deep never ends.
+
   /// Are all entries declarations of the list's role? Otherwise the other members mean nothing.
   static constexpr bool well_formed = [] {
-    if constexpr ((Declaration<Entries> && ...)) {
-      return ((Entries::role == Role && Entries::well_formed) && ...);
+    if constexpr (all_of({Declaration<Entries>...})) {
+      return all_of({(Entries::role == Role && Entries::well_formed)...});
     } else {
       return false;
     }
   }();
 
-  // Arrays and loops, not folds: an expression nested a thousand deep is slow to compile.
   static constexpr std::size_t tensors = [] {
     std::size_t sum = 0;
     for (std::size_t n : {std::size_t{0}, Entries::tensors...}) sum += n;
