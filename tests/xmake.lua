@@ -187,10 +187,15 @@ if has_config("gpu") then
             add_links("gloo")
         target_end()
 
-        -- Gloo for GPUs, and hierarchies on a stream of their own, with CUDA played by the host: they run everywhere.
-        test_program("played", {played = {"gpu/staged.cpp", "gpu/streamed.cpp"}}, address)
+        -- Gloo for GPUs, hierarchies on a stream of their own, and ranks and replicas on several GPUs, with CUDA and
+        -- its kernels played by the host: they run everywhere.
+        test_program("played", {
+            played = {"gpu/staged.cpp", "gpu/streamed.cpp"},
+            many = "gpu/played_*_test.cpp",
+        }, address)
             set_group("gpu")
-            add_includedirs("comm")
+            add_includedirs("comm", "gpu/played")
+            add_cxflags("-Wno-unknown-pragmas", {force = true})  -- those of nvcc
             add_sysincludedirs("$(cccl)/..")
             add_links("gloo")
         target_end()

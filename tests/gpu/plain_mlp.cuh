@@ -14,6 +14,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "train/plain_mlp.hpp"
 
@@ -92,27 +93,26 @@ struct PlainKernels {
   template <class In>
   void linear(const void* w, const void* bias, const In* x, A* y, std::size_t n, std::size_t m,
               bool relu) const {
-    plain_linear<P, In, A><<<blocks(rows * n), 128, 0, stream>>>(
-        static_cast<const P*>(w), static_cast<const P*>(bias), x, y, rows, n, m, relu);
-    check_launch("linear");
+    detail::launch_kernel<plain_linear<P, In, A>>(
+        "linear", stream, blocks(rows * n), 128, static_cast<const P*>(w),
+        static_cast<const P*>(bias), x, y, rows, n, m, relu);
   }
   void loss(A* y, const std::int32_t* labels, std::size_t n, const float* scale,
             double* loss) const {
-    plain_loss<A><<<1, 1, 0, stream>>>(y, labels, rows, n, scale, loss);
-    check_launch("loss");
+    detail::launch_kernel<plain_loss<A>>("loss", stream, 1, 1, y, labels, rows, n, scale, loss);
   }
   template <class In>
   void layer_back(void* w, void* bias, const In* x, const A* d, std::size_t n,
                   std::size_t m) const {
-    plain_layer_back<P, In, A><<<blocks(n * (m + 1)), 128, 0, stream>>>(
-        static_cast<P*>(w), static_cast<P*>(bias), x, d, rows, n, m);
-    check_launch("layer_back");
+    detail::launch_kernel<plain_layer_back<P, In, A>>("layer_back", stream, blocks(n * (m + 1)),
+                                                      128, static_cast<P*>(w),
+                                                      static_cast<P*>(bias), x, d, rows, n, m);
   }
   void input_gradient(const void* w, const A* d, const A* activation, A* out, std::size_t n,
                       std::size_t m) const {
-    plain_input_gradient<P, A><<<blocks(rows * m), 128, 0, stream>>>(static_cast<const P*>(w), d,
-                                                                     activation, out, rows, n, m);
-    check_launch("input_gradient");
+    detail::launch_kernel<plain_input_gradient<P, A>>("input_gradient", stream, blocks(rows * m),
+                                                      128, static_cast<const P*>(w), d, activation,
+                                                      out, rows, n, m);
   }
 };
 

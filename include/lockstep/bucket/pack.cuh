@@ -11,7 +11,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
 namespace lockstep::detail {
@@ -86,8 +86,8 @@ template <class Shape, std::size_t Count, class Sweep>
 void launch_sweep(cudaStream_t stream, const char* name, const Sweep& sweep, std::size_t count) {
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, Sweep::packet>(count));
-  sweep_all<Shape><<<blocks, Shape::threads, 0, stream>>>(sweep, make_size<Count>(count));
-  check_launch(name);
+  launch_kernel<sweep_all<Shape, Sweep, Count>>(name, stream, blocks, Shape::threads, sweep,
+                                                make_size<Count>(count));
 }
 
 /// `to[i] = factor * from[i]`, in the type of `to`: packs gradients into a bucket of fewer bits, or

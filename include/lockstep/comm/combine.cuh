@@ -13,7 +13,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
 namespace lockstep::detail {
@@ -108,7 +108,7 @@ struct Combine {
   __device__ void at(std::size_t i) const {
     using Accumulated = decltype(op.prepare(T{}));
     constexpr std::size_t known = Values::static_ranks;
-    constexpr std::size_t together = known == dynamic ? 4 : known;
+    [[maybe_unused]] constexpr std::size_t together = known == dynamic ? 4 : known;
     const unsigned ranks = known == dynamic ? work.ranks : static_cast<unsigned>(known);
     const std::size_t from = piece * work.stride + i;
     Accumulated sum[N];
@@ -152,9 +152,8 @@ void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& o
       0,
       1,
       static_cast<unsigned>(gathered.size() / out.size())};
-  combine<T, Op, GatheredValues<T>, 1>
-      <<<work.pass.template grid<T>(most_blocks), PacketPass::threads, 0, stream>>>(work, op);
-  check_launch("combine");
+  launch_kernel<combine<T, Op, GatheredValues<T>, 1>>(
+      "combine", stream, work.pass.template grid<T>(most_blocks), PacketPass::threads, work, op);
 }
 
 }  // namespace lockstep::detail

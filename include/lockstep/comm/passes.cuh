@@ -12,6 +12,7 @@
 #include "lockstep/comm/passes.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 
 namespace lockstep::detail {
@@ -64,17 +65,17 @@ class StreamPasses {
   template <class T, class Value, class Op>
   void prepare(std::span<const T> from, std::span<Value> to, const Op& op) const {
     if (to.empty()) return;
-    prepare_elements<T, Value, Op><<<blocks(to.size()), threads, 0, stream_>>>(
-        from.data(), from.size(), to.data(), to.size(), op);
-    check_launch("prepare_elements");
+    launch_kernel<prepare_elements<T, Value, Op>>("prepare_elements", stream_, blocks(to.size()),
+                                                  threads, from.data(), from.size(), to.data(),
+                                                  to.size(), op);
   }
 
   template <class Value, class T, class Op>
   void finish(std::span<const Value> from, std::span<T> to, const Op& op, std::size_t ranks) const {
     if (from.empty()) return;
-    finish_elements<Value, T, Op><<<blocks(from.size()), threads, 0, stream_>>>(
-        from.data(), to.data(), from.size(), ranks, op);
-    check_launch("finish_elements");
+    launch_kernel<finish_elements<Value, T, Op>>("finish_elements", stream_, blocks(from.size()),
+                                                 threads, from.data(), to.data(), from.size(),
+                                                 ranks, op);
   }
 
  private:

@@ -11,9 +11,7 @@
 
 /// Marks a kernel. Its symbol is hidden, because two libraries of one program may both include
 /// lockstep and must not call each other's host stubs.
-#if defined(__CUDACC__)
 #define LOCKSTEP_KERNEL __attribute__((visibility("hidden"))) __global__ void
-#endif
 
 /// Marks a definition in an `.ipp` file. Headers include these files, so that a program needs no
 /// library; where LOCKSTEP_COMPILED is defined they do not, and the program links the library that

@@ -11,7 +11,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/anomaly.cuh"
 #include "lockstep/optim/step_numbers.hpp"
@@ -97,9 +97,8 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   if (count == 0) return;
   require_alignment("sum of squares", {values});
   const auto blocks = static_cast<unsigned>(square_partials<T>(count));
-  sum_squares<T, Count>
-      <<<blocks, NormShape::threads, 0, stream>>>(values, partials, make_size<Count>(count));
-  check_launch("sum of squares");
+  launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, NormShape::threads, values,
+                                       partials, make_size<Count>(count));
 }
 
 /// Computes the numbers of this step and the state of the next from all `partials`. All values that
@@ -109,8 +108,8 @@ template <class Rule>
 void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
                    std::size_t count, const StepLimits& limits, StepState* state,
                    StepNumbers<Rule>* numbers) {
-  decide<Rule><<<1, decide_threads, 0, stream>>>(inputs, partials, count, limits, state, numbers);
-  check_launch("step numbers");
+  launch_kernel<decide<Rule>>("step numbers", stream, 1, decide_threads, inputs, partials, count,
+                              limits, state, numbers);
 }
 
 }  // namespace lockstep::detail

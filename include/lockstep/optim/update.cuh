@@ -12,7 +12,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/anomaly.cuh"
 #include "lockstep/optim/anomaly.hpp"
@@ -253,9 +253,8 @@ void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master
   const Arrays arrays =
       update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters);
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
-  update<Shape, Count, Watches>
-      <<<blocks, Shape::threads, 0, stream>>>(numbers, arrays, make_size<Count>(count));
-  check_launch("update");
+  launch_kernel<update<Shape, Count, Watches, Rule, Master, Gradient, Param>>(
+      "update", stream, blocks, Shape::threads, numbers, arrays, make_size<Count>(count));
 }
 
 /// Updates every element as the numbers of its group say, which lie one behind the other, in one
@@ -271,9 +270,9 @@ void launch_group_update(cudaStream_t stream, const StepNumbers<Rule>* numbers,
   const Arrays arrays =
       update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters);
   const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
-  update_groups<Shape, Count, Watches>
-      <<<blocks, Shape::threads, 0, stream>>>(numbers, groups, arrays, make_size<Count>(count));
-  check_launch("update of groups");
+  launch_kernel<update_groups<Shape, Count, Watches, Rule, Master, Gradient, Param>>(
+      "update of groups", stream, blocks, Shape::threads, numbers, groups, arrays,
+      make_size<Count>(count));
 }
 
 }  // namespace lockstep::detail

@@ -9,7 +9,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/store.cuh"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/optimizer.hpp"
@@ -113,10 +113,9 @@ LOCKSTEP_KERNEL number_groups(const StepInputs<Rule>* inputs, const StepState* s
 template <class R>
 void decide_group_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
                           const StepState* state, std::byte* numbers, std::size_t groups) {
-  number_groups<R><<<1, static_cast<unsigned>(groups), 0, stream>>>(
-      reinterpret_cast<const StepInputs<R>*>(inputs), state,
-      reinterpret_cast<StepNumbers<R>*>(numbers), groups);
-  check_launch("numbers of groups");
+  launch_kernel<number_groups<R>>("numbers of groups", stream, 1, static_cast<unsigned>(groups),
+                                  reinterpret_cast<const StepInputs<R>*>(inputs), state,
+                                  reinterpret_cast<StepNumbers<R>*>(numbers), groups);
 }
 
 /// Computes a step's numbers for a parameter with its own count of updates.
@@ -133,10 +132,10 @@ LOCKSTEP_KERNEL renumber(const StepInputs<Rule>* inputs, const StepNumbers<Rule>
 template <class R>
 void renumber_for(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
                   const std::byte* numbers, std::uint64_t updates, std::byte* out) {
-  renumber<R><<<1, 1, 0, stream>>>(reinterpret_cast<const StepInputs<R>*>(inputs),
-                                   reinterpret_cast<const StepNumbers<R>*>(numbers), updates,
-                                   reinterpret_cast<StepNumbers<R>*>(out));
-  check_launch("renumber");
+  launch_kernel<renumber<R>>("renumber", stream, 1, 1,
+                             reinterpret_cast<const StepInputs<R>*>(inputs),
+                             reinterpret_cast<const StepNumbers<R>*>(numbers), updates,
+                             reinterpret_cast<StepNumbers<R>*>(out));
 }
 
 }  // namespace detail

@@ -10,6 +10,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
@@ -70,10 +71,9 @@ class DeviceLossMeter {
 
   /// **Stream** after the forward pass.
   void add(const DeviceLoss<Comm>& loss, std::size_t samples) {
-    add_loss<Skips><<<1, 1, 0, comm_->gpu().stream()>>>(
-        loss.device_data(), static_cast<double>(samples),
+    launch_kernel<add_loss<Skips, double>>(
+        "add_loss", comm_->gpu().stream(), 1, 1, loss.device_data(), static_cast<double>(samples),
         reinterpret_cast<LossTotals*>(totals_.data()), reinterpret_cast<double*>(shown_.data()));
-    check_launch("add_loss");
   }
 
   /// The latest loss that the GPU has added. **Host** does not block.

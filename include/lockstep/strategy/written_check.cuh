@@ -12,6 +12,7 @@
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/written_check.hpp"
@@ -51,19 +52,19 @@ class WrittenCheck<Cuda> {
   void spoil(std::span<T> gradient) {
     if (gradient.empty() || is_capturing()) return;
     using Bits = typename decltype(unwritten<T>())::Bits;
-    fill_bits<Bits><<<blocks, threads, 0, stream_>>>(reinterpret_cast<Bits*>(gradient.data()),
-                                                     unwritten<T>().pattern, gradient.size());
-    check_cuda(cudaGetLastError(), "fill_bits");
+    launch_kernel<fill_bits<Bits>>("fill_bits", stream_, blocks, threads,
+                                   reinterpret_cast<Bits*>(gradient.data()), unwritten<T>().pattern,
+                                   gradient.size());
   }
 
   template <class T>
   void inspect(std::size_t parameter, std::span<const T> gradient) {
     if (gradient.empty() || is_capturing()) return;
     using Bits = typename decltype(unwritten<T>())::Bits;
-    find_unwritten<Bits><<<blocks, threads, 0, stream_>>>(
-        reinterpret_cast<const Bits*>(gradient.data()), unwritten<T>(), gradient.size(),
-        static_cast<unsigned long long>(parameter) << element_bits, first());
-    check_cuda(cudaGetLastError(), "find_unwritten");
+    launch_kernel<find_unwritten<Bits>>(
+        "find_unwritten", stream_, blocks, threads, reinterpret_cast<const Bits*>(gradient.data()),
+        unwritten<T>(), gradient.size(), static_cast<unsigned long long>(parameter) << element_bits,
+        first());
   }
 
   /// **Host** blocks until the stream is empty.

@@ -55,7 +55,7 @@ inline void check_cuda(cudaError_t error, const char* call) {
               detail::cuda_advice(error), rank_of_thread());
 }
 
-/// Throws unless the last kernel was launched: `kernel<<<...>>>(...); check_launch("update");`
+/// Throws unless the last kernel was launched: `kernel<<<...>>>(...); check_launch("forward");`
 inline void check_launch(const char* kernel) {
   const cudaError_t error = cudaPeekAtLastError();
   if (error != cudaSuccess) [[unlikely]]

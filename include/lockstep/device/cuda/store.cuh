@@ -7,7 +7,7 @@
 #include <type_traits>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 
 namespace lockstep::detail {
 
@@ -21,8 +21,7 @@ LOCKSTEP_KERNEL store(T* to, T value) {
 template <class T>
 void launch_store(cudaStream_t stream, T* to, const std::type_identity_t<T>& value) {
   static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 2048);
-  store<<<1, 1, 0, stream>>>(to, value);
-  check_launch("store");
+  launch_kernel<store<T>>("store", stream, 1, 1, to, value);
 }
 
 }  // namespace lockstep::detail

@@ -20,7 +20,7 @@
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 
 namespace lockstep::detail::threads {
 
@@ -59,10 +59,9 @@ void launch_combine(const Lane& lane, const LaneCombination<T>& what, const Op& 
   work.stride = what.count;
   work.targets = static_cast<unsigned>(what.targets);
   work.ranks = static_cast<unsigned>(what.in.size());
-  combine<T, Op, Values, Values::capacity>
-      <<<work.pass.template grid<T>(most_blocks(lane), what.pieces), PacketPass::threads, 0,
-         lane.stream>>>(work, op);
-  check_launch("combine");
+  launch_kernel<combine<T, Op, Values, Values::capacity>>(
+      "combine", lane.stream, work.pass.template grid<T>(most_blocks(lane), what.pieces),
+      PacketPass::threads, work, op);
 }
 
 /// Unrolled over the ranks for common numbers of them.
@@ -176,11 +175,10 @@ inline void enqueue_move(const Lane& lane, const Transport& what) {
   work.targets = static_cast<unsigned>(what.to.size());
   const dim3 blocks = work.pass.grid<unsigned char>(most_blocks(lane), what.from.size());
   if (what.in_stride == 0) {
-    move_bytes<false><<<blocks, PacketPass::threads, 0, lane.stream>>>(work);
+    launch_kernel<move_bytes<false>>("move_bytes", lane.stream, blocks, PacketPass::threads, work);
   } else {
-    move_bytes<true><<<blocks, PacketPass::threads, 0, lane.stream>>>(work);
+    launch_kernel<move_bytes<true>>("move_bytes", lane.stream, blocks, PacketPass::threads, work);
   }
-  check_launch("move_bytes");
 }
 
 /// Moves data from one rank to `targets` of the outs; the pieces for them are `in_stride` apart.

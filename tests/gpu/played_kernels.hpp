@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Kernels as functions of the host, which runs their blocks and threads one after the other
+/// when the stream gets there. Included before any header of the library, because kernels use
+/// names that only nvcc knows.
+///
+/// The threads of a block run from the last to the first, and each to its end: a kernel that
+/// synchronises its threads cannot be played, except by `cub::BlockReduce`, whose result is the
+/// first thread's alone (played/cub/block/block_reduce.cuh).
+
+#define __launch_bounds__(...)
+#define __shared__ static thread_local
+
+#include <cuda_runtime.h>
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <functional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "played_cuda.hpp"
+
+// The kernel's thread that this one plays.
+inline thread_local uint3 threadIdx{};
+inline thread_local uint3 blockIdx{};
+inline thread_local dim3 blockDim;
+inline thread_local dim3 gridDim;
+
+template <class T>
+T __ldcs(const T* from) {
+  return *from;
+}
+template <class T>
+T __ldcg(const T* from) {
+  return *from;
+}
+template <class T>
+void __stcs(T* to, T value) {
+  *to = value;
+}
+template <class T>
+void __stcg(T* to, T value) {
+  *to = value;
+}
+/// Blocks of one kernel run one after the other, but two kernels may run at once.
+template <class T>
+T atomicMin(T* at, T value) {
+  T old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (value < old &&
+         !__atomic_compare_exchange_n(at, &old, value, true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+  }
+  return old;
+}
+using std::exp;
+using std::log;
+
+#include "lockstep/device/cuda/launch.cuh"
+
+namespace played {
+
+/// Looks for addresses of played memory in an argument, and says which one the GPU may not touch.
+/// Any word of an argument may be one: whatever a kernel is given, it may use.
+inline std::string foreign_memory(int gpu, const void* argument, std::size_t bytes) {
+  for (std::size_t at = 0; at + sizeof(void*) <= bytes; at += alignof(void*)) {
+    const void* pointer = nullptr;
+    std::memcpy(&pointer, static_cast<const char*>(argument) + at, sizeof pointer);
+    if (pointer == nullptr) continue;
+    const auto block = Memory::get().find(pointer);
+    if (!block || block->is_host) continue;
+    if (!may_touch(gpu, *block)) {
+      return (block->pool != nullptr ? "pool memory of " : "memory of ") + gpu_text(block->gpu) +
+             ", which " + gpu_text(gpu) + " cannot access";
+    }
+    if (block->gpu != gpu && host.corrupts_copies)
+      return "memory of " + gpu_text(block->gpu) + ", on the way to which bits are lost";
+  }
+  return {};
+}
+
+/// Can this launch be made? Says so as CUDA would: by the thread's last error.
+template <class... Parameters>
+bool may_launch(const char* name, cudaStream_t stream, const std::tuple<Parameters...>& arguments) {
+  const int gpu = current_gpu;
+  const std::string kernel = std::string("kernel '") + name + "'";
+  if (stream->gpu != gpu) {
+    fault(cudaErrorInvalidResourceHandle, kernel + " is launched on a stream of " +
+                                              gpu_text(stream->gpu) + ", but the thread's " +
+                                              "current one is " + gpu_text(gpu));
+    return false;
+  }
+  std::string foreign;
+  std::apply(
+      [&](const auto&... argument) {
+        const auto look = [&](const auto& one) {
+          if (foreign.empty()) foreign = foreign_memory(gpu, &one, sizeof one);
+        };
+        (look(argument), ...);
+      },
+      arguments);
+  if (foreign.empty()) return true;
+  fault(cudaErrorIllegalAddress, kernel + " is given " + foreign);
+  return false;
+}
+
+/// Runs all threads of a kernel.
+inline void run_kernel(dim3 blocks, unsigned threads, const std::function<void()>& thread) {
+  gridDim = blocks;
+  blockDim = dim3(threads);
+  for (blockIdx.y = 0; blockIdx.y < blocks.y; ++blockIdx.y) {
+    for (blockIdx.x = 0; blockIdx.x < blocks.x; ++blockIdx.x) {
+      for (threadIdx.x = threads; threadIdx.x-- != 0;) thread();
+    }
+  }
+}
+
+template <class... Parameters>
+void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads,
+            void (*kernel)(Parameters...), std::tuple<std::decay_t<Parameters>...> arguments) {
+  stream = Gpu::get().stream_or_default(stream);
+  count(Launch{name, stream->gpu, blocks, threads});
+  if (!may_launch(name, stream, arguments)) return;
+  enqueue(stream, [=] { run_kernel(blocks, threads, [&] { std::apply(kernel, arguments); }); });
+}
+
+}  // namespace played
+
+template <auto Kernel, class... Arguments>
+void lockstep::detail::launch_kernel(const char* name, cudaStream_t stream, dim3 blocks,
+                                     unsigned threads, const Arguments&... arguments) {
+  played::launch(name, stream, blocks, threads, Kernel, {arguments...});
+  check_launch(name);
+}
