@@ -28,8 +28,8 @@ concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
   D::declare(sink, outer);
 };
 
-// What a list of declarations knows is in a base class of numbers, and its functions are consteval:
-// a symbol that spells ten thousand parameters takes g++ many seconds.
+// What a list of declarations knows is in a base class of numbers, which does not spell the list: a
+// symbol with ten thousand parameters in its name takes g++ many seconds.
 
 template <TensorRole Role, bool WellFormed, std::size_t Tensors, std::size_t Characters>
 struct DeclarationNumbers {
@@ -43,7 +43,7 @@ struct DeclarationNumbers {
 template <TensorRole Role, Name Text, class T, std::size_t... E>
 struct TensorDeclaration
     : DeclarationNumbers<Role, (sizeof...(E) <= max_tensor_rank), 1, Text.view().size()> {
-  static consteval void declare(TensorSink& sink, const NamePrefix* outer) {
+  static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
     sink.append(outer, Text.view(), {element_kind<T>(), sizeof...(E), {E...}});
   }
 };
@@ -81,7 +81,8 @@ struct DeclarationList
           all_of({(numbers_of<Entries>().well_formed && numbers_of<Entries>().role == Role)...}),
           sum_of({numbers_of<Entries>().tensors...}),
           sum_of({numbers_of<Entries>().characters...})> {
-  static consteval void declare(TensorSink& sink, const NamePrefix* outer) {
+  static constexpr void declare([[maybe_unused]] TensorSink& sink,
+                                [[maybe_unused]] const NamePrefix* outer) {
     // Elements of a list are evaluated in order.
     static_cast<void>(std::initializer_list<int>{(Entries::declare(sink, outer), 0)...});
   }
@@ -127,7 +128,7 @@ struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries.
 /// A list under a name: `Scope<"head", L>` turns `weight` into `head.weight`.
 template <Name Text, class List>
 struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
-  static consteval void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
+  static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     const detail::NamePrefix prefix{outer, Text.view()};
     List::declare(sink, &prefix);
   }
@@ -138,7 +139,7 @@ struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
 template <Name Text, std::size_t Times, class List>
 struct Repeat : detail::ScopedNumbers<List, Times,
                                       detail::repeated_characters(Text.view().size(), Times)> {
-  static consteval void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
+  static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     for (std::size_t i = 0; i != Times; ++i) {
       const detail::NamePrefix prefix{outer, Text.view(), i};
       List::declare(sink, &prefix);

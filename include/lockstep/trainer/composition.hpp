@@ -102,7 +102,8 @@ struct Verdict {
   static_assert(F != detail::Fault::integer_parameter,
                 "lockstep: a parameter of integers has no gradient; declare it as a Buffer");
   static_assert(F != detail::Fault::tensor_too_large,
-                "lockstep: a tensor has more bytes than memory has addresses; check its extents");
+                "lockstep: the model's tensors have more bytes than memory has addresses; check the "
+                "extents (the compiler prints the name of the first that is too much)");
   static_assert(F != detail::Fault::tensor_without_name,
                 "lockstep: a tensor or scope has an empty name; give every one a name");
   static_assert(F != detail::Fault::name_declared_twice,
@@ -216,9 +217,10 @@ consteval Finding find_tensor_fault() {
     if (Role == TensorRole::parameter && !is_floating(info.element)) {
       return {Fault::integer_parameter, name};
     }
-    if (!info.is_dynamic() && info.bytes() == too_large) return {Fault::tensor_too_large, name};
     if (has_empty_part(name)) return {Fault::tensor_without_name, name};
   }
+  const std::size_t beyond = first_beyond_arena(table.infos);
+  if (beyond != table.size()) return {Fault::tensor_too_large, table.name(beyond)};
   constexpr std::size_t duplicate = name_index<Model, Role>.find_duplicate();
   if constexpr (duplicate != not_found) return {Fault::name_declared_twice, table.name(duplicate)};
   return {};
