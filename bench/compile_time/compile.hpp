@@ -2,6 +2,7 @@
 #pragma once
 /// @file What g++ takes for a program.
 
+#include <cstddef>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -14,7 +15,8 @@ struct Cost {
 };
 
 /// Compiles a program that includes lockstep, or what else `flags` lead to, to an object: the
-/// better of two runs. Ends this process if it cannot be compiled.
-Cost compile(const std::filesystem::path& source, const std::vector<std::string>& flags = {});
+/// best of `runs`. Ends this process if it cannot be compiled.
+Cost compile(const std::filesystem::path& source, const std::vector<std::string>& flags = {},
+             std::size_t runs = 2);
 
 }  // namespace bench

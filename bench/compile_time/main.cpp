@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a model costs the compiler: g++'s time and memory at 10, 100 and 1,000 parameters, beside an
-// empty program with the same includes, so that the growth can be seen apart from the start. Then
-// what including everything costs, against PyTorch.
+// What a model costs the compiler: g++'s time and memory at 10 to 10,000 parameters, beside an empty
+// program with the same includes, so that the growth can be seen apart from the start. Then what
+// including everything costs, against PyTorch.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +12,9 @@
 #include "includes.hpp"
 
 namespace {
+
+/// With more, a machine of a few cores cannot compile a program on each.
+constexpr double most_megabytes = 4096;
 
 /// How many different shapes the parameters have. Every shape is a type of its own.
 enum class Shapes { few, all_different };
@@ -41,7 +44,7 @@ std::string program(std::size_t count, Shapes shapes) {
          backward +
          "  }\n};\n"
          "using Job = Trainer<Net, ParallelStrategy<DDP>, World<4>>;\n"
-         "static_assert(require_model<Net, Job::bare_step, Batch>());\n"
+         "static_assert(detail::require_model<Net, Job::bare_step, Batch>());\n"
          "int main() {\n"
          "  const HostArena arena(Job::layout::plan().bytes);\n"
          "  Net net;\n"
@@ -68,11 +71,11 @@ int main() {
     const auto source =
         folder / (std::to_string(count) + (shapes == Shapes::few ? "" : "_different") + ".cpp");
     std::ofstream(source) << program(count, shapes);
-    const bench::Cost best = bench::compile(source);
+    const bench::Cost best = bench::compile(source, {}, count > 1000 ? 1 : 2);
     if (count == 0) empty = best.seconds;
     const double each = count == 0 ? 0 : 1000 * (best.seconds - empty) / static_cast<double>(count);
     const char* const kind = count == 0 ? "-" : shapes == Shapes::few ? "12" : "all different";
-    const bool met = target == 0 || best.seconds < target;
+    const bool met = target == 0 || (best.seconds < target && best.megabytes < most_megabytes);
     all_met &= met;
     std::printf("| %zu | %s | %.1f | %.0f | %.1f | %s | %s |\n", count, kind, best.seconds,
                 best.megabytes, each,
@@ -94,6 +97,7 @@ int main() {
   measure(100, Shapes::few, 0);
   measure(1000, Shapes::few, 15);
   measure(1000, Shapes::all_different, 0);
+  measure(10000, Shapes::few, 120);
   rows.push_back(bench::measure_includes(folder));
   std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/compile_time.json") << rows.dump(2) << "\n";
   return all_met ? 0 : 1;

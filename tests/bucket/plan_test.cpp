@@ -2,13 +2,17 @@
 #include "lockstep/bucket/plan.hpp"
 
 #include <boost/test/unit_test.hpp>
+#include <cstdint>
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <random>
 #include <vector>
 
+#include "lockstep/bucket/frozen.hpp"
+#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/runs.hpp"
 #include "reference.hpp"
 
 using namespace lockstep;
@@ -180,6 +184,64 @@ BOOST_AUTO_TEST_CASE(the_compilers_plan_is_the_run_times_plan) {
   for (std::size_t i = 0; i < 4; ++i) {
     BOOST_TEST(fixed.placements[i].offset == computed.placements[i].offset);
   }
+}
+
+/// 12 GB, then 24 GB that are frozen, then 6 GB in 16 bits, and a little. There is no memory behind
+/// it.
+struct Huge {
+  using Parameters =
+      ParameterList<Parameter<"embed", float, 3'000, 1'000'000>,
+                    Parameter<"still", double, 3'000'000'000>,
+                    Parameter<"head", BFloat16, 1'000, 3'000'000>, Parameter<"bias", BFloat16, 7>>;
+};
+
+BOOST_AUTO_TEST_CASE(a_plan_beyond_four_gibibytes_is_counted_right) {
+  using Layout =
+      detail::Layout<Huge, detail::PlanRules<Buckets<BucketLimits{0, 0}>, Frozen<"still">>>;
+  constexpr const auto& plan = Layout::plan();
+  constexpr std::size_t billion = 1'000'000'000;
+  static_assert(plan.bucket_count == 3);
+  static_assert(plan.placements[3].offset == 0 && plan.placements[3].bytes == 14);
+  static_assert(plan.placements[2].offset == 256 && plan.placements[2].bytes == 6 * billion);
+  static_assert(plan.buckets()[1].count() == 3 * billion);
+  static_assert(plan.placements[0].offset == 256 + detail::align_up(6 * billion));
+  static_assert(plan.placements[0].bytes == 12 * billion);
+  static_assert(plan.bytes == plan.placements[0].offset + 12 * billion);
+  static_assert(plan.placements[1].offset == plan.bytes && !plan.is_trained(1));
+  static_assert(plan.all_bytes == plan.bytes + 24 * billion);
+
+  constexpr auto runs = detail::make_runs(plan);
+  static_assert(runs.size == 2 && runs.begin()[0].count() == 3 * billion + 128);
+  static_assert(runs.begin()[1].offset == plan.placements[0].offset &&
+                runs.begin()[1].count() == 3 * billion);
+
+  // Pieces of two groups, the second of which begins beyond 2^32.
+  constexpr auto groups =
+      detail::make_group_table(plan, [](std::size_t p) -> std::size_t { return p == 0 ? 1 : 0; });
+  static_assert(groups.size == 2 && groups.begin()[0].end == plan.placements[0].offset);
+  static_assert(groups.begin()[1].end == plan.bytes);
+  static_assert(groups.at(5 * billion)->group == 0 && groups.at(7 * billion)->group == 1);
+
+  // Views lie where the plan says, without a look at the memory.
+  std::byte nothing{};
+  const auto embed = Layout().view<HostMemory, true>(&nothing, "embed"_p);
+  const auto distance = reinterpret_cast<std::uintptr_t>(embed.data_handle()) -
+                        reinterpret_cast<std::uintptr_t>(&nothing);
+  BOOST_TEST(distance == plan.placements[0].offset);
+  BOOST_TEST(embed.size() == 3 * billion);
+}
+
+BOOST_AUTO_TEST_CASE(tensors_that_no_memory_can_hold_are_found_before_anything_overflows) {
+  const auto beyond = [](std::vector<detail::TensorInfo> tensors) {
+    return detail::first_beyond_arena(tensors);
+  };
+  constexpr std::size_t half = detail::most_arena_bytes / 2;
+  BOOST_TEST(beyond({tensor(ElementKind::u8, half), tensor(ElementKind::u8, half)}) == 2u);
+  BOOST_TEST(beyond({tensor(ElementKind::u8, half), tensor(ElementKind::u8, half),
+                     tensor(ElementKind::u8, 1)}) == 2u);
+  BOOST_TEST(beyond({tensor(ElementKind::f64, half)}) == 0u);
+  BOOST_TEST(beyond({{ElementKind::f32, 3, {1ull << 40, 1ull << 40, 1ull << 40}}}) == 0u);
+  BOOST_TEST(beyond({{ElementKind::f32, 1, {dynamic}}, tensor(ElementKind::f32, 3)}) == 2u);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

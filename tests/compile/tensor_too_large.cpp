@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: a tensor has more bytes than memory has addresses
+// expect: lockstep: the model's tensors have more bytes than memory has addresses
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -10,12 +10,13 @@ struct Net {
 
 #ifdef REJECT
 struct Bad {
-  using Parameters = ParameterList<Parameter<"w", float, 1_GiB, 1_GiB, 4>>;
+  using Parameters = ParameterList<Parameter<"u", float, 1_GiB, 8_MiB>,
+                                   Parameter<"v", float, 1_GiB, 8_MiB>, Parameter<"w", float, 1>>;
 };
 using Job = Trainer<Bad>;
 #else
 struct Good {
-  using Parameters = ParameterList<Parameter<"w", float, 1_GiB, 1_GiB>>;
+  using Parameters = ParameterList<Parameter<"u", float, 1_GiB, 8_MiB>, Parameter<"w", float, 1>>;
 };
 using Job = Trainer<Good>;
 #endif

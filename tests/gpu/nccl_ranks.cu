@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "large.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
@@ -346,6 +347,25 @@ void thrown(Session& session) {
   require(seconds < 15, "it took " + std::to_string(seconds) + " s");
 }
 
+/// More elements than an `int` counts, and more bytes than an `unsigned` does.
+void large_data(Session& session) {
+  Comm comm = make(session);
+  const std::size_t world = comm.world_size().value();
+  const auto data = comm.allocate<BFloat16>(large::count);
+  large::write(data.data(), data.size(), large::Pattern{static_cast<int>(comm.rank().value())});
+  comm.all_reduce(data, Max{});
+  comm.synchronize();
+  std::string wrong = large::difference(data.data(), data.size(),
+                                        large::Pattern{static_cast<int>(world) - 1});
+  require(wrong.empty(), "largest: " + wrong);
+  large::write(data.data(), data.size(), large::Pattern{static_cast<int>(comm.rank().value())});
+  comm.broadcast(data, Rank{world - 1});
+  comm.synchronize();
+  wrong = large::difference(data.data(), data.size(),
+                            large::Pattern{static_cast<int>(world) - 1});
+  require(wrong.empty(), "broadcast: " + wrong);
+}
+
 void fewer_gpus(Session& session) {
   const auto [error, seconds] = failure_of([&] { make(session); });
   print_failure(error, seconds);
@@ -359,6 +379,7 @@ const Cases cases = {{"collectives", collectives},
                      {"async", async},
                      {"patience", compute_for_long},
                      {"capture", capture},
+                     {"large", large_data},
                      {"mismatch", mismatch},
                      {"killed", kill_one},
                      {"stuck", stuck},

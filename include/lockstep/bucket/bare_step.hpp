@@ -60,7 +60,7 @@ class BareStep {
   /// A parameter's gradient, to write.
   template <class Key>
   constexpr auto grad(Key key) const {
-    parameters_.require_trained(key);
+    if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
     return parameters_.template view<Memory, false>(arenas_.gradients, key);
   }
 
@@ -88,8 +88,12 @@ class BareStep {
   template <class Key>
   constexpr void ready(Key key) const {
     // A misspelt name is an error here too.
-    static_cast<void>(find_tensor<Model, TensorRole::parameter>(key).index);
-    parameters_.require_trained(key);
+    if constexpr (TensorListing<Model>) {
+      static_cast<void>(find_tensor<Model, TensorRole::parameter>(key));
+    } else {
+      static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
+    }
+    if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
   }
 
   /// Is a parameter trained, or frozen?

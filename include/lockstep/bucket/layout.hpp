@@ -19,6 +19,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/for_each_index.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/shapes.hpp"
@@ -151,6 +152,12 @@ class RunTimeLayout {
   struct Computed {
     explicit Computed(const Model& model) : tensors(tensors_of(model)) {
       for (TensorInfo& info : tensors.infos) info.element = Types::of(info.element);
+      if (const std::size_t i = first_beyond_arena(tensors.infos); i != tensors.infos.size()) {
+        throw Error("shapes",
+                    "with " + std::string(tensors.name(i)) +
+                        " the model's tensors are larger than memory can be",
+                    "check their extents");
+      }
       const auto name = [&](std::size_t tensor) { return tensors.name(tensor); };
       if constexpr (TensorListing<Model> && freezes_some<Limits>)
         require_frozen<typename Limits::frozen>(tensors.infos.size(), name);
@@ -227,6 +234,16 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
       using Tensor = NamedTensor<Model, Role, Key>;
       if constexpr (!Tensor::is_declared) {
         return AnyView<Memory, std::conditional_t<Const, const float, float>>();
+      } else if constexpr (!has_dynamic_shapes<Model, Role> && Tensor::info.rank == 1) {
+        return named(make_view<Memory, Const, Types::of(Tensor::info.element),
+                               Tensor::info.extents[0]>(arena + offset_of<Tensor>),
+                     Tensor::index);
+      } else if constexpr (!has_dynamic_shapes<Model, Role> && Tensor::info.rank == 2) {
+        // What most tensors are, without one more function for each of them.
+        return named(make_view<Memory, Const, Types::of(Tensor::info.element),
+                               Tensor::info.extents[0], Tensor::info.extents[1]>(
+                         arena + offset_of<Tensor>),
+                     Tensor::index);
       } else {
         return named(
             view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{}),
@@ -258,9 +275,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                     arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{}),
                 Tensor));
       };
-      [&]<std::size_t... Tensor>(std::index_sequence<Tensor...>) {
-        (visit(std::integral_constant<std::size_t, Tensor>{}), ...);
-      }(std::make_index_sequence<tensor_table<Model, Role>.size()>{});
+      for_each_index<tensor_table<Model, Role>.size()>(visit);
     }
   }
 
@@ -271,6 +286,10 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     static constexpr std::size_t index = Index;
     static constexpr TensorInfo info = tensor_table<Model, Role>.infos[Index];
   };
+
+  template <class Tensor>
+  static constexpr std::size_t offset_of =
+      static_offsets<Model, Role, Limits, Types>[Tensor::index];
 
   /// In the checked mode a view knows its tensor's name.
   template <class Viewed>
@@ -288,8 +307,7 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
           arena + this->plan().placements[Tensor::index].offset,
           this->infos()[Tensor::index].extents[Axis]...);
     } else {
-      constexpr std::size_t offset = static_offsets<Model, Role, Limits, Types>[Tensor::index];
-      return make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset);
+      return make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset_of<Tensor>);
     }
   }
 

@@ -56,6 +56,15 @@ constexpr Table<T, Count> make_table(std::size_t size) {
   }
 }
 
+/// A table of values that change while a job trains. Many of them are on the heap: a job is an object
+/// on the stack of a thread, which may be small.
+template <class T, std::size_t Count>
+using KeptTable = Table<T, (Count <= 256) ? Count : dynamic>;
+template <class T, std::size_t Count>
+constexpr KeptTable<T, Count> make_kept_table(std::size_t size) {
+  return make_table<T, (Count <= 256) ? Count : dynamic>(size);
+}
+
 /// A plan for `Count` parameters, known to the compiler or (`dynamic`) to the constructor.
 template <std::size_t Count>
 struct BucketPlan {

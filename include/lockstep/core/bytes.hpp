@@ -29,6 +29,10 @@ constexpr std::size_t align_up(std::size_t n, std::size_t alignment = arena_alig
 /// The result of `saturating_product` when the product does not fit.
 inline constexpr std::size_t too_large = std::numeric_limits<std::size_t>::max();
 
+/// The most bytes of an arena: plans, several states of an optimizer in wider types and the arenas
+/// of all ranks together are counted without overflow.
+inline constexpr std::size_t most_arena_bytes = std::size_t{1} << 56;
+
 /// a * b, or `too_large`.
 constexpr std::size_t saturating_product(std::size_t a, std::size_t b) {
   if (a == 0 || b == 0) return 0;

@@ -3,9 +3,9 @@
 /// @file How a model declares its tensors: `Parameter`, `Buffer`, lists of them, `Scope` and
 /// `Repeat`.
 
-#include <array>
 #include <concepts>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 
 #include "lockstep/core/element.hpp"
@@ -28,67 +28,83 @@ concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
   D::declare(sink, outer);
 };
 
-template <TensorRole Role, Name Text, class T, std::size_t... E>
-struct TensorDeclaration {
-  static constexpr TensorRole role = Role;
-  static constexpr std::size_t tensors = 1;
-  static constexpr std::size_t characters = Text.view().size();
-  static constexpr bool well_formed = sizeof...(E) <= max_tensor_rank;
+// What a list of declarations knows is in a base class of numbers, which does not spell the list: a
+// symbol with ten thousand parameters in its name takes g++ many seconds.
 
+template <TensorRole Role, bool WellFormed, std::size_t Tensors, std::size_t Characters>
+struct DeclarationNumbers {
+  static constexpr TensorRole role = Role;
+  /// Are all entries declarations of this role? Otherwise the other members mean nothing.
+  static constexpr bool well_formed = WellFormed;
+  static constexpr std::size_t tensors = Tensors;
+  static constexpr std::size_t characters = Characters;
+};
+
+template <TensorRole Role, Name Text, class T, std::size_t... E>
+struct TensorDeclaration
+    : DeclarationNumbers<Role, (sizeof...(E) <= max_tensor_rank), 1, Text.view().size()> {
   static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
     sink.append(outer, Text.view(), {element_kind<T>(), sizeof...(E), {E...}});
   }
 };
 
+// Lists and loops, not folds: an expression nested a thousand deep is slow to compile, and one
+// nested ten thousand deep takes longer than anybody waits.
+
+consteval bool all_of(std::initializer_list<bool> each) {
+  for (const bool one : each) {
+    if (!one) return false;
+  }
+  return true;
+}
+consteval std::size_t sum_of(std::initializer_list<std::size_t> each) {
+  std::size_t sum = 0;
+  for (const std::size_t one : each) sum += one;
+  return sum;
+}
+
+/// The numbers of an entry, or of something that is none.
+template <class Entry>
+consteval auto numbers_of() {
+  if constexpr (Declaration<Entry>) {
+    return DeclarationNumbers<Entry::role, Entry::well_formed, Entry::tensors,
+                              Entry::characters>{};
+  } else {
+    return DeclarationNumbers<TensorRole::parameter, false, 0, 0>{};
+  }
+}
+
 template <TensorRole Role, class... Entries>
-struct DeclarationList {
-  static constexpr TensorRole role = Role;
-
-  /// Are all entries declarations of the list's role? Otherwise the other members mean nothing.
-  static constexpr bool well_formed = [] {
-    if constexpr ((Declaration<Entries> && ...)) {
-      return ((Entries::role == Role && Entries::well_formed) && ...);
-    } else {
-      return false;
-    }
-  }();
-
-  // Arrays and loops, not folds: an expression nested a thousand deep is slow to compile.
-  static constexpr std::size_t tensors = [] {
-    std::size_t sum = 0;
-    for (std::size_t n : {std::size_t{0}, Entries::tensors...}) sum += n;
-    return sum;
-  }();
-  static constexpr std::size_t characters = [] {
-    std::size_t sum = 0;
-    for (std::size_t n : {std::size_t{0}, Entries::characters...}) sum += n;
-    return sum;
-  }();
-
-  static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
-    using Declare = void (*)(TensorSink&, const NamePrefix*);
-    const std::array<Declare, sizeof...(Entries)> entries{&Entries::declare...};
-    for (const Declare entry : entries) entry(sink, outer);
+struct DeclarationList
+    : DeclarationNumbers<
+          Role,
+          all_of({(numbers_of<Entries>().well_formed && numbers_of<Entries>().role == Role)...}),
+          sum_of({numbers_of<Entries>().tensors...}),
+          sum_of({numbers_of<Entries>().characters...})> {
+  static constexpr void declare([[maybe_unused]] TensorSink& sink,
+                                [[maybe_unused]] const NamePrefix* outer) {
+    // Elements of a list are evaluated in order.
+    static_cast<void>(std::initializer_list<int>{(Entries::declare(sink, outer), 0)...});
   }
 };
 
-/// The base of scopes. A scope around anything but declarations is ill-formed, which the
+/// The numbers of a list `Times` over, where the names of all copies of a tensor get so many
+/// characters together. A scope around anything but declarations is ill-formed, which the
 /// composition check reports. (A partial specialisation of the scope itself is beyond nvcc, because
 /// of its name.)
-template <class List>
-struct Scoped {
-  static constexpr TensorRole role = TensorRole::parameter;
-  static constexpr bool well_formed = false;
-  static constexpr std::size_t inner_tensors = 0;
-  static constexpr std::size_t inner_characters = 0;
-};
-template <Declaration List>
-struct Scoped<List> {
-  static constexpr TensorRole role = List::role;
-  static constexpr bool well_formed = List::well_formed;
-  static constexpr std::size_t inner_tensors = List::tensors;
-  static constexpr std::size_t inner_characters = List::characters;
-};
+template <class List, std::size_t Times, std::size_t Prefixes>
+using ScopedNumbers =
+    DeclarationNumbers<numbers_of<List>().role, numbers_of<List>().well_formed,
+                       Times * numbers_of<List>().tensors,
+                       Times * numbers_of<List>().characters +
+                           Prefixes * numbers_of<List>().tensors>;
+
+/// The characters of `prefix.0.` to `prefix.11.`, where there are 12.
+consteval std::size_t repeated_characters(std::size_t prefix, std::size_t times) {
+  std::size_t sum = 0;
+  for (std::size_t i = 0; i != times; ++i) sum += prefix + decimal_digits(i) + 2;
+  return sum;
+}
 
 }  // namespace detail
 
@@ -111,12 +127,7 @@ struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries.
 
 /// A list under a name: `Scope<"head", L>` turns `weight` into `head.weight`.
 template <Name Text, class List>
-struct Scope : detail::Scoped<List> {
-  using Inner = detail::Scoped<List>;
-  static constexpr std::size_t tensors = Inner::inner_tensors;
-  static constexpr std::size_t characters =
-      Inner::inner_characters + tensors * (Text.view().size() + 1);
-
+struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     const detail::NamePrefix prefix{outer, Text.view()};
     List::declare(sink, &prefix);
@@ -126,18 +137,8 @@ struct Scope : detail::Scoped<List> {
 /// A list several times over: `Repeat<"blocks", 12, L>` holds `blocks.0.weight` to
 /// `blocks.11.weight`.
 template <Name Text, std::size_t Times, class List>
-struct Repeat : detail::Scoped<List> {
-  using Inner = detail::Scoped<List>;
-  static constexpr std::size_t tensors = Times * Inner::inner_tensors;
-  static constexpr std::size_t characters = [] {
-    std::size_t sum = 0;
-    for (std::size_t i = 0; i != Times; ++i) {
-      const std::size_t prefix = Text.view().size() + detail::decimal_digits(i) + 2;
-      sum += Inner::inner_characters + Inner::inner_tensors * prefix;
-    }
-    return sum;
-  }();
-
+struct Repeat : detail::ScopedNumbers<List, Times,
+                                      detail::repeated_characters(Text.view().size(), Times)> {
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     for (std::size_t i = 0; i != Times; ++i) {
       const detail::NamePrefix prefix{outer, Text.view(), i};

@@ -44,6 +44,20 @@ struct TensorInfo {
   friend constexpr bool operator==(const TensorInfo&, const TensorInfo&) = default;
 };
 
+/// The first tensor with which all tensors so far take more than an arena can have; the number of
+/// tensors if there is none.
+template <class Infos>
+constexpr std::size_t first_beyond_arena(const Infos& infos) {
+  std::size_t all = 0;
+  for (std::size_t i = 0; i != infos.size(); ++i) {
+    const std::size_t bytes = infos[i].is_dynamic() ? 0 : infos[i].bytes();
+    if (bytes > most_arena_bytes) return i;
+    all += align_up(bytes);
+    if (all > most_arena_bytes) return i;
+  }
+  return infos.size();
+}
+
 /// The role of a tensor in its model.
 enum class TensorRole : std::uint8_t { parameter, buffer };
 

@@ -60,15 +60,6 @@ struct NameIndex {
   }
 };
 
-/// Makes the table of a list, which is walked once.
-template <class List>
-consteval auto make_tensor_table() {
-  TensorTable<List::tensors, List::characters> table;
-  TensorSink sink{table.text.data(), table.name_ends.data(), table.infos.data()};
-  List::declare(sink, nullptr);
-  return table;
-}
-
 template <std::size_t Count, std::size_t Characters>
 consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>& table) {
   struct Entry {
@@ -111,8 +102,15 @@ using DeclaredList = typename ListOf<Model, Role>::type;
 // symbol that spells a thousand parameters takes a compiler a minute. And each table that is read
 // once per name is a constant of its own, because nvcc copies the whole constant at every read.
 
+/// The declarations are walked once.
 template <class Model, TensorRole Role>
-inline constexpr auto tensor_table = make_tensor_table<DeclaredList<Model, Role>>();
+inline constexpr auto tensor_table = [] {
+  using List = DeclaredList<Model, Role>;
+  TensorTable<List::tensors, List::characters> table;
+  TensorSink sink{table.text.data(), table.name_ends.data(), table.infos.data()};
+  List::declare(sink, nullptr);
+  return table;
+}();
 
 template <class Model, TensorRole Role>
 inline constexpr auto name_index = make_name_index(tensor_table<Model, Role>);

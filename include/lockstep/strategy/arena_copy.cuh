@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A copy of a GPU's tensors on the host, in declared types, to read and to write back.
+/// @file A GPU's tensors on the host, in declared types, to read and to write back: those that
+/// somebody asks for, and no others.
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <span>
 #include <type_traits>
+#include <vector>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/lazy_pages.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {
@@ -17,45 +24,118 @@ namespace lockstep::detail {
 /// `Declared` and `Used` are the layouts of one model's tensors in two sets of types. Where an
 /// optimizer keeps master weights, `masters` hold the used tensors in float, element for element:
 /// they are read instead of the used ones, and both are written. Frozen tensors have no masters.
-/// **Host** blocks in constructor and `deliver`; the stream that uses the arenas must be empty.
+///
+/// A tensor takes host memory from `open` to `close`; besides there is a buffer of `window` bytes,
+/// through which values are converted and copied. **Host** blocks in every member; the stream that
+/// uses the arenas must be empty.
 template <class Declared, class Used, class Types, class Model, TensorRole Role>
 class ArenaCopy {
  public:
+  static constexpr std::size_t window = 4_MiB;
+  /// Tensors that take less than this stay open until `flush`: nobody gains by their memory.
+  static constexpr std::size_t kept_bytes = 64_KiB;
+
   ArenaCopy(const Model& model, std::byte* used, std::byte* masters = nullptr)
       : declared_layout_(model),
         used_layout_(model),
         used_(used),
         masters_(masters),
-        declared_(declared_layout_.plan().all_bytes) {
-    const HostArena now = download(used_, used_layout_.plan().all_bytes);
-    const HostArena masters_now = download(masters_, master_bytes());
-    for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
-                                          std::type_identity<U>) {
-      if (has_master(offset)) {
-        convert(declared, master_at<U>(masters_now, offset), count);
-      } else {
-        convert(declared, reinterpret_cast<const U*>(now.data() + offset), count);
+        pages_(declared_layout_.plan().all_bytes),
+        states_(declared_layout_.infos().size(), State::fresh) {}
+
+  /// Where the declared layout begins on the host. Only open tensors may be touched.
+  std::byte* arena() const { return pages_.data(); }
+
+  /// Brings a tensor's values to the host.
+  void open(std::size_t tensor) {
+    if (states_[tensor] == State::open) return;
+    const Placement& where = declared_layout_.plan().placements[tensor];
+    if (states_[tensor] == State::closed) pages_.open(where.offset, where.bytes);
+    states_[tensor] = State::open;
+    with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
+      in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
+        D* const to = values<D>(tensor) + first;
+        if (has_master(tensor)) {
+          receive(to, master_at<U>(tensor) + first, count);
+        } else {
+          receive(to, used_at<U>(tensor) + first, count);
+        }
+      });
+    });
+  }
+
+  /// Copies an open tensor to the GPU, and gives its memory back if it takes much.
+  void close(std::size_t tensor) {
+    if (declared_layout_.plan().placements[tensor].bytes >= kept_bytes) put_away(tensor);
+  }
+
+  /// Copies all open tensors to the GPU, and gives their memory back.
+  void flush() {
+    for (std::size_t tensor = 0; tensor != states_.size(); ++tensor) put_away(tensor);
+  }
+
+  /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them. No
+  /// memory is needed for the tensor.
+  template <class D, class F>
+  void fill(std::size_t tensor, const F& f) {
+    if (states_[tensor] == State::open)
+      return f(std::span<D>(values<D>(tensor), info(tensor).count()));
+    with_types(tensor, [&]<class T, class U>(std::type_identity<T>, std::type_identity<U>) {
+      if constexpr (std::is_same_v<T, D>) {
+        const HostArena piece(std::min(info(tensor).bytes(), window));
+        in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
+          D* const from = reinterpret_cast<D*>(piece.data());
+          f(std::span<D>(from, count));
+          send<U>(tensor, from, first, count);
+        });
       }
     });
   }
 
-  /// Host memory in the declared layout, to read and to write.
-  std::byte* declared() const { return declared_.data(); }
+ private:
+  enum class State : std::uint8_t { fresh, open, closed };
 
-  /// Copies the host's values to the GPU.
-  void deliver() const {
-    const HostArena used(used_layout_.plan().all_bytes);
-    const HostArena masters(master_bytes());
-    for_each_tensor([&]<class D, class U>(D* declared, std::size_t count, std::size_t offset,
-                                          std::type_identity<U>) {
-      convert(reinterpret_cast<U*>(used.data() + offset), declared, count);
-      if (has_master(offset)) convert(master_at<U>(masters, offset), declared, count);
+  void put_away(std::size_t tensor) {
+    if (states_[tensor] != State::open) return;
+    with_types(tensor, [&]<class D, class U>(std::type_identity<D>, std::type_identity<U>) {
+      in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
+        send<U>(tensor, values<D>(tensor) + first, first, count);
+      });
     });
-    copy_now(used_, used.data(), used.bytes());
-    copy_now(masters_, masters.data(), masters.bytes());
+    const Placement& where = declared_layout_.plan().placements[tensor];
+    pages_.close(where.offset, where.bytes);
+    states_[tensor] = State::closed;
   }
 
- private:
+  /// Device memory's elements on the host.
+  template <class To, class From>
+  void receive(To* to, const From* from, std::size_t count) {
+    if constexpr (std::is_same_v<To, From>) {
+      copy_now(to, from, count * sizeof(To));
+    } else {
+      From* const piece = staging<From>();
+      copy_now(piece, from, count * sizeof(From));
+      convert(to, piece, count);
+    }
+  }
+
+  /// The host's elements in the used tensor, and in its master.
+  template <class U, class D>
+  void send(std::size_t tensor, const D* from, std::size_t first, std::size_t count) {
+    send_to(used_at<U>(tensor) + first, from, count);
+    if (has_master(tensor)) send_to(master_at<U>(tensor) + first, from, count);
+  }
+  template <class To, class From>
+  void send_to(To* to, const From* from, std::size_t count) {
+    if constexpr (std::is_same_v<To, From>) {
+      copy_now(to, from, count * sizeof(To));
+    } else {
+      To* const piece = staging<To>();
+      convert(piece, from, count);
+      copy_now(to, piece, count * sizeof(To));
+    }
+  }
+
   template <class To, class From>
   static void convert(To* to, const From* from, std::size_t count) {
     for (std::size_t i = 0; i != count; ++i)
@@ -63,45 +143,69 @@ class ArenaCopy {
           static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
   }
 
+  /// Calls `f(first, count)` for pieces of a tensor that fit the window in every type.
+  template <class D, class U, class F>
+  void in_pieces(std::size_t tensor, const F& f) const {
+    constexpr std::size_t most = window / std::max({sizeof(D), sizeof(U), sizeof(float)});
+    const std::size_t all = info(tensor).count();
+    for (std::size_t first = 0; first < all; first += most) f(first, std::min(most, all - first));
+  }
+
+  template <class T>
+  T* staging() {
+    if (staging_.bytes() == 0) staging_ = HostArena(window);
+    return reinterpret_cast<T*>(staging_.data());
+  }
+
+  const TensorInfo& info(std::size_t tensor) const { return declared_layout_.infos()[tensor]; }
+  template <class D>
+  D* values(std::size_t tensor) const {
+    return reinterpret_cast<D*>(pages_.data() +
+                                declared_layout_.plan().placements[tensor].offset);
+  }
   template <class U>
-  static float* master_at(const HostArena& masters, std::size_t offset) {
-    return reinterpret_cast<float*>(masters.data()) + offset / sizeof(U);
+  U* used_at(std::size_t tensor) const {
+    return reinterpret_cast<U*>(used_ + used_layout_.plan().placements[tensor].offset);
+  }
+  template <class U>
+  float* master_at(std::size_t tensor) const {
+    return reinterpret_cast<float*>(masters_) +
+           used_layout_.plan().placements[tensor].offset / sizeof(U);
+  }
+  bool has_master(std::size_t tensor) const {
+    return masters_ != nullptr && used_layout_.plan().is_trained(tensor);
   }
 
-  /// Has the used tensor at `offset` a master?
-  bool has_master(std::size_t offset) const {
-    return masters_ != nullptr && offset < used_layout_.plan().bytes;
-  }
-
-  std::size_t master_bytes() const {
-    if (masters_ == nullptr) return 0;
-    const auto& plan = used_layout_.plan();
-    return plan.bytes / element_size(plan.bucket_table[0].element) * sizeof(float);
-  }
-
-  static HostArena download(const std::byte* from, std::size_t bytes) {
-    HostArena now(bytes);
-    copy_now(now.data(), from, now.bytes());
-    return now;
-  }
-
+  /// Calls `f` with the types of a tensor's elements, as declared and as used.
   template <class F>
-  void for_each_tensor(const F& f) const {
-    for (std::size_t i = 0; i != declared_layout_.infos().size(); ++i) {
-      const TensorInfo& info = declared_layout_.infos()[i];
-      with_element<Model, Role>(info.element, [&]<class D>(std::type_identity<D>) {
-        f(reinterpret_cast<D*>(declared_.data() + declared_layout_.plan().placements[i].offset),
-          info.count(), used_layout_.plan().placements[i].offset,
-          std::type_identity<ElementOf<Types::of(element_kind<D>())>>{});
-      });
-    }
+  void with_types(std::size_t tensor, const F& f) const {
+    with_element<Model, Role>(info(tensor).element, [&]<class D>(std::type_identity<D> declared) {
+      f(declared, std::type_identity<ElementOf<Types::of(element_kind<D>())>>{});
+    });
   }
 
   [[no_unique_address]] Declared declared_layout_;
   [[no_unique_address]] Used used_layout_;
   std::byte* used_;
   std::byte* masters_;
-  HostArena declared_;
+  LazyPages pages_;
+  std::vector<State> states_;
+  HostArena staging_{0};
+};
+
+/// A copy as the values that a model initializes (see `ArenaValues`).
+template <class Copy>
+struct CopiedValues {
+  Copy* copy;
+
+  std::byte* arena() const { return copy->arena(); }
+  void open(std::size_t tensor) const { copy->open(tensor); }
+  void close(std::size_t tensor) const { copy->close(tensor); }
+  void flush() const { copy->flush(); }
+  template <class T, class F>
+  void fill(std::size_t tensor, const Placement&, const F& f) const {
+    copy->template fill<T>(tensor, f);
+  }
 };
 
 }  // namespace lockstep::detail

@@ -34,8 +34,9 @@ struct LossTotals {
 /// - `forward(model, step, batch)` and `loss(model, step, batch, outputs, gradients)`, which call
 ///   the model and give its `Loss`; a `Meter` adds up losses;
 /// - passes over elements: `add`, `scale` and `cast`;
-/// - `initialize(model, arenas, masters, write)`, which lets `write(parameters, buffers)` fill host
-///   memory in the layouts that the model declares, and brings what it wrote into the arenas.
+/// - `initialize(model, arenas, masters, write)`, which lets `write(parameters, buffers)` write
+///   values in the layouts that the model declares (see `ArenaValues`), and brings them into the
+///   arenas.
 ///
 /// On a GPU all of it is enqueued in order; on the host it is done when the call returns.
 template <class E>

@@ -211,21 +211,21 @@ class DeviceExecution<Cuda, Traits, Comm> {
   }
 
   /// Values are written on the host, in the types and layouts that the model declares, and copied.
-  /// **Host** blocks.
+  /// Tensors take host memory only while they are written. **Host** blocks.
   template <class Write>
   void initialize(const typename Traits::model& model, Arenas arenas, std::byte* masters,
                   const Write& write) {
     using Model = typename Traits::model;
     comm_.synchronize();
-    const ArenaCopy<typename Traits::declared_layout, typename Traits::layout,
-                    typename Traits::parameter_types, Model, TensorRole::parameter>
+    ArenaCopy<typename Traits::declared_layout, typename Traits::layout,
+              typename Traits::parameter_types, Model, TensorRole::parameter>
         parameters(model, arenas.parameters, masters);
-    const ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout,
-                    typename Traits::buffer_types, Model, TensorRole::buffer>
+    ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout, typename Traits::buffer_types,
+              Model, TensorRole::buffer>
         buffers(model, arenas.buffers);
-    write(parameters.declared(), buffers.declared());
-    parameters.deliver();
-    buffers.deliver();
+    write(CopiedValues<decltype(parameters)>{&parameters}, CopiedValues<decltype(buffers)>{&buffers});
+    parameters.flush();
+    buffers.flush();
   }
 
  private:

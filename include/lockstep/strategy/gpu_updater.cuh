@@ -41,6 +41,7 @@ class GpuUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
+  static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
 
  public:
@@ -61,8 +62,8 @@ class GpuUpdater
         found_(stops ? sizeof(AnomalyRecord) : 0),
         seen_(stops ? sizeof(std::uint32_t) : 0),
         loss_(execution.loss_value()),
-        used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
-        updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {
+        used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
+        updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {
     const AnomalyRecord nothing;
     if (stops) copy_now(found_.data(), &nothing, sizeof nothing);
   }
@@ -421,8 +422,9 @@ class GpuUpdater
     std::size_t travelling = 1;
     std::size_t element = 1;
   } averages_;
-  typename Traits::Usage used_;                  // where unused parameters are skipped
-  Table<std::uint64_t, layout::count> updates_;  // of each parameter, likewise
+  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had it?
+  KeptTable<std::uint8_t, counted> used_;
+  KeptTable<std::uint64_t, counted> updates_;
 };
 
 template <class Traits, class Comm>

@@ -63,7 +63,7 @@ class GradientBuckets {
         check_(comm),
         readiness_(where),
         reductions_(where.plan().bucket_count),
-        used_(make_table<std::uint8_t, layout::count>(where.infos().size())) {
+        used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
     foresee();
   }

@@ -12,6 +12,7 @@
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -109,7 +110,7 @@ class DeviceExecution<Cpu, Traits, Comm> {
   template <class Write>
   static void initialize(const typename Traits::model&, Arenas arenas, std::byte* /*masters*/,
                          const Write& write) {
-    write(arenas.parameters, arenas.buffers);
+    write(ArenaValues{arenas.parameters}, ArenaValues{arenas.buffers});
   }
 };
 

@@ -95,6 +95,7 @@ class HostUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
+  static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
 
  public:
   template <class Execution>
@@ -105,8 +106,8 @@ class HostUpdater
         runs_(where),
         groups_(where),
         states_(state_bytes()),
-        used_(make_table<std::uint8_t, layout::count>(where.infos().size())),
-        updates_(make_table<std::uint64_t, layout::count>(where.infos().size())) {}
+        used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
+        updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {}
 
   /// Begins an update from the sum of this many micro-batches.
   void begin(std::size_t micro_batches = Traits::micro_batches) {
@@ -423,8 +424,9 @@ class HostUpdater
   double micro_batches_ = static_cast<double>(Traits::micro_batches);
   std::uint64_t skipped_ = 0;
   mutable std::optional<Found> found_;  // in the update that is under way
-  typename Traits::Usage used_;
-  Table<std::uint64_t, layout::count> updates_;  // of each parameter
+  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had it?
+  KeptTable<std::uint8_t, counted> used_;
+  KeptTable<std::uint64_t, counted> updates_;
 };
 
 template <class Traits, class Comm>

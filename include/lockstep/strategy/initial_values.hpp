@@ -4,17 +4,40 @@
 
 #include <cmath>
 #include <cstddef>
+#include <span>
 #include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {
+
+/// The values that a model initializes, in the layout that it declares. On the host they are the
+/// arena itself; elsewhere a tensor is brought to the host by `open` and back by `close`, or by
+/// `flush` with all that are open.
+struct ArenaValues {
+  std::byte* data;
+
+  constexpr ArenaValues(std::byte* arena) : data(arena) {}  // implicit: an arena holds its values
+
+  /// Where the layout begins.
+  std::byte* arena() const { return data; }
+  static constexpr void open(std::size_t) {}
+  static constexpr void close(std::size_t) {}
+  static constexpr void flush() {}
+  /// Calls `f(values)` for pieces of a tensor, in order, that cover it: it writes all of them.
+  template <class T, class F>
+  void fill(std::size_t, const Placement& where, const F& f) const {
+    f(elements_at<T>(data, where.offset, where.bytes));
+  }
+};
 
 /// Hands out a model's tensors to be written, before training begins:
 ///
@@ -25,34 +48,50 @@ namespace lockstep::detail {
 ///
 /// A model without `initialize` gets `fill_by_default`. Both are called on rank 0 only, and all
 /// ranks get its values.
-template <class Model, class Layout, class BufferLayout>
+///
+/// On a CPU the views are of the parameters themselves. On a GPU they are of host memory, which a
+/// tensor takes from when it is asked for: those of `param` and `buffer` until `flush` or the end,
+/// those of `for_each_parameter` and `for_each_buffer` until `f` returns. `fill_by_default` needs
+/// none.
+template <class Model, class Layout, class BufferLayout, class Parameters = ArenaValues,
+          class Buffers = ArenaValues>
 class InitialValues {
  public:
-  InitialValues(const Layout& layout, const BufferLayout& buffers, std::byte* parameter_arena,
-                std::byte* buffer_arena, Seed seed)
+  InitialValues(const Layout& layout, const BufferLayout& buffers, Parameters parameter_values,
+                Buffers buffer_values, Seed seed)
       : layout_(layout),
         buffer_layout_(buffers),
-        parameters_(parameter_arena),
-        buffers_(buffer_arena),
+        parameters_(parameter_values),
+        buffers_(buffer_values),
         seed_(seed),
         random_(seed) {}
 
   template <class Key>
   auto param(Key key) const {
-    return layout_.template view<HostMemory, false>(parameters_, key);
+    open<TensorRole::parameter>(layout_, parameters_, key);
+    return layout_.template view<HostMemory, false>(parameters_.arena(), key);
   }
   template <class Key>
   auto buffer(Key key) const {
-    return buffer_layout_.template view<HostMemory, false>(buffers_, key);
+    open<TensorRole::buffer>(buffer_layout_, buffers_, key);
+    return buffer_layout_.template view<HostMemory, false>(buffers_.arena(), key);
   }
-  /// Calls `f(name, view)` for every parameter, or buffer, to be written.
+  /// Calls `f(name, view)` for every parameter, or buffer, to be written. Views are valid until `f`
+  /// returns.
   template <class F>
   void for_each_parameter(F&& f) const {
-    layout_.template for_each<HostMemory, false>(parameters_, f);
+    for_each(layout_, parameters_, f);
   }
   template <class F>
   void for_each_buffer(F&& f) const {
-    buffer_layout_.template for_each<HostMemory, false>(buffers_, f);
+    for_each(buffer_layout_, buffers_, f);
+  }
+  /// Brings what has been written so far to where it is used. Views that were handed out before are
+  /// no longer valid: `initialize` of a model that is larger than the host's memory calls it after
+  /// every few tensors.
+  void flush() const {
+    parameters_.flush();
+    buffers_.flush();
   }
   RandomStream& random() { return random_; }
 
@@ -65,29 +104,51 @@ class InitialValues {
   }
 
  private:
+  /// A key that names no tensor is refused where its view is made.
+  template <TensorRole Role, class Values, class Key>
+  static void open(const auto& layout, const Values& values, Key key) {
+    if constexpr (!std::is_same_v<Values, ArenaValues>) {
+      const std::size_t tensor = find_tensor<Model, Role>(key).index;
+      if (tensor < layout.infos().size()) values.open(tensor);
+    }
+  }
+
+  template <class Values, class F>
+  static void for_each(const auto& layout, const Values& values, F& f) {
+    std::size_t tensor = 0;
+    layout.template for_each<HostMemory, false>(values.arena(), [&](auto name, auto view) {
+      values.open(tensor);
+      f(name, view);
+      values.close(tensor++);
+    });
+  }
+
   void fill_by_default(std::size_t p) const {
     const TensorInfo& info = layout_.infos()[p];
     const std::string_view name = layout_.name(p);
-    const auto& placement = layout_.plan().placements[p];
+    const Placement& placement = layout_.plan().placements[p];
     with_element<Model, TensorRole::parameter>(info.element, [&]<class T>(std::type_identity<T>) {
-      const auto values = elements_at<T>(parameters_, placement.offset, placement.bytes);
       if (info.rank < 2) {
         const bool scales = info.rank == 1 && (name == "weight" || name.ends_with(".weight"));
-        for (T& value : values) value = static_cast<T>(scales ? 1.f : 0.f);
+        parameters_.template fill<T>(p, placement, [&](std::span<T> values) {
+          for (T& value : values) value = static_cast<T>(scales ? 1.f : 0.f);
+        });
         return;
       }
       const double row = static_cast<double>(info.count()) / static_cast<double>(info.extents[0]);
       const double bound = 1 / std::sqrt(row);
       RandomStream random(Seed{seed_.value() ^ hash_of(name)});
-      for (T& value : values)
-        value = static_cast<T>(static_cast<Accumulator<T>>(random.uniform(-bound, bound)));
+      parameters_.template fill<T>(p, placement, [&](std::span<T> values) {
+        for (T& value : values)
+          value = static_cast<T>(static_cast<Accumulator<T>>(random.uniform(-bound, bound)));
+      });
     });
   }
 
   const Layout& layout_;
   const BufferLayout& buffer_layout_;
-  std::byte* parameters_;
-  std::byte* buffers_;
+  Parameters parameters_;
+  Buffers buffers_;
   Seed seed_;
   RandomStream random_;
 };

@@ -17,8 +17,8 @@ class Readiness {
  public:
   explicit Readiness(const Layout& layout)
       : layout_(layout),
-        ready_(make_table<std::uint8_t, Layout::count>(layout.infos().size())),
-        missing_(make_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
+        ready_(make_kept_table<std::uint8_t, Layout::count>(layout.infos().size())),
+        missing_(make_kept_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
 
   /// A backward pass begins: no gradient has arrived.
   void reset() {
@@ -66,8 +66,8 @@ class Readiness {
   }
 
   const Layout& layout_;
-  Table<std::uint8_t, Layout::count> ready_;   // by parameter
-  Table<std::size_t, Layout::count> missing_;  // gradients, by bucket
+  KeptTable<std::uint8_t, Layout::count> ready_;   // by parameter
+  KeptTable<std::size_t, Layout::count> missing_;  // gradients, by bucket
   std::size_t all_missing_ = 0;
 };
 

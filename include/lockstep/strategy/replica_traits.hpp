@@ -54,7 +54,7 @@ struct ReplicaTraits {
   using groups = policy<axes::ParameterGroups>;
 
   /// For each parameter 1 if a rank has used it since the last update, else 0.
-  using Usage = Table<std::uint8_t, layout::count>;
+  using Usage = KeptTable<std::uint8_t, layout::count>;
 
   /// A world that the compiler knows to be of one.
   static constexpr bool alone = policy<axes::World>::static_size == 1;

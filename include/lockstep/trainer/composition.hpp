@@ -73,9 +73,10 @@ consteval Finding find_tensor_fault() {
     if (Role == TensorRole::parameter && !is_floating(info.element)) {
       return {Fault::integer_parameter, name};
     }
-    if (!info.is_dynamic() && info.bytes() == too_large) return {Fault::tensor_too_large, name};
     if (has_empty_part(name)) return {Fault::tensor_without_name, name};
   }
+  const std::size_t beyond = first_beyond_arena(table.infos);
+  if (beyond != table.size()) return {Fault::tensor_too_large, table.name(beyond)};
   constexpr std::size_t duplicate = name_index<Model, Role>.find_duplicate();
   if constexpr (duplicate != not_found) return {Fault::name_declared_twice, table.name(duplicate)};
   return {};

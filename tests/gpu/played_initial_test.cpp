@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+// Initial values on GPUs that the host plays: how much host memory which rank takes for them.
+#include "gpu/played_kernels.hpp"
+//
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <boost/test/unit_test.hpp>
+#include <cstdint>
+#include <cstdlib>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "gpu/played_machine.hpp"
+#include "gpu/thread_ranks.cuh"
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/strategy/gpu_execution.cuh"
+#include "lockstep/trainer/ddp.hpp"
+
+namespace {
+
+/// What this thread has asked of the heap in requests of a MiB and more.
+thread_local std::size_t large_requests = 0;
+
+void* counted(std::size_t bytes, std::size_t alignment = alignof(std::max_align_t)) {
+  if (bytes >= std::size_t{1} << 20) large_requests += bytes;
+  void* const data = std::aligned_alloc(alignment, (bytes + alignment) / alignment * alignment);
+  if (data == nullptr) throw std::bad_alloc();
+  return data;
+}
+
+}  // namespace
+
+void* operator new(std::size_t bytes) { return counted(bytes); }
+void* operator new(std::size_t bytes, std::align_val_t alignment) {
+  return counted(bytes, static_cast<std::size_t>(alignment));
+}
+void operator delete(void* data) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t) noexcept { std::free(data); }
+void operator delete(void* data, std::align_val_t) noexcept { std::free(data); }
+void operator delete(void* data, std::size_t, std::align_val_t) noexcept { std::free(data); }
+
+BOOST_AUTO_TEST_SUITE(gpu_played_initial_values)
+
+namespace {
+
+using namespace lockstep;
+using namespace thread_ranks;
+
+constexpr std::size_t rows = 384;
+constexpr std::size_t columns = 4096;  // a matrix takes 6 MiB, more than the window
+
+struct Default {
+  using Parameters = ParameterList<Parameter<"a", float, rows, columns>,
+                                   Parameter<"b", float, rows, columns>, Parameter<"c", float, 3>>;
+  using Buffers = BufferList<Buffer<"d", std::int32_t, 2>>;
+  float forward(auto&, const int&) { return 0; }
+  void backward(auto& step, const int&) {
+    step.ready("c"_p);
+    step.ready("b"_p);
+    step.ready("a"_p);
+  }
+};
+
+/// How many bytes of memory there are behind these addresses.
+std::size_t resident(const void* data, std::size_t bytes) {
+  const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
+  const auto begin = (reinterpret_cast<std::uintptr_t>(data) + page - 1) / page * page;
+  const auto end = (reinterpret_cast<std::uintptr_t>(data) + bytes) / page * page;
+  if (begin >= end) return 0;
+  std::vector<unsigned char> pages((end - begin) / page);
+  BOOST_REQUIRE(::mincore(reinterpret_cast<void*>(begin), end - begin, pages.data()) == 0);
+  std::size_t found = 0;
+  for (const unsigned char one : pages) found += (one & 1) != 0 ? page : 0;
+  return found;
+}
+
+/// Every element its place, tensor after tensor.
+void count_up(const auto& view, float first) {
+  for (std::size_t i = 0; i != view.size(); ++i)
+    view.data_handle()[i] = first + static_cast<float>(i % 256);
+}
+
+struct OneByOne : Default {
+  void initialize(auto& initial) {
+    const void* before = nullptr;
+    std::size_t bytes = 0;
+    initial.for_each_parameter([&](auto, const auto& view) {
+      count_up(view, 1);
+      if (before != nullptr) require(resident(before, bytes) == 0, "the one before stayed");
+      before = view.data_handle();
+      bytes = view.size() * sizeof(float);
+      if (bytes > columns) require(resident(before, bytes) > bytes / 2, "it is not there");
+    });
+    initial.buffer("d"_p)(1) = 7;
+  }
+};
+
+struct ByName : Default {
+  void initialize(auto& initial) {
+    const auto c = initial.param("c"_p);
+    const auto a = initial.param("a"_p);
+    count_up(a, 1);
+    count_up(c, 1);
+    require(resident(a.data_handle(), a.size() * sizeof(float)) > 0, "a is not there");
+    initial.flush();
+    require(resident(a.data_handle(), a.size() * sizeof(float)) == 0, "a stayed");
+    count_up(initial.param("b"_p), 2);
+    require(initial.param("a"_p)(0, 5) == 6, "a is not what was written");
+    count_up(initial.param("b"_p), 1);
+    initial.buffer("d"_p)(1) = 7;
+  }
+};
+
+/// A model's parameters as float, those of a GPU by their masters.
+std::vector<float> parameters_of(auto& ddp) {
+  std::vector<float> all;
+  ddp.initialize([&](auto& initial) {
+    initial.for_each_parameter([&](auto, const auto& view) {
+      all.insert(all.end(), view.data_handle(), view.data_handle() + view.size());
+    });
+  });
+  return all;
+}
+
+template <class Model>
+void check_model(std::size_t ranks) {
+  LoopbackCommunicator nobody;
+  DistributedDataParallel<Model, World<1>, Optimizer<SGD>> on_host(nobody, Model{}, Seed{3});
+  const std::vector<float> want = parameters_of(on_host);
+  const played::Machine machine(ranks);
+  expect_all_fine(run(ranks, [&](auto& comm) {
+    large_requests = 0;
+    DistributedDataParallel<Model, Device<Cuda>, Precision<Mixed<BFloat16>>, Optimizer<SGD>> ddp(
+        comm, Model{}, Seed{3});
+    const std::size_t took = large_requests;
+    if (comm.rank() == Rank{0}) {
+      require(took <= std::size_t{8} << 20, "rank 0 took " + std::to_string(took));
+    } else {
+      require(took == 0, "another rank took " + std::to_string(took));
+    }
+    std::size_t i = 0;
+    ddp.for_each_parameter([&](auto, const auto& view) {
+      for (std::size_t k = 0; k != view.size(); ++k, ++i) {
+        const auto there = static_cast<float>(view.data_handle()[k]);
+        require(there == static_cast<float>(BFloat16(want[i])), "element " + std::to_string(i));
+      }
+    });
+    ddp.for_each_buffer([&](auto, const auto& view) {
+      if constexpr (!std::is_same_v<Model, Default>)
+        require(view.data_handle()[1] == 7, "the buffer");
+    });
+    const std::vector<float> masters = parameters_of(ddp);
+    require(comm.rank() == Rank{0} ? masters == want : masters.empty(), "masters");
+  }));
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(only_rank_0_takes_host_memory_and_only_a_window_of_it) {
+  check_model<Default>(2);
+  check_model<OneByOne>(2);
+  check_model<ByName>(4);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
