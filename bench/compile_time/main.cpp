@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a model costs the compiler: g++'s time and memory at 10 to 10,000 parameters, beside an empty
-// program with the same includes, so that the growth can be seen apart from the start. Then what
-// including everything costs, against PyTorch.
+// What a model costs the compiler: g++'s time and memory at 10 to 10,000 parameters, beside an
+// empty program with the same includes, so that the growth can be seen apart from the start. Then
+// what including everything costs, against PyTorch.
 #include <cstdio>
 #include <filesystem>
 #include <fstream>

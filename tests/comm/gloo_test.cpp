@@ -60,6 +60,30 @@ BOOST_AUTO_TEST_CASE(sizes_beyond_a_message_are_exact) {
   }
 }
 
+// In one message, and in the halves of a ring. It takes 9 GB of memory and some minutes, most of
+// them because tests are not optimised.
+BOOST_AUTO_TEST_CASE(more_bytes_than_an_int_counts_are_exact) {
+  if (repetitions(0, 1) == 0) return;
+  const auto f = [](OverGloo& comm) {
+    constexpr std::size_t count = (std::size_t{1} << 31) + 64;
+    constexpr std::size_t marks[] = {0,          count / 2 - 1, count / 2,
+                                     count - 65, count - 64,    count - 1};
+    const std::size_t rank = comm.rank().value();
+    std::vector<std::uint8_t> data(count, static_cast<std::uint8_t>(3 + rank));
+    for (const std::size_t i : marks) data[i] = static_cast<std::uint8_t>(100 + rank);
+    const auto expect = [&](std::uint8_t value, std::uint8_t marked) {
+      const auto others = static_cast<std::size_t>(std::count(data.begin(), data.end(), value));
+      require(others == count - std::size(marks), std::to_string(others) + " elements are right");
+      for (const std::size_t i : marks) require(data[i] == marked, "element " + std::to_string(i));
+    };
+    comm.broadcast(std::span<std::uint8_t>(data), Rank{1});
+    expect(4, 101);
+    comm.all_reduce(std::span<std::uint8_t>(data), Sum{});
+    expect(8, 202);
+  };
+  expect_all_fine(run_processes<Sockets>(2, 200s, f, 600s));
+}
+
 BOOST_AUTO_TEST_CASE(sums_of_halves_are_rounded_once) {
   // 2048 + 1 is 2048 in half precision: rounded at every step, the ones are lost.
   expect_all_fine(run_gloo(4, [](OverGloo& comm) {

@@ -130,9 +130,9 @@ BOOST_AUTO_TEST_CASE(parameters_are_updated_with_masters_and_in_groups) {
   {
     const Array<float> masters(Pattern{-20});
     const DeviceArena numbers = numbers_of(stream, {1});
-    detail::launch_update<SGD, float, BFloat16, BFloat16>(
-        stream, as_numbers(numbers), masters.data(), gradients.data(), {}, parameters.data(),
-        large::count);
+    detail::launch_update<SGD, float, BFloat16, BFloat16>(stream, as_numbers(numbers),
+                                                          masters.data(), gradients.data(), {},
+                                                          parameters.data(), large::count);
     const Added want{Pattern{-20}, Pattern{3}, -1};
     BOOST_TEST(masters.difference(want, Pattern{-20}) == "");
     BOOST_TEST(parameters.difference(want, Pattern{50}) == "");
@@ -149,10 +149,9 @@ BOOST_AUTO_TEST_CASE(parameters_are_updated_with_masters_and_in_groups) {
       stream, as_numbers(numbers),
       {reinterpret_cast<const detail::GroupPiece*>(on_gpu.data()), pieces.size(), 0},
       parameters.data(), gradients.data(), {}, parameters.data(), large::count);
-  BOOST_TEST(parameters.difference(Halved{{Pattern{10}, Pattern{3}, -1},
-                                          {Pattern{10}, Pattern{3}, -2},
-                                          border},
-                                   Pattern{50}) == "");
+  BOOST_TEST(parameters.difference(
+                 Halved{{Pattern{10}, Pattern{3}, -1}, {Pattern{10}, Pattern{3}, -2}, border},
+                 Pattern{50}) == "");
   BOOST_TEST(gradients.difference(Pattern{3}, Pattern{3}) == "");
 }
 

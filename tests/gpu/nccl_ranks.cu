@@ -355,14 +355,13 @@ void large_data(Session& session) {
   large::write(data.data(), data.size(), large::Pattern{static_cast<int>(comm.rank().value())});
   comm.all_reduce(data, Max{});
   comm.synchronize();
-  std::string wrong = large::difference(data.data(), data.size(),
-                                        large::Pattern{static_cast<int>(world) - 1});
+  std::string wrong =
+      large::difference(data.data(), data.size(), large::Pattern{static_cast<int>(world) - 1});
   require(wrong.empty(), "largest: " + wrong);
   large::write(data.data(), data.size(), large::Pattern{static_cast<int>(comm.rank().value())});
   comm.broadcast(data, Rank{world - 1});
   comm.synchronize();
-  wrong = large::difference(data.data(), data.size(),
-                            large::Pattern{static_cast<int>(world) - 1});
+  wrong = large::difference(data.data(), data.size(), large::Pattern{static_cast<int>(world) - 1});
   require(wrong.empty(), "broadcast: " + wrong);
 }
 

@@ -15,7 +15,7 @@
 #include "gpu/played_machine.hpp"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/strategy/gpu_execution.cuh"
+#include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 
 namespace {
@@ -132,8 +132,9 @@ void check_model(std::size_t ranks) {
   const played::Machine machine(ranks);
   expect_all_fine(run(ranks, [&](auto& comm) {
     large_requests = 0;
-    DistributedDataParallel<Model, Device<Cuda>, Precision<Mixed<BFloat16>>, Optimizer<SGD>> ddp(
-        comm, Model{}, Seed{3});
+    DistributedDataParallel<Model, Device<Cuda>, Backend<Shm>, Precision<Mixed<BFloat16>>,
+                            Optimizer<SGD>>
+        ddp(comm, Model{}, Seed{3});
     const std::size_t took = large_requests;
     if (comm.rank() == Rank{0}) {
       require(took <= std::size_t{8} << 20, "rank 0 took " + std::to_string(took));

@@ -2,8 +2,10 @@
 #pragma once
 /// @file A model's layout in an arena: its bucket plan, and the views that lie in it.
 
+#include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstdint>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -20,6 +22,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/for_each_index.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/shapes.hpp"
@@ -60,6 +63,42 @@ inline constexpr auto static_offsets = [] {
     offsets[i] = static_plan<Model, Role, Limits, Types>.placements[i].offset;
   }
   return offsets;
+}();
+
+/// The different shapes among a model's tensors, and which of them a tensor has. Types of views
+/// depend on the shape alone: a thousand tensors have a dozen.
+template <std::size_t Count>
+struct ShapeTable {
+  std::array<std::uint32_t, Count> shapes{};  // by tensor
+  std::array<std::uint32_t, Count> firsts{};  // a tensor that has it, by shape
+  std::size_t size = 0;
+};
+
+template <class Model, TensorRole Role>
+inline constexpr auto shape_table = [] {
+  constexpr std::size_t count = tensor_table<Model, Role>.size();
+  const auto& infos = tensor_table<Model, Role>.infos;
+  struct Entry {
+    std::uint64_t hash = 0;
+    std::uint32_t tensor = 0;
+  };
+  std::array<Entry, count> entries{};
+  for (std::size_t i = 0; i != count; ++i) {
+    Hash hash;
+    hash.number(static_cast<std::size_t>(infos[i].element));
+    for (std::size_t axis = 0; axis != infos[i].rank; ++axis) hash.number(infos[i].extents[axis]);
+    entries[i] = {hash.value(), static_cast<std::uint32_t>(i)};
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
+  ShapeTable<count> table;
+  for (std::size_t i = 0; i != count; ++i) {
+    const std::uint32_t tensor = entries[i].tensor;
+    if (i == 0 || infos[tensor] != infos[entries[i - 1].tensor])
+      table.firsts[table.size++] = tensor;
+    table.shapes[tensor] = static_cast<std::uint32_t>(table.size - 1);
+  }
+  return table;
 }();
 
 /// Makes views from an element kind and numbers alone. nvcc writes types the way they were reached,
@@ -235,15 +274,16 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
       if constexpr (!Tensor::is_declared) {
         return AnyView<Memory, std::conditional_t<Const, const float, float>>();
       } else if constexpr (!has_dynamic_shapes<Model, Role> && Tensor::info.rank == 1) {
-        return named(make_view<Memory, Const, Types::of(Tensor::info.element),
-                               Tensor::info.extents[0]>(arena + offset_of<Tensor>),
-                     Tensor::index);
+        return named(
+            make_view<Memory, Const, Types::of(Tensor::info.element), Tensor::info.extents[0]>(
+                arena + offset_of<Tensor>),
+            Tensor::index);
       } else if constexpr (!has_dynamic_shapes<Model, Role> && Tensor::info.rank == 2) {
         // What most tensors are, without one more function for each of them.
-        return named(make_view<Memory, Const, Types::of(Tensor::info.element),
-                               Tensor::info.extents[0], Tensor::info.extents[1]>(
-                         arena + offset_of<Tensor>),
-                     Tensor::index);
+        return named(
+            make_view<Memory, Const, Types::of(Tensor::info.element), Tensor::info.extents[0],
+                      Tensor::info.extents[1]>(arena + offset_of<Tensor>),
+            Tensor::index);
       } else {
         return named(
             view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{}),
@@ -267,6 +307,18 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                                       tensor));
         });
       }
+    } else if constexpr (tensor_table<Model, Role>.size() > most_unrolled) {
+      constexpr const auto& table = shape_table<Model, Role>;
+      for (std::size_t tensor = 0; tensor != table.shapes.size(); ++tensor) {
+        if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
+        with_index<table.size>(table.shapes[tensor], [&](auto shape) {
+          using First = TensorAt<table.firsts[shape]>;
+          f(this->name(tensor),
+            named(shaped_view<Memory, Const, First>(arena, tensor,
+                                                    std::make_index_sequence<First::info.rank>{}),
+                  tensor));
+        });
+      }
     } else {
       const auto visit = [&]<std::size_t Tensor>(std::integral_constant<std::size_t, Tensor>) {
         if (OnlyTrained && !this->plan().is_trained(Tensor)) return;
@@ -280,6 +332,9 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
   }
 
  private:
+  /// With more tensors than this, `for_each` is a loop over them instead of a call for each.
+  static constexpr std::size_t most_unrolled = 64;
+
   /// A declared tensor by its place.
   template <std::size_t Index>
   struct TensorAt {
@@ -308,6 +363,20 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
           this->infos()[Tensor::index].extents[Axis]...);
     } else {
       return make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset_of<Tensor>);
+    }
+  }
+
+  /// The view of a tensor that has the shape of `First`.
+  template <class Memory, bool Const, class First, std::size_t... Axis>
+  constexpr auto shaped_view(std::byte* arena, std::size_t tensor,
+                             std::index_sequence<Axis...>) const {
+    constexpr TensorInfo info = First::info;
+    std::byte* const data = arena + this->plan().placements[tensor].offset;
+    if constexpr (has_dynamic_shapes<Model, Role>) {
+      return make_view<Memory, Const, Types::of(info.element), info.extents[Axis]...>(
+          data, this->infos()[tensor].extents[Axis]...);
+    } else {
+      return make_view<Memory, Const, Types::of(info.element), info.extents[Axis]...>(data);
     }
   }
 

@@ -56,8 +56,8 @@ constexpr Table<T, Count> make_table(std::size_t size) {
   }
 }
 
-/// A table of values that change while a job trains. Many of them are on the heap: a job is an object
-/// on the stack of a thread, which may be small.
+/// A table of values that change while a job trains. Many of them are on the heap: a job is an
+/// object on the stack of a thread, which may be small.
 template <class T, std::size_t Count>
 using KeptTable = Table<T, (Count <= 256) ? Count : dynamic>;
 template <class T, std::size_t Count>

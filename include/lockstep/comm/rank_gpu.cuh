@@ -40,11 +40,11 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
 /// UUID that CUDA reports can be that of the whole GPU.
 inline std::string gpu_name(int device) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string_view entry = list == nullptr ? "" : listed_entry(list, static_cast<std::size_t>(device));
+  const std::string_view entry =
+      list == nullptr ? "" : listed_entry(list, static_cast<std::size_t>(device));
   if (entry.starts_with("MIG-")) return std::string(entry);
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device),
-             "cudaGetDeviceProperties");
+  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
   std::string name = "GPU-";
   for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
     const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
@@ -61,8 +61,7 @@ inline std::string gpu_name(int device) {
 inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
                                const std::string& name) {
   char bus[32] = {};
-  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu.device()),
-             "cudaDeviceGetPCIBusId");
+  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu.device()), "cudaDeviceGetPCIBusId");
   // A hash of the host is enough to compare, and short where there are thousands of ranks.
   const std::string own = store_protocol::Writer{}
                               .u64(hash_of(host_identity()))
@@ -71,8 +70,8 @@ inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu
                               .bytes();
   std::vector<GpuIdentity> gpus;
   gpus.reserve(member.world.value());
-  for (const std::string& bytes : store.gather("lockstep/gpus/" + name, member.rank, member.world,
-                                               own, member.timeout)) {
+  for (const std::string& bytes :
+       store.gather("lockstep/gpus/" + name, member.rank, member.world, own, member.timeout)) {
     store_protocol::Reader in(bytes);
     GpuIdentity one;
     one.host = in.raw(8);

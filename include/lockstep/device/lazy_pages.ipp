@@ -7,8 +7,8 @@
 
 #include <cerrno>
 
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/device/lazy_pages.hpp"
 
 namespace lockstep::detail {

@@ -67,20 +67,18 @@ consteval std::size_t sum_of(std::initializer_list<std::size_t> each) {
 template <class Entry>
 consteval auto numbers_of() {
   if constexpr (Declaration<Entry>) {
-    return DeclarationNumbers<Entry::role, Entry::well_formed, Entry::tensors,
-                              Entry::characters>{};
+    return DeclarationNumbers<Entry::role, Entry::well_formed, Entry::tensors, Entry::characters>{};
   } else {
     return DeclarationNumbers<TensorRole::parameter, false, 0, 0>{};
   }
 }
 
 template <TensorRole Role, class... Entries>
-struct DeclarationList
-    : DeclarationNumbers<
-          Role,
-          all_of({(numbers_of<Entries>().well_formed && numbers_of<Entries>().role == Role)...}),
-          sum_of({numbers_of<Entries>().tensors...}),
-          sum_of({numbers_of<Entries>().characters...})> {
+struct DeclarationList : DeclarationNumbers<Role,
+                                            all_of({(numbers_of<Entries>().well_formed &&
+                                                     numbers_of<Entries>().role == Role)...}),
+                                            sum_of({numbers_of<Entries>().tensors...}),
+                                            sum_of({numbers_of<Entries>().characters...})> {
   static constexpr void declare([[maybe_unused]] TensorSink& sink,
                                 [[maybe_unused]] const NamePrefix* outer) {
     // Elements of a list are evaluated in order.
@@ -93,11 +91,9 @@ struct DeclarationList
 /// composition check reports. (A partial specialisation of the scope itself is beyond nvcc, because
 /// of its name.)
 template <class List, std::size_t Times, std::size_t Prefixes>
-using ScopedNumbers =
-    DeclarationNumbers<numbers_of<List>().role, numbers_of<List>().well_formed,
-                       Times * numbers_of<List>().tensors,
-                       Times * numbers_of<List>().characters +
-                           Prefixes * numbers_of<List>().tensors>;
+using ScopedNumbers = DeclarationNumbers<
+    numbers_of<List>().role, numbers_of<List>().well_formed, Times * numbers_of<List>().tensors,
+    Times * numbers_of<List>().characters + Prefixes * numbers_of<List>().tensors>;
 
 /// The characters of `prefix.0.` to `prefix.11.`, where there are 12.
 consteval std::size_t repeated_characters(std::size_t prefix, std::size_t times) {
@@ -137,8 +133,8 @@ struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
 /// A list several times over: `Repeat<"blocks", 12, L>` holds `blocks.0.weight` to
 /// `blocks.11.weight`.
 template <Name Text, std::size_t Times, class List>
-struct Repeat : detail::ScopedNumbers<List, Times,
-                                      detail::repeated_characters(Text.view().size(), Times)> {
+struct Repeat
+    : detail::ScopedNumbers<List, Times, detail::repeated_characters(Text.view().size(), Times)> {
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     for (std::size_t i = 0; i != Times; ++i) {
       const detail::NamePrefix prefix{outer, Text.view(), i};

@@ -160,8 +160,7 @@ class ArenaCopy {
   const TensorInfo& info(std::size_t tensor) const { return declared_layout_.infos()[tensor]; }
   template <class D>
   D* values(std::size_t tensor) const {
-    return reinterpret_cast<D*>(pages_.data() +
-                                declared_layout_.plan().placements[tensor].offset);
+    return reinterpret_cast<D*>(pages_.data() + declared_layout_.plan().placements[tensor].offset);
   }
   template <class U>
   U* used_at(std::size_t tensor) const {

@@ -223,7 +223,8 @@ class DeviceExecution<Cuda, Traits, Comm> {
     ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout, typename Traits::buffer_types,
               Model, TensorRole::buffer>
         buffers(model, arenas.buffers);
-    write(CopiedValues<decltype(parameters)>{&parameters}, CopiedValues<decltype(buffers)>{&buffers});
+    write(CopiedValues<decltype(parameters)>{&parameters},
+          CopiedValues<decltype(buffers)>{&buffers});
     parameters.flush();
     buffers.flush();
   }

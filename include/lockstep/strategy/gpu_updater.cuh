@@ -422,7 +422,8 @@ class GpuUpdater
     std::size_t travelling = 1;
     std::size_t element = 1;
   } averages_;
-  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had it?
+  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
+  // it?
   KeptTable<std::uint8_t, counted> used_;
   KeptTable<std::uint64_t, counted> updates_;
 };

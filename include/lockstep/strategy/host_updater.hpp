@@ -424,7 +424,8 @@ class HostUpdater
   double micro_batches_ = static_cast<double>(Traits::micro_batches);
   std::uint64_t skipped_ = 0;
   mutable std::optional<Found> found_;  // in the update that is under way
-  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had it?
+  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
+  // it?
   KeptTable<std::uint8_t, counted> used_;
   KeptTable<std::uint64_t, counted> updates_;
 };

@@ -477,14 +477,14 @@ class Replica {
     const detail::BufferLayout<Model> declared_buffers(model_);
     std::byte* masters = nullptr;
     if constexpr (traits::keeps_masters) masters = updater_.masters().data();
-    execution_.initialize(
-        model_, {parameters_, nullptr, buffers_}, masters, [&](auto parameters, auto buffers) {
-          detail::InitialValues<Model, typename traits::declared_layout,
-                                detail::BufferLayout<Model>, decltype(parameters),
-                                decltype(buffers)>
-              initial(declared, declared_buffers, parameters, buffers, seed);
-          f(initial);
-        });
+    execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
+                          [&](auto parameters, auto buffers) {
+                            detail::InitialValues<Model, typename traits::declared_layout,
+                                                  detail::BufferLayout<Model>, decltype(parameters),
+                                                  decltype(buffers)>
+                                initial(declared, declared_buffers, parameters, buffers, seed);
+                            f(initial);
+                          });
   }
 
   std::byte* agree_and_allocate() {

@@ -87,9 +87,10 @@ struct Verdict {
       "or an integer of 8 to 64 bits");
   static_assert(F != detail::Fault::integer_parameter,
                 "lockstep: a parameter of integers has no gradient; declare it as a Buffer");
-  static_assert(F != detail::Fault::tensor_too_large,
-                "lockstep: the model's tensors have more bytes than memory has addresses; check the "
-                "extents (the compiler prints the name of the first that is too much)");
+  static_assert(
+      F != detail::Fault::tensor_too_large,
+      "lockstep: the model's tensors have more bytes than memory has addresses; check the "
+      "extents (the compiler prints the name of the first that is too much)");
   static_assert(F != detail::Fault::tensor_without_name,
                 "lockstep: a tensor or scope has an empty name; give every one a name");
   static_assert(F != detail::Fault::name_declared_twice,
