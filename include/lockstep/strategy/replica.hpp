@@ -170,6 +170,7 @@ class Replica {
         broadcast(updater_.masters().data(), updater_.masters().bytes());
     }
     synchronize_buffers();
+    await_device();  // who looks at the values next need not know of streams
   }
   /// Writes the values that the model gives itself, or the default ones.
   void initialize_from_model(Seed seed) {
