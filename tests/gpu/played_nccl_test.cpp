@@ -24,6 +24,8 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/topology/grid.hpp"
+#include "lockstep/trainer/cuda.cuh"
+#include "lockstep/trainer/ddp.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_nccl)
 
@@ -248,6 +250,74 @@ BOOST_AUTO_TEST_CASE(a_communicator_uses_its_gpu_whichever_is_current) {
       return most;
     });
   });
+}
+
+namespace {
+
+struct Entry {
+  float gradient = 0;
+};
+
+/// A model whose gradients are the batch: its parameters become minus their average.
+struct Slope {
+  using Parameters = ParameterList<Parameter<"w", float, 40>>;
+
+  void initialize(auto&) {}
+  void forward(auto& step, const Entry&) {
+    check_cuda(cudaMemsetAsync(step.loss(), 0, sizeof(double), step.stream()), "cudaMemsetAsync");
+  }
+  void backward(auto& step, const Entry& entry) {
+    auto* const to = step.grad("w"_p).data_handle();
+    std::vector<std::remove_pointer_t<decltype(to)>> values(40);
+    for (auto& value : values) value = std::remove_pointer_t<decltype(to)>(entry.gradient);
+    check_cuda(cudaMemcpyAsync(to, values.data(), values.size() * sizeof values[0],
+                               cudaMemcpyDefault, step.stream()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(step.stream()), "cudaStreamSynchronize");
+    step.ready("w"_p);
+  }
+};
+
+template <class... Ps>
+using SlopeDdp = detail::BasicDdp<Slope, CanonicalPolicies<Device<Cuda>, Optimizer<SGD>, Ps...>,
+                                  NcclCommunicator<>>;
+
+/// Every parameter, or gradient, is this number.
+void require_all(NcclCommunicator<>& comm, const auto& view, float wanted, const char* what) {
+  using T = std::remove_const_t<typename std::remove_cvref_t<decltype(view)>::value_type>;
+  const std::span<T> data(const_cast<T*>(view.data_handle()), view.size());
+  for (const T value : download(comm, data)) {
+    require(static_cast<float>(value) == wanted,
+            std::string(what) + " is " + exercise::text(value) + ", not " + exercise::text(wanted));
+  }
+}
+
+}  // namespace
+
+// The division by the number of ranks is the update's: in no pass of its own, and in no norm.
+BOOST_AUTO_TEST_CASE(gradients_of_16_bits_are_averaged_exactly) {
+  for (const std::size_t world : {3, 6}) {
+    Job job(world);
+    run_nccl(job, [&](NcclCommunicator<>& comm) {
+      const float mean = static_cast<float>(world + 1) / 2;
+      const Entry own{static_cast<float>(comm.rank().value() + 1)};
+      // The norm of averages is below the limit, that of sums above.
+      SlopeDdp<Precision<Mixed<BFloat16>>, Clip<30>> bits(comm);
+      bits.optimizer().lr = 1;
+      bits.step(own);
+      require_all(comm, bits.param("w"_p), -mean, "a parameter after a step");
+      auto averaged = bits.forward(own).backward().reduce();
+      require_all(comm, averaged.grad("w"_p), mean, "a gradient after reduce");
+      std::move(averaged).update();
+      require_all(comm, bits.param("w"_p), -2 * mean, "a parameter after phases");
+
+      // The sum of these is beyond the range of half.
+      SlopeDdp<Precision<Mixed<Half>>> halves(comm);
+      halves.optimizer().lr = 65536;  // the first loss scale
+      halves.step(Entry{60000});
+      require_all(comm, halves.param("w"_p), -60000, "a parameter of half");
+    });
+  }
 }
 
 // Two hosts with two places each, and four hosts: every kind of call, more data than memory was
