@@ -364,6 +364,7 @@ BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
 BOOST_AUTO_TEST_CASE(ranks_of_a_hierarchy_may_come_late) {
   Job job(4);
   run_hierarchy(job, [&](ThreadedNccl& comm) {
+    check_cuda(cudaSetDevice(0), "cudaSetDevice");  // of three ranks, another's
     for (std::size_t round = 0; round < 6; ++round) {
       std::this_thread::sleep_for(std::chrono::milliseconds((comm.rank().value() * 7 + round) % 4));
       const auto data = comm.allocate<float>(1000 << round);
