@@ -4,6 +4,7 @@
 /// a GPU, with as many GPUs as a test wants. A program that includes it is not linked with CUDA's
 /// own. Kernels are in played_kernels.hpp.
 
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 
 #include <atomic>
@@ -179,6 +180,42 @@ inline cudaError_t cudaMemPoolSetAccess(cudaMemPool_t pool, const cudaMemAccessD
   }
   return cudaSuccess;
 }
+inline cudaError_t cudaMemPoolGetAccess(cudaMemAccessFlags* flags, cudaMemPool_t pool,
+                                        cudaMemLocation* location) {
+  const bool may =
+      location->id == pool->gpu || pool->accesses[static_cast<std::size_t>(location->id)];
+  return *flags = may ? cudaMemAccessFlagsProtReadWrite : cudaMemAccessFlagsProtNone, cudaSuccess;
+}
+inline cudaError_t cudaMemPoolCreate(cudaMemPool_t* pool, const cudaMemPoolProps* properties) {
+  return *pool = new CUmemPoolHandle_st{properties->location.id, {}}, cudaSuccess;
+}
+inline cudaError_t cudaMemPoolDestroy(cudaMemPool_t pool) { return delete pool, cudaSuccess; }
+inline cudaError_t cudaMallocFromPoolAsync(void** data, std::size_t bytes, cudaMemPool_t pool,
+                                           cudaStream_t) {
+  played::count(__func__);
+  return *data = played::Memory::get().allocate({bytes, pool->gpu, false, pool}), cudaSuccess;
+}
+inline cudaError_t cudaMallocManaged(void** data, std::size_t bytes, unsigned) {
+  played::count(__func__);
+  *data = played::Memory::get().allocate({bytes, played::current_gpu, true, nullptr, true});
+  return cudaSuccess;
+}
+/// The driver's function, of which the library asks for a pointer's pool.
+inline CUresult played_pointer_attribute(void* value, CUpointer_attribute attribute,
+                                         CUdeviceptr pointer) {
+  played::count("cuPointerGetAttribute");
+  const auto block = played::Memory::get().find(reinterpret_cast<const void*>(pointer));
+  if (attribute != CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE || !block) return CUDA_ERROR_INVALID_VALUE;
+  return *static_cast<cudaMemPool_t*>(value) = block->pool, CUDA_SUCCESS;
+}
+inline cudaError_t cudaGetDriverEntryPointByVersion(const char* name, void** f, unsigned,
+                                                    unsigned long long,
+                                                    cudaDriverEntryPointQueryResult* found) {
+  const bool is_known = std::string_view(name) == "cuPointerGetAttribute";
+  *f = is_known ? reinterpret_cast<void*>(&played_pointer_attribute) : nullptr;
+  *found = is_known ? cudaDriverEntryPointSuccess : cudaDriverEntryPointSymbolNotFound;
+  return cudaSuccess;
+}
 inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
                                             const void* pointer) {
   played::count(__func__);
@@ -187,7 +224,9 @@ inline cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes,
   attributes->type = cudaMemoryTypeUnregistered;
   if (const auto block = played::Memory::get().find(pointer)) {
     attributes->device = block->gpu;
-    attributes->type = block->is_host ? cudaMemoryTypeHost : cudaMemoryTypeDevice;
+    attributes->type = block->is_managed ? cudaMemoryTypeManaged
+                       : block->is_host  ? cudaMemoryTypeHost
+                                         : cudaMemoryTypeDevice;
     attributes->devicePointer = const_cast<void*>(pointer);
   }
   return cudaSuccess;
@@ -213,6 +252,19 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes
   return played::enqueue(stream, [=] {
     std::this_thread::sleep_for(pause);
     played::copy(to, from, bytes);
+  });
+}
+inline cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from,
+                                     std::size_t from_pitch, std::size_t width, std::size_t rows,
+                                     cudaMemcpyKind, cudaStream_t stream) {
+  played::count(__func__);
+  if (width > to_pitch || width > from_pitch)
+    return played::fault(cudaErrorInvalidPitchValue, "rows of a copy overlap");
+  return played::enqueue(stream, [=] {
+    for (std::size_t r = 0; r < rows; ++r) {
+      played::copy(static_cast<char*>(to) + r * to_pitch,
+                   static_cast<const char*>(from) + r * from_pitch, width);
+    }
   });
 }
 inline cudaError_t cudaMemcpy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind) {

@@ -42,6 +42,7 @@ class Memory {
     int gpu = 0;
     bool is_host = false;
     cudaMemPool_t pool = nullptr;
+    bool is_managed = false;  // the host's and every GPU's
   };
 
   static Memory& get() {

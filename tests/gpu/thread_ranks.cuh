@@ -41,10 +41,13 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
+/// Where GPUs exchange data through the host, several pieces of it are a small array already.
+inline std::size_t most_staged = 64 * 1024;
+
 /// `f(communicator)` on every rank.
 template <std::size_t Ranks = dynamic, class F>
 Ends run(std::size_t world, const F& f, std::chrono::milliseconds timeout = 60s) {
-  const auto shared = std::make_shared<detail::threads::SharedWorld>(WorldSize{world});
+  const auto shared = std::make_shared<detail::threads::SharedWorld>(WorldSize{world}, most_staged);
   return run_threads(world, [&](Rank rank) {
     auto gpu = std::make_shared<Gpu>(rank, rank.value() % detail::visible_gpus());
     ThreadCommunicator<Ranks> comm(shared, rank, std::move(gpu), timeout);

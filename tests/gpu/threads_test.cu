@@ -196,6 +196,43 @@ BOOST_AUTO_TEST_CASE(memory_need_not_be_the_communicators) {
   }));
 }
 
+BOOST_AUTO_TEST_CASE(memory_of_a_pool_and_managed_memory_are_reduced_in_stream_order) {
+  if (no_gpu()) return;
+  expect_all_fine(run(4, [](Comm& comm) {
+    constexpr std::size_t n = 100'003;
+    const cudaStream_t stream = comm.gpu().stream();
+    void* pooled = nullptr;
+    check_cuda(cudaMallocAsync(&pooled, n * sizeof(float), stream), "cudaMallocAsync");
+    void* managed = nullptr;
+    check_cuda(cudaMallocManaged(&managed, n * sizeof(float)), "cudaMallocManaged");
+    const std::span<float> in_pool(static_cast<float*>(pooled), n);
+    const std::span<float> in_both(static_cast<float*>(managed), n);
+    for (int round = 0; round < 3; ++round) {
+      const auto mine = static_cast<float>(comm.rank().value() + round);
+      const auto sum = static_cast<float>(6 + 4 * round);
+      fill<<<64, 256, 0, stream>>>(in_pool.data(), n, mine);
+      comm.all_reduce(in_pool);
+      require_equal(download(comm, in_pool), std::vector<float>(n, sum), "in a pool");
+      fill<<<64, 256, 0, stream>>>(in_both.data(), n, mine);
+      comm.all_reduce(in_both);
+      // The host reads at once.
+      require_equal({in_both.begin(), in_both.end()}, std::vector<float>(n, sum), "managed");
+      auto work = comm.all_reduce_async(in_both, Max{});
+      work.wait();
+      require_equal({in_both.begin(), in_both.end()}, std::vector<float>(n, sum), "managed, later");
+    }
+    const std::size_t me = comm.rank().value();
+    fill<<<64, 256, 0, stream>>>(in_both.data(), n, static_cast<float>(me));
+    if (me % 2 == 0) comm.send(in_both, Rank{me + 1});
+    if (me % 2 == 1) comm.receive(in_both, Rank{me - 1});
+    require_equal({in_both.begin(), in_both.end()},
+                  std::vector<float>(n, static_cast<float>(me / 2 * 2)), "a managed message");
+    comm.barrier();
+    check_cuda(cudaFreeAsync(pooled, stream), "cudaFreeAsync");
+    check_cuda(cudaFree(managed), "cudaFree");
+  }));
+}
+
 BOOST_AUTO_TEST_CASE(a_nan_of_any_rank_wins) {
   if (no_gpu()) return;
   expect_all_fine(run(4, [](Comm& comm) {

@@ -10,27 +10,11 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 
 namespace lockstep {
-
-namespace detail {
-
-/// The GPUs that this process may use (CUDA_VISIBLE_DEVICES), 0 where there is no driver.
-inline std::size_t visible_gpus() {
-  int count = 0;
-  const cudaError_t error = cudaGetDeviceCount(&count);
-  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
-      error == cudaErrorStubLibrary) {
-    static_cast<void>(cudaGetLastError());
-    return 0;
-  }
-  check_cuda(error, "cudaGetDeviceCount");
-  return static_cast<std::size_t>(count);
-}
-
-}  // namespace detail
 
 /// A rank's GPU, which becomes the current one of the thread that makes this object.
 class Gpu {
@@ -45,6 +29,9 @@ class Gpu {
 
   Rank rank() const { return rank_; }
   std::size_t index() const { return index_; }
+  /// Its number among CUDA's devices, for calls of CUDA. It is the index, except in tests of more
+  /// GPUs than there are.
+  int device() const { return detail::device_of(index_); }
 
   /// The compute stream, on which the model and the optimizer run.
   cudaStream_t stream() const { return stream_.get(); }
@@ -52,7 +39,7 @@ class Gpu {
  private:
   static std::size_t select(Rank rank, std::size_t index) {
     rank_of_thread() = rank;
-    check_cuda(cudaSetDevice(static_cast<int>(index)), "cudaSetDevice");
+    check_cuda(cudaSetDevice(detail::device_of(index)), "cudaSetDevice");
     return index;
   }
 

@@ -7,6 +7,7 @@
 #include <cstddef>
 
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 
 namespace lockstep::detail {
 
@@ -15,7 +16,7 @@ class OnGpu {
  public:
   explicit OnGpu(std::size_t gpu) {
     check_cuda(cudaGetDevice(&before_), "cudaGetDevice");
-    check_cuda(cudaSetDevice(static_cast<int>(gpu)), "cudaSetDevice");
+    check_cuda(cudaSetDevice(device_of(gpu)), "cudaSetDevice");
   }
   OnGpu(const OnGpu&) = delete;
   OnGpu& operator=(const OnGpu&) = delete;

@@ -18,10 +18,10 @@
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
 #include "lockstep/comm/backends/threads/host_work.hpp"
 #include "lockstep/comm/backends/threads/member.cuh"
+#include "lockstep/comm/backends/threads/staged_collectives.cuh"
 #include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/comm/group_place.hpp"
 #include "lockstep/comm/passes.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
@@ -41,7 +41,8 @@ namespace lockstep {
 ///
 /// The last rank to make a call enqueues the work of all ranks, on one stream for each GPU: one
 /// kernel loads from all ranks' memory, combines in rank order and stores to all ranks' memory,
-/// through peer access where that is another GPU's. Streams wait for each other by events; no
+/// through peer access where that is another GPU's, or in pieces through pinned host memory where
+/// there is no such access. Streams wait for each other by events; no
 /// kernel ever waits for another. Results are the same bits on all ranks and in every run.
 ///
 /// Every call is compared over ranks before anything is launched. Memory need not be from
@@ -152,10 +153,14 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <class C>
   void perform(const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::send) {
-      member_->send(call.call(), call.in.data(), is_host(call), call.root);
+      const detail::threads::CallMemory memory = member_->memory_of(call);
+      member_->send(call.call(), call.in.data(), memory.on_host, call.root);
+      if (memory.is_managed) member_->settle_managed();
     } else if constexpr (C::kind == detail::CollectiveKind::receive) {
-      member_->receive(call.call(), call.out.data(), call.out.size_bytes(), is_host(call),
+      const detail::threads::CallMemory memory = member_->memory_of(call);
+      member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
                        call.root);
+      if (memory.is_managed) member_->settle_managed();
     } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
       member_->synchronize();
       agree(call.call());
@@ -172,18 +177,24 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <class C>
   auto start(const C& call) {
     const detail::Call described = call.call();
+    const detail::threads::CallMemory memory = member_->memory_of(call);
     std::optional<std::uint64_t> ticket;
-    if (is_host(call)) {
+    if (memory.on_host) {
+      if (memory.is_managed) member_->settle_managed();  // kernels may still write it
       member_->run_on_host(described, call.in.data(), call.out.data(),
                            [&](Offers ranks) { detail::threads::work_for_all(call, ranks); });
     } else {
       ticket = member_->start(
           described, call.in.data(), call.out.data(),
           [&](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
-            detail::threads::enqueue<Ranks>(call, lanes, ranks, number);
+            if (lanes.staging() == nullptr) {
+              detail::threads::enqueue<Ranks>(call, lanes, ranks, number);
+            } else {
+              detail::threads::enqueue_staged<Ranks>(call, lanes, ranks, number);
+            }
           });
     }
-    return Work<Pending>(std::in_place, *member_, ticket, described);
+    return Work<Pending>(std::in_place, *member_, ticket, described, memory.is_managed);
   }
 
   /// The communicator of this rank's group, if it is in one.
@@ -220,10 +231,13 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     Member& member;
     std::optional<std::uint64_t> ticket;
     detail::Call call;
+    bool is_managed;
 
     bool test() const { return !ticket || member.test(*ticket); }
     void wait() {
-      if (ticket) member.wait(*ticket, call);
+      if (!ticket) return;
+      member.wait(*ticket, call);
+      if (is_managed) member.settle_managed();
     }
     /// Returns once no rank will begin to work on this one's memory.
     void leave() {
@@ -237,11 +251,6 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
                      std::shared_ptr<Gpu> gpu, Milliseconds timeout, const Joined& joined) {
     detail::require_world<Ranks>(WorldSize{world->calls->world()}, rank);
     member_ = std::make_unique<Member>(std::move(world), rank, std::move(gpu), timeout, joined);
-  }
-
-  template <class C>
-  bool is_host(const C& call) const {
-    return detail::is_host_call(call, rank());
   }
 
   std::unique_ptr<Member> member_;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Collectives of device memory among the ranks of one process: the rank that comes last
-/// enqueues the work of all ranks, one launch for each GPU.
+/// enqueues the work of all ranks, one launch for each GPU. All GPUs can use each other's memory.
 ///
 /// Every byte is loaded once and stored where it is wanted: nothing is staged. Ranks on one GPU
 /// share a launch. Ranks on several GPUs divide the elements of an all-reduce among the GPUs; for
@@ -32,9 +32,20 @@ std::uintptr_t bits_of(const std::vector<T*>& pointers) {
   return bits;
 }
 
-/// The number of blocks that the GPU runs at a time.
-inline std::size_t most_blocks(const Lane& lane) {
-  return static_cast<std::size_t>(lane.processors) * (2048 / PacketPass::threads);
+/// The most blocks of a launch of `pieces`, whose threads each have `far` packets of 16 bytes under
+/// way to or from other GPUs.
+///
+/// Where all ranks are on one GPU, blocks fill it. Where GPUs differ, blocks wait for links most of
+/// the time, and would keep the model's kernels from the multiprocessors meanwhile: there are as
+/// many as keep a link busy. An all-reduce loads through half of it; for NVLink 4 that is 225 GB/s,
+/// which 320 KiB under way are at 1.4 us. Less than 16 blocks would not keep the GPU's own memory
+/// busy.
+inline std::size_t most_blocks(const Lane& lane, std::size_t far, std::size_t pieces) {
+  if (lane.is_only) return static_cast<std::size_t>(lane.processors) * (2048 / PacketPass::threads);
+  constexpr std::size_t under_way = std::size_t{320} << 10;
+  constexpr std::size_t of_block = std::size_t{16} * PacketPass::threads;
+  const std::size_t wanted = under_way / of_block / std::max<std::size_t>(far, 1);
+  return std::max<std::size_t>(1, std::clamp<std::size_t>(wanted, 16, 32) / pieces);
 }
 
 /// Pieces of every rank's memory that are combined on one lane, each into `targets` of the outs.
@@ -59,9 +70,10 @@ void launch_combine(const Lane& lane, const LaneCombination<T>& what, const Op& 
   work.stride = what.count;
   work.targets = static_cast<unsigned>(what.targets);
   work.ranks = static_cast<unsigned>(what.in.size());
+  const std::size_t most = most_blocks(lane, what.in.size() - lane.ranks, what.pieces);
   launch_kernel<combine<T, Op, Values, Values::capacity>>(
-      "combine", lane.stream, work.pass.template grid<T>(most_blocks(lane), what.pieces),
-      PacketPass::threads, work, op);
+      "combine", lane.stream, work.pass.template grid<T>(most, what.pieces), PacketPass::threads,
+      work, op);
 }
 
 /// Unrolled over the ranks for common numbers of them.
@@ -173,7 +185,8 @@ inline void enqueue_move(const Lane& lane, const Transport& what) {
   work.in_stride = what.in_stride;
   work.out_stride = what.out_stride;
   work.targets = static_cast<unsigned>(what.to.size());
-  const dim3 blocks = work.pass.grid<unsigned char>(most_blocks(lane), what.from.size());
+  const std::size_t sources = what.from.size();
+  const dim3 blocks = work.pass.grid<unsigned char>(most_blocks(lane, 1, sources), sources);
   if (what.in_stride == 0) {
     launch_kernel<move_bytes<false>>("move_bytes", lane.stream, blocks, PacketPass::threads, work);
   } else {

@@ -7,15 +7,19 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <optional>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/comm/backends/threads/peer_access.cuh"
+#include "lockstep/comm/backends/threads/staging.cuh"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
@@ -24,95 +28,166 @@ namespace lockstep::detail::threads {
 /// One GPU's part of the communication.
 struct Lane {
   /// Makes a lane on the current GPU.
-  explicit Lane(std::size_t gpu) : gpu(gpu), stream(CudaStream::urgent()), done(ring) {
-    check_cuda(
-        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, static_cast<int>(gpu)),
-        "cudaDeviceGetAttribute");
+  explicit Lane(std::size_t gpu) : gpu(gpu), stream(CudaStream::urgent()) {
+    check_cuda(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device_of(gpu)),
+               "cudaDeviceGetAttribute");
   }
 
   std::size_t gpu;
   CudaStream stream;
-  std::vector<CudaEvent> done;  // one for each call that may be under way
+  CudaEvent reached;  // a point that other lanes wait for
   int processors = 0;
+  std::size_t ranks = 0;  // on this GPU
+  bool is_only = true;    // all ranks are
 };
 
+/// All lanes of a world. One rank at a time enqueues work.
 class Lanes {
  public:
-  /// One lane for each GPU that ranks use; `gpus[r]` is rank r's.
-  explicit Lanes(const std::vector<std::size_t>& gpus) {
+  /// One lane for each GPU that ranks use; `gpus[r]` is rank r's. `most_staged`: see `Staging`.
+  explicit Lanes(const std::vector<std::size_t>& gpus,
+                 std::size_t most_staged = most_staged_bytes) {
     for (std::size_t gpu : gpus) {
       lane_of_rank_.push_back(find(gpu));
-      if (lane_of_rank_.back() < lanes_.size()) continue;
-      const OnGpu current(gpu);
-      lanes_.emplace_back(gpu);
-    }
-    for (const Lane& lane : lanes_) {
-      for (const Lane& peer : lanes_) {
-        if (lane.gpu != peer.gpu) let_access(lane.gpu, peer.gpu);
+      if (lane_of_rank_.back() == lanes_.size()) {
+        const OnGpu current(gpu);
+        lanes_.emplace_back(gpu);
       }
+      ++lanes_[lane_of_rank_.back()].ranks;
     }
+    for (Lane& lane : lanes_) lane.is_only = is_one();
+    const OnGpu current(lanes_.front().gpu);
+    ended_ = std::vector<CudaEvent>(ring);
+    if (is_one()) return;
+    hub_.emplace();
+    if (!open_ways()) staging_.emplace(gpus.size(), most_staged);
   }
 
   std::span<const Lane> all() const { return lanes_; }
   const Lane& of(Rank rank) const { return lanes_[lane_of_rank_[rank.value()]]; }
   bool is_one() const { return lanes_.size() == 1; }
+  /// Where GPUs cannot use each other's memory; null where they can, or where there is one.
+  const Staging* staging() const { return staging_ ? &*staging_ : nullptr; }
 
   /// Calls `enqueue(lane)` for each lane, which puts the lane's work for a call on its stream.
   /// **Stream** it comes after what all ranks' compute streams held when they announced the call.
   template <class Enqueue>
   void run(std::span<const Offer> ranks, std::uint64_t ticket, const Enqueue& enqueue) const {
+    if (!is_one()) return run_in_stages(ranks, ticket, [&] { each(enqueue); });
+    const Lane& lane = lanes_.front();
+    const OnGpu current(lane.gpu);
+    for (const Offer& rank : ranks) wait_for(rank, lane.stream);
+    enqueue(lane);
+    ended_[ticket % ring].record(lane.stream);
+  }
+
+  /// The same of several lanes: `stages()` calls `each` and `meet`.
+  ///
+  /// Every lane comes after every rank, and every rank after every lane, through one event in each
+  /// direction: the calls of CUDA are as many as ranks and lanes together, not as their product.
+  /// The two streams that collect events do no work, so that a lane begins with the next call
+  /// while others are still busy with this one.
+  template <class Stages>
+  void run_in_stages(std::span<const Offer> ranks, std::uint64_t ticket,
+                     const Stages& stages) const {
+    for (const Offer& rank : ranks) wait_for(rank, hub_->opening);
+    release_lanes();
+    stages();
+    await_lanes(hub_->closing);
+    ended_[ticket % ring].record(hub_->closing);
+  }
+  template <class F>
+  void each(const F& f) const {
     for (const Lane& lane : lanes_) {
       const OnGpu current(lane.gpu);
-      for (const Offer& rank : ranks) {
-        check_cuda(cudaStreamWaitEvent(lane.stream, static_cast<cudaEvent_t>(rank.event), 0),
-                   "cudaStreamWaitEvent");
-      }
-      enqueue(lane);
-      lane.done[ticket % ring].record(lane.stream);
+      f(lane);
     }
+  }
+  /// **Stream** the next work of every lane comes after what all lanes hold.
+  void meet() const {
+    await_lanes(hub_->opening);
+    release_lanes();
   }
 
   /// Makes `stream` wait for the call.
   void block(cudaStream_t stream, std::uint64_t ticket) const {
-    for (const Lane& lane : lanes_) lane.done[ticket % ring].block(stream);
+    ended_[ticket % ring].block(stream);
   }
-  bool test(std::uint64_t ticket) const {
-    for (const Lane& lane : lanes_) {
-      if (!lane.done[ticket % ring].test()) return false;
-    }
-    return true;
+  bool test(std::uint64_t ticket) const { return ended_[ticket % ring].test(); }
+
+  /// Calls `f(stream, event)` with every stream that communicates, and an event of its GPU.
+  template <class F>
+  void for_each_stream(const F& f) const {
+    for (const Lane& lane : lanes_) f(lane.stream.get(), lane.reached.get());
+    if (!hub_) return;
+    f(hub_->opening.get(), hub_->begun.get());
+    f(hub_->closing.get(), hub_->begun.get());
   }
 
  private:
+  /// Where the events of ranks and lanes are collected, on the first lane's GPU.
+  struct Hub {
+    CudaStream opening = CudaStream::urgent();
+    CudaStream closing = CudaStream::urgent();
+    CudaEvent begun;
+  };
+
   std::size_t find(std::size_t gpu) const {
     std::size_t i = 0;
     while (i < lanes_.size() && lanes_[i].gpu != gpu) ++i;
     return i;
   }
 
-  static void let_access(std::size_t gpu, std::size_t peer) {
-    int possible = 0;
-    check_cuda(cudaDeviceCanAccessPeer(&possible, static_cast<int>(gpu), static_cast<int>(peer)),
-               "cudaDeviceCanAccessPeer");
-    if (possible == 0) {
-      throw Error(
-          "Backend<Shm>",
-          "GPU " + std::to_string(gpu) + " cannot access the memory of GPU " + std::to_string(peer),
-          "use GPUs that are connected by NVLink or one PCIe switch (nvidia-smi topo -m), "
-          "or Backend<Nccl>",
-          rank_of_thread());
+  static void wait_for(const Offer& rank, cudaStream_t stream) {
+    check_cuda(cudaStreamWaitEvent(stream, static_cast<cudaEvent_t>(rank.event), 0),
+               "cudaStreamWaitEvent");
+  }
+  void await_lanes(cudaStream_t stream) const {
+    for (const Lane& lane : lanes_) {
+      lane.reached.record(lane.stream);
+      lane.reached.block(stream);
     }
-    const OnGpu current(gpu);
-    const cudaError_t error = cudaDeviceEnablePeerAccess(static_cast<int>(peer), 0);
-    if (error == cudaErrorPeerAccessAlreadyEnabled) {
-      static_cast<void>(cudaGetLastError());
-    } else {
-      check_cuda(error, "cudaDeviceEnablePeerAccess");
+  }
+  void release_lanes() const {
+    hub_->begun.record(hub_->opening);
+    for (const Lane& lane : lanes_) hub_->begun.block(lane.stream);
+  }
+
+  /// Can all GPUs use each other's memory? If not, it is said once, with the first reason.
+  bool open_ways() const {
+    if (!wants_peer_access()) return false;
+    std::string reason;
+    std::size_t more = 0;
+    bool is_open = true;
+    for (std::size_t i = 0; i < lanes_.size(); ++i) {
+      for (std::size_t j = i + 1; j < lanes_.size(); ++j) {
+        const auto obstacle =
+            PeerAccess::between(device_of(lanes_[i].gpu), device_of(lanes_[j].gpu));
+        if (!obstacle) continue;
+        is_open = false;
+        if (!obstacle->is_new) continue;
+        if (reason.empty()) {
+          reason = obstacle->text;
+        } else {
+          ++more;
+        }
+      }
     }
+    if (reason.empty()) return is_open;
+    const std::string others = more == 0 ? "" : text({" (as in ", more, " other pairs)"});
+    std::fputs(text({"lockstep: ", reason, others,
+                     ". Until then ranks exchange everything through host memory, which is slower; "
+                     "LOCKSTEP_PEER_ACCESS=0 says that you know\n"})
+                   .c_str(),
+               stderr);
+    return false;
   }
 
   std::vector<Lane> lanes_;
   std::vector<std::size_t> lane_of_rank_;
+  std::vector<CudaEvent> ended_;  // one for each call that may be under way
+  std::optional<Hub> hub_;        // where there are several lanes
+  std::optional<Staging> staging_;
 };
 
 }  // namespace lockstep::detail::threads

@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -18,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/backends/threads/call_memory.cuh"
 #include "lockstep/comm/backends/threads/participant.hpp"
 #include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/call.hpp"
@@ -26,6 +28,7 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/launch/failure.hpp"
 
@@ -35,17 +38,9 @@ class Member {
  public:
   /// **Ranks** all. **Host** blocks until all have come; the last has `joined()` called.
   template <class Joined>
-  Member(std::shared_ptr<SharedWorld> world, Rank rank, std::shared_ptr<Gpu> gpu,
+  Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
          Milliseconds timeout, const Joined& joined)
-      : world_(std::move(world)), gpu_(std::move(gpu)), ready_(ring) {
-    gate_.emplace(world_->gate, rank, timeout);
-    calls_.emplace(world_->calls, rank, timeout);
-    calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
-                 [&](std::span<const Offer> ranks) {
-                   joined();
-                   world_->open(ranks);
-                 });
-  }
+      : Member(world, rank, gpu, timeout, joined, OnGpu(gpu->index())) {}
 
   Member(const Member&) = delete;
   Member& operator=(const Member&) = delete;
@@ -74,7 +69,16 @@ class Member {
     gate_->set_timeout(timeout);
   }
 
-  std::byte* allocate(std::size_t bytes) { return arenas_.emplace_back(bytes).data(); }
+  std::byte* allocate(std::size_t bytes) {
+    const OnGpu current(gpu_->index());
+    return arenas_.emplace_back(bytes).data();
+  }
+
+  /// Where the arguments of a call are. Throws if a GPU that is to work on them cannot.
+  template <class C>
+  CallMemory memory_of(const C& call) const {
+    return MemoryCheck(*world_->lanes, *gpu_, calls_->rank())(call);
+  }
 
   /// **Host** blocks until all ranks have made the call and the last one has done `work(offers)`.
   template <class Work>
@@ -106,6 +110,11 @@ class Member {
   void wait(std::uint64_t ticket, const Call& call) {
     calls_->wait(ticket, call);
     world_->lanes->block(stream(), ticket);
+  }
+  /// **Host** blocks until host code may use managed memory of the calls so far. In a capture it
+  /// does not: the program synchronises after a replay.
+  void settle_managed() {
+    if (!is_capturing_) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }
   bool test(std::uint64_t ticket) const {
     return calls_->is_done(ticket) && world_->lanes->test(ticket);
@@ -154,10 +163,15 @@ class Member {
       }
       check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(sent.event), 0),
                  "cudaStreamWaitEvent");
-      check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
-                 "cudaMemcpyAsync");
-      received_.record(stream());
-      return received_.get();
+      const Staging* const staging = world_->lanes->staging();
+      if (staging != nullptr && &world_->lanes->of(from) != &world_->lanes->of(rank())) {
+        pass_through_host(*staging, static_cast<std::byte*>(data), sent, bytes, from);
+      } else {
+        check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
+                   "cudaMemcpyAsync");
+      }
+      received().record(stream());
+      return received().get();
     });
   }
 
@@ -184,6 +198,46 @@ class Member {
   }
 
  private:
+  const CudaEvent& received() const { return world_->received[rank().value()]; }
+
+  /// Takes a message in pieces through the sender's slot of host memory. The sender waits
+  /// meanwhile, and its stream may be used here. **Stream** both ranks' compute streams.
+  void pass_through_host(const Staging& staging, std::byte* to, const Offer& sent,
+                         std::size_t bytes, Rank from) {
+    const cudaStream_t senders = world_->streams[from.value()];
+    const auto sent_event = static_cast<cudaEvent_t>(sent.event);
+    unsigned char* const slot = staging.message_of(from.value());
+    const auto copy = [&](void* target, const void* source, std::size_t n, cudaStream_t on) {
+      check_cuda(cudaMemcpyAsync(target, source, n, cudaMemcpyDefault, on), "cudaMemcpyAsync");
+    };
+    for (std::size_t first = 0; first < bytes; first += staging.bytes()) {
+      const std::size_t n = std::min(staging.bytes(), bytes - first);
+      {
+        const OnGpu current(world_->lanes->of(from).gpu);
+        if (first != 0) received().block(senders);
+        copy(slot, static_cast<const std::byte*>(sent.in) + first, n, senders);
+        check_cuda(cudaEventRecord(sent_event, senders), "cudaEventRecord");
+      }
+      check_cuda(cudaStreamWaitEvent(stream(), sent_event, 0), "cudaStreamWaitEvent");
+      copy(to + first, slot, n, stream());
+      received().record(stream());
+    }
+  }
+
+  /// Events must be of the GPU whose streams they are recorded in, whichever the caller's is.
+  template <class Joined>
+  Member(const std::shared_ptr<SharedWorld>& world, Rank rank, const std::shared_ptr<Gpu>& gpu,
+         Milliseconds timeout, const Joined& joined, const OnGpu&)
+      : world_(world), gpu_(gpu), ready_(ring) {
+    gate_.emplace(world_->gate, rank, timeout);
+    calls_.emplace(world_->calls, rank, timeout);
+    calls_->meet(Call{}, Offer{gpu_.get(), nullptr, nullptr, false},
+                 [&](std::span<const Offer> ranks) {
+                   joined();
+                   world_->open(ranks);
+                 });
+  }
+
   /// Adds this rank's step to the capture. If that fails, every rank's attempt does.
   template <class F>
   std::optional<Failure> attempt(F&& f) {
@@ -234,7 +288,6 @@ class Member {
   std::deque<DeviceArena> arenas_;
   std::vector<CudaEvent> ready_;  // when a call's memory may be used
   CudaEvent sent_;
-  CudaEvent received_;
   CudaEvent mark_;
   Call last_;  // the last call that was announced and not waited for at once
   bool is_capturing_ = false;

@@ -4,6 +4,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -16,16 +17,23 @@
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/mail.hpp"
 #include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/staging.cuh"
 #include "lockstep/comm/backends/threads/world_capture.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep::detail::threads {
 
 struct SharedWorld {
-  explicit SharedWorld(WorldSize size)
-      : calls(std::make_shared<Meeting>(size)), gate(std::make_shared<Meeting>(size)), mail(size) {
+  /// `most_staged`: see `Staging`.
+  explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
+      : calls(std::make_shared<Meeting>(size)),
+        gate(std::make_shared<Meeting>(size)),
+        mail(size),
+        most_staged(most_staged) {
     if (size.value() <= most_ranks) return;
     throw Error("Backend<Shm>", std::to_string(size.value()) + " ranks are threads of one process",
                 "start at most " + std::to_string(most_ranks) + ", or use Backend<Nccl>");
@@ -38,16 +46,21 @@ struct SharedWorld {
       const Gpu& gpu = *static_cast<const Gpu*>(rank.in);
       gpus.push_back(gpu.index());
       streams.push_back(gpu.stream());
+      const OnGpu current(gpu.index());
+      received.emplace_back();
     }
-    lanes.emplace(gpus);
+    lanes.emplace(gpus, most_staged);
   }
 
   std::shared_ptr<Meeting> calls;
   std::shared_ptr<Meeting> gate;  // where ranks meet even after a fault
   Mailboxes mail;
+  std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
-  std::mutex turns;                   // to add to the capture
+  /// When every rank has taken its last message: its sender may wait for that after it has left.
+  std::vector<CudaEvent> received;
+  std::mutex turns;  // to add to the capture
   WorldCapture capture;
 };
 

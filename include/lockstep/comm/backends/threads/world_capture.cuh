@@ -51,7 +51,7 @@ class WorldCapture {
       note(cudaStreamWaitEvent(streams[0], event, 0), "cudaStreamWaitEvent", reason);
     };
     for (std::size_t r = 1; r < streams.size(); ++r) join(streams[r], event_of(ranks[r]));
-    for (const Lane& lane : lanes.all()) join(lane.stream, lane.done[0].get());
+    lanes.for_each_stream(join);
     cudaGraph_t captured = nullptr;
     note(cudaStreamEndCapture(streams[0], &captured), "cudaStreamEndCapture", reason);
     const OwnedGraph graph(captured);
