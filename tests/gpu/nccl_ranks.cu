@@ -59,6 +59,7 @@ void collectives(Session& session) {
   reductions<std::int16_t>(comm, large, false, Sum{});
   movements<float>(comm, large, false);
   reductions<float>(comm, large, true, Sum{});
+  movements<float>(comm, large, true);  // host data in several parts
 
   const auto arena = comm.allocate<float>(1000);
   for (float v : downloaded(comm, arena)) require(v == 0, "allocated memory is not zeroed");
@@ -67,6 +68,22 @@ void collectives(Session& session) {
   comm.broadcast(arena.first(10), Rank{0});
   for (float v : downloaded(comm, arena))
     require(v == static_cast<float>(comm.world_size().value()), "a sum in arena memory is wrong");
+
+  // A sum of such halves is beyond their range; their average is not. An average of bfloat16 is
+  // rounded once, whatever the number of ranks is.
+  Buffer<Comm, Half> halves(comm, 1001, false);
+  halves.fill([](std::size_t) { return Half(60000.0F); });
+  comm.all_reduce(halves.span(), Average{});
+  halves.expect("an average of large halves", [](std::size_t) { return Half(60000.0F); });
+  const float third = 1.0F / 3;
+  Buffer<Comm, BFloat16> bits(comm, 1001, false);
+  bits.fill([&](std::size_t i) { return value<BFloat16>(comm.rank().value(), i); });
+  comm.all_reduce(bits.span(), PreMultipliedSum<float>(third));
+  bits.expect("a third of a sum", [&](std::size_t i) {
+    return BFloat16(third *
+                    static_cast<float>(reduced<BFloat16>(Sum{}, comm.world_size().value(), i)));
+  });
+  reductions<BFloat16>(comm, 1001, false, Average{});
 
   // Arguments that cannot be right fail at once, and nothing else does.
   require_words(failure_of([&] { comm.broadcast(arena, Rank{99}); }).first, {"root 99"});

@@ -9,6 +9,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -84,10 +85,14 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return event->is_empty() ? cudaSuccess : cudaErrorNotReady;
 }
-cudaError_t cudaMalloc(void**, std::size_t) { return cudaErrorMemoryAllocation; }
-cudaError_t cudaFree(void*) { return cudaSuccess; }
-cudaError_t cudaMallocHost(void**, std::size_t) { return cudaErrorMemoryAllocation; }
-cudaError_t cudaFreeHost(void*) { return cudaSuccess; }
+cudaError_t cudaMalloc(void** data, std::size_t bytes) {
+  return *data = std::malloc(bytes), cudaSuccess;
+}
+cudaError_t cudaFree(void* data) { return std::free(data), cudaSuccess; }
+cudaError_t cudaMallocHost(void** data, std::size_t bytes) {
+  return *data = std::malloc(bytes), cudaSuccess;
+}
+cudaError_t cudaFreeHost(void* data) { return std::free(data), cudaSuccess; }
 cudaError_t cudaMemset(void*, int, std::size_t) { return cudaSuccess; }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
 cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t) { return cudaSuccess; }

@@ -24,6 +24,8 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/topology/grid.hpp"
+#include "lockstep/trainer/cuda.cuh"
+#include "lockstep/trainer/ddp.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_nccl)
 
@@ -250,6 +252,74 @@ BOOST_AUTO_TEST_CASE(a_communicator_uses_its_gpu_whichever_is_current) {
   });
 }
 
+namespace {
+
+struct Entry {
+  float gradient = 0;
+};
+
+/// A model whose gradients are the batch: its parameters become minus their average.
+struct Slope {
+  using Parameters = ParameterList<Parameter<"w", float, 40>>;
+
+  void initialize(auto&) {}
+  void forward(auto& step, const Entry&) {
+    check_cuda(cudaMemsetAsync(step.loss(), 0, sizeof(double), step.stream()), "cudaMemsetAsync");
+  }
+  void backward(auto& step, const Entry& entry) {
+    auto* const to = step.grad("w"_p).data_handle();
+    std::vector<std::remove_pointer_t<decltype(to)>> values(40);
+    for (auto& value : values) value = std::remove_pointer_t<decltype(to)>(entry.gradient);
+    check_cuda(cudaMemcpyAsync(to, values.data(), values.size() * sizeof values[0],
+                               cudaMemcpyDefault, step.stream()),
+               "cudaMemcpyAsync");
+    check_cuda(cudaStreamSynchronize(step.stream()), "cudaStreamSynchronize");
+    step.ready("w"_p);
+  }
+};
+
+template <class... Ps>
+using SlopeDdp = detail::BasicDdp<Slope, CanonicalPolicies<Device<Cuda>, Optimizer<SGD>, Ps...>,
+                                  NcclCommunicator<>>;
+
+/// Every parameter, or gradient, is this number.
+void require_all(NcclCommunicator<>& comm, const auto& view, float wanted, const char* what) {
+  using T = std::remove_const_t<typename std::remove_cvref_t<decltype(view)>::value_type>;
+  const std::span<T> data(const_cast<T*>(view.data_handle()), view.size());
+  for (const T value : download(comm, data)) {
+    require(static_cast<float>(value) == wanted,
+            std::string(what) + " is " + exercise::text(value) + ", not " + exercise::text(wanted));
+  }
+}
+
+}  // namespace
+
+// The division by the number of ranks is the update's: in no pass of its own, and in no norm.
+BOOST_AUTO_TEST_CASE(gradients_of_16_bits_are_averaged_exactly) {
+  for (const std::size_t world : {3, 6}) {
+    Job job(world);
+    run_nccl(job, [&](NcclCommunicator<>& comm) {
+      const float mean = static_cast<float>(world + 1) / 2;
+      const Entry own{static_cast<float>(comm.rank().value() + 1)};
+      // The norm of averages is below the limit, that of sums above.
+      SlopeDdp<Precision<Mixed<BFloat16>>, Clip<30>> bits(comm);
+      bits.optimizer().lr = 1;
+      bits.step(own);
+      require_all(comm, bits.param("w"_p), -mean, "a parameter after a step");
+      auto averaged = bits.forward(own).backward().reduce();
+      require_all(comm, averaged.grad("w"_p), mean, "a gradient after reduce");
+      std::move(averaged).update();
+      require_all(comm, bits.param("w"_p), -2 * mean, "a parameter after phases");
+
+      // The sum of these is beyond the range of half.
+      SlopeDdp<Precision<Mixed<Half>>> halves(comm);
+      halves.optimizer().lr = 65536;  // the first loss scale
+      halves.step(Entry{60000});
+      require_all(comm, halves.param("w"_p), -60000, "a parameter of half");
+    });
+  }
+}
+
 // Two hosts with two places each, and four hosts: every kind of call, more data than memory was
 // taken for, and groups.
 BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
@@ -257,32 +327,41 @@ BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
     Job job(world);
     run_hierarchy(job, [&](ThreadedNccl& comm) {
       // Of four ranks, the first call has several parts, and the others need more memory.
-      const auto large = comm.allocate<float>(world == 4 ? (1 << 20) + 5 : 10'001);
+      const auto large = comm.allocate<double>(world == 4 ? (1 << 19) + 5 : 5001);
       const auto bits = comm.allocate<BFloat16>(1001);
-      const auto own = comm.allocate<float>(world == 4 ? 270'001 : 1001);
-      const auto all = comm.allocate<float>(own.size() * world);
+      const auto own = comm.allocate<double>(world == 4 ? 132'001 : 1001);
+      const auto all = comm.allocate<double>(own.size() * world);
+      const auto sums = [&] {
+        reduces(comm, large, Sum{}, [&](std::size_t i) { return double(sum_at(world, i)); });
+      };
       const auto calls = [&] {
-        reduces(comm, large, Sum{}, [&](std::size_t i) { return sum_at(world, i); });
         reduces(comm, bits, Average{}, [&](std::size_t i) {
           return BFloat16(sum_at(world, i) / static_cast<float>(world));
         });
-        upload(comm, numbers<float>(comm.rank(), own.size()), own);
+        upload(comm, numbers<double>(comm.rank(), own.size()), own);
         comm.all_gather(own, all);
-        const std::vector<float> gathered = download(comm, all);
-        for (std::size_t i = 0; i < gathered.size(); ++i)
-          require(gathered[i] == float((i / own.size() * 5 + i % own.size()) % 7), "all_gather");
+        const std::vector<double> gathered = download(comm, all);
+        for (std::size_t i = 0; i < gathered.size(); ++i) {
+          const std::size_t wanted = (i / own.size() * 5 + i % own.size()) % 7;
+          if (gathered[i] != double(wanted)) throw std::runtime_error("all_gather");
+        }
         comm.broadcast(own, Rank{world - 1});
         comm.reduce_scatter(all, own, Sum{});
-        comm.reduce(own, Rank{1}, Max{});
+        comm.reduce(own.first(1001), Rank{1}, Max{});
         require(comm.all_reduce(std::size_t{1}) == world, "a number");
       };
+      sums();
       calls();
       const int before = played::nccl::connections;
-      const std::size_t found = job.allocations(comm.rank(), calls);
-      require(found == 0, "CUDA was asked " + std::to_string(found) + " times for memory");
+      require(job.allocations(comm.rank(),
+                              [&] {
+                                sums();
+                                calls();
+                              }) == 0,
+              "CUDA was asked for memory");
       require(played::nccl::connections == before, "NCCL connects in a call");
-      comm.reserve(20'000'000);
-      require(job.allocations(comm.rank(), calls) == 0, "what was foreseen is there");
+      comm.reserve(5'000'000);
+      require(job.allocations(comm.rank(), sums) == 0, "what was foreseen is not there");
       ThreadedNccl group = join_groups(comm, Grid<dynamic, dynamic>{comm.world_size(), 4});
       const auto some = group.allocate<float>(100);
       reduces(group, some, Sum{}, [](std::size_t i) { return sum_at(4, i); });
@@ -294,6 +373,7 @@ BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
 BOOST_AUTO_TEST_CASE(ranks_of_a_hierarchy_may_come_late) {
   Job job(4);
   run_hierarchy(job, [&](ThreadedNccl& comm) {
+    check_cuda(cudaSetDevice(0), "cudaSetDevice");  // of three ranks, another's
     for (std::size_t round = 0; round < 6; ++round) {
       std::this_thread::sleep_for(std::chrono::milliseconds((comm.rank().value() * 7 + round) % 4));
       const auto data = comm.allocate<float>(1000 << round);

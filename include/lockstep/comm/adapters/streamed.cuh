@@ -31,7 +31,8 @@
 namespace lockstep {
 
 /// Runs the collectives of `Inner` on the stream of `lane`, while the rank computes on the stream
-/// of `gpu`. The two streams wait for each other by events.
+/// of `gpu`. The two streams wait for each other by events. The GPU need not be the thread's
+/// current one.
 ///
 /// **Host** every collective blocks as `Inner` does. **Stream** a call comes after what the compute
 /// stream `gpu().stream()` holds, and what that is given afterwards sees the result; after an
@@ -59,6 +60,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   /// `count` elements of the GPU, zeroed. The memory lives as long as the communicator.
   template <Element T>
   std::span<T> allocate(std::size_t count) {
+    const detail::OnGpu current(gpu_->index());
     return inner_.template allocate<T>(count);
   }
 
@@ -66,6 +68,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   void reserve(std::size_t bytes)
     requires requires(Inner& inner) { inner.reserve(bytes); }
   {
+    const detail::OnGpu current(gpu_->index());
     inner_.reserve(bytes);
   }
   void settle_allocations()
@@ -94,6 +97,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   template <class C>
   void perform(const C& call) {
+    const detail::OnGpu current(gpu_->index());
     if constexpr (C::kind == detail::CollectiveKind::barrier) synchronize();
     follow();
     inner_.perform(call);
@@ -106,6 +110,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   template <class T>
   void gather_pieces(std::span<const T> in, std::span<T> out, const GatheredPieces& pieces,
                      Rank root, bool on_device) {
+    const detail::OnGpu current(gpu_->index());
     follow();
     inner_.gather_pieces(in, out, pieces, root, on_device);
     events_.handed_over->record(lane_->stream());
@@ -115,6 +120,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   /// The communicator of this rank's group, if it is in one, on the same streams.
   template <std::size_t GroupRanks>
   std::optional<StreamedCommunicator> split(const detail::GroupPlace& place) {
+    const detail::OnGpu current(gpu_->index());
     auto inner = inner_.template split<GroupRanks>(place);
     if (!inner) return std::nullopt;
     return std::optional<StreamedCommunicator>(std::in_place, std::move(*inner), gpu_, lane_);
@@ -124,6 +130,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
 
   template <class C>
   auto start(const C& call) {
+    const detail::OnGpu current(gpu_->index());
     follow();
     inner_.perform(call);
     const CudaEvent& done = (*events_.ends)[next_++ % most_under_way];

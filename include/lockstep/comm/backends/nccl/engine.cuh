@@ -121,11 +121,13 @@ class Engine {
     std::byte* const data = scratch_.data();
     make_first_call([&](ncclComm_t comm) {
       ncclResult_t result = ncclGroupStart();
-      for (int peer = 0; peer < static_cast<int>(world()) && result == ncclSuccess; ++peer) {
+      const auto note = [&](ncclResult_t made) {
+        if (made != ncclSuccess && made != ncclInProgress) result = made;
+      };
+      for (int peer = 0; peer < static_cast<int>(world()); ++peer) {
         if (peer == static_cast<int>(rank().value())) continue;
-        result = ncclSend(data, 1, ncclUint8, peer, comm, stream_);
-        if (result == ncclSuccess)
-          result = ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, stream_);
+        note(ncclSend(data, 1, ncclUint8, peer, comm, stream_));
+        note(ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, stream_));
       }
       const ncclResult_t ended = ncclGroupEnd();
       return result == ncclSuccess ? ended : result;

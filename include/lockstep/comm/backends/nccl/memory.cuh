@@ -91,10 +91,10 @@ inline bool is_staged_memory(const void* data, const Gpu& gpu, const Call& call)
   cudaPointerAttributes attributes{};
   check_cuda(cudaPointerGetAttributes(&attributes, data), "cudaPointerGetAttributes");
   if (attributes.type != cudaMemoryTypeDevice) return true;
-  if (attributes.device == static_cast<int>(gpu.index())) return false;
+  if (attributes.device == gpu.device()) return false;
   throw Error(call.text(),
               "the memory is on GPU " + std::to_string(attributes.device) +
-                  ", and this rank's is GPU " + std::to_string(gpu.index()),
+                  ", and this rank's is GPU " + std::to_string(gpu.device()),
               "allocate it while this rank's GPU is the current one, or copy it there", gpu.rank());
 }
 

@@ -33,7 +33,7 @@ class Watch {
   void run() {
     try {
       rank_of_thread() = engine_.rank();
-      check_cuda(cudaSetDevice(static_cast<int>(engine_.gpu().index())), "cudaSetDevice");
+      check_cuda(cudaSetDevice(engine_.gpu().device()), "cudaSetDevice");
       while (engine_.link().watch_goes_on(tick)) look();
     } catch (const Error& error) {
       engine_.link().fail(error);
