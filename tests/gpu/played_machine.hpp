@@ -2,10 +2,12 @@
 #pragma once
 /// @file The played GPUs of one test case.
 
+#include "played_kernels.hpp"  // before the library's headers
+//
 #include <boost/test/unit_test.hpp>
 #include <string>
 
-#include "played_cuda.hpp"
+#include "lockstep/comm/backends/threads/peer_access.cuh"
 
 namespace played {
 
@@ -36,6 +38,7 @@ class Machine {
     for (auto& row : host.accesses)
       for (auto& one : row) one = false;
     Memory::get().forget_access();
+    lockstep::detail::threads::PeerAccess::forget();  // the library asks each pair once
     most_wait_milliseconds = 20000;
     stages_under_way = 0;
     current_gpu = 0;

@@ -30,24 +30,19 @@ using namespace lockstep;
 using namespace thread_ranks;
 using detail::launch_store;
 using detail::OnGpu;
-using detail::threads::PeerAccess;
 
 using Comm = ThreadCommunicator<>;
 struct Shape {
   std::size_t gpus;
   std::size_t ranks;
 };
-constexpr Shape shapes[] = {{2, 2}, {4, 4}, {8, 8}, {2, 5}, {4, 8}};
+constexpr Shape shapes[] = {{2, 2}, {8, 8}, {2, 5}, {4, 8}};
 
-/// GPUs of which nobody knows anything yet. Pieces that go through the host are small.
+/// Pieces that go through the host are small.
 class Machine : public played::Machine {
  public:
-  explicit Machine(std::size_t gpus) : played::Machine(gpus) {
-    PeerAccess::forget();
-    most_staged = 2048;
-  }
+  explicit Machine(std::size_t gpus) : played::Machine(gpus) { most_staged = 2048; }
   ~Machine() {
-    PeerAccess::forget();
     most_staged = 64 * 1024;
     ::unsetenv("LOCKSTEP_PEER_ACCESS");
   }
@@ -211,7 +206,7 @@ BOOST_AUTO_TEST_CASE(many_calls_are_under_way_through_the_host) {
 
 // The same graph, whether GPUs reach each other or not.
 BOOST_AUTO_TEST_CASE(a_step_through_the_host_is_captured_and_replayed) {
-  for (const auto& [gpus, ranks] : {Shape{2, 2}, {4, 4}, {8, 8}, {2, 4}}) {
+  for (const auto& [gpus, ranks] : {Shape{2, 2}, {8, 8}, {2, 4}}) {
     const Machine machine(gpus);
     ::setenv("LOCKSTEP_PEER_ACCESS", "0", 1);
     expect_all_fine(run(ranks, [](Comm& comm) {
@@ -393,12 +388,15 @@ BOOST_AUTO_TEST_CASE(managed_memory_is_ready_for_the_host_when_a_call_is_over) {
 
 namespace {
 
-/// The calls of CUDA that all ranks make for one all-reduce, and its launches.
+/// The calls of CUDA that all ranks make for one all-reduce, and its launches. Each GPU has more to
+/// do than what the largest grid does at a time.
 played::Tally tally_of(std::size_t gpus, std::size_t ranks) {
-  played::host.processors = 132;
+  played::host.processors = 10;
   played::Tally tally;
   expect_all_fine(run(ranks, [&](Comm& comm) {
-    const auto data = comm.allocate<float>(std::size_t{1} << 19);
+    const auto data = comm.allocate<float>(gpus * (ranks == 2  ? 70'000
+                                                   : gpus == 1 ? 90'000
+                                                               : 40'000));
     comm.barrier();
     if (comm.rank() == Rank{0}) played::take_tally();
     comm.agree(detail::Call{});  // without CUDA
@@ -443,7 +441,7 @@ BOOST_AUTO_TEST_CASE(on_one_gpu_no_call_is_added_and_the_grid_fills_it) {
     BOOST_TEST(tally.of("cudaSetDevice") == 2);
     BOOST_TEST(tally.of("cudaPointerGetAttributes") == ranks);
     BOOST_TEST(tally.of("launch") == 1);
-    BOOST_TEST(tally.launches.at(0).blocks.x == (std::size_t{1} << 19) / 4 / 512);
+    BOOST_TEST(tally.launches.at(0).blocks.x == 10 * 2048 / 512);
   }
 }
 

@@ -7,6 +7,8 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstddef>
@@ -52,7 +54,7 @@ inline void add(std::vector<std::size_t>& all, const std::vector<std::size_t>& m
 
 struct CUevent_st {
   int gpu = 0;
-  bool is_destroyed = false;
+  std::atomic<bool> is_destroyed = false;
   std::uint64_t recorded = 0;                // how often
   std::uint64_t reached = 0;                 // which record
   std::vector<cudaStream_t> waiting;         // streams to be woken then

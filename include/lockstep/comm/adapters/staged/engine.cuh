@@ -49,7 +49,7 @@ class Engine {
     // The thread of asynchronous calls uses this rank's GPU, and its errors name this rank.
     const auto select_gpu = [this] {
       rank_of_thread() = gpu_->rank();
-      check_cuda(cudaSetDevice(static_cast<int>(gpu_->index())), "cudaSetDevice");
+      check_cuda(cudaSetDevice(gpu_->device()), "cudaSetDevice");
     };
     PendingInQueue<Engine, decltype(select_gpu)>(*this, select_gpu).wait();
   }
