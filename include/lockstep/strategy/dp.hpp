@@ -3,14 +3,12 @@
 /// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
 
 #include <algorithm>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -29,23 +27,6 @@
 namespace lockstep {
 
 namespace detail {
-/// A model for another replica: a copy, or the result of `replicate()`.
-template <class Model>
-Model replicate(const Model& model) {
-  constexpr bool replicates = requires { model.replicate(); };
-  static_assert(
-      replicates || std::copy_constructible<Model>,
-      "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this one "
-      "cannot be copied; let it be, or give it Model replicate() const");
-  if constexpr (replicates) {
-    return model.replicate();
-  } else if constexpr (std::copy_constructible<Model>) {
-    return model;
-  } else {
-    std::terminate();  // never reached: the assertion above fails
-  }
-}
-
 /// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
 /// the parameters. A batch is cut into shares, replicas run them at the same time, and the result
 /// is that of one model on the whole batch. `Meeting` is where replicas get their communicators.
