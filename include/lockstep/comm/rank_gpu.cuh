@@ -14,6 +14,7 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/session.hpp"
@@ -35,13 +36,13 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
 /// The name of a GPU that this process sees: `GPU-` and its UUID as nvidia-smi writes it, or the
 /// name of a MIG slice. A process that uses a slice was given its name by CUDA_VISIBLE_DEVICES; the
 /// UUID that CUDA reports can be that of the whole GPU.
-inline std::string gpu_name(std::size_t index) {
+inline std::string gpu_name(const Gpu& gpu) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string_view entry = list == nullptr ? "" : listed_entry(list, index);
+  const auto device = static_cast<std::size_t>(gpu.device());
+  const std::string_view entry = list == nullptr ? "" : listed_entry(list, device);
   if (entry.starts_with("MIG-")) return std::string(entry);
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, static_cast<int>(index)),
-             "cudaGetDeviceProperties");
+  check_cuda(cudaGetDeviceProperties(&properties, gpu.device()), "cudaGetDeviceProperties");
   std::string name = "GPU-";
   for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
     const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
@@ -49,6 +50,8 @@ inline std::string gpu_name(std::size_t index) {
     name += "0123456789abcdef"[byte >> 4];
     name += "0123456789abcdef"[byte & 15];
   }
+  // Tests count more GPUs than there are.
+  if (logical_gpus() != 0) name += " as number " + std::to_string(gpu.index());
   return name;
 }
 
@@ -58,18 +61,14 @@ inline std::string gpu_name(std::size_t index) {
 inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
                                const std::string& name) {
   char bus[32] = {};
-  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, static_cast<int>(gpu.index())),
-             "cudaDeviceGetPCIBusId");
+  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu.device()), "cudaDeviceGetPCIBusId");
   // A hash of the host is enough to compare, and short where there are thousands of ranks.
-  const std::string own = store_protocol::Writer{}
-                              .u64(hash_of(host_identity()))
-                              .text(gpu_name(gpu.index()))
-                              .text(bus)
-                              .bytes();
+  const std::string own =
+      store_protocol::Writer{}.u64(hash_of(host_identity())).text(gpu_name(gpu)).text(bus).bytes();
   std::vector<GpuIdentity> gpus;
   gpus.reserve(member.world.value());
-  for (const std::string& bytes : store.gather("lockstep/gpus/" + name, member.rank, member.world,
-                                               own, member.timeout)) {
+  for (const std::string& bytes :
+       store.gather("lockstep/gpus/" + name, member.rank, member.world, own, member.timeout)) {
     store_protocol::Reader in(bytes);
     GpuIdentity one;
     one.host = in.raw(8);
