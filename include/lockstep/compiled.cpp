@@ -19,6 +19,7 @@
 #include "lockstep/launch/flags.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/names.ipp"
+#include "lockstep/launch/open_files.ipp"
 #include "lockstep/launch/parse.ipp"
 #include "lockstep/launch/rendezvous.ipp"
 #include "lockstep/launch/spawn.ipp"

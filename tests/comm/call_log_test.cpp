@@ -126,9 +126,30 @@ BOOST_FIXTURE_TEST_CASE(heads_and_positions_are_read_as_they_were_written, Board
   const LogHead head = log_of({sum, cast}).head();
   first.set_head(head);
   BOOST_TEST((second.head() == head));
-  BOOST_TEST(!first.position(Rank{1}));
+  BOOST_TEST(!first.positions(2)[1]);
   second.set_position({7, "barrier()"});
-  BOOST_TEST((first.position(Rank{1}) == Position{7, "barrier()"}));
+  BOOST_TEST((first.positions(2)[1] == Position{7, "barrier()"}));
+  BOOST_TEST(!first.positions(2)[0]);
+}
+
+BOOST_FIXTURE_TEST_CASE(ranks_hear_of_notices_without_asking, Boards) {
+  const auto news = first.watch();
+  BOOST_TEST(!news->news());
+  const std::uint64_t before = server.requests();
+  for (int i = 0; i < 1000; ++i) BOOST_TEST_REQUIRE(!news->news());
+  BOOST_TEST(server.requests() == before);
+  const auto next = [&] {
+    std::optional<std::string> bytes;
+    while (!bytes) bytes = news->news();
+    return Notice::from_bytes(*bytes);
+  };
+  second.ask();
+  BOOST_TEST((next().kind == Notice::Kind::question));
+  BOOST_TEST(!news->news());
+  second.fail("no disk");
+  const Notice fault = next();
+  BOOST_TEST((fault.kind == Notice::Kind::failed));
+  BOOST_TEST(fault.words == "no disk");
 }
 
 BOOST_FIXTURE_TEST_CASE(all_ranks_name_the_same_pair_of_calls, Boards) {

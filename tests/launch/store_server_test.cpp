@@ -123,7 +123,7 @@ BOOST_AUTO_TEST_CASE(who_has_no_proof_of_the_secret_is_not_served) {
   const Descriptor liar = connect();
   send(liar, std::string(store_protocol::answer_bytes, 'x'));
   send(liar,
-       store_protocol::frame(store_protocol::Writer{}.byte(1).text("stolen").text("1").bytes()));
+       store_protocol::frame(1, store_protocol::Writer{}.byte(1).text("stolen").text("1").bytes()));
   BOOST_TEST(is_dropped(liar));
   BOOST_TEST(!store.try_get("stolen").has_value());
 }
@@ -133,6 +133,26 @@ BOOST_AUTO_TEST_CASE(a_server_without_the_secret_is_noticed_by_the_client) {
   const std::uint16_t ports[] = {impostor.port(), server.port()};
   Store client("127.0.0.1", ports, secret, 5000ms);
   BOOST_TEST(client.port() == server.port());
+}
+
+BOOST_AUTO_TEST_CASE(a_store_of_another_release_is_named) {
+  // It says what the first release of the protocol said.
+  const Descriptor old = lockstep::detail::listen_on("127.0.0.1", 0);
+  std::jthread serve([&] {
+    const Deadline patience = Deadline::after(10s);
+    while (lockstep::detail::wait_ready(old.get(), POLLIN, patience)) {
+      const Descriptor client = lockstep::detail::accept_now(old.get());
+      if (client) send(client, "LOCKSTP1" + std::string(store_protocol::nonce_bytes, 'n'));
+      char byte = 0;
+      if (read_exact(client.get(), &byte, 1, patience) == Transfer::complete && byte == '.') return;
+    }
+  });
+  expect_error([&] { Store("127.0.0.1", lockstep::detail::local_port(old.get()), secret, 100ms); },
+               "speaks version 1 of lockstep's protocol and this program version 2", "one release");
+  std::string why;
+  const Descriptor end =
+      try_connect("127.0.0.1", lockstep::detail::local_port(old.get()), Deadline::after(5s), why);
+  send(end, ".");
 }
 
 BOOST_AUTO_TEST_CASE(scanners_come_and_go) {
@@ -162,12 +182,12 @@ BOOST_AUTO_TEST_CASE(requests_that_make_no_sense_end_the_connection) {
   for (int i = 0; i < 200; ++i) {
     const Descriptor confused = trusted();
     std::string body(random() % 40, '\0');
-    for (char& c : body) c = static_cast<char>(random() % 8);
-    if (!body.empty()) body[0] = static_cast<char>(random() % 9);
-    send(confused, store_protocol::frame(body));
+    for (char& c : body) c = static_cast<char>(random() % 12);
+    if (!body.empty()) body[0] = static_cast<char>(random() % 13);
+    send(confused, store_protocol::frame(1, body));
   }
   const Descriptor empty = trusted();
-  send(empty, store_protocol::frame(""));
+  send(empty, store_protocol::frame(1, ""));
   BOOST_TEST(is_dropped(empty));
 }
 
@@ -175,7 +195,7 @@ BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
   for (int i = 0; i < 50; ++i) {
     Descriptor dying = trusted();
     const std::string request = store_protocol::frame(
-        store_protocol::Writer{}.byte(1).text("key").text(std::string(100000, 'x')).bytes());
+        1, store_protocol::Writer{}.byte(1).text("key").text(std::string(100000, 'x')).bytes());
     send(dying, std::string_view(request).substr(0, static_cast<std::size_t>(i) * 1999));
     if (i % 2 == 0) reset(std::move(dying));
   }
@@ -184,7 +204,7 @@ BOOST_AUTO_TEST_CASE(half_a_frame_and_a_reset_disturb_nobody) {
 BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
   const auto arrive = [](std::uint32_t rank) {
     return store_protocol::frame(
-        store_protocol::Writer{}.byte(7).text("b").u32(rank).u32(3).u64(60000).bytes());
+        1, store_protocol::Writer{}.byte(7).text("b").u32(rank).u32(3).u64(60000).bytes());
   };
   Descriptor dying = trusted();
   send(dying, arrive(1));
@@ -193,11 +213,33 @@ BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
   expect_error([&] { store.barrier("b", Rank{0}, WorldSize{3}, 300ms); }, "ranks 1, 2 did not");
 }
 
+BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts) {
+  const auto arrive = [](std::uint32_t request, std::uint32_t rank) {
+    return store_protocol::frame(request, store_protocol::Writer{}
+                                              .byte(8)
+                                              .text("g")
+                                              .u32(rank)
+                                              .u32(4)
+                                              .u64(60000)
+                                              .text("piece")
+                                              .bytes());
+  };
+  Descriptor dying = trusted();
+  const Descriptor cancelling = trusted();
+  send(dying, arrive(1, 1));
+  send(cancelling, arrive(5, 2));
+  std::this_thread::sleep_for(100ms);
+  dying.close();
+  send(cancelling,
+       store_protocol::frame(6, store_protocol::Writer{}.byte(11).text("").u32(5).bytes()));
+  expect_error([&] { store.gather("g", Rank{0}, WorldSize{4}, "", 300ms); }, "ranks 1, 2, 3 did");
+}
+
 BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {
   store.set("large", std::string(4_MiB, 'x'));
   const Descriptor deaf = trusted();
   const std::string get =
-      store_protocol::frame(store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
+      store_protocol::frame(1, store_protocol::Writer{}.byte(2).text("large").u64(0).bytes());
   for (int i = 0; i < 200; ++i) send(deaf, get);
   BOOST_TEST((another().get("large").size() == 4_MiB));
 }

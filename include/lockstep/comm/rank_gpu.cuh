@@ -1,22 +1,95 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The GPU of a rank that has been launched.
+/// @file The GPU of a rank that has been launched, and whether another rank has it too.
 
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdlib>
 #include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
 
+#include "lockstep/core/hash.hpp"
+#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/cuda/stay_near.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/store.hpp"
+#include "lockstep/launch/store_protocol.hpp"
 
 namespace lockstep::detail {
 
 /// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
-/// and the thread stays near it.
+/// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are shared if there are too few, and
+/// that is an error unless it was asked for. Processes may see different GPUs: they take those that
+/// they see in turn, and compare when they meet (`compare_gpus`).
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
-  auto gpu = std::make_shared<Gpu>(
-      Gpu::of(member.rank, member.local_rank, member.local_world, wants_shared_gpus()));
+  const bool are_threads = member.process_ranks >= member.local_world;
+  auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
+                                           !are_threads || wants_shared_gpus()));
   stay_near_gpu(member.rank);
+  return gpu;
+}
+
+/// The name of a GPU that this process sees: `GPU-` and its UUID as nvidia-smi writes it, or the
+/// name of a MIG slice. A process that uses a slice was given its name by CUDA_VISIBLE_DEVICES; the
+/// UUID that CUDA reports can be that of the whole GPU.
+inline std::string gpu_name(const Gpu& gpu) {
+  const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
+  const auto device = static_cast<std::size_t>(gpu.device());
+  const std::string_view entry = list == nullptr ? "" : listed_entry(list, device);
+  if (entry.starts_with("MIG-")) return std::string(entry);
+  cudaDeviceProp properties{};
+  check_cuda(cudaGetDeviceProperties(&properties, gpu.device()), "cudaGetDeviceProperties");
+  std::string name = "GPU-";
+  for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
+    const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
+    if (i == 4 || i == 6 || i == 8 || i == 10) name += '-';
+    name += "0123456789abcdef"[byte >> 4];
+    name += "0123456789abcdef"[byte & 15];
+  }
+  // Tests count more GPUs than there are.
+  if (logical_gpus() != 0) name += " as number " + std::to_string(gpu.index());
+  return name;
+}
+
+/// The ranks of a communicator tell each other which GPU they have. Two that have the same one are
+/// an error on all ranks, unless `LOCKSTEP_SHARE_GPUS=1` allows it. `name` is the communicator's
+/// own. **Ranks** all. **Host** blocks until all have come.
+inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu& gpu,
+                               const std::string& name) {
+  char bus[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu.device()), "cudaDeviceGetPCIBusId");
+  // A hash of the host is enough to compare, and short where there are thousands of ranks.
+  const std::string own =
+      store_protocol::Writer{}.u64(hash_of(host_identity())).text(gpu_name(gpu)).text(bus).bytes();
+  std::vector<GpuIdentity> gpus;
+  gpus.reserve(member.world.value());
+  for (const std::string& bytes :
+       store.gather("lockstep/gpus/" + name, member.rank, member.world, own, member.timeout)) {
+    store_protocol::Reader in(bytes);
+    GpuIdentity one;
+    one.host = in.raw(8);
+    one.uuid = in.text();
+    one.bus = in.text();
+    gpus.push_back(one);
+  }
+  const GpuVerdict verdict(gpus);
+  require_own_gpus(verdict, gpus, member.rank, wants_shared_gpus());
+  return verdict;
+}
+
+/// The GPU of a rank of many processes, which no other rank has unless that was asked for.
+/// **Ranks** all. **Host** blocks until all have come.
+inline std::shared_ptr<Gpu> gpu_of_process(const Membership& member, Store& store,
+                                           const std::string& name) {
+  std::shared_ptr<Gpu> gpu = gpu_of(member);
+  if (member.world > WorldSize{1}) compare_gpus(member, store, *gpu, name);
   return gpu;
 }
 

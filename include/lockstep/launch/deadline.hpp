@@ -25,6 +25,8 @@ class Deadline {
   /// The earlier of two.
   friend Deadline sooner(Deadline a, Deadline b) { return a.when_ < b.when_ ? a : b; }
 
+  Clock::time_point when() const { return when_; }
+  bool is_ever() const { return when_ != Clock::time_point::max(); }
   bool passed() const { return when_ != Clock::time_point::max() && Clock::now() >= when_; }
 
   /// For poll(): -1 is for ever. Rounded up, or the last millisecond would be spent spinning.

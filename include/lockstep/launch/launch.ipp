@@ -40,7 +40,7 @@ struct Start {
     place = environment(options.rendezvous).placement();
     require_local_rank();
     timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
-    if (place) share_gpus(*place);
+    if (place) SharedGpuVariables::add_to_this_process(*place);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
     // late, and those before a crash never.
     if (place && place->hosted) std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);

@@ -10,6 +10,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/placement.hpp"
@@ -71,12 +72,12 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
   }
   if (member.job.empty()) member.job = store.compare_set("lockstep/job", "", random_id());
   const std::string here = host_identity();
-  if (!knows_local_ranks) store.set(text({"lockstep/host/", rank}), here);
-  store.barrier("rendezvous", member.rank, member.world, member.timeout);
+  const std::vector<std::string> hosts =
+      store.gather("rendezvous", member.rank, member.world, here, member.timeout);
   if (knows_local_ranks) return;
   member.local_rank = member.local_world = 0;
-  for (std::size_t r = 0; r < member.world.value(); ++r) {
-    if (store.get(text({"lockstep/host/", r})) != here) continue;
+  for (std::size_t r = 0; r < hosts.size(); ++r) {
+    if (hosts[r] != here) continue;
     if (r < member.rank.value()) ++member.local_rank;
     ++member.local_world;
   }
@@ -92,6 +93,11 @@ inline std::size_t earlier_joins(const RankPlacement& place) {
   return joins[text({place.rank, " ", place.host, ":", place.ports.front()})]++;
 }
 
+/// How many clients the store of a place will have: each rank, or each thread of it, is one.
+inline std::size_t clients_of(const RankPlacement& place) {
+  return place.world.value() * place.threads;
+}
+
 /// Completes a place: reads the secret, and opens the store if that is this process's part.
 inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
   check_placement(place);
@@ -100,7 +106,8 @@ inline std::unique_ptr<StoreHost> settle_at(RankPlacement& place) {
     if (const std::size_t earlier = earlier_joins(place)) place.secret += text({"/", earlier});
   }
   if (place.hosted || place.rank != Rank{0}) return nullptr;
-  std::unique_ptr<StoreHost> host(new StoreHost{StoreServer(place.secret, listen_at(place))});
+  std::unique_ptr<StoreHost> host(
+      new StoreHost{StoreServer(place.secret, listen_at(place), clients_of(place))});
   place.ports = {host->server.port()};
   // This is its own host, whatever name the others use.
   if (!is_loopback(place.host)) place.host = "127.0.0.1";
@@ -157,7 +164,7 @@ inline Session join_by_file(std::string_view method, Rank rank, WorldSize world,
   RendezvousFile::check_unused(path);
   const std::string secret = random_id();
   std::unique_ptr<StoreHost> host(
-      new StoreHost{StoreServer(secret, is_loopback(name) ? name : "")});
+      new StoreHost{StoreServer(secret, is_loopback(name) ? name : "", 0, world.value())});
   const std::uint16_t port = host->server.port();
   host->file.emplace(path, RendezvousFile::Contents{name, port, secret});
   Store store(is_loopback(name) ? name : "127.0.0.1", port, secret, timeout);

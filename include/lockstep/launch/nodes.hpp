@@ -7,8 +7,10 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -31,8 +33,8 @@ struct NodePlace {
 };
 
 /// A launcher's watch over the other nodes. Node 0 has the store and watches the other nodes, which
-/// report to it in intervals; they in turn watch whether the store answers. So each node costs one
-/// small request an interval.
+/// report to it in intervals, longer ones the more nodes there are; they in turn watch whether the
+/// store answers. So the store has the same few requests a second for any number of nodes.
 class NodeWatch {
  public:
   using Milliseconds = std::chrono::milliseconds;
@@ -43,7 +45,7 @@ class NodeWatch {
             Milliseconds timeout)
       : place_(place),
         timeout_(timeout),
-        interval_(std::clamp(timeout / 8, Milliseconds(20), Milliseconds(250))),
+        interval_(std::clamp(timeout / 8, Milliseconds(20), slowest_beat(place.nodes))),
         patience_(timeout + interval_ + Milliseconds(150)),
         where_(endpoint_text(meeting.host, meeting.port)),
         store_(connect(meeting, secret, timeout)),
@@ -109,12 +111,19 @@ class NodeWatch {
   };
 
   static constexpr const char* failure_key = "lockstep/nodes/failure";
+  static constexpr const char* beat_prefix = "lockstep/nodes/beat/";
+  static constexpr const char* place_prefix = "lockstep/nodes/place/";
   static constexpr const char* verdict_key = "lockstep/nodes/verdict";
   static constexpr const char* done = "done";
 
   /// How long one request may take while the job runs. Many fit into the time limit, so that a
   /// short fault of the network does not end the job.
   static constexpr Milliseconds answer_limit{500};
+
+  /// Two requests a node and interval are at most a thousand a second for the store.
+  static Milliseconds slowest_beat(std::size_t nodes) {
+    return std::max(Milliseconds(250), Milliseconds(2 * nodes));
+  }
 
   static std::string name(std::size_t node) { return text({"node ", node}); }
 
@@ -124,10 +133,8 @@ class NodeWatch {
     if (place_.ranks == 1) return text({"node ", node, " (rank ", first, ")"});
     return text({"node ", node, " (ranks ", first, " to ", first + place_.ranks - 1, ")"});
   }
-  static std::string beat_key(std::size_t node) { return text({"lockstep/node ", node, "/beat"}); }
-  static std::string place_key(std::size_t node) {
-    return text({"lockstep/node ", node, "/place"});
-  }
+  static std::string beat_key(std::size_t node) { return text({beat_prefix, node}); }
+  static std::string place_key(std::size_t node) { return text({place_prefix, node}); }
 
   static Store connect(const Endpoint& meeting, const std::string& secret, Milliseconds timeout) {
     try {
@@ -170,9 +177,11 @@ class NodeWatch {
     try {
       store_.wait(keys, timeout_);
     } catch (const Error&) {
+      std::set<std::string> there;
+      for (const auto& [key, value] : store_.list(place_prefix)) there.insert(key);
       std::vector<std::string> missing;
       for (std::size_t n = 0; n < place_.nodes; ++n) {
-        if (!store_.try_get(place_key(n))) missing.push_back(text({n}));
+        if (!there.contains(place_key(n))) missing.push_back(text({n}));
       }
       verdict = text({missing.size() == 1 ? "node " : "nodes ", listed(missing),
                       " did not come to port ", where_.substr(where_.rfind(':') + 1),
@@ -218,8 +227,10 @@ class NodeWatch {
   /// On node 0: finds nodes that have been silent for too long, and whether all are done.
   void look_at_others() {
     bool all = true;
+    std::map<std::string, std::string> beats;
+    for (auto& [key, beat] : store_.list(beat_prefix)) beats.emplace(key, std::move(beat));
     for (std::size_t n = 1; n < place_.nodes; ++n) {
-      const std::string beat = store_.try_get(beat_key(n)).value_or("");
+      const std::string& beat = beats[beat_key(n)];
       if (beat == done) continue;
       all = false;
       Heard& heard = heard_[n];

@@ -28,6 +28,8 @@ struct RankPlacement {
   std::vector<std::uint16_t> ports;
   /// Does the launcher serve the store? Otherwise rank 0 does.
   bool hosted = false;
+  /// How many ranks are threads of this process.
+  std::size_t threads = 1;
   /// Empty until the ranks have agreed on one.
   std::string job;
   /// The secret itself, or the pipe from which to read it.

@@ -18,6 +18,7 @@
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/nodes.hpp"
+#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
 #include "lockstep/launch/store_server.hpp"
@@ -97,8 +98,14 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       alone ? random_id() : derived_secret("nodes", meeting.port, environment().secret());
   std::optional<StoreServer> server;
   std::optional<NodeWatch> others;
-  if (options.node_rank == 0) {
-    server.emplace(secret, is_loopback(meeting.host) ? meeting.host : "", meeting.port);
+  // For each rank here two pipes of output, one for its failure and one for the secret, both ends
+  // while it starts, and its pidfd.
+  const bool is_first = options.node_rank == 0;
+  const std::size_t clients = is_first ? options.nodes * (ranks + 1) : 0;  // launchers are some too
+  allow_open_files(10 * processes + clients + 128, "the launcher of a job of",
+                   options.nodes * ranks);
+  if (is_first) {
+    server.emplace(secret, is_loopback(meeting.host) ? meeting.host : "", meeting.port, clients);
     meeting.port = server->port();
     if (!is_loopback(meeting.host)) meeting.host = "127.0.0.1";
   }
@@ -125,7 +132,6 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   if (alone) add(common, {"LOCKSTEP_JOB=", job});
-  const std::size_t gpus = gpus_in_sight();
   const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
   const std::vector<char*> arguments = pointers(options.rest);
@@ -149,7 +155,7 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
         const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
         add(variables, {columns_variable, "=", terminal.columns - taken});
       }
-      add_shared_gpu_variables(variables, job, rank, ranks, alone, gpus);
+      SharedGpuVariables::add(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
       // The store's thread runs already: after fork, only async-signal-safe functions may be
       // called.

@@ -1,15 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The environment of ranks that share GPUs, set before a process has threads.
+/// @file The environment of ranks that share GPUs, prepared before a process has threads.
 ///
 /// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each rank
-/// pretends to be on a host of its own (NCCL_HOSTID), and ranks talk through sockets, which is slow
-/// but good enough to try things out. NCCL avoids the loopback interface unless told otherwise, and
-/// a host without a network has no other. Variables that the user has set stay as they are.
+/// pretends to be on a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface unless
+/// told otherwise (NCCL_SOCKET_IFNAME), and a host without a network has no other.
+///
+/// Whether ranks share is known only when they have met and compared their GPUs. Then the process
+/// has threads, and setenv moves memory that another thread may be reading. So where sharing is
+/// allowed the variables are there from the beginning, under names that nobody reads, and when they
+/// are wanted one byte of the name changes: LCCL_HOSTID becomes NCCL_HOSTID. NCCL reads it when it
+/// makes its first communicator, which is later. Variables that the user has set stay as they are.
 
 #include <glob.h>
 #include <stdlib.h>
+#include <unistd.h>
 
+#include <atomic>
 #include <cstddef>
 #include <string>
 #include <string_view>
@@ -21,58 +28,51 @@
 
 namespace lockstep::detail {
 
-/// How many paths match a pattern of the shell.
-inline std::size_t matching_paths(const char* pattern) {
-  glob_t found{};
-  const std::size_t count = ::glob(pattern, GLOB_NOSORT, nullptr, &found) == 0 ? found.gl_pathc : 0;
-  ::globfree(&found);
-  return count;
-}
-
-/// How many devices CUDA takes from CUDA_VISIBLE_DEVICES: those before the first invalid entry.
-inline std::size_t listed_gpus(std::string_view list) {
-  std::size_t count = 0;
-  while (!list.empty() && list.front() != ',' && list.front() != '-') {
-    ++count;
-    const std::size_t comma = list.find(',');
-    if (comma == std::string_view::npos) break;
-    list.remove_prefix(comma + 1);
+class SharedGpuVariables {
+ public:
+  /// Adds the variables for one rank, as `name=value`: none if sharing is not wanted.
+  static void add(std::vector<std::string>& variables, std::string_view job, Rank rank) {
+    if (!wants_shared_gpus()) return;
+    variables.push_back(text({"LCCL_HOSTID=", job.empty() ? "lockstep" : job, ".", rank}));
+    variables.emplace_back("LCCL_SOCKET_IFNAME=lo");
   }
-  return count;
-}
 
-/// The GPUs that a process of this host sees, found without CUDA, which would start threads.
-inline std::size_t gpus_in_sight() {
-  const char* const list = ::getenv("CUDA_VISIBLE_DEVICES");
-  return list != nullptr ? listed_gpus(list) : matching_paths("/dev/nvidia[0-9]*");
-}
+  /// Puts them into the environment of this process, which another launcher has started. A process
+  /// that has threads already is left alone.
+  static void add_to_this_process(const RankPlacement& place) {
+    std::vector<std::string> variables;
+    add(variables, place.job, place.rank);
+    if (variables.empty() || ::getenv("LCCL_HOSTID") != nullptr || has_threads()) return;
+    for (std::string& variable : variables) {
+      const std::size_t equals = variable.find('=');
+      variable[equals] = '\0';
+      ::setenv(variable.c_str(), variable.c_str() + equals + 1, 0);
+    }
+  }
 
-/// Adds the variables for one rank, as `name=value`: none if every rank of the host has a GPU of
-/// its own, or if sharing is not wanted.
-inline void add_shared_gpu_variables(std::vector<std::string>& variables, std::string_view job,
-                                     Rank rank, std::size_t local_world, bool is_one_host,
-                                     std::size_t gpus) {
-  if (!wants_shared_gpus() || local_world <= gpus) return;
-  if (::getenv("NCCL_HOSTID") == nullptr) {
-    variables.push_back(text({"NCCL_HOSTID=", job.empty() ? "lockstep" : job, ".", rank}));
-  }
-  if (is_one_host && ::getenv("NCCL_SOCKET_IFNAME") == nullptr) {
-    variables.emplace_back("NCCL_SOCKET_IFNAME=lo");
-  }
-}
+  /// NCCL takes this rank for one on a host of its own. False if it cannot be told.
+  static bool use_own_host() { return use("LCCL_HOSTID=", "NCCL_HOSTID"); }
+  /// NCCL uses the loopback interface.
+  static bool use_loopback() { return use("LCCL_SOCKET_IFNAME=", "NCCL_SOCKET_IFNAME"); }
 
-/// Sets these variables in this process, which another launcher has started. A process that has
-/// threads already is left alone, because one of them may be reading the environment.
-inline void share_gpus(const RankPlacement& place) {
-  std::vector<std::string> variables;
-  add_shared_gpu_variables(variables, place.job, place.rank, place.local_world,
-                           place.local_world == place.world.value(), gpus_in_sight());
-  if (variables.empty() || matching_paths("/proc/self/task/*") != 1) return;
-  for (std::string& variable : variables) {
-    const std::size_t equals = variable.find('=');
-    variable[equals] = '\0';
-    ::setenv(variable.c_str(), variable.c_str() + equals + 1, 0);
+ private:
+  static bool has_threads() {
+    glob_t found{};
+    const bool one =
+        ::glob("/proc/self/task/*", GLOB_NOSORT, nullptr, &found) == 0 && found.gl_pathc == 1;
+    ::globfree(&found);
+    return !one;
   }
-}
+
+  static bool use(std::string_view reserved, const char* name) {
+    if (::getenv(name) != nullptr) return true;
+    for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {
+      if (!std::string_view(*variable).starts_with(reserved)) continue;
+      std::atomic_ref<char>(**variable).store('N', std::memory_order_relaxed);
+      return true;
+    }
+    return false;
+  }
+};
 
 }  // namespace lockstep::detail

@@ -15,6 +15,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/random.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
@@ -39,6 +40,7 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
   require_ranks(ranks);
   const std::string secret = random_id();
   const std::string job = random_id();
+  allow_open_files(3 * ranks + 64, "a process of", ranks);
   StoreServer server(secret);
   // Connected before any rank runs: a rank that comes to a closed store would wait for it.
   std::vector<Store> stores;
@@ -60,8 +62,8 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
       server.shut_down();
     };
     const auto run = [&, r] {
-      const Membership member{Rank{r}, WorldSize{ranks}, r,      ranks, "127.0.0.1", server.port(),
-                              job,     secret,           timeout};
+      const Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
+                              job,     secret,           timeout, ranks};
       f(member, stores[r]);
     };
     try {
@@ -109,6 +111,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   require_ranks(ranks);
   std::cout.flush();
   std::fflush(nullptr);  // or every rank would print what is in the buffers
+  allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
   std::vector<Pipe> starts;
   Outcome outcome;
   {

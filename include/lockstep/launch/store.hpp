@@ -3,12 +3,14 @@
 /// @file The store as a rank sees it: keys and values that all ranks of a job share.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
@@ -18,11 +20,12 @@ namespace lockstep {
 
 namespace detail {
 class StoreClient;
-}
+class StoreConnection;
+class StoreWatch;
+}  // namespace detail
 
-/// A client of the job's store. Any number of threads may use one: each request takes a connection
-/// of its own for as long as it lasts, an idle one or a new one. So a wait is a request like any
-/// other: the server answers it as soon as it can, and it never blocks another thread's request.
+/// A client of the job's store. Any number of threads may use one, over one connection: the server
+/// answers each request as soon as it can, so a wait never blocks another thread's request.
 ///
 /// A failed request is never repeated, because the client cannot know whether an `add` was done.
 class Store {
@@ -42,10 +45,14 @@ class Store {
   Store& operator=(Store&&) noexcept;
   ~Store();
 
+  /// The same store over the same connection, which stays open until the last such object has gone.
+  Store share() const;
+
   std::uint16_t port() const;
-  Milliseconds timeout() const;
-  /// Sets the limit of later requests, after which a store that does not answer is an error.
-  void set_timeout(Milliseconds timeout);
+  Milliseconds timeout() const { return timeout_; }
+  /// Sets the limit of this object's later requests, after which a store that does not answer is an
+  /// error.
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
 
   /// Stores a value, and replaces an earlier one.
   void set(std::string_view key, std::string_view value);
@@ -81,9 +88,54 @@ class Store {
   }
   void barrier(std::string_view name, Rank rank, WorldSize world, Milliseconds timeout);
 
+  /// What every rank of the world has given to the gather of this name, in rank order: one request
+  /// a rank, where a key for each would take a request for every pair. The name can then be used
+  /// again. All ranks together give at most 16 MiB. **Ranks** all must call. **Host** blocks.
+  std::vector<std::string> gather(std::string_view name, Rank rank, WorldSize world,
+                                  std::string_view value) {
+    return gather(name, rank, world, value, timeout());
+  }
+  std::vector<std::string> gather(std::string_view name, Rank rank, WorldSize world,
+                                  std::string_view value, Milliseconds timeout);
+
+  /// The keys that begin with `prefix` and have a value now, in their order, with their values.
+  std::vector<std::pair<std::string, std::string>> list(std::string_view prefix);
+
  private:
-  std::unique_ptr<detail::StoreClient> client_;
+  friend class detail::StoreWatch;
+  Store(std::shared_ptr<detail::StoreClient> client, Milliseconds timeout);
+
+  Milliseconds timeout_;
+  std::shared_ptr<detail::StoreClient> client_;
 };
+
+namespace detail {
+
+/// Watches one key. The store says when its value changes, so that looking costs no request and no
+/// answer, however many ranks look however often.
+class StoreWatch {
+ public:
+  StoreWatch(const Store& store, std::string key);
+  StoreWatch(const StoreWatch&) = delete;
+  StoreWatch& operator=(const StoreWatch&) = delete;
+  ~StoreWatch();
+
+  /// The value, if it is another one than at the last call that returned one. Throws where the
+  /// store is gone. **Host** does not block.
+  std::optional<std::string> news();
+
+ private:
+  void ask();
+
+  std::string key_;
+  std::chrono::milliseconds timeout_;
+  std::shared_ptr<StoreClient> client_;
+  std::shared_ptr<StoreConnection> connection_;  // of the request that waits
+  std::uint32_t number_ = 0;
+  std::optional<std::string> known_;
+};
+
+}  // namespace detail
 
 }  // namespace lockstep
 

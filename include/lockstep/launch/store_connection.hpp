@@ -1,9 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A client's connection to the store: authenticated, and used for one request at a time.
+/// @file A client's connection to the store: authenticated, and shared by any number of threads.
 
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/launch/random.hpp"
 #include "lockstep/launch/socket.hpp"
@@ -22,8 +27,16 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   if (!socket) return {};
   char hello[hello_bytes];
   const Transfer heard = read_exact(socket.get(), hello, sizeof hello, limit);
-  if (heard != Transfer::complete || std::string_view(hello, magic.size()) != magic) {
+  const std::string_view word(hello, magic.size());
+  const std::string_view name = magic.substr(0, magic.size() - 1);
+  if (heard != Transfer::complete || !word.starts_with(name)) {
     why = "what listens there is not a lockstep store";
+    return {};
+  }
+  if (word != magic) {
+    why = text({"the store there speaks version ", word.substr(name.size()),
+                " of lockstep's protocol and this program version ", magic.substr(name.size()),
+                ": build all programs of a job with one release"});
     return {};
   }
   const std::string_view server_nonce(hello + magic.size(), nonce_bytes);
@@ -39,18 +52,155 @@ inline Descriptor connect_to_store(const std::string& host, std::uint16_t port, 
   return socket;
 }
 
-/// Sends a request and reads its reply. A reply that is too long counts as a closed connection.
-inline Transfer exchange(int socket, std::string_view request, std::string& reply,
-                         Deadline deadline) {
-  const std::string out = store_protocol::frame(request);
-  char header[4];
-  Transfer done = write_exact(socket, out.data(), out.size(), deadline);
-  if (done == Transfer::complete) done = read_exact(socket, header, sizeof header, deadline);
-  if (done != Transfer::complete) return done;
-  const std::size_t size = store_protocol::Reader({header, sizeof header}).u32();
-  if (size > store_protocol::max_frame_bytes) return Transfer::closed;
-  reply.resize(size);
-  return read_exact(socket, reply.data(), size, deadline);
-}
+/// Requests and replies over one connection. There is no thread for it: of those that wait for a
+/// reply, one reads for all. A reply that nobody waits for any more is dropped.
+class StoreConnection {
+ public:
+  explicit StoreConnection(Descriptor socket) : socket_(std::move(socket)) {}
+
+  /// Sends a request. `number` is set to the one it got.
+  Transfer post(std::string_view body, std::uint32_t& number, Deadline deadline) {
+    {
+      const std::lock_guard lock(mutex_);
+      if (closed_) return Transfer::closed;
+      number = next_++;
+      replies_.emplace(number, Reply{});
+    }
+    const Transfer sent = send(number, body, deadline);
+    if (sent != Transfer::complete) forget(number);
+    return sent;
+  }
+
+  /// Waits for the reply to a request. It is forgotten when the time is over.
+  Transfer await(std::uint32_t number, std::string& body, Deadline deadline) {
+    const Transfer came = look(number, body, deadline);
+    if (came == Transfer::timed_out) forget(number);
+    return came;
+  }
+
+  /// Takes the reply to a request if it has come: `timed_out` says that it has not.
+  Transfer poll(std::uint32_t number, std::string& body) {
+    return look(number, body, Deadline::after(std::chrono::milliseconds(0)));
+  }
+
+  /// Ends a request that waits, at the server too if it takes that at once.
+  void cancel(std::uint32_t number) {
+    using store_protocol::Operation;
+    std::uint32_t own = 0;
+    {
+      const std::lock_guard lock(mutex_);
+      replies_.erase(number);
+      if (closed_) return;
+      own = next_++;
+    }
+    send(own,
+         store_protocol::Writer{}
+             .byte(static_cast<std::uint8_t>(Operation::cancel))
+             .text("")
+             .u32(number)
+             .bytes(),
+         Deadline::after(std::chrono::milliseconds(100)));
+  }
+
+ private:
+  struct Reply {
+    bool is_here = false;
+    std::string body;
+  };
+
+  Transfer send(std::uint32_t number, std::string_view body, Deadline deadline) {
+    const std::string out = store_protocol::frame(number, body);
+    const std::lock_guard turn(sending_);
+    const Transfer sent = write_exact(socket_.get(), out.data(), out.size(), deadline);
+    // Half of a request makes the next one unreadable.
+    if (sent != Transfer::complete) {
+      const std::lock_guard lock(mutex_);
+      close();
+    }
+    return sent;
+  }
+
+  void forget(std::uint32_t number) {
+    const std::lock_guard lock(mutex_);
+    replies_.erase(number);
+  }
+
+  Transfer look(std::uint32_t number, std::string& body, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    for (bool looked = false;; looked = true) {
+      const auto reply = replies_.find(number);
+      if (reply == replies_.end()) return Transfer::closed;
+      if (reply->second.is_here) {
+        body = std::move(reply->second.body);
+        replies_.erase(reply);
+        return Transfer::complete;
+      }
+      if (closed_) {
+        replies_.erase(reply);
+        return Transfer::closed;
+      }
+      if (looked && deadline.passed()) return Transfer::timed_out;
+      if (!is_read_) {
+        read_some(lock, deadline);
+      } else if (!deadline.is_ever()) {
+        changed_.wait(lock);
+      } else if (changed_.wait_until(lock, deadline.when()) == std::cv_status::timeout) {
+        looked = true;
+      }
+    }
+  }
+
+  /// Reads what has come, or the first that comes until the deadline. Others wait meanwhile without
+  /// the lock; afterwards one of them takes over.
+  void read_some(std::unique_lock<std::mutex>& lock, Deadline deadline) {
+    is_read_ = true;
+    lock.unlock();
+    char buffer[65536];
+    ssize_t n = ::recv(socket_.get(), buffer, sizeof buffer, 0);
+    if (n < 0 && errno == EAGAIN && wait_ready(socket_.get(), POLLIN, deadline)) {
+      n = ::recv(socket_.get(), buffer, sizeof buffer, 0);
+    }
+    const bool nothing = n < 0 && (errno == EAGAIN || errno == EINTR);
+    lock.lock();
+    is_read_ = false;
+    if (n > 0) {
+      input_.append(buffer, static_cast<std::size_t>(n));
+      sort_replies();
+    } else if (!nothing) {
+      close();
+    }
+    changed_.notify_all();
+  }
+
+  void sort_replies() {
+    std::size_t taken = 0;
+    while (true) {
+      const auto frame = store_protocol::Frame::first_of(std::string_view(input_).substr(taken));
+      if (frame.is_broken) close();
+      if (frame.bytes == 0) break;
+      taken += frame.bytes;
+      const auto reply = replies_.find(frame.request);
+      if (reply != replies_.end()) reply->second = {true, std::string(frame.body)};
+    }
+    input_.erase(0, taken);
+  }
+
+  void close() {
+    closed_ = true;
+    ::shutdown(socket_.get(), SHUT_RDWR);  // ends the wait of the thread that reads
+    changed_.notify_all();
+  }
+
+  Descriptor socket_;
+  std::mutex sending_;
+
+  std::mutex mutex_;  // for what follows
+  std::condition_variable changed_;
+  std::map<std::uint32_t, Reply> replies_;
+  std::string input_;
+  std::uint32_t next_ = 1;
+  bool is_read_ = false;
+  bool closed_ = false;
+};
 
 }  // namespace lockstep::detail

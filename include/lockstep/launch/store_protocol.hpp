@@ -8,8 +8,13 @@
 /// or another job's store, finds out. Later messages are neither signed nor encrypted: the
 /// handshake keeps strangers and accidents out, not someone who can alter the network's packets.
 ///
-/// After that both sides send frames: a length of four bytes, then the body. A request's body
-/// begins with its operation, a reply's with its status. Integers are little-endian.
+/// After that both sides send frames: a length of four bytes, the number that the client has given
+/// to its request, then the body. A request's body begins with its operation, a reply's with its
+/// status. Replies come in the order in which requests can be answered, so one connection serves
+/// requests that wait beside others that do not. Integers are little-endian.
+///
+/// The last character of the magic word is the protocol's version: programs of different releases
+/// that meet say so.
 
 #include <chrono>
 #include <cstdint>
@@ -21,7 +26,7 @@
 
 namespace lockstep::detail::store_protocol {
 
-inline constexpr std::string_view magic = "LOCKSTP1";
+inline constexpr std::string_view magic = "LOCKSTP2";
 inline constexpr std::size_t nonce_bytes = 16;
 inline constexpr std::size_t tag_bytes = 8;
 inline constexpr std::size_t hello_bytes = magic.size() + nonce_bytes;
@@ -31,11 +36,29 @@ inline constexpr std::size_t max_key_bytes = 4_KiB;
 inline constexpr std::size_t max_value_bytes = 16_MiB;
 /// A key, two values (`compare_set`) and room for their lengths.
 inline constexpr std::size_t max_frame_bytes = 2 * max_value_bytes + max_key_bytes + 64;
+/// What all ranks together may give to one `gather`: the reply, with four bytes for each rank, is a
+/// frame.
+inline constexpr std::size_t max_gathered_bytes = max_value_bytes;
+inline constexpr std::size_t max_world = 1u << 20;
 
 /// How long a client may take for its part of the handshake.
 inline constexpr std::chrono::milliseconds handshake_limit{2000};
 
-enum class Operation : std::uint8_t { set = 1, get, wait, add, compare_set, erase, barrier };
+/// `change` is a get that waits until the value is another one than the client knows; `cancel` ends
+/// a request that waits, and has no reply.
+enum class Operation : std::uint8_t {
+  set = 1,
+  get,
+  wait,
+  add,
+  compare_set,
+  erase,
+  barrier,
+  gather,
+  list,
+  change,
+  cancel
+};
 
 /// `missing`: the time was over; the reply lists what was still missing. `refused`: the request
 /// made no sense; the reply says why.
@@ -111,9 +134,37 @@ class Reader {
   bool ok_ = true;
 };
 
-inline std::string frame(std::string_view body) {
-  return Writer{}.u32(static_cast<std::uint32_t>(body.size())).raw(body).bytes();
+/// The bytes before a frame's body: the length of what follows them, and the request's number.
+inline constexpr std::size_t header_bytes = 8;
+
+inline std::string frame_header(std::uint32_t request, std::size_t body_bytes) {
+  return Writer{}.u32(static_cast<std::uint32_t>(body_bytes + 4)).u32(request).bytes();
 }
+
+inline std::string frame(std::uint32_t request, std::string_view body) {
+  return Writer{}.raw(frame_header(request, body.size())).raw(body).bytes();
+}
+
+/// A whole frame at the beginning of what has been received.
+struct Frame {
+  std::uint32_t request = 0;
+  std::string_view body;
+  std::size_t bytes = 0;  // with the header; 0 while the frame is not complete
+  bool is_broken = false;
+
+  static Frame first_of(std::string_view received) {
+    Frame frame;
+    if (received.size() < 4) return frame;
+    Reader header(received);
+    const std::size_t size = header.u32();
+    frame.is_broken = size < 4 || size > max_frame_bytes;
+    if (frame.is_broken || received.size() - 4 < size) return frame;
+    frame.request = header.u32();
+    frame.body = received.substr(header_bytes, size - 4);
+    frame.bytes = 4 + size;
+    return frame;
+  }
+};
 
 /// The proof that `role` knows the key. The role keeps one side from echoing the other's proof.
 inline std::string tag(SipKey key, std::string_view role, std::string_view server_nonce,

@@ -21,6 +21,7 @@
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/meeting.hpp"
+#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/supervisor.hpp"
 
@@ -134,6 +135,7 @@ inline int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
                        FunctionRef<int(Session&)> run) {
   const std::string secret = random_id();
   const std::string job = random_id();
+  allow_open_files(3 * ranks + 64, "a process of", ranks);
   StoreServer server(secret);
   // Connected before any rank runs: a rank that comes to a closed store would wait for it.
   std::vector<Session> sessions;
@@ -160,6 +162,7 @@ inline int run_threads_at(RankPlacement place, std::size_t threads,
                           const std::vector<std::string>& arguments, const Descriptor& launcher,
                           FunctionRef<int(Session&)> run) {
   const std::string name = place.host;
+  place.threads = threads;
   const std::unique_ptr<StoreHost> host = settle_at(place);
   const std::size_t first = place.rank.value() * threads;
   ThreadEnds ends(threads);

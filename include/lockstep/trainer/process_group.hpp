@@ -197,8 +197,7 @@ auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& member
     const std::string name = detail::group_name(members);
     const Membership& all = group.membership();
     Membership member = detail::membership_in_group(all, group.store(), place, name);
-    Store store(all.host, all.port, all.secret, all.timeout);
-    Session session(std::move(member), std::move(store));
+    Session session(std::move(member), group.store().share());
     made.emplace(Meeting::make(session, name));
   }
   return made;

@@ -4,12 +4,15 @@
 /// they are, that one of them failed, and why.
 
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/comm/fault/call_log.hpp"
 #include "lockstep/core/error.hpp"
@@ -19,7 +22,7 @@
 
 namespace lockstep::detail {
 
-/// The current notice, which every rank reads again and again.
+/// The current notice, of which the store tells every rank.
 struct Notice {
   enum class Kind : std::uint8_t {
     none,
@@ -66,6 +69,15 @@ class NoticeBoard {
     return bytes ? Notice::from_bytes(*bytes) : Notice{};
   }
 
+  /// The store tells of every new notice: looking costs no request.
+  std::unique_ptr<StoreWatch> watch() const {
+    return std::make_unique<StoreWatch>(*store_, prefix_ + "notice");
+  }
+
+  /// How long ranks wait between requests that each of them makes again and again: with many ranks
+  /// so long that the store has at most a thousand of them a second.
+  static Milliseconds pace(std::size_t world) { return Milliseconds(world); }
+
   /// Asks all ranks where they are, unless there is a fault already.
   void ask() const { post({Notice::Kind::question, rank_, ""}); }
 
@@ -108,12 +120,17 @@ class NoticeBoard {
     store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
                 store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
   }
-  std::optional<Position> position(Rank rank) const {
-    const auto bytes = store_->try_get(prefix_ + "position/" + std::to_string(rank.value()));
-    if (!bytes) return std::nullopt;
-    store_protocol::Reader in(*bytes);
-    const std::uint64_t calls = in.u64();
-    return Position{calls, std::string(in.text())};
+  /// The positions of all ranks, as far as they have told, by one request.
+  std::vector<std::optional<Position>> positions(std::size_t world) const {
+    std::vector<std::optional<Position>> all(world);
+    const std::string prefix = prefix_ + "position/";
+    for (const auto& [key, bytes] : store_->list(prefix)) {
+      const std::size_t rank = std::strtoul(key.c_str() + prefix.size(), nullptr, 10);
+      store_protocol::Reader in(bytes);
+      const std::uint64_t calls = in.u64();
+      if (rank < world) all[rank] = Position{calls, std::string(in.text())};
+    }
+    return all;
   }
 
   /// The error that says what the ranks disagree about. Rank 0 alone compares the logs, so that all

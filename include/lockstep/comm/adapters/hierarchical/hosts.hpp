@@ -117,14 +117,8 @@ class Hosts {
 
 /// **Ranks** all. **Host** blocks until all have come.
 inline Hosts discover_hosts(const Membership& member, Store& store, const std::string& prefix) {
-  const auto key = [&](std::size_t rank) { return prefix + "host/" + std::to_string(rank); };
-  store.set(key(member.rank.value()), host_identity());
-  store.barrier(prefix + "hosts", member.rank, member.world, member.timeout);
-  std::vector<std::string> host_of_rank;
-  host_of_rank.reserve(member.world.value());
-  for (std::size_t r = 0; r < member.world.value(); ++r)
-    host_of_rank.push_back(store.get(key(r), member.timeout));
-  return Hosts(host_of_rank);
+  return Hosts(
+      store.gather(prefix + "hosts", member.rank, member.world, host_identity(), member.timeout));
 }
 
 }  // namespace lockstep::detail

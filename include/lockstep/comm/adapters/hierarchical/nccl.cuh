@@ -68,7 +68,7 @@ inline ThreadedNccl make_threaded_nccl_communicator(const Membership& member, St
   detail::Hosts hosts = detail::hosts_of_threads(member);
   const std::size_t host = hosts.host(member.rank);
   const std::size_t place = hosts.local_rank(member.rank);
-  std::shared_ptr<Gpu> gpu = detail::gpu_of(member);
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
   auto lane = std::make_shared<Gpu>(gpu->rank(), gpu->index());
 
   Membership local = member;

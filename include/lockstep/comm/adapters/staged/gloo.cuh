@@ -36,7 +36,7 @@ static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy>
 template <std::size_t Ranks = dynamic>
 StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store& store,
                                                 const std::string& name = "world") {
-  std::shared_ptr<Gpu> gpu = detail::gpu_of(member);
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
   return {make_gloo_communicator<Ranks>(member, store, name), std::move(gpu)};
 }
 
@@ -44,7 +44,7 @@ StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store&
 /// Gloo between hosts. **Ranks** all. **Host** blocks until all have come.
 inline StagedHierarchy make_staged_hierarchical_communicator(const Membership& member, Store& store,
                                                              const std::string& name = "world") {
-  std::shared_ptr<Gpu> gpu = detail::gpu_of(member);
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
   return {make_hierarchical_communicator(member, store, name), std::move(gpu)};
 }
 

@@ -155,7 +155,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
     return {member.rank,
             member.world,
             known,
-            std::make_shared<Store>(member.host, member.port, member.secret, member.timeout),
+            std::make_shared<Store>(store.share()),
             detail::over_gloo::make_device(address, member.rank),
             member.timeout};
   }

@@ -81,14 +81,11 @@ inline std::string listening_address(const Membership& member, Store& store,
   const bool is_chosen = chosen != nullptr && *chosen != '\0';
   std::string own =
       is_chosen ? address_of_interface(chosen, member.rank) : address_towards(member.host);
-  const auto key = [&](std::size_t rank) { return prefix + "address/" + std::to_string(rank); };
-  store.set(key(member.rank.value()), own);
-  store.barrier(prefix + "addresses", member.rank, member.world, member.timeout);
+  const auto all =
+      store.gather(prefix + "addresses", member.rank, member.world, own, member.timeout);
   if (is_chosen || !is_loopback(own)) return own;
-  for (std::size_t r = 0; r < member.world.value(); ++r) {
-    const std::string other = store.get(key(r), member.timeout);
+  for (const std::string& other : all)
     if (!other.empty() && !is_loopback(other)) return address_towards(other);
-  }
   return own;
 }
 

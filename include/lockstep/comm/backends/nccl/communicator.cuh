@@ -177,7 +177,6 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
     Membership member;
     member.rank = rank;
     member.world = world;
-    member.local_world = world.value();  // ranks compare their GPUs if these can be shared
     member.timeout = timeout();
     const std::shared_ptr<Store>& store = engine_->joined().store;
     return NcclCommunicator<>(connect(member, *store, name, engine_->joined().gpu, store));
@@ -243,9 +242,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
                                       const std::string& called, std::shared_ptr<Gpu> gpu) {
     detail::require_world<Ranks>(member.world, member.rank);
-    return connect(
-        member, store, detail::numbered_meeting(store, member.rank, "nccl", called), std::move(gpu),
-        std::make_shared<Store>(member.host, member.port, member.secret, member.timeout));
+    return connect(member, store, detail::numbered_meeting(store, member.rank, "nccl", called),
+                   std::move(gpu), std::make_shared<Store>(store.share()));
   }
 
   /// Joins through `store`; the communicator leaves its notices in `own_store`.
@@ -253,8 +251,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
                                          const std::string& name, std::shared_ptr<Gpu> gpu,
                                          std::shared_ptr<Store> own_store) {
     const bool alone = member.world == WorldSize{1};
-    if (!alone && detail::nccl::gpus_are_shared(member, store, *gpu, name))
-      detail::nccl::require_own_hosts(member.rank);
+    if (!alone) detail::nccl::settle_hosts(member, store, *gpu, name);
     const ncclUniqueId id = meet(member, store, name);
     auto engine = std::make_shared<Engine>(detail::nccl::JoinOptions{
         member.rank, member.world, name, std::move(gpu), std::move(own_store), member.timeout});

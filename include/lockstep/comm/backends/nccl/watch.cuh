@@ -65,17 +65,23 @@ class Watch {
   }
 
   void look_at_others(const NoticeBoard& board) {
-    Notice notice = board.notice();
-    if (!notice.is_fault()) compare(board, notice);
+    if (!news_) news_ = board.watch();
+    if (const auto bytes = news_->news()) notice_ = Notice::from_bytes(*bytes);
+    // What each rank asks of the store is asked the less often the more ranks there are.
+    const bool is_time = Clock::now() >= next_request_;
+    if (is_time) next_request_ = Clock::now() + NoticeBoard::pace(engine_.world());
+    Notice notice = notice_;
+    if (!notice.is_fault() && is_time) compare(board, notice);
     if (notice.kind == Notice::Kind::failed) {
       engine_.link().fail_quietly(
           rank_failed(what_it_is_in(), notice.rank, notice.words, engine_.rank()));
     } else if (notice.kind == Notice::Kind::differs) {
       engine_.link().fail_quietly(verdict(board, notice.rank));
-    } else if (notice.kind == Notice::Kind::question) {
+    } else if (notice.kind == Notice::Kind::question && (is_time || !has_told_)) {
       const Position position = engine_.position();
       if (position != told_) board.set_position(position);
       told_ = position;
+      has_told_ = true;
     }
   }
 
@@ -138,9 +144,10 @@ class Watch {
     std::vector<std::string> behind;
     with_board([&](const NoticeBoard& board) {
       const std::uint64_t calls = engine_.head().calls;
+      const auto positions = board.positions(engine_.world());
       for (std::size_t w = 0; w < engine_.world(); ++w) {
         if (Rank{w} == engine_.rank()) continue;
-        const auto position = board.position(Rank{w});
+        const auto& position = positions[w];
         all.push_back(position_text(Rank{w}, position, calls));
         if (!position || position->calls < calls) behind.push_back(all.back());
       }
@@ -165,6 +172,10 @@ class Watch {
 
   Engine& engine_;
   bool hears_ = true;  // there is a store
+  std::unique_ptr<StoreWatch> news_;
+  Notice notice_;
+  Clock::time_point next_request_{};
+  bool has_told_ = false;
   bool asked_ = false;
   Position told_{static_cast<std::uint64_t>(-1), ""};
   LogHead head_;  // on rank 0 what it has shown, elsewhere what it has read
