@@ -25,9 +25,10 @@
 namespace lockstep::detail {
 
 /// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
-/// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are shared if there are too few, and
-/// that is an error unless it was asked for. Processes may see different GPUs: they take those that
-/// they see in turn, and compare when they meet (`compare_gpus`).
+/// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are
+/// shared if there are too few, and that is an error unless it was asked for. Processes may see
+/// different GPUs: they take those that they see in turn, and compare when they meet
+/// (`compare_gpus`).
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
   auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
