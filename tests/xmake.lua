@@ -69,7 +69,7 @@ target_end()
 test_program("comm_address", {comm = communicating}, address)
 target_end()
 test_program("comm_thread", {
-    comm = communicating,
+    comm = table.join(communicating, "launch/store_test.cpp"),
     train = {"data/loader_test.cpp", "strategy/dp_test.cpp", "strategy/replica_crew_test.cpp", "train/threads_test.cpp"},
 }, thread)
 target_end()

@@ -14,6 +14,9 @@ using Job = job::Job;
 std::string use(Session& session, const job::Points& points) {
   TrainerOptions options;
   Job job(session, {}, options);
+  Job made(session, [](Session&) { return job::Line{}; });
+  Job ready(session, job::Line{}, options);
+  [[maybe_unused]] const auto on = made.on_device();
   job.sampler_options().seed = Seed{3};
   job.loader_options().workers = 2;
   job.ddp().set_epoch(1);
@@ -28,6 +31,6 @@ std::string use(Session& session, const job::Points& points) {
     if (epoch.number() + batches.size() == 0) break;
   }
   const std::size_t place = job.rank().value() + job.world_size().value() + job.seed().value() +
-                            job.membership().local_world + job.ddp().updates();
+                            job.membership().local_world + job.ddp().updates() + ready.rank().value();
   return job.data() + job.summary().text() + std::to_string(place + scores.size());
 }

@@ -4,6 +4,7 @@
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>
 #include <string>
+#include <vector>
 
 using namespace lockstep;
 
@@ -54,6 +55,61 @@ BOOST_AUTO_TEST_CASE(a_refusal_says_which_gpus_are_visible) {
              std::string::npos);
   ::unsetenv("CUDA_VISIBLE_DEVICES");
   BOOST_TEST(refusal(0, 3, 2, false).find("have 2 GPUs; ") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(ranks_that_each_see_one_gpu_share_nothing_if_the_gpus_differ) {
+  // What Slurm's --gpus-per-task=1 shows to four tasks of two nodes.
+  const std::vector<detail::GpuIdentity> gpus = {
+      {"a", "GPU-1", "01"}, {"a", "GPU-2", "02"}, {"b", "GPU-3", "01"}, {"b", "GPU-4", "02"}};
+  const detail::GpuVerdict verdict(gpus);
+  BOOST_TEST(!verdict.shared());
+  BOOST_TEST(!verdict.is_one_host());
+  for (std::size_t r = 0; r < 4; ++r) BOOST_TEST(!verdict.has_neighbour(Rank{r}));
+  for (const bool may_share : {false, true})
+    BOOST_CHECK_NO_THROW(detail::require_own_gpus(verdict, gpus, Rank{0}, may_share));
+}
+
+BOOST_AUTO_TEST_CASE(ranks_with_one_gpu_are_named_on_all_ranks_unless_they_may_share) {
+  const std::vector<detail::GpuIdentity> gpus = {
+      {"a", "GPU-1", "01"}, {"a", "GPU-2", "02"}, {"a", "GPU-2", "02"}, {"a", "GPU-1", "01"}};
+  const detail::GpuVerdict verdict(gpus);
+  BOOST_TEST(verdict.is_one_host());
+  BOOST_TEST_REQUIRE(verdict.shared().has_value());
+  for (std::size_t r = 0; r < 4; ++r) {
+    BOOST_TEST(verdict.has_neighbour(Rank{r}));
+    std::string said;
+    try {
+      detail::require_own_gpus(verdict, gpus, Rank{r}, false);
+    } catch (const Error& error) {
+      said = error.what();
+    }
+    BOOST_TEST(said.find("ranks 1 and 2 have the same GPU, GPU-2") != std::string::npos);
+    BOOST_TEST(said.find("LOCKSTEP_SHARE_GPUS=1") != std::string::npos);
+    BOOST_CHECK_NO_THROW(detail::require_own_gpus(verdict, gpus, Rank{r}, true));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(slices_of_a_gpu_are_different_and_still_neighbours) {
+  const detail::GpuVerdict slices(
+      {{"a", "MIG-1", "01"}, {"a", "MIG-2", "01"}, {"a", "GPU-3", "02"}});
+  BOOST_TEST(!slices.shared());
+  BOOST_TEST(slices.has_neighbour(Rank{0}));
+  BOOST_TEST(slices.has_neighbour(Rank{1}));
+  BOOST_TEST(!slices.has_neighbour(Rank{2}));
+}
+
+BOOST_AUTO_TEST_CASE(hosts_that_are_one_machine_share_for_nccl_only) {
+  const detail::GpuVerdict pretended({{"a", "GPU-1", "01"}, {"b", "GPU-1", "01"}});
+  BOOST_TEST(!pretended.shared());
+  BOOST_TEST(pretended.has_neighbour(Rank{0}));
+  BOOST_TEST(pretended.has_neighbour(Rank{1}));
+}
+
+BOOST_AUTO_TEST_CASE(lists_of_devices_have_entries) {
+  BOOST_TEST(detail::listed_entry("0,MIG-7,2", 1) == "MIG-7");
+  BOOST_TEST(detail::listed_entry("0,MIG-7,2", 2) == "2");
+  BOOST_TEST(detail::listed_entry("0,MIG-7,2", 3) == "");
+  BOOST_TEST(detail::listed_entry("", 0) == "");
 }
 
 BOOST_AUTO_TEST_CASE(the_environment_asks_for_sharing) {

@@ -254,6 +254,61 @@ void check_predictions(std::size_t replicas) {
     require(close(predicted.values()[i], rows[i], 1e-4), "row of number " + std::to_string(i));
 }
 
+/// Makes a stream when it is constructed.
+struct Homed : Plain {
+  explicit Homed(std::size_t number) : number(number) {
+    check_cuda(cudaGetDevice(&made_on), "cudaGetDevice");
+  }
+  void forward(auto& step, const auto& batch) {
+    own.synchronize();
+    Plain::forward(step, batch);
+  }
+  std::size_t number;
+  int made_on = -1;
+  CudaStream own;
+};
+
+/// Every replica's model is made, run and visited on its own GPU, and batches may be on any of
+/// them; losses of evaluations that nobody reads are taken before the next outputs are written.
+void check_homes(std::size_t replicas) {
+  Dp<Homed> dp({.replicas = replicas}, [](std::size_t i) { return Homed(i); });
+  Dp<Plain> other({.replicas = replicas});
+  const auto batch = labelled<float>(reference_batch(11, 20, 4, 1, 0));
+  const auto copy = [](const auto& values) {
+    DeviceArena memory(values.size() * sizeof(values[0]));
+    detail::copy_now(memory.data(), values.data(), memory.bytes());
+    return memory;
+  };
+  const DeviceArena inputs = copy(batch.inputs), labels = copy(batch.labels);
+  DeviceBatch<float, std::int32_t> on_gpu;
+  on_gpu.inputs = reinterpret_cast<const float*>(inputs.data());
+  on_gpu.labels = reinterpret_cast<const std::int32_t*>(labels.data());
+  on_gpu.rows = batch.size();
+  on_gpu.width = batch.width;
+  for (int s = 0; s < 4; ++s)
+    require(static_cast<double>(dp.step(on_gpu)) == static_cast<double>(other.step(batch)),
+            "a batch on a GPU has another loss");
+  std::size_t i = 0;
+  dp.for_each_model([&](Homed& model) {
+    int current = -1;
+    check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+    require(model.number == i && model.made_on == current, "a model is not at home");
+    ++i;
+  });
+  require(i == replicas, "how many models");
+  dp.synchronize();
+  other.synchronize();
+  require(all_parameters(dp) == all_parameters(other), "other parameters");
+
+  Dp<Split> split({.replicas = replicas});
+  const auto first = labelled<float>(reference_batch(24, 20, 4, 2, 0));
+  const double want = split.evaluate(first);
+  for (int s = 0; s < 50; ++s) {
+    split.evaluate(batch);  // nobody reads it
+    require(static_cast<double>(split.evaluate(first)) == want, "evaluations overtake each other");
+  }
+}
+
 void run_checks(std::size_t replicas, const std::string& name) {
   const auto run = [&](const char* check, auto f) {
     if (name != "all" && name != check) return;
@@ -275,6 +330,7 @@ void run_checks(std::size_t replicas, const std::string& name) {
   });
   run("trainer", [&] { check_trainer(replicas); });
   run("predictions", [&] { check_predictions(replicas); });
+  run("homes", [&] { check_homes(replicas); });
 }
 
 }  // namespace

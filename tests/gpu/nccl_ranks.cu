@@ -382,10 +382,28 @@ void large_data(Session& session) {
   require(wrong.empty(), "broadcast: " + wrong);
 }
 
+/// More ranks than GPUs by mistake: every rank names the first two that have one GPU.
 void fewer_gpus(Session& session) {
   const auto [error, seconds] = failure_of([&] { make(session); });
   print_failure(error, seconds);
-  require_words(error, {"ranks on this host have", "LOCKSTEP_SHARE_GPUS=1"});
+  const std::string second = std::to_string(detail::visible_gpus());
+  require_words(error,
+                {"ranks 0 and " + second + " have the same GPU, GPU-", "LOCKSTEP_SHARE_GPUS=1"});
+}
+
+/// Ranks that may share a GPU and do are on hosts of their own for NCCL; others pretend nothing,
+/// however few GPUs each of them sees.
+void pretend(Session& session) {
+  Comm comm = make(session);
+  comm.barrier();
+  const std::string own = detail::gpu_name(comm.gpu());
+  bool is_shared = false;
+  const auto all = session.store().gather("names of GPUs", session.rank(), session.world(), own);
+  for (std::size_t w = 0; w < all.size(); ++w)
+    is_shared = is_shared || (w != session.rank().value() && all[w] == own);
+  const char* const host = std::getenv("NCCL_HOSTID");
+  require((host != nullptr) == is_shared,
+          is_shared ? "NCCL was not told of another host" : "NCCL was told of another host");
 }
 
 const Cases cases = {{"collectives", collectives},
@@ -401,7 +419,8 @@ const Cases cases = {{"collectives", collectives},
                      {"stuck", stuck},
                      {"abandon", abandon},
                      {"thrown", thrown},
-                     {"fewer_gpus", fewer_gpus}};
+                     {"fewer_gpus", fewer_gpus},
+                     {"pretend", pretend}};
 
 }  // namespace
 

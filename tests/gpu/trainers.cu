@@ -5,8 +5,10 @@
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
+#include <exception>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <type_traits>
 #include <vector>
 
@@ -118,6 +120,57 @@ Seen train_several(Session& session) {
   return seen;
 }
 
+/// Makes a stream and memory when it is constructed, and uses them in every step.
+struct Homed : Model {
+  Homed() : Homed(2) {}
+  explicit Homed(int number) : number(number), memory(256) {
+    check_cuda(cudaGetDevice(&made_on), "cudaGetDevice");
+  }
+  void forward(auto& step, const auto& batch) {
+    check_cuda(cudaMemsetAsync(memory.data(), number, 256, own), "cudaMemsetAsync");
+    own.synchronize();
+    Model::forward(step, batch);
+  }
+  int number;
+  int made_on = -1;
+  CudaStream own;
+  DeviceArena memory;
+};
+
+/// A job's model is made on its rank's GPU, however the job gets it; the program's current GPU may
+/// be another one in every call, and the calling thread too.
+template <class J>
+Seen stay_at_home(Session& session) {
+  using Own = detail::BasicTrainer<Homed, typename J::policies>;
+  Own by_default(session);
+  Own job(session, [](Session&) { return Homed(3); });
+  int home = -1;
+  {
+    const auto on = job.on_device();
+    check_cuda(cudaGetDevice(&home), "cudaGetDevice");
+  }
+  if (job.model().made_on != home || by_default.model().made_on != home || job.model().number != 3)
+    throw std::runtime_error("home: the model was made elsewhere");
+  const int other = (home + 1) % static_cast<int>(detail::cuda_devices());
+  check_cuda(cudaSetDevice(other), "cudaSetDevice");
+  Seen seen;
+  std::exception_ptr thrown;
+  std::thread([&] {
+    try {
+      run_epochs(by_default, 0.01, 2, seen);
+    } catch (...) {
+      thrown = std::current_exception();
+    }
+  }).join();
+  if (thrown) std::rethrow_exception(thrown);
+  run_epochs(job, 0.02, 2, seen);
+  int current = -1;
+  check_cuda(cudaGetDevice(&current), "cudaGetDevice");
+  if (current != other) throw std::runtime_error("home: the program's GPU has changed");
+  check_cuda(cudaSetDevice(home), "cudaSetDevice");
+  return seen;
+}
+
 void compare(const std::string& check, const Seen& got, const Seen& want) {
   if (got.size() != want.size() || want.empty()) throw std::runtime_error(check + ": other sizes");
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -145,6 +198,9 @@ void run_checks(Session& session) {
   run("train", train_and_evaluate<J>, train_and_evaluate<Alone>);
   run("break", leave_early<J>, leave_early<Alone>);
   run("several", train_several<J>, train_several<Alone>);
+#if LOCKSTEP_RUNS_ON_GPU
+  run("home", stay_at_home<J>, stay_at_home<Alone>);
+#endif
   if (!known) throw std::runtime_error("there is no check '" + name + "'");
 }
 

@@ -135,6 +135,26 @@ BOOST_AUTO_TEST_CASE(a_server_without_the_secret_is_noticed_by_the_client) {
   BOOST_TEST(client.port() == server.port());
 }
 
+BOOST_AUTO_TEST_CASE(a_store_of_another_release_is_named) {
+  // It says what the first release of the protocol said.
+  const Descriptor old = lockstep::detail::listen_on("127.0.0.1", 0);
+  std::jthread serve([&] {
+    const Deadline patience = Deadline::after(10s);
+    while (lockstep::detail::wait_ready(old.get(), POLLIN, patience)) {
+      const Descriptor client = lockstep::detail::accept_now(old.get());
+      if (client) send(client, "LOCKSTP1" + std::string(store_protocol::nonce_bytes, 'n'));
+      char byte = 0;
+      if (read_exact(client.get(), &byte, 1, patience) == Transfer::complete && byte == '.') return;
+    }
+  });
+  expect_error([&] { Store("127.0.0.1", lockstep::detail::local_port(old.get()), secret, 100ms); },
+               "speaks version 1 of lockstep's protocol and this program version 2", "one release");
+  std::string why;
+  const Descriptor end =
+      try_connect("127.0.0.1", lockstep::detail::local_port(old.get()), Deadline::after(5s), why);
+  send(end, ".");
+}
+
 BOOST_AUTO_TEST_CASE(scanners_come_and_go) {
   for (int i = 0; i < 300; ++i) {
     if (i % 2 == 0) {
@@ -191,6 +211,28 @@ BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_barrier_no_longer_counts) {
   std::this_thread::sleep_for(100ms);
   dying.close();
   expect_error([&] { store.barrier("b", Rank{0}, WorldSize{3}, 300ms); }, "ranks 1, 2 did not");
+}
+
+BOOST_AUTO_TEST_CASE(a_client_that_dies_in_a_gather_or_cancels_no_longer_counts) {
+  const auto arrive = [](std::uint32_t request, std::uint32_t rank) {
+    return store_protocol::frame(request, store_protocol::Writer{}
+                                              .byte(8)
+                                              .text("g")
+                                              .u32(rank)
+                                              .u32(4)
+                                              .u64(60000)
+                                              .text("piece")
+                                              .bytes());
+  };
+  Descriptor dying = trusted();
+  const Descriptor cancelling = trusted();
+  send(dying, arrive(1, 1));
+  send(cancelling, arrive(5, 2));
+  std::this_thread::sleep_for(100ms);
+  dying.close();
+  send(cancelling,
+       store_protocol::frame(6, store_protocol::Writer{}.byte(11).text("").u32(5).bytes()));
+  expect_error([&] { store.gather("g", Rank{0}, WorldSize{4}, "", 300ms); }, "ranks 1, 2, 3 did");
 }
 
 BOOST_AUTO_TEST_CASE(a_client_that_reads_nothing_holds_up_nobody) {

@@ -148,6 +148,101 @@ BOOST_AUTO_TEST_CASE(a_barrier_refuses_ranks_that_disagree) {
   BOOST_TEST(said.find("rank 1 did not") != std::string::npos);
 }
 
+BOOST_AUTO_TEST_CASE(a_gather_gives_every_rank_the_pieces_of_all_and_can_be_used_again) {
+  std::atomic<int> wrong = 0;
+  std::vector<std::jthread> threads;
+  for (std::size_t r = 0; r < 4; ++r) {
+    threads.emplace_back([&, r] {
+      Store mine = another();
+      for (std::size_t round = 0; round < 25; ++round) {
+        // Ranks 1 and 3 say the same, rank 2 nothing.
+        const auto piece = [&](std::size_t w) {
+          return w == 2 ? "" : std::to_string(round) + std::string(w == 0 ? 70000 : 3, 'x');
+        };
+        const auto all = mine.gather("again", Rank{r}, WorldSize{4}, piece(r));
+        for (std::size_t w = 0; w < 4; ++w) wrong += all.size() == 4 && all[w] == piece(w) ? 0 : 1;
+      }
+    });
+  }
+  threads.clear();
+  BOOST_TEST(wrong == 0);
+  BOOST_TEST(
+      (store.gather("alone", Rank{0}, WorldSize{1}, "me") == std::vector<std::string>{"me"}));
+}
+
+BOOST_AUTO_TEST_CASE(a_gather_names_the_ranks_that_are_missing_and_refuses_too_much) {
+  expect_error([&] { store.gather("g", Rank{1}, WorldSize{3}, "x", 100ms); }, "rank 1, gather",
+               "ranks 0, 2 did not come to 'g' within 0.1 s");
+  const std::string half(9_MiB, 'x');
+  std::string said;
+  std::jthread first([&] {
+    said = error_of([&] { another().gather("large", Rank{0}, WorldSize{2}, half, 3000ms); });
+  });
+  std::string refused;
+  while (refused.find("16 MiB") == std::string::npos && said.empty()) {
+    refused = error_of([&] { store.gather("large", Rank{1}, WorldSize{2}, half, 0ms); });
+  }
+  first.join();
+  BOOST_TEST(refused.find("'large': all ranks together give it more than 16 MiB") !=
+             std::string::npos);
+  BOOST_TEST(said.find("rank 1 did not come") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(keys_are_listed_by_their_beginning) {
+  for (const char* key : {"a/2", "a/1", "b/1", "a"}) store.set(key, std::string("of ") + key);
+  const auto found = store.list("a/");
+  BOOST_TEST_REQUIRE(found.size() == 2u);
+  BOOST_TEST(found[0].first == "a/1");
+  BOOST_TEST(found[1].second == "of a/2");
+  BOOST_TEST(store.list("c").empty());
+}
+
+BOOST_AUTO_TEST_CASE(shared_stores_have_one_connection_and_their_own_time_limits) {
+  const std::size_t before = server.clients();
+  {
+    Store first = store.share();
+    Store second = first.share();
+    second.set_timeout(77ms);
+    BOOST_TEST((first.timeout() == 5000ms && second.timeout() == 77ms));
+    std::jthread waits([&] { first.get("late"); });
+    std::jthread watches([&] { second.get("later", 5000ms); });
+    for (int i = 0; i < 100; ++i) store.add("n", 1);
+    BOOST_TEST(server.clients() == before);
+    store.set("late", "");
+    store.set("later", "");
+  }
+  BOOST_TEST(store.add("n", 0) == 100);
+}
+
+BOOST_AUTO_TEST_CASE(a_watch_hears_of_changes_and_asks_nothing) {
+  detail::StoreWatch watch(store, "watched");
+  BOOST_TEST(!watch.news().has_value());
+  const auto next = [&] {
+    std::optional<std::string> value;
+    while (!value) value = watch.news();
+    return *value;
+  };
+  Store other = another();
+  other.set("watched", "1");
+  BOOST_TEST(next() == "1");
+  other.set("watched", "1");  // which is no change
+  const std::uint64_t asked = server.requests();
+  for (int i = 0; i < 100; ++i) BOOST_TEST_REQUIRE(!watch.news().has_value());
+  BOOST_TEST(server.requests() == asked);
+  other.set("watched", "");
+  BOOST_TEST(next() == "");
+  std::jthread reads([&] { store.try_get("never", 300ms); });  // the answer for this thread too
+  other.set("watched", "2");
+  BOOST_TEST(next() == "2");
+  reads.join();
+  server.shut_down();
+  expect_error(
+      [&] {
+        while (true) watch.news();
+      },
+      "watch: ", "the job's store");
+}
+
 BOOST_AUTO_TEST_CASE(a_server_that_ends_ends_the_waits_of_its_clients) {
   std::jthread end([&] {
     std::this_thread::sleep_for(100ms);

@@ -67,6 +67,24 @@ BOOST_AUTO_TEST_CASE(no_phase_begins_before_all_are_done_with_the_last) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(in_turn_one_replica_after_the_other_is_called_on_its_thread) {
+  ReplicaCrew crew(4);
+  std::vector<std::thread::id> threads(4);
+  crew.run([&](std::size_t i) { threads[i] = std::this_thread::get_id(); });
+  std::vector<std::size_t> order;  // nobody else writes to it meanwhile
+  crew.run_in_turn([&](std::size_t i) {
+    BOOST_TEST((threads[i] == std::this_thread::get_id()));
+    order.push_back(i);
+  });
+  BOOST_TEST((order == std::vector<std::size_t>{0, 1, 2, 3}));
+  const auto fail = [&](std::size_t i) {
+    if (i == 2) throw std::runtime_error("not me");
+    order.push_back(i);
+  };
+  BOOST_CHECK_THROW(crew.run_in_turn(fail), Error);
+  BOOST_TEST((order == std::vector<std::size_t>{0, 1, 2, 3, 0, 1}));
+}
+
 BOOST_AUTO_TEST_CASE(the_first_failure_by_index_is_thrown_and_no_phase_follows) {
   ReplicaCrew crew(4);
   for (int round = 0; round < 50; ++round) {

@@ -14,6 +14,7 @@
 #include "lockstep/core/hash.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/cuda/stay_near.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
@@ -23,10 +24,11 @@
 
 namespace lockstep::detail {
 
-/// The GPU with the number of the rank's place on its host. It becomes this thread's current one.
-/// Where all ranks of a host are threads of this process, GPUs are shared if there are too few, and
-/// that is an error unless it was asked for. Processes may see different GPUs: they take those that
-/// they see in turn, and compare when they meet (`compare_gpus`). The thread stays near its GPU.
+/// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
+/// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are
+/// shared if there are too few, and that is an error unless it was asked for. Processes may see
+/// different GPUs: they take those that they see in turn, and compare when they meet
+/// (`compare_gpus`).
 inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
   const bool are_threads = member.process_ranks >= member.local_world;
   auto gpu = std::make_shared<Gpu>(Gpu::of(member.rank, member.local_rank, member.local_world,
@@ -38,13 +40,13 @@ inline std::shared_ptr<Gpu> gpu_of(const Membership& member) {
 /// The name of a GPU that this process sees: `GPU-` and its UUID as nvidia-smi writes it, or the
 /// name of a MIG slice. A process that uses a slice was given its name by CUDA_VISIBLE_DEVICES; the
 /// UUID that CUDA reports can be that of the whole GPU.
-inline std::string gpu_name(int device) {
+inline std::string gpu_name(const Gpu& gpu) {
   const char* const list = std::getenv("CUDA_VISIBLE_DEVICES");
-  const std::string_view entry =
-      list == nullptr ? "" : listed_entry(list, static_cast<std::size_t>(device));
+  const auto device = static_cast<std::size_t>(gpu.device());
+  const std::string_view entry = list == nullptr ? "" : listed_entry(list, device);
   if (entry.starts_with("MIG-")) return std::string(entry);
   cudaDeviceProp properties{};
-  check_cuda(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  check_cuda(cudaGetDeviceProperties(&properties, gpu.device()), "cudaGetDeviceProperties");
   std::string name = "GPU-";
   for (std::size_t i = 0; i < sizeof properties.uuid.bytes; ++i) {
     const auto byte = static_cast<unsigned char>(properties.uuid.bytes[i]);
@@ -52,6 +54,8 @@ inline std::string gpu_name(int device) {
     name += "0123456789abcdef"[byte >> 4];
     name += "0123456789abcdef"[byte & 15];
   }
+  // Tests count more GPUs than there are.
+  if (logical_gpus() != 0) name += " as number " + std::to_string(gpu.index());
   return name;
 }
 
@@ -63,11 +67,8 @@ inline GpuVerdict compare_gpus(const Membership& member, Store& store, const Gpu
   char bus[32] = {};
   check_cuda(cudaDeviceGetPCIBusId(bus, sizeof bus, gpu.device()), "cudaDeviceGetPCIBusId");
   // A hash of the host is enough to compare, and short where there are thousands of ranks.
-  const std::string own = store_protocol::Writer{}
-                              .u64(hash_of(host_identity()))
-                              .text(gpu_name(gpu.device()))
-                              .text(bus)
-                              .bytes();
+  const std::string own =
+      store_protocol::Writer{}.u64(hash_of(host_identity())).text(gpu_name(gpu)).text(bus).bytes();
   std::vector<GpuIdentity> gpus;
   gpus.reserve(member.world.value());
   for (const std::string& bytes :

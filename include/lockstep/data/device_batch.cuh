@@ -119,8 +119,8 @@ class BatchUpload<LabelledBatch<X, Y>> {
     if (count != 0) std::memcpy(to, values.data() + first, count * sizeof(values[0]));
   }
 
-  std::optional<DeviceArena> device_;
   std::array<std::optional<Staging>, 2> stagings_;
+  std::optional<DeviceArena> device_;  // is freed first, which waits for copies from the stagings
   std::size_t turn_ = 0;
   DeviceBatch<X, Y> placed_;
 };

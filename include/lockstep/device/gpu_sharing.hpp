@@ -55,14 +55,18 @@ struct GpuIdentity {
 class GpuVerdict {
  public:
   explicit GpuVerdict(const std::vector<GpuIdentity>& gpus) : neighbours_(gpus.size()) {
-    std::map<std::pair<std::string_view, std::string_view>, std::size_t> by_uuid;
-    std::map<std::pair<std::string_view, std::string_view>, std::size_t> by_bus;
+    using Key = std::pair<std::string_view, std::string_view>;
+    std::map<Key, std::size_t> first;  // the first rank with a key
     for (std::size_t r = 0; r < gpus.size(); ++r) {
-      is_one_host_ = is_one_host_ && gpus[r].host == gpus[0].host;
-      const auto same = by_uuid.emplace(std::pair(gpus[r].host, gpus[r].uuid), r);
+      const GpuIdentity& gpu = gpus[r];
+      is_one_host_ = is_one_host_ && gpu.host == gpus[0].host;
+      const auto same = first.emplace(Key{gpu.host, gpu.uuid}, r);
       if (!same.second && !shared_) shared_.emplace(Rank{same.first->second}, Rank{r});
-      const auto beside = by_bus.emplace(std::pair(gpus[r].host, gpus[r].bus), r);
-      if (!beside.second) neighbours_[beside.first->second] = neighbours_[r] = true;
+      // LOCKSTEP_HOST can make hosts of one machine, and NCCL does not know of that.
+      for (const Key& key : {Key{gpu.host, gpu.bus}, Key{"", gpu.uuid}}) {
+        const auto beside = first.emplace(key, r);
+        if (!beside.second) neighbours_[beside.first->second] = neighbours_[r] = true;
+      }
     }
   }
 
@@ -101,12 +105,11 @@ inline std::size_t gpu_index(Rank rank, std::size_t local_rank, std::size_t loca
                 rank);
   }
   if (local_world > gpus && !may_share) {
-    throw Error(
-        "Device<Cuda>",
-        std::to_string(local_world) + " ranks on this host have " + std::to_string(gpus) +
-            (gpus == 1 ? " GPU" : " GPUs") + visible_devices_text(),
-        "start fewer ranks, or set LOCKSTEP_SHARE_GPUS=1 if ranks are to share a GPU",
-        rank);
+    throw Error("Device<Cuda>",
+                std::to_string(local_world) + " ranks on this host have " + std::to_string(gpus) +
+                    (gpus == 1 ? " GPU" : " GPUs") + visible_devices_text(),
+                "start fewer ranks, or set LOCKSTEP_SHARE_GPUS=1 if ranks are to share a GPU",
+                rank);
   }
   return local_rank % gpus;
 }

@@ -3,8 +3,8 @@
 /// @file The environment of ranks that share GPUs, prepared before a process has threads.
 ///
 /// NCCL refuses two ranks that are on one GPU of one host, but not of two hosts. So each rank
-/// pretends to be on a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface unless told
-/// otherwise (NCCL_SOCKET_IFNAME), and a host without a network has no other.
+/// pretends to be on a host of its own (NCCL_HOSTID). NCCL avoids the loopback interface unless
+/// told otherwise (NCCL_SOCKET_IFNAME), and a host without a network has no other.
 ///
 /// Whether ranks share is known only when they have met and compared their GPUs. Then the process
 /// has threads, and setenv moves memory that another thread may be reading. So where sharing is
@@ -58,8 +58,8 @@ class SharedGpuVariables {
  private:
   static bool has_threads() {
     glob_t found{};
-    const bool one = ::glob("/proc/self/task/*", GLOB_NOSORT, nullptr, &found) == 0 &&
-                     found.gl_pathc == 1;
+    const bool one =
+        ::glob("/proc/self/task/*", GLOB_NOSORT, nullptr, &found) == 0 && found.gl_pathc == 1;
     ::globfree(&found);
     return !one;
   }

@@ -62,7 +62,7 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
       server.shut_down();
     };
     const auto run = [&, r] {
-      const Membership member{Rank{r}, WorldSize{ranks}, r,      ranks, "127.0.0.1", server.port(),
+      const Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
                               job,     secret,           timeout, ranks};
       f(member, stores[r]);
     };

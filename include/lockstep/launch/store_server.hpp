@@ -245,8 +245,7 @@ class StoreServer {
   void serve_input(std::uint64_t number, Connection& c) {
     std::size_t served = 0;
     while (!c.dead && c.authenticated && c.reads()) {
-      const auto frame =
-          store_protocol::Frame::first_of(std::string_view(c.input).substr(served));
+      const auto frame = store_protocol::Frame::first_of(std::string_view(c.input).substr(served));
       c.dead = frame.is_broken;
       if (frame.bytes == 0) break;
       served += frame.bytes;
@@ -284,8 +283,8 @@ class StoreServer {
     while (!c.output.empty()) {
       const std::string& first = *c.output.front();
       const int more = c.output.size() > 1 ? MSG_MORE : 0;
-      const ssize_t n = ::send(c.socket.get(), first.data() + c.sent, first.size() - c.sent,
-                               MSG_NOSIGNAL | more);
+      const ssize_t n =
+          ::send(c.socket.get(), first.data() + c.sent, first.size() - c.sent, MSG_NOSIGNAL | more);
       if (n < 0 && errno == EINTR) continue;
       if (n < 0 && errno != EAGAIN) c.dead = true;
       if (n < 0) return;

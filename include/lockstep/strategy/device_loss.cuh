@@ -64,7 +64,7 @@ template <class Comm, bool Skips>
 class DeviceLossMeter {
  public:
   explicit DeviceLossMeter(Comm& comm)
-      : comm_(&comm), totals_(sizeof(LossTotals)), shown_(sizeof(double)) {}
+      : comm_(&comm), shown_(sizeof(double)), totals_(sizeof(LossTotals)) {}
 
   void reset() {
     const OnGpu current(comm_->gpu().index());
@@ -94,8 +94,8 @@ class DeviceLossMeter {
 
  private:
   Comm* comm_;
-  DeviceArena totals_;
   PinnedArena shown_;
+  DeviceArena totals_;  // is freed first, which waits for kernels that write to `shown_`
 };
 
 }  // namespace lockstep::detail

@@ -3,63 +3,30 @@
 /// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
 
 #include <algorithm>
-#include <chrono>
-#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <memory>
 #include <optional>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/dp_options.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
-/// How many replicas, on which devices, and how long they wait for each other.
-struct DpOptions {
-  std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
-  Seed seed{0};
-  std::chrono::milliseconds timeout = default_timeout;
-  /// The GPU of every replica; empty: the first ones. A CPU is one device, and there the numbers
-  /// only say how many replicas there are, and which of them `output_device` means.
-  std::vector<std::size_t> devices{};
-  /// One of the devices: its replica gathers outputs and takes their loss. Without it, the first.
-  std::optional<std::size_t> output_device{};
-};
-
 namespace detail {
-/// A model for another replica: a copy, or the result of `replicate()`.
-template <class Model>
-Model replicate(const Model& model) {
-  constexpr bool replicates = requires { model.replicate(); };
-  static_assert(
-      replicates || std::copy_constructible<Model>,
-      "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this one "
-      "cannot be copied; let it be, or give it Model replicate() const");
-  if constexpr (replicates) {
-    return model.replicate();
-  } else if constexpr (std::copy_constructible<Model>) {
-    return model;
-  } else {
-    std::terminate();  // never reached: the assertion above fails
-  }
-}
-
 /// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
 /// the parameters. A batch is cut into shares, replicas run them at the same time, and the result
 /// is that of one model on the whole batch. `Meeting` is where replicas get their communicators.
@@ -323,7 +290,7 @@ class BasicDp {
   /// `model_of(i, models)` is replica i's model, made on its thread when its device is selected.
   template <class ModelOf>
   BasicDp(const DpOptions& options, Make, const ModelOf& model_of)
-      : meeting_(count(options), options.timeout, options.devices),
+      : meeting_(replicas_of<static_replicas, Meeting>(options), options.timeout, options.devices),
         root_(output_replica(options, meeting_.size())),
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
@@ -352,35 +319,6 @@ class BasicDp {
   const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
   static constexpr bool gathers = traits::scatters && OutputDeclaring<Model>;
-
-  static std::size_t count(const DpOptions& options) {
-    std::size_t wanted = options.replicas;
-    if (const std::size_t listed = options.devices.size(); listed != 0) {
-      if (wanted != dynamic && wanted != listed) {
-        throw Error("DP",
-                    std::to_string(wanted) + " replicas are wanted and " + std::to_string(listed) +
-                        " devices are listed",
-                    "leave replicas out: every device has one");
-      }
-      wanted = listed;
-    }
-    if (wanted == 0) throw Error("DP", "no replicas are wanted", "ask for one at least");
-    if (wanted == dynamic)
-      wanted = static_replicas == dynamic ? Meeting::devices() : static_replicas;
-    require_world<static_replicas>(WorldSize{wanted}, Rank{0});
-    return wanted;
-  }
-
-  /// The replica of the output device.
-  static std::size_t output_replica(const DpOptions& options, std::size_t replicas) {
-    if (!options.output_device) return 0;
-    const std::size_t wanted = *options.output_device;
-    if (options.devices.empty() && wanted < replicas) return wanted;
-    for (std::size_t i = 0; i != options.devices.size(); ++i)
-      if (options.devices[i] == wanted) return i;
-    throw Error("DP", "output_device " + std::to_string(wanted) + " has no replica",
-                "name one of the devices");
-  }
 
   /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>

@@ -45,4 +45,21 @@ Model default_model() {
   }
 }
 
+/// A model for another replica: a copy, or the result of `replicate()`.
+template <class Model>
+Model replicate(const Model& model) {
+  constexpr bool replicates = requires { model.replicate(); };
+  static_assert(
+      replicates || std::copy_constructible<Model>,
+      "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this one "
+      "cannot be copied; let it be, or give it Model replicate() const");
+  if constexpr (replicates) {
+    return model.replicate();
+  } else if constexpr (std::copy_constructible<Model>) {
+    return model;
+  } else {
+    std::terminate();  // never reached: the assertion above fails
+  }
+}
+
 }  // namespace lockstep::detail

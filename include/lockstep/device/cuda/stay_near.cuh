@@ -18,14 +18,11 @@ namespace lockstep::detail {
 inline std::string pci_bus_id() {
   int gpu = 0;
   check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");
-  const auto number = [gpu](cudaDeviceAttr attribute) {
-    int value = 0;
-    check_cuda(cudaDeviceGetAttribute(&value, attribute, gpu), "cudaDeviceGetAttribute");
-    return static_cast<unsigned>(value);
-  };
-  char id[32];
-  std::snprintf(id, sizeof id, "%04x:%02x:%02x.0", number(cudaDevAttrPciDomainId),
-                number(cudaDevAttrPciBusId), number(cudaDevAttrPciDeviceId));
+  char id[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu), "cudaDeviceGetPCIBusId");
+  for (char& letter : id) {
+    if (letter >= 'A' && letter <= 'F') letter += 'a' - 'A';
+  }
   return id;
 }
 

@@ -117,8 +117,8 @@ class Hosts {
 
 /// **Ranks** all. **Host** blocks until all have come.
 inline Hosts discover_hosts(const Membership& member, Store& store, const std::string& prefix) {
-  return Hosts(store.gather(prefix + "hosts", member.rank, member.world, host_identity(),
-                            member.timeout));
+  return Hosts(
+      store.gather(prefix + "hosts", member.rank, member.world, host_identity(), member.timeout));
 }
 
 }  // namespace lockstep::detail

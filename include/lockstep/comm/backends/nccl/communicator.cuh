@@ -315,9 +315,8 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   static std::shared_ptr<Engine> join(const Membership& member, Store& store,
                                       const std::string& called, std::shared_ptr<Gpu> gpu) {
     detail::require_world<Ranks>(member.world, member.rank);
-    return connect(
-        member, store, detail::numbered_meeting(store, member.rank, "nccl", called), std::move(gpu),
-        std::make_shared<Store>(store.share()));
+    return connect(member, store, detail::numbered_meeting(store, member.rank, "nccl", called),
+                   std::move(gpu), std::make_shared<Store>(store.share()));
   }
 
   /// Joins through `store`; the communicator leaves its notices in `own_store`.

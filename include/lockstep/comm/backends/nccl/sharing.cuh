@@ -13,9 +13,10 @@
 namespace lockstep::detail::nccl {
 
 /// Compares the ranks' GPUs before NCCL's first call. NCCL refuses two ranks that are on one GPU of
-/// one host, but not of two hosts. So the environment tells NCCL that each such rank is on a host of
-/// its own, and ranks talk through sockets, which is slow but good enough to try things out. Ranks
-/// with GPUs of their own pretend nothing. **Ranks** all. **Host** blocks until all have come.
+/// one host, but not of two hosts. So the environment tells NCCL that each such rank is on a host
+/// of its own, and ranks talk through sockets, which is slow but good enough to try things out.
+/// Ranks with GPUs of their own pretend nothing. **Ranks** all. **Host** blocks until all have
+/// come.
 inline void settle_hosts(const Membership& member, Store& store, const Gpu& gpu,
                          const std::string& name) {
   const GpuVerdict verdict = compare_gpus(member, store, gpu, "nccl/" + name);
