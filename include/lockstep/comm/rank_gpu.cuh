@@ -17,7 +17,7 @@
 #include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
