@@ -18,7 +18,7 @@
 #include "lockstep/device/cuda/stay_near.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
