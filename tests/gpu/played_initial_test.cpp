@@ -63,6 +63,8 @@ struct Default {
   }
 };
 
+bool on_gpu = false;  // does a model initialize itself on a GPU? There its tensors are copies
+
 /// How many bytes of memory there are behind these addresses.
 std::size_t resident(const void* data, std::size_t bytes) {
   const auto page = static_cast<std::size_t>(::sysconf(_SC_PAGESIZE));
@@ -88,7 +90,8 @@ struct OneByOne : Default {
     std::size_t bytes = 0;
     initial.for_each_parameter([&](auto, const auto& view) {
       count_up(view, 1);
-      if (before != nullptr) require(resident(before, bytes) == 0, "the one before stayed");
+      if (before != nullptr && on_gpu)
+        require(resident(before, bytes) == 0, "the one before stayed");
       before = view.data_handle();
       bytes = view.size() * sizeof(float);
       if (bytes > columns) require(resident(before, bytes) > bytes / 2, "it is not there");
@@ -105,7 +108,7 @@ struct ByName : Default {
     count_up(c, 1);
     require(resident(a.data_handle(), a.size() * sizeof(float)) > 0, "a is not there");
     initial.flush();
-    require(resident(a.data_handle(), a.size() * sizeof(float)) == 0, "a stayed");
+    if (on_gpu) require(resident(a.data_handle(), a.size() * sizeof(float)) == 0, "a stayed");
     count_up(initial.param("b"_p), 2);
     require(initial.param("a"_p)(0, 5) == 6, "a is not what was written");
     count_up(initial.param("b"_p), 1);
@@ -126,9 +129,11 @@ std::vector<float> parameters_of(auto& ddp) {
 
 template <class Model>
 void check_model(std::size_t ranks) {
+  on_gpu = false;
   LoopbackCommunicator nobody;
   DistributedDataParallel<Model, World<1>, Optimizer<SGD>> on_host(nobody, Model{}, Seed{3});
   const std::vector<float> want = parameters_of(on_host);
+  on_gpu = true;
   const played::Machine machine(ranks);
   expect_all_fine(run(ranks, [&](auto& comm) {
     large_requests = 0;
