@@ -48,8 +48,8 @@ namespace {
 using namespace lockstep;
 using namespace thread_ranks;
 
-constexpr std::size_t rows = 384;
-constexpr std::size_t columns = 4096;  // a matrix takes 6 MiB, more than the window
+constexpr std::size_t rows = 257;
+constexpr std::size_t columns = 4096;  // a matrix takes 4 MiB and a little: more than the window
 
 struct Default {
   using Parameters = ParameterList<Parameter<"a", float, rows, columns>,
@@ -131,7 +131,10 @@ template <class Model>
 void check_model(std::size_t ranks) {
   on_gpu = false;
   LoopbackCommunicator nobody;
+  large_requests = 0;
   DistributedDataParallel<Model, World<1>, Optimizer<SGD>> on_host(nobody, Model{}, Seed{3});
+  // On the host there are parameters and gradients, and nothing beside.
+  BOOST_TEST(large_requests == 2 * detail::Layout<Model>::plan().bytes);
   const std::vector<float> want = parameters_of(on_host);
   on_gpu = true;
   const played::Machine machine(ranks);
@@ -146,13 +149,13 @@ void check_model(std::size_t ranks) {
     } else {
       require(took == 0, "another rank took " + std::to_string(took));
     }
-    std::size_t i = 0;
+    std::size_t i = 0, wrong = 0;
     ddp.for_each_parameter([&](auto, const auto& view) {
-      for (std::size_t k = 0; k != view.size(); ++k, ++i) {
-        const auto there = static_cast<float>(view.data_handle()[k]);
-        require(there == static_cast<float>(BFloat16(want[i])), "element " + std::to_string(i));
-      }
+      const auto* const values = view.data_handle();
+      for (std::size_t k = 0; k != view.size(); ++k, ++i)
+        wrong += static_cast<float>(values[k]) != static_cast<float>(BFloat16(want[i])) ? 1 : 0;
     });
+    require(i == want.size() && wrong == 0, std::to_string(wrong) + " elements are wrong");
     ddp.for_each_buffer([&](auto, const auto& view) {
       if constexpr (!std::is_same_v<Model, Default>)
         require(view.data_handle()[1] == 7, "the buffer");
@@ -167,7 +170,7 @@ void check_model(std::size_t ranks) {
 BOOST_AUTO_TEST_CASE(only_rank_0_takes_host_memory_and_only_a_window_of_it) {
   check_model<Default>(2);
   check_model<OneByOne>(2);
-  check_model<ByName>(4);
+  check_model<ByName>(2);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
