@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <vector>
 
@@ -148,6 +149,46 @@ BOOST_AUTO_TEST_CASE(numbers_of_16_bits_are_rounded_once_and_the_step_says_that_
   BOOST_TEST(step.grad("c.1.d"_p)(6).bits() == Half(static_cast<float>(1. / 3)).bits());
   static_assert(detail::BareStep<Mixed>::is_training());
   static_assert(!detail::EvaluationStep<detail::BareStep<Mixed>>::is_training());
+}
+
+/// More tensors than `for_each` writes out one by one, of three shapes.
+struct Many {
+  using Parameters = ParameterList<
+      Parameter<"first", float, 3, 2>,
+      Repeat<"l", 40, ParameterList<Parameter<"w", float, 2, 3>, Parameter<"b", double, 3>>>>;
+};
+struct ManyShaped : Many {
+  using Parameters = ParameterList<
+      Parameter<"first", float, dynamic, 2>,
+      Repeat<"l", 40, ParameterList<Parameter<"w", float, 2, 3>, Parameter<"b", double, 3>>>>;
+  static void shapes(auto& shape) { shape("first"_p, 3, 2); }
+};
+
+template <class Model>
+void visit_many() {
+  const detail::Layout<Model> layout(Model{});
+  const HostArena arena(layout.plan().bytes);
+  const detail::BareStep<Model> step(Model{}, {arena.data(), arena.data()});
+  std::size_t tensor = 0;
+  step.for_each_parameter([&](std::string_view name, const auto& view) {
+    const auto& placement = layout.plan().placements[tensor];
+    BOOST_TEST_REQUIRE(name == layout.name(tensor));
+    BOOST_TEST_REQUIRE(reinterpret_cast<const std::byte*>(view.data_handle()) ==
+                       arena.data() + placement.offset);
+    BOOST_TEST_REQUIRE(view.size() * sizeof(*view.data_handle()) == placement.bytes);
+    BOOST_TEST_REQUIRE(view.rank() == layout.infos()[tensor].rank);
+    BOOST_TEST_REQUIRE(view.extent(0) == layout.infos()[tensor].extents[0]);
+    ++tensor;
+  });
+  BOOST_TEST(tensor == 81u);
+  const auto last = step.param("l"_p / at<39> / "w"_p);
+  BOOST_TEST(reinterpret_cast<const std::byte*>(last.data_handle()) ==
+             arena.data() + layout.plan().placements[79].offset);
+}
+
+BOOST_AUTO_TEST_CASE(all_of_many_tensors_are_visited_in_order_with_their_shapes) {
+  visit_many<Many>();
+  visit_many<ManyShaped>();
 }
 
 BOOST_AUTO_TEST_SUITE_END()

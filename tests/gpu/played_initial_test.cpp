@@ -48,8 +48,8 @@ namespace {
 using namespace lockstep;
 using namespace thread_ranks;
 
-constexpr std::size_t rows = 384;
-constexpr std::size_t columns = 4096;  // a matrix takes 6 MiB, more than the window
+constexpr std::size_t rows = 257;
+constexpr std::size_t columns = 4096;  // a matrix takes 4 MiB and a little: more than the window
 
 struct Default {
   using Parameters = ParameterList<Parameter<"a", float, rows, columns>,
@@ -62,6 +62,8 @@ struct Default {
     step.ready("a"_p);
   }
 };
+
+bool on_gpu = false;  // does a model initialize itself on a GPU? There its tensors are copies
 
 /// How many bytes of memory there are behind these addresses.
 std::size_t resident(const void* data, std::size_t bytes) {
@@ -88,7 +90,8 @@ struct OneByOne : Default {
     std::size_t bytes = 0;
     initial.for_each_parameter([&](auto, const auto& view) {
       count_up(view, 1);
-      if (before != nullptr) require(resident(before, bytes) == 0, "the one before stayed");
+      if (before != nullptr && on_gpu)
+        require(resident(before, bytes) == 0, "the one before stayed");
       before = view.data_handle();
       bytes = view.size() * sizeof(float);
       if (bytes > columns) require(resident(before, bytes) > bytes / 2, "it is not there");
@@ -105,7 +108,7 @@ struct ByName : Default {
     count_up(c, 1);
     require(resident(a.data_handle(), a.size() * sizeof(float)) > 0, "a is not there");
     initial.flush();
-    require(resident(a.data_handle(), a.size() * sizeof(float)) == 0, "a stayed");
+    if (on_gpu) require(resident(a.data_handle(), a.size() * sizeof(float)) == 0, "a stayed");
     count_up(initial.param("b"_p), 2);
     require(initial.param("a"_p)(0, 5) == 6, "a is not what was written");
     count_up(initial.param("b"_p), 1);
@@ -126,9 +129,14 @@ std::vector<float> parameters_of(auto& ddp) {
 
 template <class Model>
 void check_model(std::size_t ranks) {
+  on_gpu = false;
   LoopbackCommunicator nobody;
+  large_requests = 0;
   DistributedDataParallel<Model, World<1>, Optimizer<SGD>> on_host(nobody, Model{}, Seed{3});
+  // On the host there are parameters and gradients, and nothing beside.
+  BOOST_TEST(large_requests == 2 * detail::Layout<Model>::plan().bytes);
   const std::vector<float> want = parameters_of(on_host);
+  on_gpu = true;
   const played::Machine machine(ranks);
   expect_all_fine(run(ranks, [&](auto& comm) {
     large_requests = 0;
@@ -141,13 +149,13 @@ void check_model(std::size_t ranks) {
     } else {
       require(took == 0, "another rank took " + std::to_string(took));
     }
-    std::size_t i = 0;
+    std::size_t i = 0, wrong = 0;
     ddp.for_each_parameter([&](auto, const auto& view) {
-      for (std::size_t k = 0; k != view.size(); ++k, ++i) {
-        const auto there = static_cast<float>(view.data_handle()[k]);
-        require(there == static_cast<float>(BFloat16(want[i])), "element " + std::to_string(i));
-      }
+      const auto* const values = view.data_handle();
+      for (std::size_t k = 0; k != view.size(); ++k, ++i)
+        wrong += static_cast<float>(values[k]) != static_cast<float>(BFloat16(want[i])) ? 1 : 0;
     });
+    require(i == want.size() && wrong == 0, std::to_string(wrong) + " elements are wrong");
     ddp.for_each_buffer([&](auto, const auto& view) {
       if constexpr (!std::is_same_v<Model, Default>)
         require(view.data_handle()[1] == 7, "the buffer");
@@ -162,7 +170,7 @@ void check_model(std::size_t ranks) {
 BOOST_AUTO_TEST_CASE(only_rank_0_takes_host_memory_and_only_a_window_of_it) {
   check_model<Default>(2);
   check_model<OneByOne>(2);
-  check_model<ByName>(4);
+  check_model<ByName>(2);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -6,6 +6,8 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <string>
+#include <system_error>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
@@ -18,7 +20,7 @@ LOCKSTEP_INLINE LazyPages::LazyPages(std::size_t bytes) : bytes_(bytes) {
   void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                               MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (mapped == MAP_FAILED) {
-    fail("initialize", {bytes >> 20, " MiB of addresses: ", error_text(errno)},
+    fail("initialize", {bytes >> 20, " MiB of addresses: ", std::system_category().message(errno)},
          "check ulimit -v of this process");
   }
   data_ = static_cast<std::byte*>(mapped);
@@ -52,7 +54,8 @@ LOCKSTEP_INLINE void LazyPages::open(std::size_t offset, std::size_t bytes) {
   const WholePages pages(offset, bytes);
   if (pages.are_none()) return;
   if (::mprotect(data_ + pages.begin, pages.end - pages.begin, PROT_READ | PROT_WRITE) != 0) {
-    fail("initialize", {bytes >> 20, " MiB of host memory: ", error_text(errno)},
+    fail("initialize",
+         {bytes >> 20, " MiB of host memory: ", std::system_category().message(errno)},
          "use a host with more memory, or write fewer tensors before initial.flush()");
   }
 }

@@ -25,9 +25,9 @@ namespace lockstep::detail {
 /// optimizer keeps master weights, `masters` hold the used tensors in float, element for element:
 /// they are read instead of the used ones, and both are written. Frozen tensors have no masters.
 ///
-/// A tensor takes host memory from `open` to `close`; besides there is a buffer of `window` bytes,
-/// through which values are converted and copied. **Host** blocks in every member; the stream that
-/// uses the arenas must be empty.
+/// A tensor takes host memory from `open` to `close`; besides there are two buffers of `window`
+/// bytes, through which values are written, converted and copied. **Host** blocks in every member;
+/// the stream that uses the arenas must be empty.
 template <class Declared, class Used, class Types, class Model, TensorRole Role>
 class ArenaCopy {
  public:
@@ -82,9 +82,9 @@ class ArenaCopy {
       return f(std::span<D>(values<D>(tensor), info(tensor).count()));
     with_types(tensor, [&]<class T, class U>(std::type_identity<T>, std::type_identity<U>) {
       if constexpr (std::is_same_v<T, D>) {
-        const HostArena piece(std::min(info(tensor).bytes(), window));
+        if (piece_.bytes() == 0) piece_ = HostArena(window);
         in_pieces<D, U>(tensor, [&](std::size_t first, std::size_t count) {
-          D* const from = reinterpret_cast<D*>(piece.data());
+          D* const from = reinterpret_cast<D*>(piece_.data());
           f(std::span<D>(from, count));
           send<U>(tensor, from, first, count);
         });
@@ -189,7 +189,8 @@ class ArenaCopy {
   std::byte* masters_;
   LazyPages pages_;
   std::vector<State> states_;
-  HostArena staging_{0};
+  HostArena staging_{0};  // of values on their way, in a GPU's type
+  HostArena piece_{0};    // of a tensor that is filled
 };
 
 /// A copy as the values that a model initializes (see `ArenaValues`).
