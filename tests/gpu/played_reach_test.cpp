@@ -215,6 +215,7 @@ BOOST_AUTO_TEST_CASE(a_step_through_the_host_is_captured_and_replayed) {
       const std::size_t world = comm.world_size().value();
       const auto data = comm.allocate<float>(n);
       const auto from_left = comm.allocate<float>(n);
+      const auto beside = comm.allocate<float>(n);
       const auto step = [&] {
         launch_store(comm.gpu().stream(), data.data(), static_cast<float>(me));
         auto work = comm.all_reduce_async(data, Average{});
@@ -228,7 +229,11 @@ BOOST_AUTO_TEST_CASE(a_step_through_the_host_is_captured_and_replayed) {
       const float mean = static_cast<float>(world - 1) / 2;
       for (int round = 0; round < 3; ++round) {
         upload(comm, std::vector<float>(n, static_cast<float>(me + round)), data);
+        upload(comm, values<float>(me, n), beside);
+        auto under_way = comm.all_reduce_async(beside, Average{});  // uses the same host memory
         comm.replay(graph);
+        under_way.wait();
+        require_equal(download(comm, beside), reduced<float>(Average{}, world, n), "beside");
         std::vector<float> want(n, mean + static_cast<float>(round));
         want[0] = mean;
         require_equal(download(comm, data), want, "reduced");

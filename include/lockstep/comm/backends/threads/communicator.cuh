@@ -148,8 +148,8 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
             throw Error(call.text(), "ranks replay steps of different captures",
                         "let every rank replay the same one", rank());
           }
-          lanes.run(ranks, number, [&](const detail::threads::Lane& lane) {
-            if (&lane == &lanes.all().front()) graph.graph().launch(lane.stream);
+          lanes.run_on_first(ranks, number, [&](const detail::threads::Lane& lane) {
+            graph.graph().launch(lane.stream);
           });
         });
     member_->wait(ticket, call);

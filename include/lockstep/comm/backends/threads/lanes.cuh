@@ -81,7 +81,20 @@ class Lanes {
     ended_[ticket % ring].record(lane.stream);
   }
 
-  /// The same of several lanes: `stages()` calls `each` and `meet`.
+  /// Calls `enqueue(lane)` for the first lane, whose work is that of all: it comes after what all
+  /// lanes hold, because it may use the memory that they share.
+  template <class Enqueue>
+  void run_on_first(std::span<const Offer> ranks, std::uint64_t ticket,
+                    const Enqueue& enqueue) const {
+    if (is_one()) return run(ranks, ticket, enqueue);
+    run_in_stages(ranks, ticket, [&] {
+      meet();
+      const OnGpu current(lanes_.front().gpu);
+      enqueue(lanes_.front());
+    });
+  }
+
+  /// As `run`, of several lanes: `stages()` calls `each` and `meet`.
   ///
   /// Every lane comes after every rank, and every rank after every lane, through one event in each
   /// direction: the calls of CUDA are as many as ranks and lanes together, not as their product.
