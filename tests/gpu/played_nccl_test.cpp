@@ -283,7 +283,7 @@ using SlopeDdp = detail::BasicDdp<Slope, CanonicalPolicies<Device<Cuda>, Optimiz
                                   NcclCommunicator<>>;
 
 /// Every parameter, or gradient, is this number.
-void require_all(NcclCommunicator<>& comm, const auto& view, float wanted, const char* what) {
+void require_all(auto& comm, const auto& view, float wanted, const char* what) {
   using T = std::remove_const_t<typename std::remove_cvref_t<decltype(view)>::value_type>;
   const std::span<T> data(const_cast<T*>(view.data_handle()), view.size());
   for (const T value : download(comm, data)) {
@@ -367,6 +367,26 @@ BOOST_AUTO_TEST_CASE(hierarchies_are_exact_and_allocate_between_calls_only) {
       reduces(group, some, Sum{}, [](std::size_t i) { return sum_at(4, i); });
     });
   }
+}
+
+// Two hosts with two places each. A step allocates nothing, not even the first.
+BOOST_AUTO_TEST_CASE(ddp_trains_on_a_hierarchy) {
+  Job job(4);
+  run_hierarchy(job, [&](ThreadedNccl& comm) {
+    using Policies = CanonicalPolicies<Device<Cuda>, Optimizer<SGD>, Accumulate<2>>;
+    for (int round = 0; round < 2; ++round) {
+      detail::BasicDdp<Slope, Policies, ThreadedNccl> ddp(comm);
+      ddp.optimizer().lr = 1;
+      const Entry own{static_cast<float>(comm.rank().value() + 1)};
+      const std::size_t found = job.allocations(comm.rank(), [&] {
+        for (int batch = 0; batch < 4; ++batch) ddp.step(own);
+        comm.synchronize();
+      });
+      require(found == 0, "CUDA was asked " + std::to_string(found) + " times for memory");
+      require_all(comm, ddp.param("w"_p), -5, "a parameter after two updates");
+    }
+    job.together.arrive_and_wait();  // all have freed their memory
+  });
 }
 
 // Every rank takes its time before each call, so that one allocates while others wait for it.

@@ -159,7 +159,7 @@ class Replica {
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
-    if constexpr (requires { comm_.settle_allocations(); }) comm_.settle_allocations();
+    settle_allocations();
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
     if (comm_.rank() == Rank{0}) write_initial_values(f, seed);
     if constexpr (traits::shares_parameters) {
@@ -488,7 +488,13 @@ class Replica {
                           });
   }
 
+  /// Before a collective: ranks of this host that allocate or free for themselves have done so.
+  void settle_allocations() {
+    if constexpr (requires { comm_.settle_allocations(); }) comm_.settle_allocations();
+  }
+
   std::byte* agree_and_allocate() {
+    settle_allocations();
     if constexpr (!traits::alone) {
       const auto fingerprint =
           detail::fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers);
