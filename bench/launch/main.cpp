@@ -3,7 +3,7 @@
 // program launching itself, against torchrun and PyTorch with Gloo. Both say when an all-reduce of
 // 1,000 floats is over, and then a step of Linear(10, 1) under DDP, on the clock that all processes
 // of a host share. Then how long the ranks of a large job take to meet: their clients of the store
-// are played in one process, beside PyTorch's TCPStore.
+// are played in one process.
 #include <algorithm>
 #include <array>
 #include <chrono>
