@@ -51,7 +51,8 @@ class Engine {
     const std::string prefix = "lockstep/gloo/" + joined_.name + "/";
     try {
       joined_.store->barrier(prefix + "all", joined_.rank, joined_.world, joined_.timeout);
-      connections_->connect(std::make_shared<MeetingStore>(*joined_.store, prefix, joined_.timeout),
+      connections_->connect(std::make_shared<MeetingStore>(*joined_.store, prefix, joined_.rank,
+                                                           joined_.world, joined_.timeout),
                             joined_.device, joined_.timeout);
       // A rank that fails now would look like a network on which the others cannot connect.
       joined_.store->barrier(prefix + "connected", joined_.rank, joined_.world, joined_.timeout);
