@@ -123,6 +123,11 @@ void launch(const char* name, cudaStream_t stream, dim3 blocks, unsigned threads
             void (*kernel)(Parameters...), std::tuple<std::decay_t<Parameters>...> arguments) {
   stream = Gpu::get().stream_or_default(stream);
   count(Launch{name, stream->gpu, blocks, threads});
+  if (blocks.x == 0 || blocks.y == 0 || blocks.y > 65535 || threads == 0 || threads > 1024) {
+    fault(cudaErrorInvalidConfiguration,
+          std::string("kernel '") + name + "' has no grid that a " + "GPU can run");
+    return;
+  }
   if (!may_launch(name, stream, arguments)) return;
   enqueue(stream, [=] { run_kernel(blocks, threads, [&] { std::apply(kernel, arguments); }); });
 }

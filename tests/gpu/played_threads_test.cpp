@@ -76,6 +76,21 @@ BOOST_AUTO_TEST_CASE(a_launch_on_the_stream_of_another_gpu_is_a_fault) {
   expect_faults({"kernel 'store' is launched on a stream of GPU 1"});
 }
 
+BOOST_AUTO_TEST_CASE(a_grid_without_blocks_is_a_fault) {
+  const played::Machine machine(1);
+  const OnEach zero(0);
+  const auto launch = [&](unsigned blocks, unsigned threads) {
+    return failure_of([&] {
+      detail::launch_kernel<detail::store<int>>("store", zero.stream, blocks, threads, zero.at(),
+                                                5);
+    });
+  };
+  BOOST_TEST(launch(1, 1).empty());
+  BOOST_TEST(!launch(0, 1).empty());
+  BOOST_TEST(!launch(1, 2048).empty());
+  expect_faults({"has no grid that a GPU can run", "has no grid that a GPU can run"});
+}
+
 BOOST_AUTO_TEST_CASE(a_record_of_a_foreign_event_is_a_fault) {
   const played::Machine machine(2);
   const OnEach one(1);
