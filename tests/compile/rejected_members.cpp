@@ -31,6 +31,7 @@ std::string use(Session& session, const job::Points& points) {
     if (epoch.number() + batches.size() == 0) break;
   }
   const std::size_t place = job.rank().value() + job.world_size().value() + job.seed().value() +
-                            job.membership().local_world + job.ddp().updates() + ready.rank().value();
+                            job.membership().local_world + job.ddp().updates() +
+                            ready.rank().value();
   return job.data() + job.summary().text() + std::to_string(place + scores.size());
 }

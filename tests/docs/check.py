@@ -45,7 +45,8 @@ def anchors_of(page):
 
 
 def check_links(page, text):
-    for target in re.findall(r"\]\(([^)\s]+)\)", without_code(text)):
+    prose = re.sub(r"(?<!\[)`[^`\n]*`(?!\])", "", without_code(text))  # a lambda's [](...) is no link
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose):
         if "://" in target:
             continue
         counts["links"] += 1

@@ -72,8 +72,7 @@ BOOST_AUTO_TEST_CASE(phases_run_the_parts_of_a_replica_in_order_and_carry_the_lo
   BOOST_TEST(averaged.loss() == 45);
   BOOST_TEST(averaged.grad(3) == 21);
   BOOST_TEST(std::move(averaged).update() == 45);
-  BOOST_TEST((replica.comm.calls ==
-              Calls{"place", "forward", "backward 45", "reduce", "update"}));
+  BOOST_TEST((replica.comm.calls == Calls{"place", "forward", "backward 45", "reduce", "update"}));
 }
 
 BOOST_AUTO_TEST_CASE(the_last_two_phases_can_be_one) {
