@@ -59,8 +59,8 @@ class GpuUpdater
         inputs_(groups * size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
         state_(execution.step_state()),
-        found_(stops ? sizeof(AnomalyRecord) : 0),
         seen_(stops ? sizeof(std::uint32_t) : 0),
+        found_(stops ? sizeof(AnomalyRecord) : 0),
         loss_(execution.loss_value()),
         used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
         updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {
@@ -413,8 +413,10 @@ class GpuUpdater
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
   StepState* state_;
-  DeviceArena found_;  // the record of an anomaly
-  PinnedArena seen_;   // is there one?
+  // A kernel may still write to host memory when this ends: device memory, which is freed first,
+  // is freed when the GPU is done.
+  PinnedArena seen_;   // is there an anomaly?
+  DeviceArena found_;  // its record
   const double* loss_;
   /// Where averages begin, and the sizes of an average and of the parameter's element.
   struct {
