@@ -12,6 +12,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -305,7 +306,9 @@ BOOST_AUTO_TEST_CASE(gradients_of_16_bits_are_averaged_exactly) {
       SlopeDdp<Precision<Mixed<BFloat16>>, Clip<30>> bits(comm);
       bits.optimizer().lr = 1;
       bits.step(own);
-      require_all(comm, bits.param("w"_p), -mean, "a parameter after a step");
+      bits.for_each_state([&](std::string_view, std::string_view, const auto& masters) {
+        require_all(comm, masters, -mean, "a master weight after a step");
+      });
       auto averaged = bits.forward(own).backward().reduce();
       require_all(comm, averaged.grad("w"_p), mean, "a gradient after reduce");
       std::move(averaged).update();
