@@ -33,6 +33,7 @@ struct PlayedReplica {
   double placed = 0;
 
   auto& communicator() { return comm; }
+  static int on_device() { return 0; }
   const double& place(const int& batch) {
     do_or_fail("place");
     placed = batch + 0.5;
