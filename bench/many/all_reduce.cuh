@@ -6,8 +6,10 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <optional>
@@ -34,6 +36,14 @@ double time_calls(auto& comm, std::size_t count, const auto& call) {
   comm.synchronize();
   const std::chrono::duration<double, std::micro> took = bench::Clock::now() - begin;
   return took.count() / static_cast<double>(count);
+}
+
+/// How many calls make a turn of about 50 ms, `most` at most: ranks that share a GPU through
+/// sockets take a thousand times as long as others. **Ranks** all.
+std::size_t calls_of_a_turn(auto& comm, std::size_t most, const auto& call) {
+  const double calls = 50'000 / std::max(time_calls(comm, 1, call), 1.0);
+  return comm.broadcast(std::clamp<std::uint64_t>(static_cast<std::uint64_t>(calls), 1, most),
+                        Rank{0});
 }
 
 /// NCCL as a program without lockstep uses it: one communicator, memory from cudaMalloc, in place.
@@ -103,7 +113,7 @@ void measure_all_reduce(Comm& comm) {
     detail::copy_now(data.data(), std::vector<float>(data.size()).data(), data.size_bytes());
     const auto own = [&] { comm.all_reduce(data, Sum{}); };
     const auto peer = [&] { plain->all_reduce(bytes); };
-    const std::size_t count = bytes > 2_MiB ? 20 : 200;
+    const std::size_t count = calls_of_a_turn(comm, 200, own);
     std::vector<double> own_times;
     std::vector<double> peer_times;
     for (int turn = 0; turn < 8; ++turn) {  // by turns; the first is not counted
