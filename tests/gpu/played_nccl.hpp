@@ -399,6 +399,7 @@ inline ncclResult_t ncclCommSplit(ncclComm_t comm, int colour, int key, ncclComm
     for (std::size_t i = 0; i < all.size(); ++i)
       division.tell[all[i].second](own, static_cast<int>(i));
   }
+  division.tell.clear();  // they hold their parents, which hold this world
   return ncclInProgress;
 }
 inline ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t* result) {
