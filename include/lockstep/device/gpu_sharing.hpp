@@ -85,8 +85,9 @@ class GpuVerdict {
 /// Throws, on all ranks alike, if two have one GPU and that was not asked for.
 inline void require_own_gpus(const GpuVerdict& verdict, const std::vector<GpuIdentity>& gpus,
                              Rank rank, bool may_share) {
-  if (!verdict.shared() || may_share) return;
-  const auto [first, second] = *verdict.shared();
+  const std::optional<std::pair<Rank, Rank>>& shared = verdict.shared();
+  if (!shared || may_share) return;
+  const auto [first, second] = *shared;
   fail("Device<Cuda>",
        {"ranks ", first, " and ", second, " have the same GPU, ", gpus[first.value()].uuid,
         visible_devices_text()},
