@@ -91,11 +91,6 @@ struct Tally {
     const auto found = calls.find(function);
     return found == calls.end() ? 0 : found->second;
   }
-  std::size_t all() const {
-    std::size_t sum = 0;
-    for (const auto& [name, times] : calls) sum += times;
-    return sum;
-  }
 };
 inline std::mutex tally_mutex;
 inline Tally tally;
