@@ -85,13 +85,13 @@ LOCKSTEP_INLINE std::optional<double> read_best_score(const std::string& folder,
 }
 
 /// A file that is removed unless it has been renamed.
-class TemporaryFile {
+class ReplacementFile {
  public:
-  explicit TemporaryFile(const std::string& target)
+  explicit ReplacementFile(const std::string& target)
       : target_(target), path_(text({target, ".tmp-", random_id().substr(0, 16)})) {}
-  ~TemporaryFile() { ::unlink(path_.c_str()); }  // where rename found one file twice, it stays
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~ReplacementFile() { ::unlink(path_.c_str()); }  // where rename found one file twice, it stays
+  ReplacementFile(const ReplacementFile&) = delete;
+  ReplacementFile& operator=(const ReplacementFile&) = delete;
 
   const std::string& path() const { return path_; }
 
@@ -115,7 +115,7 @@ class TemporaryFile {
 };
 
 /// Copies a file, for file systems without hard links.
-LOCKSTEP_INLINE void copy_file(const std::string& from, const TemporaryFile& to) {
+LOCKSTEP_INLINE void copy_file(const std::string& from, const ReplacementFile& to) {
   const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
   if (!source) fail_best_copy(from, errno);
   const Descriptor target = to.create();
@@ -144,13 +144,13 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& folder, const std::str
   const auto score_before = read_best_score(folder, name);
   if (score_before) lines += best_score_line(*digest_before, *score_before, name);
   {
-    const TemporaryFile scores(best_score_path(folder));
+    const ReplacementFile scores(best_score_path(folder));
     const Descriptor file = scores.create();
     if (!write_all(file.get(), lines)) fail_best_copy(scores.path(), errno);
     if (::fsync(file.get()) != 0) fail_best_copy(scores.path(), errno);
     scores.commit(folder);
   }
-  const TemporaryFile copy(best);
+  const ReplacementFile copy(best);
   if (::link(checkpoint.c_str(), copy.path().c_str()) != 0) {
     if (errno == ENOENT) fail_best_copy(checkpoint, errno);
     copy_file(checkpoint, copy);
