@@ -7,6 +7,7 @@
 #include "lockstep/comm/call.ipp"
 #include "lockstep/comm/fault/sentences.ipp"
 #include "lockstep/comm/group_membership.ipp"
+#include "lockstep/core/convert.ipp"
 #include "lockstep/core/error.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
