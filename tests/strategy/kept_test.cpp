@@ -2,7 +2,6 @@
 // What jobs keep: all pieces of one, copied into another that was made anew, make it go on to the
 // same bits.
 #include <array>
-#include <bit>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/dp.hpp"
+#include "train/kept.hpp"
 #include "train/listed.hpp"
 #include "train/sheet.hpp"
 
@@ -138,18 +138,9 @@ struct Plan {
 
 void save(auto& job, Stored& to, const Plan& plan) {
   std::vector<KeptPiece> pieces;
-  std::size_t bytes = 0;
-  job.for_each_kept([&](const KeptPiece& piece) {
-    pieces.push_back(piece);
-    bytes += piece.file_bytes();
-  });
-  const auto memory = job.make_kept_memory(bytes);
-  std::vector<detail::KeptCopy> copies;
-  bytes = 0;
-  for (const KeptPiece& piece : pieces) {
-    copies.push_back({memory.data() + bytes, &piece});
-    bytes += piece.file_bytes();
-  }
+  job.for_each_kept([&](const KeptPiece& piece) { pieces.push_back(piece); });
+  const auto memory = job.make_kept_memory(bytes_of(pieces));
+  const std::vector<detail::KeptCopy> copies = copies_to(memory.data(), pieces);
   job.copy_out(copies);
   job.await_copies();
   const std::scoped_lock lock(to.mutex);
@@ -206,21 +197,6 @@ void require_whole(const Stored& all, const Plan& plan) {
   require(plan.skips_unused ? count[3] <= gradients : count[3] == gradients, "all gradients");
   const detail::TensorInfo& c = all.tensors.at("0/c").whole;
   require(c.element == ElementKind::f16 && c.rank == 1, "a parameter's type is that declared");
-}
-
-std::string text_of(const detail::ReplicaProgress& progress) {
-  std::string text;
-  for (const std::uint64_t number : {progress.updates, progress.counted, progress.skipped,
-                                     progress.epoch, std::uint64_t{progress.knows_epoch},
-                                     progress.curve_ahead, std::uint64_t{progress.micro_batches}})
-    text += std::to_string(number) + " ";
-  for (const detail::NamedNumber& number : progress.numbers) {
-    text += number.name + " ";
-    std::visit([&](auto value) { text += std::to_string(std::bit_cast<std::uint64_t>(value)); },
-               number.value);
-    text += " ";
-  }
-  return text;
 }
 
 void require_equal(const Stored& a, const Stored& b, const std::string& when) {
