@@ -83,7 +83,7 @@ BOOST_AUTO_TEST_CASE(captured_ranks_with_masters_go_on_in_the_middle_of_a_step) 
 
 BOOST_AUTO_TEST_CASE(scaled_losses_and_counts_of_single_parameters_go_on) {
   for (const std::size_t before : {1, 6})
-    ranks_case<Optimizer<SGDMomentum>, Precision<Mixed<Half>>, UnusedParameters<Zero>,
+    ranks_case<Optimizer<AdamW>, Precision<Mixed<Half>>, UnusedParameters<Zero>,
                ParameterGroups<NoDecay<>>, Accumulate<3>>(2, before);
 }
 

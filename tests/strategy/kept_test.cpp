@@ -237,7 +237,7 @@ void compare(const Plan& plan, std::size_t seed, std::size_t rank, const auto& b
   const bool ends_with_tail = random() % 3 == 0;
   const std::size_t before = random() % 8;
   auto first = make();
-  prepare(*first);
+  prepare(*first, 1);
   Batches batches(seed, rank, plan, plan.skips_anomalies);
   for (std::size_t s = 0; s < before; ++s) step(*first, batches);
   save(*first, stores[0], plan);
@@ -245,7 +245,7 @@ void compare(const Plan& plan, std::size_t seed, std::size_t rank, const auto& b
   if (rank == 0) require_whole(stores[0], plan);
 
   auto second = make();
-  prepare(*second);
+  prepare(*second, 2);
   Batches others(seed + 100, rank, plan, false);
   for (std::size_t s = 0; s < random() % 5; ++s) step(*second, others);
   second->optimizer().lr = 0.5;
@@ -286,7 +286,7 @@ void ranks_case(Plan plan, const auto& prepare) {
   }
 }
 
-const auto as_it_is = [](auto&) {};
+const auto as_it_is = [](auto&, unsigned) {};
 
 template <class... Ps>
 void replicas_case(Plan plan) {
@@ -310,10 +310,11 @@ using ListedLedger = ListedModel<Ledger, float, double, Half, std::int64_t>;
 BOOST_AUTO_TEST_CASE(of_shared_parameters_with_groups_and_a_schedule) {
   ranks_case<Ledger, Optimizer<AdamW>, ParameterGroups<NoDecay<"c">, Named<"b">>, Accumulate<3>,
              UnusedParameters<Zero>, Frozen<"d">, Schedule<Cosine>>(
-      {.skips_unused = true, .frozen = true, .states = 2}, [](auto& job) {
+      {.skips_unused = true, .frozen = true, .states = 2}, [](auto& job, unsigned other) {
         job.optimizer().lr = 0.01;
-        job.optimizer(Named<"b">{}).lr = 0.02;
-        job.schedule() = {.warmup = 2, .steps = 9, .last = 0.1};
+        if (other == 1) job.optimizer(Named<"b">{}).lr = 0.02;
+        if (other == 2) job.optimizer(NoDecay<"c">{}).lr = 0.03;  // followed group 0
+        job.schedule() = {.warmup = 2, .steps = 9 * other, .last = 0.1 * other};
         job.begin_schedule(1);
       });
 }
@@ -321,8 +322,8 @@ BOOST_AUTO_TEST_CASE(of_shared_parameters_with_groups_and_a_schedule) {
 BOOST_AUTO_TEST_CASE(of_replicated_parameters_with_skipped_updates_and_own_buffers) {
   ranks_case<Ledger, Optimizer<SGDMomentum>, Sharding<Replicated>, Buffers<Local>, Clip<0.5>,
              Anomaly<Skip>, Schedule<StepDecay>, Buckets<BucketLimits{64, 256}>>(
-      {.local_buffers = true, .skips_anomalies = true, .states = 1}, [](auto& job) {
-        job.schedule().epochs = 2;
+      {.local_buffers = true, .skips_anomalies = true, .states = 1}, [](auto& job, unsigned other) {
+        job.schedule().epochs = 2 * other;
         job.set_epoch(3);
       });
 }

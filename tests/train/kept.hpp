@@ -46,6 +46,9 @@ inline std::string text_of(const detail::ReplicaProgress& progress) {
                                      progress.epoch, std::uint64_t{progress.knows_epoch},
                                      progress.curve_ahead, std::uint64_t{progress.micro_batches}})
     text += std::to_string(number) + " ";
+  if (progress.loss_scale)
+    text += "scale " + std::to_string(progress.loss_scale->scale) + " after " +
+            std::to_string(progress.loss_scale->good_steps) + " ";
   for (const detail::NamedNumber& number : progress.numbers) {
     text += number.name + " ";
     std::visit([&](auto value) { text += std::to_string(std::bit_cast<std::uint64_t>(value)); },
@@ -59,7 +62,7 @@ inline std::string text_of(const detail::ReplicaProgress& progress) {
 class OwnCopy {
  public:
   /// Copies what `job` has now. On a GPU the host does not wait.
-  explicit OwnCopy(auto& job) : progress_(job.progress()) {
+  explicit OwnCopy(auto& job) {
     using detail::KeptPiece;
     job.template for_each_kept<detail::KeptFor::loading>([&](const KeptPiece& piece) {
       if (piece.role != detail::KeptRole::gradient) pieces_.push_back(piece);
@@ -72,6 +75,7 @@ class OwnCopy {
     copies_ = copies_to(memory->data(), pieces_);
     memory_ = memory;
     job.copy_out(copies_);
+    progress_ = job.progress();
   }
   /// Waits as the thread does that writes a file.
   void await(auto& job) {
