@@ -9,18 +9,13 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/sampler_state.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 
 namespace lockstep {
-
-/// What a save does while an earlier one is still being written.
-enum class WhenBusy : std::uint8_t {
-  wait,  ///< it waits until that one is done
-  skip,  ///< nothing is saved
-};
 
 /// What a checkpoint has beside parameters, buffers and the optimizer. All of it is optional, and
 /// given back by `resume`.

@@ -5,13 +5,11 @@
 
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <initializer_list>
-#include <span>
 #include <string>
 #include <string_view>
-#include <type_traits>
-#include <utility>
 #include <vector>
 
 #include "lockstep/core/element.hpp"
@@ -181,11 +179,6 @@ ValueDifferences compare_values(const KeptValues& values, const std::vector<Save
 
 /// Gives `values` what the record has of them.
 void set_values(const KeptValues& values, const std::vector<SavedValue>& saved);
-
-/// A number in decimal digits, exact when it is read again, and back. The second throws where the
-/// text is no number of that kind.
-std::string number_digits(ElementKind element, std::string_view bytes);
-std::string number_of_digits(ElementKind element, std::string_view digits);
 
 }  // namespace detail
 

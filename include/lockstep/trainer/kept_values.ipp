@@ -3,8 +3,6 @@
 /// @file Definitions of `kept_values.hpp`.
 
 #include <algorithm>
-#include <charconv>
-#include <cstdint>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
@@ -99,66 +97,6 @@ LOCKSTEP_INLINE void set_values(const KeptValues& values, const std::vector<Save
     const SavedValue* const other = find_value(saved, value.name());
     if (other != nullptr && value.is_of(*other)) value.set(*other);
   }
-}
-
-template <class T>
-std::string digits_of(std::string_view bytes) {
-  T number{};
-  std::memcpy(&number, bytes.data(), sizeof number);
-  char digits[64];
-  const auto end = std::to_chars(std::begin(digits), std::end(digits), number);
-  return {digits, end.ptr};
-}
-
-template <class T>
-std::string of_digits(std::string_view digits) {
-  T number{};
-  const auto end = std::from_chars(digits.data(), digits.data() + digits.size(), number);
-  if (end.ec != std::errc() || end.ptr != digits.data() + digits.size())
-    fail("checkpoint", {"\"", digits, "\" is no ", element_name(element_kind<T>())},
-         "load another file");
-  return {reinterpret_cast<const char*>(&number), sizeof number};
-}
-
-/// Calls `f(std::type_identity<T>{})` with the type behind a kind. Numbers of 16 bits are told by
-/// their bits, since the standard has no digits of them.
-template <class F>
-std::string with_number(ElementKind kind, const F& f) {
-  switch (kind) {
-    case ElementKind::f64:
-      return f(std::type_identity<double>{});
-    case ElementKind::f32:
-      return f(std::type_identity<float>{});
-    case ElementKind::i8:
-      return f(std::type_identity<std::int8_t>{});
-    case ElementKind::i16:
-      return f(std::type_identity<std::int16_t>{});
-    case ElementKind::i32:
-      return f(std::type_identity<std::int32_t>{});
-    case ElementKind::i64:
-      return f(std::type_identity<std::int64_t>{});
-    case ElementKind::u8:
-      return f(std::type_identity<std::uint8_t>{});
-    case ElementKind::f16:
-    case ElementKind::bf16:
-    case ElementKind::u16:
-      return f(std::type_identity<std::uint16_t>{});
-    case ElementKind::u32:
-      return f(std::type_identity<std::uint32_t>{});
-    case ElementKind::u64:
-      return f(std::type_identity<std::uint64_t>{});
-    case ElementKind::unsupported:
-      break;
-  }
-  fail("checkpoint", {"a value has no type"}, "load another file");
-}
-
-LOCKSTEP_INLINE std::string number_digits(ElementKind element, std::string_view bytes) {
-  return with_number(element, [&]<class T>(std::type_identity<T>) { return digits_of<T>(bytes); });
-}
-
-LOCKSTEP_INLINE std::string number_of_digits(ElementKind element, std::string_view digits) {
-  return with_number(element, [&]<class T>(std::type_identity<T>) { return of_digits<T>(digits); });
 }
 
 }  // namespace detail
