@@ -2,11 +2,18 @@
 // The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of
 // in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
 // are.
+#include "lockstep/checkpoint/background.ipp"
+#include "lockstep/checkpoint/best_copy.ipp"
+#include "lockstep/checkpoint/folder.ipp"
+#include "lockstep/checkpoint/folder_names.ipp"
 #include "lockstep/checkpoint/json.ipp"
 #include "lockstep/checkpoint/json_cursor.ipp"
+#include "lockstep/checkpoint/lock.ipp"
+#include "lockstep/checkpoint/options.ipp"
 #include "lockstep/checkpoint/reader.ipp"
 #include "lockstep/checkpoint/safetensors.ipp"
 #include "lockstep/checkpoint/safetensors_file.ipp"
+#include "lockstep/checkpoint/stop_request.ipp"
 #include "lockstep/checkpoint/write_file.ipp"
 #include "lockstep/comm/backends/shm/engine.ipp"
 #include "lockstep/comm/backends/shm/memory_file.ipp"
@@ -16,6 +23,8 @@
 #include "lockstep/core/checksum.ipp"
 #include "lockstep/core/error.ipp"
 #include "lockstep/core/json_string.ipp"
+#include "lockstep/core/late_failure.ipp"
+#include "lockstep/core/stopped.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
 #include "lockstep/data/generated_dataset.ipp"
