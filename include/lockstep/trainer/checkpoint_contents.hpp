@@ -47,8 +47,8 @@ struct KeptShape {
   std::size_t replicas = 1;  ///< who add up gradients of their own: ranks, or replicas of DP
   /// An update takes the sum of all replicas' gradients divided by this.
   double gradient_divisor = 1;
-  std::size_t micro_batches = 1;     ///< of a step
-  bool keeps_own_buffers = false;    ///< do replicas have buffers of their own?
+  std::size_t micro_batches = 1;   ///< of a step
+  bool keeps_own_buffers = false;  ///< do replicas have buffers of their own?
   std::vector<std::string> policies;
   std::uint64_t fingerprint = 0;
 };

@@ -263,8 +263,7 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   if (const auto scale = entry.find("loss_scale")) {
     progress.loss_scale.emplace();
     progress.loss_scale->scale = static_cast<float>(scale->at("scale").real());
-    progress.loss_scale->good_steps =
-        static_cast<std::uint32_t>(scale->at("good_steps").natural());
+    progress.loss_scale->good_steps = static_cast<std::uint32_t>(scale->at("good_steps").natural());
   }
   const JsonEntry numbers = entry.at("numbers");
   for (std::size_t i = 0; i != numbers.size(); ++i) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A job as saving and loading see it, without its type: they are compiled once, for all jobs.
+/// @file A job as saving and loading see it, without its type: they are compiled once, for all
+/// jobs.
 
 #include <cstddef>
 #include <memory>

@@ -32,9 +32,8 @@ Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOption
   if constexpr (is_rejected<Wrapper>) {
     return {};
   } else {
-    return with_kept_job(wrapped, JobCall::load, [&](const KeptJob& job) {
-      return load_job(job, path, options, what);
-    });
+    return with_kept_job(wrapped, JobCall::load,
+                         [&](const KeptJob& job) { return load_job(job, path, options, what); });
   }
 }
 

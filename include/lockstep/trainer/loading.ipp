@@ -138,14 +138,14 @@ LOCKSTEP_INLINE void Loading::open() {
       facts_ = read_facts(*reader_);
     }
     if (job_.ranks.rank == Rank{0}) reader_->verify();
-    const std::uint64_t digest = reader_->main_file().digest().value_or(reader_->main_file().bytes());
+    const std::uint64_t digest =
+        reader_->main_file().digest().value_or(reader_->main_file().bytes());
     return std::string(reinterpret_cast<const char*>(&digest), sizeof digest);
   });
   for (std::size_t rank = 1; rank < digests.size(); ++rank) {
     if (digests[rank] != digests[0])
       fail(operation(), {"rank ", rank, " and rank 0 see different files at '", path_, "'"},
-           "give all ranks the same file, which nobody replaces while it is read",
-           job_.ranks.rank);
+           "give all ranks the same file, which nobody replaces while it is read", job_.ranks.rank);
   }
 }
 
@@ -181,18 +181,18 @@ LOCKSTEP_INLINE bool Loading::fits(const KeptPiece& piece, const StoredTensor& s
       piece.whole.extents.begin(),
       piece.whole.extents.begin() + static_cast<std::ptrdiff_t>(piece.whole.rank));
   if (stored.shape != shape) {
-    found.mismatches.push_back(text({"size mismatch for ", stored.name, ": ",
-                                     shape_text(stored.shape), " in the file, ", shape_text(shape),
-                                     " in the job"}));
+    found.mismatches.push_back(
+        text({"size mismatch for ", stored.name, ": ", shape_text(stored.shape), " in the file, ",
+              shape_text(shape), " in the job"}));
     return false;
   }
   const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
   const bool may_differ = options_.convert || piece.role == KeptRole::gradient;
   if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
-  found.mismatches.push_back(text({"type mismatch for ", stored.name, ": ", stored.element->name,
-                                   " in the file, ", element_name(piece.whole.element),
-                                   " in the job",
-                                   convertible ? " (.convert = true rounds it)" : ""}));
+  found.mismatches.push_back(
+      text({"type mismatch for ", stored.name, ": ", stored.element->name, " in the file, ",
+            element_name(piece.whole.element), " in the job",
+            convertible ? " (.convert = true rounds it)" : ""}));
   return false;
 }
 
@@ -445,8 +445,8 @@ LOCKSTEP_INLINE Resumed Loading::result() const {
   resumed.report = report_;
   resumed.notes = notes_;
   if (what_ == LoadWhat::job && facts_.shape.replicas != job_.shape.replicas)
-    resumed.notes.push_back(text({"saved by ", facts_.shape.replicas, " ranks, resumed by ",
-                                  job_.shape.replicas}));
+    resumed.notes.push_back(
+        text({"saved by ", facts_.shape.replicas, " ranks, resumed by ", job_.shape.replicas}));
   return resumed;
 }
 

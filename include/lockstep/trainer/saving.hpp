@@ -92,15 +92,16 @@ class Saver {
   /// What goes wrong on one rank is the same error on all, and the job may go on. An error of an
   /// asynchronous save is thrown by the next `save`, `finish` or `rethrow`.
   ///
-  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps so far.
+  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps so
+  /// far.
   template <class Wrapper>
   bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
     if constexpr (detail::is_rejected<Wrapper>) {
       return false;
     } else {
-      return detail::with_kept_job(
-          wrapped, detail::JobCall::save,
-          [&](const detail::KeptJob& job) { return core_.save(job, path, options); });
+      return detail::with_kept_job(wrapped, detail::JobCall::save, [&](const detail::KeptJob& job) {
+        return core_.save(job, path, options);
+      });
     }
   }
 

@@ -56,8 +56,8 @@ LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view
   for (std::size_t rank = 1; rank < paths.size(); ++rank) {
     if (paths[rank] == paths[0]) continue;
     fail(operation,
-         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank,
-          " has '", paths[rank], "'"},
+         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank, " has '",
+          paths[rank], "'"},
          "give all ranks the same path", ranks.rank);
   }
 }
@@ -79,7 +79,7 @@ LOCKSTEP_INLINE std::string beside(std::string_view path, std::string_view name)
 /// The shards of the file that is about to be replaced. None where another name is linked to that
 /// file, which needs them.
 LOCKSTEP_INLINE std::vector<std::string> shards_to_replace(const std::string& path) {
-  struct stat status {};
+  struct stat status{};
   if (::stat(path.c_str(), &status) != 0 || status.st_nlink > 1) return {};
   std::vector<std::string> names;
   try {
