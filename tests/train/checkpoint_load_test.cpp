@@ -40,6 +40,12 @@ void disturb(auto& job, std::size_t rank) {
   for (std::size_t s = 30; s < 34; ++s) job.step(entry_of(rank, s));
 }
 
+void disturb_replicas(auto& job, std::size_t replicas) {
+  Entries batch;
+  for (std::size_t r = 0; r < replicas; ++r) batch.all.push_back(entry_of(r, 31));
+  for (int s = 0; s < 3; ++s) job.step(batch);
+}
+
 /// Loads what the last job has saved, and saves it again.
 template <class Job>
 void hand_on(std::size_t world, const std::string& from, const std::string& to) {
@@ -96,6 +102,79 @@ BOOST_AUTO_TEST_CASE(files_are_handed_on_from_shape_to_shape_with_the_same_bits)
   BOOST_TEST(shards_of(folder / "2.safetensors") > 1u);
   BOOST_TEST(shards_of(folder / "3.safetensors") == 1u);
   BOOST_TEST(folder.files().size() == 6u + shards_of(folder / "2.safetensors") + 1u);
+}
+
+namespace {
+
+using Replicas = DataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>>;
+using ReplicasWithCopies =
+    DataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>, Sharding<Replicated>>;
+
+/// What ranks have as batch `step`, as one batch.
+Entries entries_of(std::size_t replicas, std::size_t step) {
+  Entries entries;
+  for (std::size_t r = 0; r < replicas; ++r) entries.all.push_back(entry_of(r, step));
+  return entries;
+}
+
+/// Ranks are saved in the middle of a step; replicas go on and save there too; then ranks go on from
+/// the replicas' file. All end with the bits of ranks that were never stopped.
+template <class Dp, class Ddp>
+void between_strategies(std::size_t world) {
+  const Folder folder;
+  const auto path = [&](const char* name) { return folder / (std::string(name) + ".safetensors"); };
+  all_well(world, [&](Shared& comm) {
+    Ddp job(comm);
+    job.optimizer().lr = 0.03;
+    for (std::size_t s = 0; s < 8; ++s) {
+      job.step(entry_of(comm.rank().value(), s));
+      if (s == 2) save(job, path("ddp-3"));
+      if (s == 4) save(job, path("ddp-5"));
+    }
+    save(job, path("ddp-8"));
+  });
+  {
+    Dp job({.replicas = world});
+    disturb_replicas(job, world);
+    const Resumed resumed = resume(job, path("ddp-3"));
+    BOOST_TEST(resumed.step == 1u);
+    BOOST_TEST(resumed.notes.empty());
+    for (std::size_t s = 3; s < 8; ++s) {
+      job.step(entries_of(world, s));
+      if (s == 4) {
+        Saver saver;
+        saver.save(job, path("dp-5"), {.asynchronous = true});
+        saver.finish(job);
+        save(job, path("dp-5-at-once"));
+      }
+    }
+    save(job, path("dp-8"));
+    Dp again({.replicas = world});
+    disturb_replicas(again, world);
+    load(again, path("dp-8"));
+    save(again, path("dp-again"));
+  }
+  all_well(world, [&](Shared& comm) {
+    Ddp job(comm);
+    disturb(job, comm.rank().value());
+    resume(job, path("dp-5"));
+    for (std::size_t s = 5; s < 8; ++s) job.step(entry_of(comm.rank().value(), s));
+    save(job, path("back-8"));
+  });
+  require_same_tensors(path("dp-5"), path("ddp-5"));
+  require_same_tensors(path("dp-5"), path("dp-5-at-once"));
+  for (const char* name : {"dp-8", "dp-again", "back-8"})
+    require_same_tensors(path("ddp-8"), path(name));
+  for (const char* name : {"dp-5", "dp-8"}) BOOST_TEST(shards_of(path(name)) == 0u);
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(ranks_and_replicas_go_on_from_each_others_files_with_the_same_bits) {
+  between_strategies<Replicas, SharedAdam>(1);
+  between_strategies<Replicas, SharedAdam>(2);
+  between_strategies<ReplicasWithCopies, SharedAdam>(3);
+  between_strategies<Replicas, SharedAdam>(4);
 }
 
 BOOST_AUTO_TEST_CASE(rank_zeros_file_is_whole_and_a_new_one_replaces_all_files) {
