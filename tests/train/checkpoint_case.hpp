@@ -87,11 +87,11 @@ std::uint64_t bits_of(auto& ddp) {
   };
   ddp.for_each_parameter(add);
   ddp.for_each_buffer(add);
-  ddp.for_each_state([&](std::string_view name, std::string_view state, const auto& view,
-                         std::size_t) {
-    hash.text(state);
-    add(name, view);
-  });
+  ddp.for_each_state(
+      [&](std::string_view name, std::string_view state, const auto& view, std::size_t) {
+        hash.text(state);
+        add(name, view);
+      });
   hash.number(ddp.updates());
   for (const auto& number : ddp.progress().numbers)
     std::visit([&](auto value) { hash.text(number.name).text(std::to_string(value)); },

@@ -117,8 +117,8 @@ Entries entries_of(std::size_t replicas, std::size_t step) {
   return entries;
 }
 
-/// Ranks are saved in the middle of a step; replicas go on and save there too; then ranks go on from
-/// the replicas' file. All end with the bits of ranks that were never stopped.
+/// Ranks are saved in the middle of a step; replicas go on and save there too; then ranks go on
+/// from the replicas' file. All end with the bits of ranks that were never stopped.
 template <class Dp, class Ddp>
 void between_strategies(std::size_t world) {
   const Folder folder;
@@ -253,15 +253,13 @@ BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
                     "load_parameters: '" + path +
                         "' does not fit this job: missing in the file: a, b, c, seen; unexpected "
                         "in the file: head, module.a, module.b; load a file of the same model");
-      require_words(words_of([&] {
-                      load_parameters(job, path, {.strict = false, .rename = strip});
-                    }),
-                    "type mismatch for module.b: F64 in the file, float in the job (.convert = "
-                    "true rounds it)");
-      require_words(words_of([&] {
-                      load_parameters(job, path, {.rename = [](auto) { return "a"; }});
-                    }),
-                    "become 'a'");
+      require_words(
+          words_of([&] { load_parameters(job, path, {.strict = false, .rename = strip}); }),
+          "type mismatch for module.b: F64 in the file, float in the job (.convert = "
+          "true rounds it)");
+      require_words(
+          words_of([&] { load_parameters(job, path, {.rename = [](auto) { return "a"; }}); }),
+          "become 'a'");
       require(bits_of(job) == before, "a file that does not fit has changed the job");
       const LoadReport report =
           load_parameters(job, path, {.strict = false, .rename = strip, .convert = true});
@@ -276,8 +274,9 @@ BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
 
 /// A file that Python's safetensors has written.
 struct FromPython {
-  using Parameters = ParameterList<Parameter<"fc1.weight", float, 4, 3>,
-                                   Parameter<"fc1.bias", double, 4>, Parameter<"half", BFloat16, 5>>;
+  using Parameters =
+      ParameterList<Parameter<"fc1.weight", float, 4, 3>, Parameter<"fc1.bias", double, 4>,
+                    Parameter<"half", BFloat16, 5>>;
   using Buffers = BufferList<Buffer<"step", std::int64_t, 1>>;
 };
 
@@ -305,8 +304,7 @@ BOOST_AUTO_TEST_CASE(a_file_of_pythons_is_loaded_into_a_model) {
   same(8, job.param("fc1.bias"_p));
   same(40, job.param("fc1.weight"_p));
   same(88, job.param("half"_p));
-  BOOST_TEST(words_of([&] { load(job, path); }).find("call load_parameters") !=
-             std::string::npos);
+  BOOST_TEST(words_of([&] { load(job, path); }).find("call load_parameters") != std::string::npos);
 }
 
 BOOST_AUTO_TEST_CASE(values_of_the_program_come_back_to_their_ranks) {
@@ -367,11 +365,10 @@ BOOST_AUTO_TEST_CASE(values_of_the_program_come_back_to_their_ranks) {
     float wrong = 8;
     int strange = 9;
     const std::uint64_t before = bits_of(job);
-    require_words(words_of([&] {
-                    resume(job, path, {.values = {{"reward", wrong}, {"strange", strange}}});
-                  }),
-                  "missing in the file: the value strange of rank 0, the value strange of rank 1; "
-                  "type mismatch for the value reward is double in the file and float here");
+    require_words(
+        words_of([&] { resume(job, path, {.values = {{"reward", wrong}, {"strange", strange}}}); }),
+        "missing in the file: the value strange of rank 0, the value strange of rank 1; "
+        "type mismatch for the value reward is double in the file and float here");
     require(wrong == 8 && bits_of(job) == before, "values that do not fit change nothing");
     const Resumed some = resume(job, path, {.strict = false, .values = {{"strange", strange}}});
     require(strange == 9 && some.report.missing.size() == 2 && some.notes.size() == 10, "notes");
@@ -556,7 +553,9 @@ BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_refused_on_all_ranks_and_change_n
   const std::string path = folder / "good.safetensors";
   save_three_updates(path);
   std::filesystem::create_directories(folder / "folder");
-  { std::ofstream(folder / "words.safetensors") << "these are words, and no tensors at all"; }
+  {
+    std::ofstream(folder / "words.safetensors") << "these are words, and no tensors at all";
+  }
   const std::string flipped = folder / "flipped.safetensors";
   save_three_updates(flipped, 1);
   {
@@ -589,8 +588,7 @@ BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_refused_on_all_ranks_and_change_n
         require_words(words_of([&] { save(job, mine); }), "save: " + paths);
         require(!std::filesystem::exists(folder / "x"), "nothing was saved");
       }
-      require_words(words_of([&] { save(job, folder / "no/such."); }),
-                    "no/such.");
+      require_words(words_of([&] { save(job, folder / "no/such."); }), "no/such.");
       Momentum other(comm);
       const std::uint64_t other_bits = bits_of(other);
       require_words(words_of([&] { load(other, path); }),

@@ -128,7 +128,7 @@ LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
       continue;
     }
     if (is_given_up.load()) return std::nullopt;
-    struct stat folder {};
+    struct stat folder{};
     if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
       fail_writing(file.path, ENOENT);  // what is not there will get no file
     if (Clock::now() > deadline) {
