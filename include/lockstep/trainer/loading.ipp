@@ -255,7 +255,9 @@ LOCKSTEP_INLINE void Loading::compare_kept_values(LoadFindings& found) {
     for (const std::string& words : differences.other_types)
       found.mismatches.push_back(text({"type mismatch for the value ", words}));
     for (const std::string& name : differences.unexpected)
-      notes_.push_back(text({"the file has a value ", name, whose, " that nobody has asked for"}));
+      if (!name.starts_with(reserved_prefix))  // those are a trainer's own
+        notes_.push_back(
+            text({"the file has a value ", name, whose, " that nobody has asked for"}));
   };
   common_ = read_common_values(*reader_);
   compare(options_.common, common_, "");
