@@ -17,6 +17,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/random_stream.hpp"
@@ -467,6 +468,7 @@ struct SlowJob {
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
+  const Watchdog watchdog;
   const Folder folder;
   SlowJob job;
   detail::SaverCore saver;
