@@ -2,12 +2,21 @@
 // The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of
 // in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
 // are.
+#include "lockstep/checkpoint/background.ipp"
+#include "lockstep/checkpoint/best_copy.ipp"
+#include "lockstep/checkpoint/folder.ipp"
+#include "lockstep/checkpoint/folder_names.ipp"
+#include "lockstep/checkpoint/lock.ipp"
+#include "lockstep/checkpoint/options.ipp"
+#include "lockstep/checkpoint/stop_request.ipp"
 #include "lockstep/comm/backends/shm/engine.ipp"
 #include "lockstep/comm/backends/shm/memory_file.ipp"
 #include "lockstep/comm/call.ipp"
 #include "lockstep/comm/fault/sentences.ipp"
 #include "lockstep/comm/group_membership.ipp"
 #include "lockstep/core/error.ipp"
+#include "lockstep/core/late_failure.ipp"
+#include "lockstep/core/stopped.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
 #include "lockstep/data/generated_dataset.ipp"
