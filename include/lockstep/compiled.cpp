@@ -40,6 +40,7 @@
 #include "lockstep/launch/open_files.ipp"
 #include "lockstep/launch/parse.ipp"
 #include "lockstep/launch/rendezvous.ipp"
+#include "lockstep/launch/restarts.ipp"
 #include "lockstep/launch/spawn.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/launch/terminal.ipp"
