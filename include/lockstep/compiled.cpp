@@ -21,6 +21,7 @@
 #include "lockstep/comm/fault/sentences.ipp"
 #include "lockstep/comm/group_membership.ipp"
 #include "lockstep/core/checksum.ipp"
+#include "lockstep/core/convert.ipp"
 #include "lockstep/core/error.ipp"
 #include "lockstep/core/json_string.ipp"
 #include "lockstep/core/late_failure.ipp"
