@@ -26,7 +26,8 @@ struct SaveOptions {
   std::optional<double> best;            ///< the best score so far
   std::optional<SamplerState> position;  ///< `loader.state()` or `sampler.state()`
   Scores scores;                         ///< of an evaluation of this model
-  KeptValues values;                     ///< the program's own, this rank's
+  KeptValues values;                     ///< the program's own, of each rank
+  KeptValues common;                     ///< the program's own; rank 0's are those of all
 };
 
 struct LoadOptions {
@@ -37,8 +38,10 @@ struct LoadOptions {
   std::function<std::string(std::string_view)> rename;
   /// Are floating-point numbers of another type rounded to the job's? An error otherwise.
   bool convert = false;
-  /// With `resume`: the program's values, which get back what this rank had.
+  /// With `resume`: the program's values, which get back what this rank had, and what rank 0 had.
+  /// A rank that the saved job did not have keeps its `values` as they are.
   KeptValues values;
+  KeptValues common;
 };
 
 /// Names that the job and the file do not have in common, as `load_state_dict` reports them.

@@ -47,7 +47,8 @@ struct KeptShape {
   std::size_t replicas = 1;  ///< who add up gradients of their own: ranks, or replicas of DP
   /// An update takes the sum of all replicas' gradients divided by this.
   double gradient_divisor = 1;
-  std::size_t micro_batches = 1;  ///< of a step
+  std::size_t micro_batches = 1;   ///< of a step
+  bool keeps_own_buffers = false;  ///< do replicas have buffers of their own?
   std::vector<std::string> policies;
   std::uint64_t fingerprint = 0;
 };
@@ -63,6 +64,7 @@ struct CheckpointFacts {
   std::optional<SamplerState> position;
   Scores scores;
   std::vector<std::vector<SavedValue>> values;  ///< of the program, by rank
+  std::vector<SavedValue> common;               ///< of the program, for all ranks
 };
 
 /// The time now, `2026-11-16T05:23:49Z`.
@@ -73,10 +75,11 @@ std::string utc_time();
 Json json_of(const CheckpointFacts& facts);
 void add_value_tensors(const CheckpointFacts& facts, std::vector<TensorToWrite>& to);
 
-/// The facts of a checkpoint, with this rank's values alone.
+/// The facts of a checkpoint without the program's values.
 CheckpointFacts read_facts(const CheckpointReader& reader);
-/// The values that a rank has in a checkpoint.
+/// The values that a rank has in a checkpoint, and those of all ranks.
 std::vector<SavedValue> read_values(const CheckpointReader& reader, std::size_t rank);
+std::vector<SavedValue> read_common_values(const CheckpointReader& reader);
 
 }  // namespace lockstep::detail
 

@@ -82,8 +82,9 @@ LOCKSTEP_INLINE std::string utc_time() {
 LOCKSTEP_INLINE bool is_tensor(const SavedValue& value) {
   return value.kind == ValueKind::text || value.kind == ValueKind::numbers;
 }
-LOCKSTEP_INLINE std::string value_tensor_name(std::size_t rank, std::string_view name) {
-  return text({"lockstep/value/", rank, "/", name});
+/// `whose` is a rank, or `common`.
+LOCKSTEP_INLINE std::string value_tensor_name(std::string_view whose, std::string_view name) {
+  return text({"lockstep/value/", whose, "/", name});
 }
 
 /// Calls `f(std::type_identity<T>{})` with the type of a number.
@@ -172,37 +173,59 @@ LOCKSTEP_INLINE SavedValue value_of(const JsonEntry& entry, std::string name) {
   return value;
 }
 
-LOCKSTEP_INLINE void add_value_tensors(const CheckpointFacts& facts,
+LOCKSTEP_INLINE Json json_of(const std::vector<SavedValue>& values) {
+  Json json = Json::object();
+  for (const SavedValue& value : values) json.add(value.name, json_of(value));
+  return json;
+}
+
+LOCKSTEP_INLINE void add_value_tensors(std::string_view whose,
+                                       const std::vector<SavedValue>& values,
                                        std::vector<TensorToWrite>& to) {
-  for (std::size_t rank = 0; rank != facts.values.size(); ++rank) {
-    for (const SavedValue& value : facts.values[rank]) {
-      if (!is_tensor(value)) continue;
-      to.push_back({value_tensor_name(rank, value.name),
-                    value.element,
-                    {value.bytes.size() / element_size(value.element)},
-                    std::as_bytes(std::span(value.bytes))});
-    }
+  for (const SavedValue& value : values) {
+    if (!is_tensor(value)) continue;
+    to.push_back({value_tensor_name(whose, value.name),
+                  value.element,
+                  {value.bytes.size() / element_size(value.element)},
+                  std::as_bytes(std::span(value.bytes))});
   }
 }
 
+LOCKSTEP_INLINE void add_value_tensors(const CheckpointFacts& facts,
+                                       std::vector<TensorToWrite>& to) {
+  for (std::size_t rank = 0; rank != facts.values.size(); ++rank)
+    add_value_tensors(std::to_string(rank), facts.values[rank], to);
+  add_value_tensors("common", facts.common, to);
+}
+
 LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& reader,
-                                                    std::size_t rank) {
+                                                    const JsonEntry& entries,
+                                                    std::string_view whose) {
   std::vector<SavedValue> values;
-  const std::optional<JsonEntry> all = reader.facts().find("values");
-  if (!all || rank >= all->size()) return values;
-  const JsonEntry mine = all->item(rank);
-  for (std::size_t i = 0; i != mine.size(); ++i) {
-    SavedValue value = value_of(mine.member(i), std::string(mine.member_name(i)));
+  for (std::size_t i = 0; i != entries.size(); ++i) {
+    SavedValue value = value_of(entries.member(i), std::string(entries.member_name(i)));
     if (is_tensor(value)) {
-      const StoredTensor* const stored = reader.find(value_tensor_name(rank, value.name));
+      const StoredTensor* const stored = reader.find(value_tensor_name(whose, value.name));
       if (stored == nullptr || stored->kind() != value.element)
-        mine.member(i).fail("has no such tensor");
+        entries.member(i).fail("has no such tensor");
       value.bytes.resize(stored->count * element_size(value.element));
       reader.read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(value.bytes.data()));
     }
     values.push_back(std::move(value));
   }
   return values;
+}
+
+LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& reader,
+                                                    std::size_t rank) {
+  const std::optional<JsonEntry> all = reader.facts().find("values");
+  if (!all || rank >= all->size()) return {};
+  return read_values(reader, all->item(rank), std::to_string(rank));
+}
+
+LOCKSTEP_INLINE std::vector<SavedValue> read_common_values(const CheckpointReader& reader) {
+  const std::optional<JsonEntry> common = reader.facts().find("common");
+  return common ? read_values(reader, *common, "common") : std::vector<SavedValue>();
 }
 
 // Everything else.
@@ -240,8 +263,7 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   if (const auto scale = entry.find("loss_scale")) {
     progress.loss_scale.emplace();
     progress.loss_scale->scale = static_cast<float>(scale->at("scale").real());
-    progress.loss_scale->good_steps =
-        static_cast<std::uint32_t>(scale->at("good_steps").natural());
+    progress.loss_scale->good_steps = static_cast<std::uint32_t>(scale->at("good_steps").natural());
   }
   const JsonEntry numbers = entry.at("numbers");
   for (std::size_t i = 0; i != numbers.size(); ++i) {
@@ -308,12 +330,11 @@ LOCKSTEP_INLINE Json json_of(const CheckpointFacts& facts) {
   Json values = Json::array();
   bool any = false;
   for (const std::vector<SavedValue>& of_rank : facts.values) {
-    Json mine = Json::object();
-    for (const SavedValue& value : of_rank) mine.add(value.name, json_of(value));
     any = any || !of_rank.empty();
-    values.push(std::move(mine));
+    values.push(json_of(of_rank));
   }
   if (any) json.add("values", std::move(values));
+  if (!facts.common.empty()) json.add("common", json_of(facts.common));
   return json;
 }
 

@@ -28,7 +28,7 @@ struct SavedValue {
   std::string name;
   ValueKind kind = ValueKind::number;
   ElementKind element = ElementKind::unsupported;  // of numbers
-  std::string bytes;  // of a random stream: its seed and its position
+  std::string bytes;                               // of a random stream: its seed and its position
 
   /// The type in words: `double`, `float[]`, `text`.
   std::string type() const;
@@ -41,9 +41,8 @@ inline constexpr bool is_vector_of_numbers<std::vector<T>> = true;
 
 /// What a checkpoint can keep.
 template <class T>
-concept Keepable =
-    Element<T> || std::same_as<T, bool> || std::same_as<T, std::string> ||
-    std::same_as<T, RandomStream> || is_vector_of_numbers<T>;
+concept Keepable = Element<T> || std::same_as<T, bool> || std::same_as<T, std::string> ||
+                   std::same_as<T, RandomStream> || is_vector_of_numbers<T>;
 
 template <class T>
 constexpr ValueKind value_kind() {
@@ -110,7 +109,9 @@ class KeptValue {
     if constexpr (detail::Keepable<T>) {
       kind_ = detail::value_kind<T>();
       element_ = detail::value_element<T>();
-      bytes_ = [](const void* object) { return detail::value_bytes(*static_cast<const T*>(object)); };
+      bytes_ = [](const void* object) {
+        return detail::value_bytes(*static_cast<const T*>(object));
+      };
       set_ = [](void* object, std::string_view bytes) {
         detail::set_value(*static_cast<T*>(object), bytes);
       };
