@@ -15,6 +15,7 @@
 #include "lockstep/checkpoint/folder_names.hpp"
 #include "lockstep/checkpoint/safetensors_file.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/descriptor.hpp"
 
