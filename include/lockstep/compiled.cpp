@@ -55,6 +55,8 @@
 #include "lockstep/observe/tally.ipp"
 #include "lockstep/strategy/agreement.ipp"
 #include "lockstep/trainer/checkpoint_contents.ipp"
+#include "lockstep/trainer/checkpoints.ipp"
+#include "lockstep/trainer/course_state.ipp"
 #include "lockstep/trainer/joint_work.ipp"
 #include "lockstep/trainer/kept_values.ipp"
 #include "lockstep/trainer/loading.ipp"

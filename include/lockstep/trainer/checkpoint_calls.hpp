@@ -28,6 +28,8 @@ struct SaveOptions {
   Scores scores;                         ///< of an evaluation of this model
   KeptValues values;                     ///< the program's own, of each rank
   KeptValues common;                     ///< the program's own; rank 0's are those of all
+  /// Called on rank 0 when the file is there, by the thread that has written it.
+  std::function<void()> written;
 };
 
 struct LoadOptions {

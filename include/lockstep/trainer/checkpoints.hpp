@@ -30,6 +30,9 @@ namespace lockstep {
 
 namespace detail {
 
+template <class Model, class Policies>
+class JobCheckpoints;
+
 /// What is to be done after an update; all ranks want the same.
 enum class WantedSave : std::uint8_t { none, save, stop };
 
@@ -90,6 +93,13 @@ class CheckpointPlan {
   Clock::time_point saved_ = looked_;
 };
 
+/// The checkpoint that `where` names: the file, or the newest valid one in the folder. **Ranks**
+/// all. **Host** blocks.
+std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
+
+/// Has a trainer written this file, and said how far its loops were?
+bool has_course(const std::string& path);
+
 }  // namespace detail
 
 /// A folder of checkpoints, for hand-written loops; a trainer has one by itself (`--checkpoint`,
@@ -102,7 +112,8 @@ class CheckpointPlan {
 ///       sampler.set_epoch(Epoch{epoch});
 ///       for (const auto& batch : loader) {
 ///         ddp.step(batch);
-///         checkpoints.step(ddp, [&] { return SaveOptions{.epoch = epoch, .position = loader.state()}; });
+///         checkpoints.step(ddp, [&] { return SaveOptions{.epoch = epoch, .position =
+///         loader.state()}; });
 ///       }
 ///       checkpoints.end_epoch(ddp, {.epoch = epoch + 1, .scores = scores});
 ///     }
@@ -126,26 +137,21 @@ class Checkpoints {
   template <class Wrapper>
   std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;
-    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
-      has_begun_ = true;
-      if (plan_.resumes()) {
-        if (const auto path = plan_.find_newest(ranks))
-          resumed = lockstep::resume(wrapped, *path, options);
-      }
-      plan_.begin(ranks, wrapped.updates(), resumed ? &*resumed : nullptr);
-    });
+    if (const auto path = find_newest(wrapped)) resumed = lockstep::resume(wrapped, *path, options);
+    begin_after(wrapped, resumed ? &*resumed : nullptr);
     return resumed;
   }
 
   /// To be called after every step, with `SaveOptions` or a function that returns them, which is
   /// called when they are needed. Saves where it is time to; after a request to stop it saves and
-  /// throws `Stopped`. An asynchronous save that has failed is thrown here. Nothing is saved between
-  /// the micro-batches of a step. **Ranks** all. **Host** blocks for a copy of what is saved.
+  /// throws `Stopped`. An asynchronous save that has failed is thrown here. Nothing is saved
+  /// between the micro-batches of a step. **Ranks** all. **Host** blocks for a copy of what is
+  /// saved.
   template <class Wrapper, class Options>
   void step(Wrapper& wrapped, const Options& options) {
     rethrow(wrapped);
-    if (wrapped.updates() == updates_) return;
     begin(wrapped);
+    if (wrapped.updates() == updates_) return;
     updates_ = wrapped.updates();
     auto wanted = detail::WantedSave::none;
     with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
@@ -197,14 +203,29 @@ class Checkpoints {
   std::optional<double> best() const { return plan_.best(); }
 
  private:
+  template <class, class>
+  friend class detail::JobCheckpoints;
+
   template <class Wrapper>
   static void with_ranks(Wrapper& wrapped, detail::FunctionRef<void(const detail::JointRanks&)> f) {
-    using Parts = detail::WrapperParts<Wrapper>;
-    [[maybe_unused]] const auto on = wrapped.on_device();
-    const detail::InJobCall in(detail::JobCall::save);
-    const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
-    const std::size_t world = Parts::is_one_process ? 1 : Parts::replicas(wrapped);
-    f(detail::JointRanks{Parts::rank(wrapped), world, gather});
+    detail::with_joint_ranks(wrapped, detail::JobCall::save, f);
+  }
+
+  /// The checkpoint that the job is to go on from, if there is one. `begin_after` comes next.
+  template <class Wrapper>
+  std::optional<std::string> find_newest(Wrapper& wrapped) {
+    std::optional<std::string> path;
+    if (!plan_.resumes()) return path;
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) { path = plan_.find_newest(ranks); });
+    return path;
+  }
+  bool will_resume() const { return plan_.resumes(); }
+  template <class Wrapper>
+  void begin_after(Wrapper& wrapped, const Resumed* resumed) {
+    has_begun_ = true;
+    updates_ = wrapped.updates();
+    with_ranks(wrapped,
+               [&](const detail::JointRanks& ranks) { plan_.begin(ranks, updates_, resumed); });
   }
 
   template <class Options>
@@ -228,18 +249,15 @@ class Checkpoints {
 
   template <class Wrapper>
   void begin(Wrapper& wrapped) {
-    if (std::exchange(has_begun_, true)) return;
-    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
-      plan_.begin(ranks, wrapped.updates(), nullptr);
-    });
+    if (!has_begun_) begin_after(wrapped, nullptr);
   }
 
   template <class Wrapper>
   void carry_out(detail::WantedSave wanted, Wrapper& wrapped, SaveOptions options,
                  std::optional<double> score) {
     const bool stops = wanted == detail::WantedSave::stop;
-    const std::string path = save_as(wrapped, std::move(options), score,
-                                     plan_.options().asynchronous && !stops);
+    const std::string path =
+        save_as(wrapped, std::move(options), score, plan_.options().asynchronous && !stops);
     if (stops) throw Stopped(plan_.stop(), path);
   }
 

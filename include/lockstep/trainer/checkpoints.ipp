@@ -2,17 +2,23 @@
 #pragma once
 /// @file Definitions of `checkpoints.hpp`.
 
+#include <sys/stat.h>
+
 #include <algorithm>
+#include <cerrno>
 #include <cmath>
 #include <cstdio>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/folder_names.hpp"
+#include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/restarts.hpp"
+#include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/checkpoints.hpp"
 
 namespace lockstep {
@@ -97,7 +103,8 @@ LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
   // updates away, since updates may suddenly take long.
   const double seconds = std::chrono::duration<double>(now - looked_).count();
   const double wanted = 0.25 / std::max(seconds / static_cast<double>(updates_per_look_), 1e-9);
-  const double most = ranks.world == 1 ? 1 : std::min(2.0 * static_cast<double>(updates_per_look_), 64.0);
+  const double most =
+      ranks.world == 1 ? 1 : std::min(2.0 * static_cast<double>(updates_per_look_), 64.0);
   mine.updates_per_look = static_cast<std::uint64_t>(std::clamp(wanted, 1.0, most));
   looked_ = now;
   RanksLook all = mine;
@@ -172,6 +179,39 @@ LOCKSTEP_INLINE void CheckpointPlan::prepare(const JointRanks& ranks, std::uint6
 LOCKSTEP_INLINE int CheckpointPlan::stop() {
   stop_request_.finished();
   return signal_;
+}
+
+LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {
+  return work_together(ranks, "resume", [&] {
+    if (ranks.rank != Rank{0}) return std::string();
+    struct stat status{};
+    if (::stat(where.c_str(), &status) != 0) {
+      fail("resume", {"'", where, "' cannot be read: ", error_text(errno)},
+           "name a checkpoint or a folder of them, or leave resume out to start anew");
+    }
+    if (!S_ISDIR(status.st_mode)) return where;
+    const auto newest = newest_valid_checkpoint(
+        where, verify_checkpoint, [](const FoundCheckpoint& passed, const std::string& why) {
+          say(text({"'", passed.path, "' is passed over: ", why}));
+        });
+    if (!newest) {
+      fail("resume", {"there is no checkpoint in '", where, "'"},
+           "name another folder, or leave resume out to start anew");
+    }
+    return newest->path;
+  })[0];
+}
+
+LOCKSTEP_INLINE bool has_course(const std::string& path) {
+  try {
+    const CheckpointReader reader(path);
+    if (!reader.is_lockstep()) return false;
+    for (const SavedValue& value : read_common_values(reader))
+      if (value.name == "lockstep/run") return true;
+    return false;
+  } catch (const Error&) {
+    return true;  // who loads it says what is wrong
+  }
 }
 
 }  // namespace detail

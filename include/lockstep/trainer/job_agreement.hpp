@@ -39,10 +39,9 @@ void require_same_numbers(Comm& comm, Wrapper& wrapped, std::size_t groups) {
 template <class Comm>
 void require_same_data(Comm& comm, std::size_t samples, const LoaderOptions& options, Seed seed) {
   if (comm.world_size() == WorldSize{1}) return;
-  const std::string data =
-      text({"data of ", samples, " samples\nbatches of ", options.batch_size, " samples",
-            options.drop_last ? ", full ones only" : "", "\na sampler with seed ", seed.value(),
-            "\n"});
+  const std::string data = text({"data of ", samples, " samples\nbatches of ", options.batch_size,
+                                 " samples", options.drop_last ? ", full ones only" : "",
+                                 "\na sampler with seed ", seed.value(), "\n"});
   require_agreement(comm, hash_of(data), [&] { return data; });
 }
 

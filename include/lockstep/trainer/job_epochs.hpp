@@ -35,9 +35,9 @@ template <class Model, class Policies>
 class JobEpochs : public JobBase<Model, Policies> {
   using Base = JobBase<Model, Policies>;
   using Accumulation = Pick<axes::Accumulate, Policies>;
-  using typename Base::traits;
 
  protected:
+  using typename Base::traits;
   using Base::comm_;
   using Base::options_;
   using Base::session_;
@@ -285,8 +285,28 @@ class JobEpochs : public JobBase<Model, Policies> {
     under_way_ = opened_ = false;
   }
 
+  /// The epoch that is under way, or the next; from 0.
   std::uint64_t epoch_number() const { return next_epoch_; }
-  std::uint64_t epoch_count() const { return epochs_; }
+  bool is_in_epoch() const { return under_way_; }
+  bool is_last_epoch() const { return epoch_ + 1 >= epochs_; }
+  /// The position in the data of the epoch that is under way.
+  std::optional<SamplerState> data_position() const {
+    if (!under_way_ || loops_ == 0) return std::nullopt;
+    return position();
+  }
+
+  /// Loaded numbers have the curve of another run. Where the program has left the length of its
+  /// curve to this trainer, `had_own` before, the next `epochs` begin it anew.
+  bool has_own_curve() {
+    if constexpr (requires { schedule().steps = 0; })
+      return schedule().steps == 0 || schedule().steps == run_steps_;
+    return false;
+  }
+  void adopt_curve(bool had_own) {
+    if constexpr (requires { schedule().steps = 0; }) {
+      if (had_own) run_steps_ = schedule().steps;
+    }
+  }
 
   ProgressDisplay display_;
   LogFile log_;
@@ -381,7 +401,7 @@ class JobEpochs : public JobBase<Model, Policies> {
   std::uint64_t steps_before_batch_ = 0;
   bool run_begins_ = false;
   bool curve_goes_on_ = false;  // where it was when a checkpoint was written
-  bool under_way_ = false;  // an epoch that has not ended
+  bool under_way_ = false;      // an epoch that has not ended
   bool opened_ = false;
   bool printed_ = false;
   bool loop_is_over_ = false;

@@ -53,8 +53,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
       : Base(session, DefaultModel{}, std::move(options)) {}
   template <ModelMaking<Model, Session> Make>
   BasicTrainer(Session& session, Make&& make, TrainerOptions options = {})
-      : Base(
-            session, [&] { return made_by<Model>(make, session); }, std::move(options)) {}
+      : Base(session, [&] { return made_by<Model>(make, session); }, std::move(options)) {}
   BasicTrainer(Session& session, Model model, TrainerOptions options = {})
       : Base(session, std::move(model), std::move(options)) {}
 
