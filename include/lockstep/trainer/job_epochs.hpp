@@ -37,11 +37,11 @@ class JobEpochs : public JobBase<Model, Policies> {
   using Accumulation = Pick<axes::Accumulate, Policies>;
 
  protected:
-  using typename Base::traits;
   using Base::comm_;
   using Base::options_;
   using Base::session_;
   using Base::wrapped_;
+  using typename Base::traits;
 
  public:
   using Base::rank;
@@ -113,8 +113,10 @@ class JobEpochs : public JobBase<Model, Policies> {
     }
   }
 
-  /// Is this a loop over data?
+  /// Is this a loop over data, whose losses are yet to be added up?
   bool is_in_data() const { return opened_ && !closed_; }
+  /// Is this any loop over data?
+  bool is_in_loop() const { return under_way_ && loops_ != 0 && !loop_is_over_; }
 
   /// A call of `epochs` begins. Returns its first epoch: after `go_on` that one which was under
   /// way, or none (`count`) where the call was over.
@@ -199,6 +201,9 @@ class JobEpochs : public JobBase<Model, Policies> {
     position_before_batch_ = std::exchange(position_, over);
     steps_before_batch_ = display_.steps();
   }
+
+  /// The loop is done with its batch, whether or not that was stepped.
+  void end_batch() { position_before_batch_ = position_; }
 
   /// The loop has no more batches, or a `break` has ended it.
   void leave_data(std::chrono::duration<double> waits) {
