@@ -97,6 +97,7 @@ int fail_at_first(Session& session, const std::vector<std::string>& arguments) {
     while (environ[variables] != nullptr) ++variables;
     std::printf("restart %zu, job %s, %zu variables, launcher has %s\n", restarts, m.job.c_str(),
                 variables, holdings(::getppid()).c_str());
+    std::fflush(stdout);
   }
   session.store().barrier("that is said", m.rank, m.world);
   if (restarts >= std::stoul(arguments.at(2))) return 0;
@@ -131,7 +132,10 @@ int train_until_stopped(Session& session, const std::string& how) {
   }
   comm.barrier();  // some are still in it when others unwind
   const bool is_last = m.rank.value() + 1 == m.world.value();
-  if (is_last && how == "stop late") std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  if (is_last && how == "stop late") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    session.store().set("late", "yes");  // it is still there
+  }
   if (is_last && how == "stop badly") throw std::runtime_error("the disk is full");
   if (is_last && how == "stop stuck") sleep_for_ever();
   std::printf("rank %zu has saved\n", m.rank.value());
@@ -183,6 +187,10 @@ int behave(Session& session, const std::string& how) {
     std::fill(data.begin(), data.end(), static_cast<float>(rank + 1));
     comm.all_reduce(data);
     std::printf("the sum is %g\n", static_cast<double>(data.back()));
+  } else if (how == "stubborn sleep") {
+    std::signal(SIGTERM, SIG_IGN);
+    say_pid();
+    sleep_for_ever();
   } else if (how == "stubborn") {
     std::signal(SIGTERM, SIG_IGN);
     session.store().barrier("all ignore it", m.rank, m.world);
