@@ -211,7 +211,7 @@ class Bench {
   std::size_t bytes_;
   Bytes plain_;
   PythonPeer python_;
-  TemporaryFolder folder_;
+  TemporaryFolder folder_{options_.folder};
 };
 
 }  // namespace
