@@ -2,12 +2,20 @@
 // The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of
 // in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
 // are.
+#include "lockstep/checkpoint/json.ipp"
+#include "lockstep/checkpoint/json_cursor.ipp"
+#include "lockstep/checkpoint/reader.ipp"
+#include "lockstep/checkpoint/safetensors.ipp"
+#include "lockstep/checkpoint/safetensors_file.ipp"
+#include "lockstep/checkpoint/write_file.ipp"
 #include "lockstep/comm/backends/shm/engine.ipp"
 #include "lockstep/comm/backends/shm/memory_file.ipp"
 #include "lockstep/comm/call.ipp"
 #include "lockstep/comm/fault/sentences.ipp"
 #include "lockstep/comm/group_membership.ipp"
+#include "lockstep/core/checksum.ipp"
 #include "lockstep/core/error.ipp"
+#include "lockstep/core/json_string.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
 #include "lockstep/data/generated_dataset.ipp"
