@@ -148,7 +148,7 @@ class Bench {
     table.row(what + " against torch.load", t["own"], t["load_torch"], cached ? 2 : 0);
     table.row(what + " against torch.load + load_state_dict", t["own"], t["load_torch_into_job"],
               0);
-    table.row(what + " against safetensors.load_file", t["own"], t["load_safetensors"], 0);
+    table.row(what + " against safetensors.load_file, which maps it", t["own"], t["load_safetensors"], 0);
     table.row(what + " against safetensors.load_file + copy", t["own"],
               t["load_safetensors_into_job"], 0);
     table.row(what + " against read of as many bytes", t["own"], t["plain"], 0);
