@@ -2,11 +2,18 @@
 // The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of
 // in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
 // are.
+#include "lockstep/checkpoint/background.ipp"
+#include "lockstep/checkpoint/best_copy.ipp"
+#include "lockstep/checkpoint/folder.ipp"
+#include "lockstep/checkpoint/folder_names.ipp"
 #include "lockstep/checkpoint/json.ipp"
 #include "lockstep/checkpoint/json_cursor.ipp"
+#include "lockstep/checkpoint/lock.ipp"
+#include "lockstep/checkpoint/options.ipp"
 #include "lockstep/checkpoint/reader.ipp"
 #include "lockstep/checkpoint/safetensors.ipp"
 #include "lockstep/checkpoint/safetensors_file.ipp"
+#include "lockstep/checkpoint/stop_request.ipp"
 #include "lockstep/checkpoint/write_file.ipp"
 #include "lockstep/comm/backends/shm/engine.ipp"
 #include "lockstep/comm/backends/shm/memory_file.ipp"
@@ -14,8 +21,11 @@
 #include "lockstep/comm/fault/sentences.ipp"
 #include "lockstep/comm/group_membership.ipp"
 #include "lockstep/core/checksum.ipp"
+#include "lockstep/core/convert.ipp"
 #include "lockstep/core/error.ipp"
 #include "lockstep/core/json_string.ipp"
+#include "lockstep/core/late_failure.ipp"
+#include "lockstep/core/stopped.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
 #include "lockstep/data/generated_dataset.ipp"
@@ -43,9 +53,14 @@
 #include "lockstep/observe/scores.ipp"
 #include "lockstep/observe/tally.ipp"
 #include "lockstep/strategy/agreement.ipp"
+#include "lockstep/trainer/checkpoint_contents.ipp"
+#include "lockstep/trainer/joint_work.ipp"
+#include "lockstep/trainer/kept_values.ipp"
+#include "lockstep/trainer/loading.ipp"
 #include "lockstep/trainer/log_fields.ipp"
 #include "lockstep/trainer/options.ipp"
 #include "lockstep/trainer/run_log.ipp"
+#include "lockstep/trainer/saving.ipp"
 
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/late_failure.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/launch_count.hpp"
@@ -107,10 +108,19 @@ LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view th
   }
 }
 
+/// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
+/// reported as one that was.
+LOCKSTEP_INLINE int status_after(int status, LateFailures& late, const Descriptor& launcher) {
+  if (status != 0) return status;
+  const std::optional<LateFailure> failure = late.take();
+  return failure ? report_failure(failure->thrown, failure->rank, launcher) : status;
+}
+
 LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Session&)> run,
                                      std::size_t default_ranks, std::span<const Flag> flags) {
   std::optional<Rank> rank;
   Descriptor launcher;
+  LateFailures late;
   try {
     Start start(argc, argv, flags);
     if (start.is_over()) return 0;
@@ -129,7 +139,7 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
     rank = place ? place->rank : Rank{0};
     launcher = start.report();
     Session session = start.session();
-    return run(session);
+    return status_after(run(session), late, launcher);
   } catch (...) {
     return report_failure(std::current_exception(), rank, launcher);
   }
@@ -139,13 +149,14 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
                                  FunctionRef<int(Session&, std::optional<std::size_t>)> run,
                                  std::span<const Flag> flags) {
   Descriptor launcher;
+  LateFailures late;
   try {
     Start start(argc, argv, flags);
     if (start.is_over()) return 0;
     launcher = start.report();
     require_one_process(start, "replicas", "ParallelStrategy<DDP>");
     Session session = start.session();
-    return run(session, start.options.ranks);
+    return status_after(run(session, start.options.ranks), late, launcher);
   } catch (...) {
     return report_failure(std::current_exception(), std::nullopt, launcher);
   }
@@ -168,6 +179,7 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
                                    std::size_t default_ranks, Processes processes,
                                    std::span<const Flag> flags) {
   Descriptor launcher;
+  LateFailures late;
   try {
     Start start(argc, argv, flags);
     if (start.is_over()) return 0;
@@ -175,8 +187,10 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
     launcher = start.report();
     if (processes == Processes::many) {
       if (start.place && (start.place->hosted || start.place->world > WorldSize{1})) {
-        return run_threads_at(*start.place, threads_of(*start.place, options, default_ranks),
-                              start.timeout, options.rest, launcher, run);
+        const std::size_t threads = threads_of(*start.place, options, default_ranks);
+        return status_after(
+            run_threads_at(*start.place, threads, start.timeout, options.rest, launcher, run), late,
+            launcher);
       }
       if (options.nodes > 1) {
         options.threads = options.ranks.value_or(1);
@@ -185,7 +199,8 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
     }
     require_one_process(start, "ranks", "Backend<Nccl>");
     const std::size_t ranks = options.ranks.value_or(default_ranks == dynamic ? 1 : default_ranks);
-    return run_threads(ranks, start.timeout, options.rest, launcher, run);
+    return status_after(run_threads(ranks, start.timeout, options.rest, launcher, run), late,
+                        launcher);
   } catch (...) {
     return report_failure(std::current_exception(), std::nullopt, launcher);
   }
