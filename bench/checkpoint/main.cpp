@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Saving and loading GPT-2's tensors with AdamW's states: lockstep against torch.save and
-// torch.load, Python's safetensors, and a plain write + fsync of as many bytes, by turns; how long a
-// step waits for an asynchronous save, against the copy alone; and the memory that all this takes.
+// torch.load, Python's safetensors, and a plain write + fsync of as many bytes, by turns; how long
+// a step waits for an asynchronous save, against the copy alone; and the memory that all this
+// takes.
 //
 //   bench_checkpoint [--width 768] [--rounds 7] [--folder build/bench]
 //
@@ -22,6 +23,8 @@
 #include "files.hpp"
 #include "load.hpp"
 #include "lockstep/lockstep.hpp"
+#include "lockstep/trainer/loading.hpp"
+#include "lockstep/trainer/saving.hpp"
 #include "measure.hpp"
 #include "model.hpp"
 #include "peer.hpp"
@@ -132,8 +135,7 @@ class Bench {
              [&] { return seconds_of([&] { read_plainly(path("plain"), plain_.bytes()); }); }),
     };
     const auto add = [&](const std::string& command, const std::string& file) {
-      turns.push_back(turn(command, file,
-                           [=, this] { return python_.run(command, path(file)); }));
+      turns.push_back(turn(command, file, [=, this] { return python_.run(command, path(file)); }));
     };
     if (python_.has_torch()) {
       add("load_torch", "torch");
@@ -148,7 +150,8 @@ class Bench {
     table.row(what + " against torch.load", t["own"], t["load_torch"], cached ? 2 : 0);
     table.row(what + " against torch.load + load_state_dict", t["own"], t["load_torch_into_job"],
               0);
-    table.row(what + " against safetensors.load_file, which maps it", t["own"], t["load_safetensors"], 0);
+    table.row(what + " against safetensors.load_file, which maps it", t["own"],
+              t["load_safetensors"], 0);
     table.row(what + " against safetensors.load_file + copy", t["own"],
               t["load_safetensors_into_job"], 0);
     table.row(what + " against read of as many bytes", t["own"], t["plain"], 0);
@@ -163,7 +166,7 @@ class Bench {
       const auto begin = Clock::now();
       ddp_.step(0);
       during.push_back(std::chrono::duration<double, std::milli>(Clock::now() - begin).count());
-      finish_saving(ddp_);
+      saver_.finish(ddp_);
     };
     Results t = take_turns(
         {{"copy",
@@ -172,7 +175,7 @@ class Bench {
          {"stall",
           [&] {
             const double seconds = seconds_of(
-                [&] { save(ddp_, path("asynchronous"), {.asynchronous = true}); });
+                [&] { saver_.save(ddp_, path("asynchronous"), {.asynchronous = true}); });
             steps_while_writing();
             return seconds;
           }}},
@@ -186,8 +189,9 @@ class Bench {
   void memory(RatioTable& table) {
     table.memory("memory of a save", most_memory_of([&] { save(ddp_, path("own")); }), 1);
     table.memory("memory of an asynchronous save", most_memory_of([&] {
-                   save(ddp_, path("own"), {.asynchronous = true});
-                   finish_saving(ddp_);
+                   Saver fresh;
+                   fresh.save(ddp_, path("own"), {.asynchronous = true});
+                   fresh.finish(ddp_);
                  }),
                  1);
     table.memory("memory of a load", most_memory_of([&] { load(ddp_, path("own")); }), 1);
@@ -208,6 +212,7 @@ class Bench {
   Options options_;
   LoopbackCommunicator comm_;
   Ddp ddp_;
+  Saver saver_;
   std::size_t bytes_;
   Bytes plain_;
   PythonPeer python_;
