@@ -51,7 +51,7 @@ end
 
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
-    small = {"core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp", "observe/*_test.cpp",
+    small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp", "observe/*_test.cpp",
              "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},

@@ -116,20 +116,20 @@ void train(Job& job) {
   job.for_each_state([&](std::string_view, std::string_view, auto view) { add(view); });
   hash = mixed(hash, &drift, sizeof drift);
   std::printf("digest of rank %zu: %016llx, loss %.17g\n", job.rank().value(),
-              static_cast<unsigned long long>(hash), job.summary().loss);
+              static_cast<unsigned long long>(hash), job.summary().loss.value_or(0));
 }
 
 template <class... Policies>
 using Job = Trainer<Tables, Optimizer<AdamW>, Accumulate<3>, Clip<1.0>, Schedule<Cosine>,
                     Policies...>;
-using Shared = Job<>;  // every rank has its slice of the states, and writes it
-using Replicated = Job<Sharding<lockstep::Replicated>>;
+using Slices = Job<>;  // every rank has its slice of the states, and writes it
+using Copies = Job<Sharding<Replicated>>;
 
 }  // namespace
 
 int main(int argc, char** argv) {
   if (std::string_view(argv[argc - 1]) == "shared") {
-    return launch<Shared>(argc, argv, [](Shared& job) { train(job); });
+    return launch<Slices>(argc, argv, [](Slices& job) { train(job); });
   }
-  return launch<Replicated>(argc, argv, [](Replicated& job) { train(job); });
+  return launch<Copies>(argc, argv, [](Copies& job) { train(job); });
 }

@@ -139,11 +139,21 @@ BOOST_AUTO_TEST_CASE(slurms_variables_are_read) {
   BOOST_TEST(text(place(slurm)) == "5/7 local 1/2 at gpu07");
   BOOST_TEST(place(slurm).ports.size() == 8u);
   BOOST_TEST(place(with(slurm, {{"SLURM_STEP_ID", "1"}})).secret != place(slurm).secret);
+  BOOST_TEST(place(with(slurm, {{"SLURM_RESTART_COUNT", "1"}})).secret != place(slurm).secret);
   BOOST_TEST(text(place({{"SLURM_PROCID", "1"},
                          {"SLURM_NTASKS", "2"},
                          {"SLURM_LOCALID", "1"},
                          {"SLURM_NTASKS_PER_NODE", "2"},
                          {"SLURM_STEP_ID", "0"}})) == "1/2 local 1/2 at 127.0.0.1");
+}
+
+BOOST_AUTO_TEST_CASE(restarts_of_all_launchers_are_counted) {
+  BOOST_TEST(reader({}).restarts() == 0u);
+  BOOST_TEST(reader({{"LOCKSTEP_RESTART", "2"}}).restarts() == 2u);
+  BOOST_TEST(reader(with(torchrun, {{"TORCHELASTIC_RESTART_COUNT", "3"}})).restarts() == 3u);
+  BOOST_TEST(reader(with(slurm, {{"SLURM_RESTART_COUNT", "1"}})).restarts() == 1u);
+  BOOST_TEST(reader({{"LOCKSTEP_RESTART", "2"}, {"SLURM_RESTART_COUNT", "1"}}).restarts() == 3u);
+  expect_error([] { reader({{"LOCKSTEP_RESTART", "x"}}).restarts(); }, "LOCKSTEP_RESTART", "'x'");
 }
 
 BOOST_AUTO_TEST_CASE(slurms_lists_are_understood) {

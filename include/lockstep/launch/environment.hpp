@@ -69,6 +69,12 @@ class EnvironmentReader {
 
   std::string secret() const { return text_or("LOCKSTEP_SECRET", ""); }
 
+  /// See `restart_count`.
+  std::size_t restarts() const {
+    return number_or("LOCKSTEP_RESTART", 0) + number_or("TORCHELASTIC_RESTART_COUNT", 0) +
+           number_or("SLURM_RESTART_COUNT", 0);
+  }
+
   /// The `launch` call that lockstep's launcher has started this rank for.
   std::optional<std::size_t> launch_number() const {
     const char* text = lookup_("LOCKSTEP_LAUNCH");
@@ -182,7 +188,9 @@ class EnvironmentReader {
       place.local_world =
           slurm_tasks_on("SLURM_STEP_TASKS_PER_NODE", counts, number_or("SLURM_NODEID", 0));
     }
-    const std::string id = text({"slurm ", text_or("SLURM_JOB_ID", "0"), ".", slurm_step()});
+    // A job that is requeued keeps its id and counts its steps anew.
+    const std::string id = text({"slurm ", text_or("SLURM_JOB_ID", "0"), ".", slurm_step(),
+                                 " restart ", text_or("SLURM_RESTART_COUNT", "0")});
     const std::string nodes = text_or("SLURM_STEP_NODELIST", text_or("SLURM_JOB_NODELIST", ""));
     place_at_job(place, id, first_slurm_host(nodes));
     return place;

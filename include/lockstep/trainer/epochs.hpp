@@ -16,6 +16,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/share.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/trainer/job_agreement.hpp"
 
 namespace lockstep::detail {
 
@@ -40,8 +41,6 @@ class EpochBatches {
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
         loader_(source, sampler_, options) {
     sampler_.set_epoch(epoch);
-    trainer.resume_sampler(sampler_);
-    require_even();
   }
 
   /// How many batches this rank has in a whole epoch.
@@ -69,9 +68,9 @@ class EpochBatches {
    private:
     /// At the end of the data, ranks add up their losses.
     void look() {
-      batches_->trainer_.note_position(batches_->sampler_.state());
+      batches_->trainer_.note_batch(batches_->sampler_.state());
       if (at_ == std::default_sentinel) {
-        batches_->trainer_.close_data(batches_->loader_.waited());
+        batches_->trainer_.leave_data(batches_->loader_.waited());
       }
     }
 
@@ -82,8 +81,11 @@ class EpochBatches {
   Iterator begin() {
     {
       const InJobCall in(JobCall::batches);
-      trainer_.require_same_data(sampler_.samples(), options_);
+      require_same_data(trainer_.own_communicator(), sampler_.samples(), options_,
+                        trainer_.sampler_options().seed);
     }
+    trainer_.begin_data(sampler_);
+    require_even();
     trainer_.open_data(size());
     return Iterator(*this);
   }
@@ -91,7 +93,7 @@ class EpochBatches {
 
   /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
   ~EpochBatches() {
-    if (!unwinds_.is_exception()) trainer_.close_data_after_break(loader_.waited());
+    if (!unwinds_.is_exception()) trainer_.leave_data_after_break(loader_.waited());
   }
   EpochBatches(const EpochBatches&) = delete;
   EpochBatches& operator=(const EpochBatches&) = delete;

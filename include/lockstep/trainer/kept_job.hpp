@@ -93,9 +93,21 @@ struct WrapperParts<BasicDp<M, P, Meeting>> {
   }
 };
 
-/// Calls `f(const KeptJob&)` as a part of the program's call `call`.
-template <class Wrapper, class F>
-auto with_kept_job(Wrapper& wrapped, JobCall call, const F& f) {
+/// Calls `f(ranks)`, with the ranks that make a call together, as a part of the program's call.
+template <class Wrapper>
+void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const JointRanks&)> f) {
+  using Parts = WrapperParts<Wrapper>;
+  [[maybe_unused]] const auto on = wrapped.on_device();
+  const InJobCall in(call);
+  const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
+  const std::size_t world = Parts::is_one_process ? 1 : Parts::replicas(wrapped);
+  f(JointRanks{Parts::rank(wrapped), world, gather});
+}
+
+/// Calls `f(job)` as a part of the program's call `call`. It is compiled once for a wrapper,
+/// whatever is done with the job.
+template <class Wrapper>
+void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJob&)> f) {
   using Parts = WrapperParts<Wrapper>;
   using Model = typename Parts::model;
   using Policies = typename Parts::policies;
@@ -148,7 +160,7 @@ auto with_kept_job(Wrapper& wrapped, JobCall call, const F& f) {
                     [](void* wrapper) { static_cast<Wrapper*>(wrapper)->await_copies(); },
                     &wrapped,
                     copy_in};
-  return f(job);
+  f(job);
 }
 
 }  // namespace lockstep::detail

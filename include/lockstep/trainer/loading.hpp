@@ -32,8 +32,10 @@ Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOption
   if constexpr (is_rejected<Wrapper>) {
     return {};
   } else {
-    return with_kept_job(wrapped, JobCall::load,
-                         [&](const KeptJob& job) { return load_job(job, path, options, what); });
+    Resumed resumed;
+    with_kept_job(wrapped, JobCall::load,
+                  [&](const KeptJob& job) { resumed = load_job(job, path, options, what); });
+    return resumed;
   }
 }
 

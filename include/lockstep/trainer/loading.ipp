@@ -256,7 +256,9 @@ LOCKSTEP_INLINE void Loading::compare_kept_values(LoadFindings& found) {
     for (const std::string& words : differences.other_types)
       found.mismatches.push_back(text({"type mismatch for the value ", words}));
     for (const std::string& name : differences.unexpected)
-      notes_.push_back(text({"the file has a value ", name, whose, " that nobody has asked for"}));
+      if (!name.starts_with(reserved_prefix))  // those are a trainer's own
+        notes_.push_back(
+            text({"the file has a value ", name, whose, " that nobody has asked for"}));
   };
   common_ = read_common_values(*reader_);
   compare(options_.common, common_, "");
@@ -286,7 +288,7 @@ LOCKSTEP_INLINE void Loading::judge_accumulation() {
   gradients_.clear();
 }
 
-LOCKSTEP_INLINE std::string listed(const Names& names) {
+LOCKSTEP_INLINE std::string short_list(const Names& names) {
   constexpr std::size_t most = 24;
   std::string list;
   for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
@@ -314,9 +316,9 @@ LOCKSTEP_INLINE void Loading::judge(const std::vector<std::string>& told) {
   if (mismatches.empty() && !is_strange) return;
   Names problems;
   if (options_.strict && !report_.missing.empty())
-    problems.push_back("missing in the file: " + listed(report_.missing));
+    problems.push_back("missing in the file: " + short_list(report_.missing));
   if (options_.strict && !report_.unexpected.empty())
-    problems.push_back("unexpected in the file: " + listed(report_.unexpected));
+    problems.push_back("unexpected in the file: " + short_list(report_.unexpected));
   problems.insert(problems.end(), mismatches.begin(), mismatches.end());
   std::string problem = text({"'", path_, "' does not fit this job: "});
   for (std::size_t i = 0; i != problems.size(); ++i) problem += (i == 0 ? "" : "; ") + problems[i];

@@ -4,6 +4,7 @@
 
 #include <atomic>
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ struct RankFile {
   bool is_copied = false;             // does it wait for copies?
   CheckpointFacts facts;              // of rank 0
   std::vector<ExpectedShard> shards;  // of rank 0
+  std::function<void()> written;      // of rank 0
 };
 
 /// A `Saver` without the types of jobs.
@@ -99,9 +101,11 @@ class Saver {
     if constexpr (detail::is_rejected<Wrapper>) {
       return false;
     } else {
-      return detail::with_kept_job(wrapped, detail::JobCall::save, [&](const detail::KeptJob& job) {
-        return core_.save(job, path, options);
+      bool is_saved = false;
+      detail::with_kept_job(wrapped, detail::JobCall::save, [&](const detail::KeptJob& job) {
+        is_saved = core_.save(job, path, options);
       });
+      return is_saved;
     }
   }
 
@@ -109,8 +113,8 @@ class Saver {
   template <class Wrapper>
   void finish(Wrapper& wrapped) {
     if constexpr (!detail::is_rejected<Wrapper>) {
-      detail::with_kept_job(wrapped, detail::JobCall::save,
-                            [&](const detail::KeptJob& job) { core_.finish(job.ranks); });
+      detail::with_joint_ranks(wrapped, detail::JobCall::save,
+                               [&](const detail::JointRanks& ranks) { core_.finish(ranks); });
     }
   }
 

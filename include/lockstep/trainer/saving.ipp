@@ -105,6 +105,7 @@ LOCKSTEP_INLINE void commit(RankFile& file, const std::vector<ShardFile>& shards
     throw;
   }
   for (const std::string& name : replaced) remove_beside(file.path, name);
+  if (file.written) file.written();
 }
 
 /// How long rank 0 waits for another rank's part of an asynchronous save.
@@ -234,6 +235,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
   file->pieces = job.pieces(KeptFor::saving);
   if (me == 0) {
     file->path = path;
+    file->written = options.written;
     CheckpointFacts& facts = file->facts;
     facts.version = version;
     facts.time = utc_time();
