@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// A job that has everything to lose: shuffles, accumulation in progress, moments, a curve, clipping,
-// random numbers of every rank. tests/checkpoint/kill kills it. At its end every rank says a hash
-// of all that it has come to.
+// A job that has everything to lose: shuffles, accumulation in progress, moments, a curve,
+// clipping, random numbers of every rank. tests/checkpoint/kill kills it. At its end every rank
+// says a hash of all that it has come to.
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -23,9 +23,9 @@ using Batch = LabelledBatch<float, float>;
 /// that gradients are cheap and everything changes with every step.
 struct Tables {
   static constexpr std::size_t rows = 64, width = 512;
-  using Parameters = ParameterList<Parameter<"first", float, rows, width>,
-                                   Parameter<"second", float, rows, width>,
-                                   Parameter<"scale", float>>;
+  using Parameters =
+      ParameterList<Parameter<"first", float, rows, width>, Parameter<"second", float, rows, width>,
+                    Parameter<"scale", float>>;
   using Buffers = BufferList<Buffer<"seen", float, 2>>;
 
   float forward(auto& step, const Batch& batch) {
@@ -94,18 +94,19 @@ std::uint64_t mixed(std::uint64_t hash, const void* data, std::size_t bytes) {
 
 template <class Job>
 void train(Job& job) {
-  const auto samples = make_samples(384);
+  const auto samples = make_samples(256);
   job.optimizer().lr = 0.01;
   RandomStream noise = job.random();
   float drift = 0;
   job.keep("noise", noise);
   job.keep("drift", drift);
-  for (auto epoch : job.epochs(3)) {
+  for (auto epoch : job.epochs(4)) {
     for (auto batch : epoch.batches(samples, 2)) {
       drift = 0.9f * drift + static_cast<float>(noise.normal());
       for (float& label : batch.labels) label += 0.1f * drift;
       job.step(batch);
     }
+    job.evaluate(samples, 32);
   }
   std::uint64_t hash = 1;
   const auto add = [&](auto view) {
@@ -120,8 +121,8 @@ void train(Job& job) {
 }
 
 template <class... Policies>
-using Job = Trainer<Tables, Optimizer<AdamW>, Accumulate<3>, Clip<1.0>, Schedule<Cosine>,
-                    Policies...>;
+using Job =
+    Trainer<Tables, Optimizer<AdamW>, Accumulate<3>, Clip<1.0>, Schedule<Cosine>, Policies...>;
 using Slices = Job<>;  // every rank has its slice of the states, and writes it
 using Copies = Job<Sharding<Replicated>>;
 
