@@ -129,8 +129,7 @@ BOOST_AUTO_TEST_CASE(groups_unused_parameters_and_skipped_steps_go_on_with_the_s
 }
 
 BOOST_AUTO_TEST_CASE(plain_sgd_in_a_world_that_the_compiler_knows_to_be_of_one) {
-  exact_case<World<1>>(
-      1, [](auto& job) { job.optimizer().lr = 0.125; }, entry_of);
+  exact_case<World<1>>(1, [](auto& job) { job.optimizer().lr = 0.125; }, entry_of);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
