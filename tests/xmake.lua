@@ -129,6 +129,16 @@ target("exchange")
     set_optimize("none")
 target_end()
 
+-- A job that saves and resumes: what tests/checkpoint/kill kills.
+target("trained")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep_compiled")
+    add_files("checkpoint/trained.cpp")
+    add_syslinks("pthread")
+    set_optimize("none")
+target_end()
+
 -- Translation units with everything in them, one program: two use the library, one is header-only.
 target("link")
     set_kind("binary")
