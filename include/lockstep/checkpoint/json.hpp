@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -32,11 +33,9 @@ class Json {
   Json(T value) : value_(value) {}
   template <std::integral T>
     requires(!std::same_as<T, bool> && !std::same_as<T, char>)
-  Json(T value) {
-    if (value < T{}) {
-      value_ = static_cast<std::int64_t>(value);
-    } else {
-      value_ = static_cast<std::uint64_t>(value);
+  Json(T value) : value_(static_cast<std::uint64_t>(value)) {
+    if constexpr (std::is_signed_v<T>) {
+      if (value < 0) value_ = static_cast<std::int64_t>(value);
     }
   }
   Json(double value);
