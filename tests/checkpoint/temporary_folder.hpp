@@ -3,11 +3,15 @@
 /// @file A folder for a test, and a process of its own for what ends or locks processes.
 
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <boost/test/unit_test.hpp>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <exception>
 #include <filesystem>
 #include <string>
 
@@ -42,6 +46,7 @@ class Process {
     pid = ::fork();
     BOOST_TEST_REQUIRE(pid >= 0);
     if (pid == 0) {
+      ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // the watchdog ends the test, and so this
       ::dup2(ends[1], 2);
       ::close(ends[0]);
       ::close(ends[1]);

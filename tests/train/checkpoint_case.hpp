@@ -25,6 +25,16 @@ namespace checkpoints {
 
 using namespace train;
 
+/// A batch that DP can cut, with an entry for each replica.
+struct Entries {
+  std::vector<Entry> all;
+  std::size_t size() const { return all.size(); }
+  Entries slice(std::size_t first, std::size_t count) const {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+    return {{begin, begin + static_cast<std::ptrdiff_t>(count)}};
+  }
+};
+
 /// A sheet of two element types that counts its batches in a buffer.
 struct Ledger : Sheet<float, float, double> {
   using Buffers = BufferList<Buffer<"seen", double, 2>>;
@@ -33,7 +43,17 @@ struct Ledger : Sheet<float, float, double> {
     step.buffer("seen"_p)(1) += entry.loss;
     return Sheet::forward(step, entry);
   }
+  double forward(auto& step, const Entries& share) { return forward(step, share.all.at(0)); }
+
+  using Sheet::backward;
+  void backward(auto& step, const Entries& share) { Sheet::backward(step, share.all.at(0)); }
 };
+
+/// The jobs of more than one test, because every job takes the compiler seconds.
+using SharedAdam = DistributedDataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>>;
+using OwnBuffers =
+    DistributedDataParallel<Ledger, Sharding<Replicated>, Optimizer<SGDMomentum>, Accumulate<3>,
+                            Schedule<StepDecay>, Buffers<Local>, Buckets<BucketLimits{100, 200}>>;
 
 inline Entry entry_of(std::size_t rank, std::size_t step) {
   const auto r = static_cast<double>(rank);
@@ -73,11 +93,11 @@ std::uint64_t bits_of(auto& ddp) {
   };
   ddp.for_each_parameter(add);
   ddp.for_each_buffer(add);
-  ddp.for_each_state([&](std::string_view name, std::string_view state, const auto& view,
-                         std::size_t) {
-    hash.text(state);
-    add(name, view);
-  });
+  ddp.for_each_state(
+      [&](std::string_view name, std::string_view state, const auto& view, std::size_t) {
+        hash.text(state);
+        add(name, view);
+      });
   hash.number(ddp.updates());
   for (const auto& number : ddp.progress().numbers)
     std::visit([&](auto value) { hash.text(number.name).text(std::to_string(value)); },

@@ -131,9 +131,8 @@ LOCKSTEP_INLINE void Loading::open() {
   const std::vector<std::string> digests = together([&] {
     reader_.emplace(path_);
     if (what_ != LoadWhat::parameters) {
-      if (!reader_->is_lockstep())
-        fail(operation(),
-             {"'", path_, "' was not written by lockstep, and has no state of an optimizer"},
+      if (!reader_->facts().find("progress"))
+        fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
              "call load_parameters, which loads parameters and buffers of any safetensors file");
       facts_ = read_facts(*reader_);
     }

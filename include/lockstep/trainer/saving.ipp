@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -128,6 +129,9 @@ LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
       continue;
     }
     if (is_given_up.load()) return std::nullopt;
+    struct stat folder{};
+    if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
+      fail_writing(file.path, ENOENT);  // what is not there will get no file
     if (Clock::now() > deadline) {
       for (const ShardFile& shard : shards) remove_beside(file.path, shard.name);
       fail("save",
