@@ -5,10 +5,12 @@
 #include <sys/mount.h>
 
 #include <boost/test/unit_test.hpp>
+#include <csignal>
 #include <string>
 #include <vector>
 
 #include "exercise.hpp"
+#include "lockstep/core/stopped.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 
@@ -53,6 +55,18 @@ BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_reaches_the_others) {
     });
     BOOST_TEST(ends[0] == "out of luck");
     expect_words(ends, 0, {"barrier(): rank 0 failed: it ended with an exception"});
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_stops_on_request_tells_the_others_of_no_failure) {
+  repeat([](As as) {
+    const Ends ends = run(as, 3, [](Shared& comm) {
+      comm.barrier();
+      if (comm.rank() == Rank{0}) throw Stopped(SIGTERM, "file");
+      comm.barrier();
+    });
+    BOOST_TEST(ends[0].starts_with("lockstep: stopped on request (SIGTERM)"));
+    expect_words(ends, 0, {"barrier(): rank 0 closed its communicator without this call"});
   });
 }
 

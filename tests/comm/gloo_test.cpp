@@ -13,6 +13,7 @@
 #include "exercise.hpp"
 #include "gloo_ranks.hpp"
 #include "lockstep/comm/groups.hpp"
+#include "lockstep/core/stopped.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 
@@ -225,6 +226,16 @@ BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_reaches_the_others) {
     BOOST_TEST(ends[0] == "out of luck");
     expect_words(ends, 0, {"barrier(): rank 0 failed: it ended with an exception"});
   }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_stops_on_request_tells_the_others_of_no_failure) {
+  const Ends ends = run_gloo(3, [](OverGloo& comm) {
+    comm.barrier();
+    if (comm.rank() == Rank{0}) throw Stopped(0, "file");
+    comm.barrier();
+  });
+  BOOST_TEST(ends[0].starts_with("lockstep: stopped on request"));
+  expect_words(ends, 0, {"barrier(): rank 0 closed its communicator without this call"});
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_gives_up_tells_why) {

@@ -196,6 +196,9 @@ BOOST_AUTO_TEST_CASE(the_launchers_options_are_taken_and_the_programs_left) {
   BOOST_TEST(
       (o.rest == std::vector<std::string>{"trainer", "--epochs=3", "x", "--", "--ranks", "9"}));
   BOOST_TEST(!options({}).ranks.has_value());
+  BOOST_TEST(o.max_restarts == 0u);
+  BOOST_TEST(options({"--max_restarts=3", "--ranks", "2"}).max_restarts == 3u);
+  expect_error([] { options({"--max-restart", "3"}); }, "did you mean --max-restarts");
   const LaunchOptions n =
       options({"--ranks=2", "--nodes=3", "--node-rank=1", "--rendezvous", "[::1]:99"});
   BOOST_TEST((n.nodes == 3 && n.node_rank == 1 && n.rendezvous->host == "::1"));

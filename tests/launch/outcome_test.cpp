@@ -7,6 +7,8 @@
 #include <string>
 
 using namespace lockstep;
+using lockstep::detail::EndKind;
+using lockstep::detail::EndReason;
 using lockstep::detail::Failure;
 using lockstep::detail::Outcome;
 using lockstep::detail::RankEnd;
@@ -54,11 +56,69 @@ BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_re
 BOOST_AUTO_TEST_CASE(what_another_nodes_failure_causes_is_told_and_is_a_failure) {
   Outcome job;
   BOOST_TEST(job.shell_status() == 0);
-  job.elsewhere = "node 1: rank 2 failed first (exit status 3)";
+  job.elsewhere = EndReason{EndKind::failed, "node 1: rank 2 failed first (exit status 3)"};
   job.consequences = {
       RankEnd{Rank{0}, {1, 0}, Failure{"all_reduce", "rank 2 ended", "", {}, true}}};
   BOOST_TEST(job.shell_status() == 1);
   BOOST_TEST(summary(job) == "lockstep: rank 0 failed because of that, in all_reduce\n");
+}
+
+BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_it_would_not_help) {
+  Outcome job;
+  BOOST_TEST((job.kind() == EndKind::done));
+  job.first = RankEnd{Rank{1}, {0, 9}, {}};
+  BOOST_TEST((job.kind() == EndKind::failed));
+  BOOST_TEST(job.words() == "rank 1 failed first (killed by signal 9 (Killed))");
+  job.is_unwanted = true;
+  BOOST_TEST((job.kind() == EndKind::over));
+
+  Outcome misspelt;
+  misspelt.first = RankEnd{Rank{0}, {1, 0}, Failure{"launch", "--seed is 'x'", "", {}, false}};
+  BOOST_TEST((misspelt.kind() == EndKind::over));
+
+  Outcome interrupted;
+  interrupted.interrupted = SIGTERM;
+  BOOST_TEST((interrupted.kind() == EndKind::over));
+  BOOST_TEST(interrupted.shell_status() == 143);
+
+  Outcome told;
+  told.elsewhere = EndReason::from_bytes(EndReason{EndKind::failed, "node 1: why"}.bytes());
+  BOOST_TEST((told.kind() == EndKind::failed));
+  BOOST_TEST(told.words() == "node 1: why");
+  told.elsewhere->kind = EndKind::over;  // node 1 is gone
+  BOOST_TEST((told.kind() == EndKind::over));
+}
+
+BOOST_AUTO_TEST_CASE(ranks_that_have_stopped_are_no_failure_and_a_failure_beside_them_counts) {
+  const detail::ExitStatus saved{stopped_status, 0};
+  BOOST_TEST(saved.is_stopped());
+  BOOST_TEST(!saved.is_failure());
+  const detail::ExitStatus killed{stopped_status, SIGKILL};
+  BOOST_TEST(killed.is_failure());
+
+  Outcome job;
+  job.interrupted = SIGTERM;
+  job.stopped = {Rank{0}, Rank{1}};
+  BOOST_TEST((job.kind() == EndKind::stopped));
+  BOOST_TEST(job.shell_status() == 75);
+  BOOST_TEST(summary(job) == "");
+
+  Outcome with_failure = job;
+  with_failure.late = RankEnd{Rank{2}, {1, 0}, {}};
+  BOOST_TEST((with_failure.kind() == EndKind::over));
+  BOOST_TEST(with_failure.shell_status() == 1);
+
+  Outcome with_stubborn = job;
+  with_stubborn.stubborn = {Rank{2}};
+  BOOST_TEST((with_stubborn.kind() == EndKind::over));
+  BOOST_TEST(with_stubborn.shell_status() == 143);
+
+  Outcome elsewhere = job;
+  elsewhere.interrupted = 0;
+  elsewhere.elsewhere = EndReason{EndKind::stopped, "node 1: ended by signal 15"};
+  BOOST_TEST(elsewhere.shell_status() == 75);
+  elsewhere.elsewhere->kind = EndKind::failed;
+  BOOST_TEST(elsewhere.shell_status() == 1);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -10,14 +10,18 @@
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
 
+#include "lockstep/checkpoint/stop_request.hpp"
+#include "lockstep/core/stopped.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
+#include "lockstep/launch/restarts.hpp"
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/trainer/process_group.hpp"
 
@@ -74,6 +78,70 @@ void train_until(Session& session, const std::string& how) {
   }
 }
 
+/// What a process has open, and how many threads and variables it has.
+std::string holdings(pid_t process) {
+  const auto entries = [&](const char* folder) {
+    const std::filesystem::directory_iterator all("/proc/" + std::to_string(process) + folder);
+    return std::to_string(std::distance(all, {}));
+  };
+  return entries("/fd") + " files, " + entries("/task") + " threads";
+}
+
+/// The last rank fails as it is told, until the job was started again that often: `flaky 2 die`.
+int fail_at_first(Session& session, const std::vector<std::string>& arguments) {
+  const std::size_t restarts = detail::restart_count();
+  const Membership& m = session.membership();
+  session.store().barrier("all are connected", m.rank, m.world);
+  if (m.rank == Rank{0}) {
+    std::size_t variables = 0;
+    while (environ[variables] != nullptr) ++variables;
+    std::printf("restart %zu, job %s, %zu variables, launcher has %s\n", restarts, m.job.c_str(),
+                variables, holdings(::getppid()).c_str());
+    std::fflush(stdout);
+  }
+  session.store().barrier("that is said", m.rank, m.world);
+  if (restarts >= std::stoul(arguments.at(2))) return 0;
+  const std::string& how = arguments.at(3);
+  if (m.rank.value() + 1 == m.world.value()) {
+    if (how == "die") std::raise(SIGKILL);
+    if (how == "exit") return 3;
+    if (how == "option") throw Error("launch", "--speed is 'x'", "give it a number");
+    throw std::runtime_error("out of luck");
+  }
+  session.store().get("never");
+  return 0;
+}
+
+/// Trains until it is asked to stop, then saves and stops: at once, or as `how` says.
+int train_until_stopped(Session& session, const std::string& how) {
+  const detail::StopRequest request;
+  const Membership& m = session.membership();
+  Membership node = m;
+  node.rank = Rank{m.local_rank};
+  node.world = WorldSize{m.local_world};
+  const std::string name = "node from " + std::to_string(m.rank.value() - m.local_rank);
+  auto comm = make_shm_communicator(node, session.store(), name);
+  session.store().barrier("all train", m.rank, m.world);
+  say_pid();
+  for (bool is_wanted = false; !is_wanted;) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    const std::string mine = request.is_made() ? "stop" : "";
+    for (const std::string& wish : session.store().gather("wishes", m.rank, m.world, mine)) {
+      is_wanted = is_wanted || !wish.empty();
+    }
+  }
+  comm.barrier();  // some are still in it when others unwind
+  const bool is_last = m.rank.value() + 1 == m.world.value();
+  if (is_last && how == "stop late") {
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));
+    session.store().set("late", "yes");  // it is still there
+  }
+  if (is_last && how == "stop badly") throw std::runtime_error("the disk is full");
+  if (is_last && how == "stop stuck") sleep_for_ever();
+  std::printf("rank %zu has saved\n", m.rank.value());
+  throw Stopped(request.signal(), "state");
+}
+
 int behave(Session& session, const std::string& how) {
   if (how == "ones") {
     ProcessGroup group(session);
@@ -82,6 +150,8 @@ int behave(Session& session, const std::string& how) {
     if (session.rank() == Rank{0}) std::printf("sum %zu\n", ones[0]);
     return 0;
   }
+  if (how == "flaky") return fail_at_first(session, session.arguments());
+  if (how.starts_with("stop")) return train_until_stopped(session, how);
   if (how == "join") return static_cast<int>(init_process_group().rank().value());
   const Membership& m = session.membership();
   const std::size_t rank = m.rank.value();
@@ -117,6 +187,10 @@ int behave(Session& session, const std::string& how) {
     std::fill(data.begin(), data.end(), static_cast<float>(rank + 1));
     comm.all_reduce(data);
     std::printf("the sum is %g\n", static_cast<double>(data.back()));
+  } else if (how == "stubborn sleep") {
+    std::signal(SIGTERM, SIG_IGN);
+    say_pid();
+    sleep_for_ever();
   } else if (how == "stubborn") {
     std::signal(SIGTERM, SIG_IGN);
     session.store().barrier("all ignore it", m.rank, m.world);

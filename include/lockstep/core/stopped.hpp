@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/macros.hpp"
 
 namespace lockstep {
@@ -17,7 +18,8 @@ inline constexpr int stopped_status = 75;
 
 /// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1) and its state is saved.
 /// `launch` turns it into `stopped_status`. It is no `Error` and no `std::runtime_error`, because
-/// nothing went wrong: handlers of errors let it pass.
+/// nothing went wrong: handlers of errors let it pass, and communicators that it drives out of
+/// their scope do not tell other ranks of a failure.
 class Stopped : public std::exception {
  public:
   /// `signal` is 0 where no signal asked. `saved` is the checkpoint; empty where none was wanted.
@@ -33,6 +35,7 @@ class Stopped : public std::exception {
   int signal_;
   std::string saved_;
   std::string words_;
+  detail::HarmlessMark mark_;
 };
 
 namespace detail {

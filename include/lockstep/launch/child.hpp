@@ -16,6 +16,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/stopped.hpp"
 #include "lockstep/launch/descriptor.hpp"
 #include "lockstep/launch/output.hpp"
 
@@ -26,7 +27,9 @@ struct ExitStatus {
   int code = 0;    // its exit status, if it exited
   int signal = 0;  // the signal that killed it, or 0
 
-  bool is_failure() const { return code != 0 || signal != 0; }
+  /// The process was asked to stop, has saved its state and ended.
+  bool is_stopped() const { return code == stopped_status && signal == 0; }
+  bool is_failure() const { return (code != 0 || signal != 0) && !is_stopped(); }
   /// The status that a shell would report.
   int shell_status() const { return signal != 0 ? 128 + signal : code; }
   std::string text() const {
@@ -55,6 +58,11 @@ struct Child {
   /// Signals the whole process group, and so also the processes that the rank has started.
   void send(int signal) const {
     if (running && ::kill(-pid, signal) != 0) ::kill(pid, signal);
+  }
+
+  /// Signals the rank alone: what it has started may not know the signal, and would die of it.
+  void send_alone(int signal) const {
+    if (running) ::kill(pid, signal);
   }
 
   /// Collects a process that has ended.

@@ -25,6 +25,7 @@ inline constexpr Flag launch_flags[] = {
     {"--node-rank", "K", "which of the hosts this is, from 0"},
     {"--rendezvous", "HOST:PORT", "where hosts meet: node 0 and a free port there"},
     {"--timeout", "SECONDS", "how long ranks wait for each other (300); also LOCKSTEP_TIMEOUT"},
+    {"--max-restarts", "N", "start all ranks again after a failure, up to N times (0)"},
     {"--progress", "STYLE", "auto, bar, lines or none (auto); also LOCKSTEP_PROGRESS"},
     {"--local-rank", "N", "passed by some launchers; compared with what they say otherwise"},
     {"--help", "", "print this text"},

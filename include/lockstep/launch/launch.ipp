@@ -40,6 +40,7 @@ struct Start {
     progress_style();  // or an error, before any rank
     place = environment(options.rendezvous).placement();
     require_local_rank();
+    require_restarts();
     timeout = options.timeout.value_or(environment().timeout().value_or(default_timeout));
     if (place) SharedGpuVariables::add_to_this_process(*place);
     // Through a pipe, stdio would keep lines back until a block is full. The user would see them
@@ -52,6 +53,10 @@ struct Start {
   bool is_over() const {
     return is_answered || environment().launch_number().value_or(count.number()) != count.number();
   }
+
+  /// Was this process started by itself, or as a single task inside an allocation? Then it may
+  /// start ranks.
+  bool is_alone() const { return !place || (place->world == WorldSize{1} && !place->hosted); }
 
   /// The pipe to lockstep's launcher, where that has started this process.
   Descriptor report() const { return place ? inherited_pipe(place->report_fd) : Descriptor(); }
@@ -77,6 +82,16 @@ struct Start {
                stdout);
     std::fflush(stdout);
     return true;
+  }
+
+  /// Only a launcher of lockstep's own can start ranks again.
+  void require_restarts() const {
+    if (options.max_restarts == 0 || !place || is_alone()) return;
+    fail("launch", {"--max-restarts was given to a rank that ", place->launcher, " started"},
+         place->launcher == "torchrun"
+             ? "give it to torchrun itself, before the program's name"
+             : "leave it out, or let lockstep start the ranks, with --ranks",
+         place->rank);
   }
 
   /// Older launchers pass the local rank as an argument too. One that contradicts the environment
@@ -128,18 +143,17 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
     if (!start.options.ranks && !place && default_ranks != dynamic && default_ranks > 1) {
       start.options.ranks = default_ranks;
     }
+    if (start.options.max_restarts != 0 && !start.options.ranks) start.options.ranks = 1;
     if (start.options.ranks) {
-      // A single task inside an allocation may start ranks; one of several ranks may not.
-      if (!place || (place->world == WorldSize{1} && !place->hosted)) {
-        return launch_ranks(std::move(start.options), start.timeout);
-      }
+      if (start.is_alone()) return launch_ranks(std::move(start.options), start.timeout);
       fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
            "leave the number of ranks to one of the two", place->rank);
     }
     rank = place ? place->rank : Rank{0};
     launcher = start.report();
     Session session = start.session();
-    return status_after(run(session), late, launcher);
+    const int status = until_stopped(rank, [&] { return run(session); });
+    return status_after(status, late, launcher);
   } catch (...) {
     return report_failure(std::current_exception(), rank, launcher);
   }
@@ -155,8 +169,15 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
     if (start.is_over()) return 0;
     launcher = start.report();
     require_one_process(start, "replicas", "ParallelStrategy<DDP>");
+    LaunchOptions& options = start.options;
+    if (options.max_restarts != 0) {
+      options.threads = options.ranks;
+      return launch_ranks(std::move(options), start.timeout);
+    }
+    const auto replicas = options.ranks ? options.ranks : environment().threads();
     Session session = start.session();
-    return status_after(run(session, start.options.ranks), late, launcher);
+    const int status = until_stopped(std::nullopt, [&] { return run(session, replicas); });
+    return status_after(status, late, launcher);
   } catch (...) {
     return report_failure(std::current_exception(), std::nullopt, launcher);
   }
@@ -198,7 +219,13 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
       }
     }
     require_one_process(start, "ranks", "Backend<Nccl>");
-    const std::size_t ranks = options.ranks.value_or(default_ranks == dynamic ? 1 : default_ranks);
+    const std::size_t by_default = default_ranks == dynamic ? 1 : default_ranks;
+    const std::size_t ranks = options.ranks.value_or(environment().threads().value_or(by_default));
+    if (options.max_restarts != 0) {
+      // Threads share a process that may have died: a launcher of its own starts it again.
+      options.threads = options.ranks = ranks;
+      return launch_ranks(std::move(options), start.timeout);
+    }
     return status_after(run_threads(ranks, start.timeout, options.rest, launcher, run), late,
                         launcher);
   } catch (...) {

@@ -20,14 +20,16 @@ namespace lockstep::detail {
 
 struct LaunchOptions {
   std::optional<std::size_t> ranks;  // on this host
-  /// How many of them are threads of one process, instead of a process each: one, or all of them.
-  std::size_t threads = 1;
+  /// How many of them are threads of one process: all of them; nothing where each is a process.
+  std::optional<std::size_t> threads;
   std::size_t nodes = 1;
   std::size_t node_rank = 0;
   std::optional<Endpoint> rendezvous;
   std::optional<std::chrono::milliseconds> timeout;
   std::optional<ProgressStyle> progress;
   std::optional<std::size_t> local_rank;
+  /// How often all ranks are started again after a failure.
+  std::size_t max_restarts = 0;
   /// The number of the `launch` call in its process, from 1.
   std::size_t launch_number = 1;
   /// The program's own, its name first.
@@ -49,6 +51,7 @@ inline LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> 
     if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
     if (name == "--timeout") options.timeout = parse_seconds(name, value);
     if (name == "--progress") options.progress = parse_progress(name, value);
+    if (name == "--max-restarts") options.max_restarts = parse_number(name, value);
     if (name == "--local-rank") options.local_rank = parse_number("--local_rank", value);
   }
   if (options.ranks == std::size_t{0}) {

@@ -2,12 +2,14 @@
 #pragma once
 /// @file How a job ended: which rank failed first, the consequences, and the text for users.
 
+#include <csignal>
 #include <cstddef>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/stopped.hpp"
 #include "lockstep/launch/child.hpp"
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/names.hpp"
@@ -22,24 +24,84 @@ struct RankEnd {
   std::optional<Failure> failure;
 
   bool is_consequence() const { return failure && failure->consequence; }
+  /// Was the job started in a wrong way? Starting it again would not help.
+  bool is_misstart() const { return failure && failure->operation == "launch"; }
+  /// Did the rank end because the launcher ended it?
+  bool is_ended() const { return status.signal == SIGTERM || status.signal == SIGKILL; }
+  /// `rank 1 failed first (exit status 3)`. A process with several ranks reports which of them it
+  /// was.
+  std::string words() const {
+    const Rank failed = failure && failure->rank ? *failure->rank : rank;
+    return text({"rank ", failed, " failed first (", status.text(), ")"});
+  }
   /// If several ends are noticed at once, the one with the lowest number counts as the first. A
   /// crash is seldom the consequence of another rank's error; the reverse is common.
   int precedence() const { return is_consequence() ? 2 : status.signal == 0 ? 1 : 0; }
+};
+
+/// How the ranks of a node or of a job have ended.
+enum class EndKind : char {
+  done = 'd',
+  stopped = 's',  ///< they were asked to stop, and have saved their state
+  failed = 'f',   ///< starting them again may help
+  over = 'x',     ///< they failed or were ended, and nobody wants them to be started again
+};
+
+/// Why ranks end, as one node tells the others.
+struct EndReason {
+  EndKind kind = EndKind::failed;
+  std::string words;
+
+  std::string bytes() const { return std::string(1, static_cast<char>(kind)) + words; }
+  static EndReason from_bytes(std::string_view bytes) {
+    if (bytes.empty()) return {EndKind::over, ""};
+    return {static_cast<EndKind>(bytes[0]), std::string(bytes.substr(1))};
+  }
 };
 
 struct Outcome {
   /// The first failure; none if no rank failed, or if a signal ended the job.
   std::optional<RankEnd> first;
   /// Why the job ended on another node, if that came first.
-  std::optional<std::string> elsewhere;
+  std::optional<EndReason> elsewhere;
   /// The ranks that failed because of another.
   std::vector<RankEnd> consequences;
-  /// SIGINT, SIGTERM or SIGHUP that this process was sent, or 0.
+  /// SIGINT, SIGTERM or SIGHUP that has ended the job, or SIGUSR1 that has killed a rank; or 0.
   int interrupted = 0;
+  /// Did such a signal come, be it after a failure?
+  bool is_unwanted = false;
+  /// A rank that failed, not because of another, when the job was ending already.
+  std::optional<RankEnd> late;
   /// The ranks that did not react to SIGTERM.
   std::vector<Rank> stubborn;
+  /// The ranks that have saved their state and stopped.
+  std::vector<Rank> stopped;
+
+  /// Nobody failed, and somebody has stopped.
+  bool is_stopped() const {
+    return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty() &&
+           (!elsewhere || elsewhere->kind == EndKind::stopped);
+  }
+
+  EndKind kind() const {
+    if (is_stopped()) return EndKind::stopped;
+    if (!first && !elsewhere && interrupted == 0) return EndKind::done;
+    if (is_unwanted || interrupted != 0) return EndKind::over;
+    if (first) return first->is_misstart() ? EndKind::over : EndKind::failed;
+    return elsewhere->kind == EndKind::failed ? EndKind::failed : EndKind::over;
+  }
+
+  /// Why the ranks ended.
+  std::string words() const {
+    if (interrupted != 0) return text({"ended by signal ", interrupted});
+    if (first) return first->words();
+    return elsewhere ? elsewhere->words : "";
+  }
 
   int shell_status() const {
+    if (is_stopped()) return stopped_status;
+    // Some have saved and another could not: its failure counts.
+    if (interrupted != 0 && !stopped.empty() && late) return late->status.shell_status();
     if (interrupted != 0) return 128 + interrupted;
     if (first) return first->status.shell_status();
     return elsewhere ? 1 : 0;
@@ -69,11 +131,15 @@ inline std::vector<FailedRank> by_operation(const std::vector<RankEnd>& ends) {
   return ordered;
 }
 
+/// What a launcher says of a job that has stopped on all nodes.
+inline constexpr std::string_view stopped_words =
+    "lockstep: stopped on request; start again with --resume\n";
+
 /// The text after the first failure: which ranks failed because of it, and in which operation, and
 /// which ranks had to be killed.
 inline std::string summary(const Outcome& outcome) {
   std::string lines;
-  if (outcome.interrupted != 0) {
+  if (outcome.interrupted != 0 && !outcome.is_stopped()) {
     lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
   }
   if (outcome.first || outcome.elsewhere) {

@@ -5,7 +5,6 @@
 #include <unistd.h>
 
 #include <cstdlib>
-#include <exception>
 #include <optional>
 #include <utility>
 
@@ -23,7 +22,6 @@ LOCKSTEP_INLINE Session::Session(Membership membership, Store store)
 LOCKSTEP_INLINE Session::Session(Membership membership, Store store,
                                  std::unique_ptr<detail::StoreHost> host)
     : membership_(std::move(membership)),
-      exceptions_(std::uncaught_exceptions()),
       host_(std::move(host)),
       store_(std::make_unique<Store>(std::move(store))) {}
 
@@ -31,7 +29,7 @@ LOCKSTEP_INLINE Session::Session(Session&&) noexcept = default;
 
 LOCKSTEP_INLINE Session::~Session() {
   store_.reset();
-  if (host_ && world() > WorldSize{1} && std::uncaught_exceptions() == exceptions_) {
+  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
     host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
   }
 }

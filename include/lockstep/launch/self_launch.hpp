@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/nodes.hpp"
 #include "lockstep/launch/open_files.hpp"
@@ -48,7 +49,7 @@ inline std::vector<std::string> inherited_environment() {
       "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
       "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
       "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
-      columns_variable,     progress_variable};
+      "LOCKSTEP_RESTART",   columns_variable,      progress_variable};
   std::vector<std::string> variables;
   for (char** variable = environ; *variable != nullptr; ++variable) {
     const std::string_view text = *variable;
@@ -84,18 +85,28 @@ inline void keep_standard_streams() {
 /// How long node 0 keeps the store open after a failure, so that the other nodes can read it.
 inline constexpr std::chrono::milliseconds farewell{300};
 
-/// Starts this node's ranks of the program and stays until all have ended. Returns the exit status:
-/// 0, that of the rank that failed first, or 128 + the signal that ended the job.
-inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
-  keep_standard_streams();
+/// How one start of the ranks has ended.
+struct Attempt {
+  int status = 0;
+  bool is_failure = false;  // one after which the ranks may be started again
+  std::string why;
+};
+
+/// Starts this node's ranks of the program, for the `number`th time after the first, and stays
+/// until all have ended. Every start has a store and a secret of its own: nobody who is late meets
+/// the ranks of another one.
+inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
+                           std::size_t number) {
   const std::size_t ranks = options.ranks.value_or(1);
-  const std::size_t processes = ranks / options.threads;
+  const std::size_t processes = options.threads ? 1 : ranks;
   const bool alone = options.nodes == 1;
+  const bool may_restart = number < options.max_restarts;
   Endpoint meeting = options.rendezvous.value_or(Endpoint{"127.0.0.1", 0});
   // A single launcher makes up a secret and a job id. Several launchers use LOCKSTEP_SECRET, or a
   // secret derived from the port, and the ranks agree on an id when they meet.
+  const std::string nodes = number == 0 ? "nodes" : text({"nodes restart ", number});
   const std::string secret =
-      alone ? random_id() : derived_secret("nodes", meeting.port, environment().secret());
+      alone ? random_id() : derived_secret(nodes, meeting.port, environment().secret());
   std::optional<StoreServer> server;
   std::optional<NodeWatch> others;
   // For each rank here two pipes of output, one for its failure and one for the secret, both ends
@@ -114,7 +125,9 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   };
   try {
     if (!alone) {
-      others.emplace(meeting, secret, NodePlace{options.node_rank, options.nodes, ranks}, timeout);
+      others.emplace(meeting, secret,
+                     NodePlace{options.node_rank, options.nodes, ranks, options.max_restarts},
+                     timeout);
     }
   } catch (const Error&) {
     linger(farewell);  // so that the others can read why
@@ -126,8 +139,9 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
   const std::string job = alone ? random_id() : "";
   add(common, {"LOCKSTEP_WORLD_SIZE=", options.nodes * processes});
   add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
-  if (options.threads > 1) add(common, {"LOCKSTEP_THREADS=", options.threads});
+  if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
   add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
+  add(common, {"LOCKSTEP_RESTART=", number});
   add(common, {progress_variable, "=", progress_text(progress_style())});
   add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
@@ -138,10 +152,10 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
 
   Outcome outcome;
   {
-    Supervisor supervisor(Failures::printed);
+    Supervisor supervisor(Failures::printed, on_request(options.rest));
     for (std::size_t local = 0; local < processes; ++local) {
       const std::size_t process = options.node_rank * processes + local;
-      const Rank rank{process * options.threads};  // the first of the process
+      const Rank rank{process * options.threads.value_or(1)};  // the first of the process
       Pipe told = make_pipe();
       Pipe report = make_pipe();
       write_all(told.write.get(), secret);
@@ -157,17 +171,19 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
       }
       SharedGpuVariables::add(variables, job, rank);
       const std::vector<char*> environment = pointers(variables);
+      const std::string cannot_start =
+          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
+              .bytes();
       // The store's thread runs already: after fork, only async-signal-safe functions may be
       // called.
       supervisor.start(rank, std::move(report.read), [&] {
         ::fcntl(told.read.get(), F_SETFD, 0);
         ::fcntl(report.write.get(), F_SETFD, 0);
         ::execve(program.c_str(), arguments.data(), environment.data());
-        constexpr std::string_view message = "lockstep: launch: the program cannot be executed\n";
-        [[maybe_unused]] const ssize_t n = ::write(2, message.data(), message.size());
+        write_all(report.write.get(), cannot_start);
       });
     }
-    const auto announce = [&](const std::string& why) { others->announce(why); };
+    const auto announce = [&](const EndReason& why) { others->announce(why); };
     if (others) {
       supervisor.connect(others->take_news(), announce);
       others->start();
@@ -175,16 +191,44 @@ inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout
     outcome = supervisor.run();
   }
   write_all(2, summary(outcome));
-  int status = outcome.shell_status();
-  if (others && status == 0) {
-    if (const auto failure = others->leave()) {
-      write_all(2, text({"lockstep: ", *failure, "\n"}));
-      status = 1;
-    }
+  EndReason end{outcome.kind(), outcome.words()};
+  if (others) end = others->leave(outcome, may_restart);
+  Attempt attempt{outcome.shell_status(), end.kind == EndKind::failed,
+                  end.kind == outcome.kind() ? outcome.words() : end.words};
+  if (end.kind == EndKind::stopped) attempt.status = stopped_status;
+  if (end.kind != outcome.kind() && end.kind != EndKind::stopped) {
+    if (!attempt.is_failure || !may_restart) write_all(2, text({"lockstep: ", end.words, "\n"}));
+    if (attempt.status == 0 || attempt.status == stopped_status) attempt.status = 1;
   }
   others.reset();
-  linger(status == 0 ? timeout : farewell);
-  return status;
+  const bool is_awaited = attempt.status == 0 || attempt.status == stopped_status ||
+                          (attempt.is_failure && may_restart);
+  linger(is_awaited ? timeout : farewell);
+  return attempt;
+}
+
+/// Starts this node's ranks of the program, again after failures, as often as the options allow.
+/// Returns the exit status: 0; that of the rank that failed first; `stopped_status` if all ranks
+/// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
+inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
+  keep_standard_streams();
+  for (std::size_t restarts = 0;;) {
+    const Attempt attempt = run_attempt(options, timeout, restarts);
+    if (attempt.status == stopped_status) write_all(2, stopped_words);
+    if (!attempt.is_failure || options.max_restarts == 0) return attempt.status;
+    if (restarts == options.max_restarts) {
+      write_all(
+          2, text({"lockstep: ", attempt.why, "; it was started again ", restarts,
+                   restarts == 1 ? " time" : " times", ", as often as --max-restarts allows\n"}));
+      return attempt.status;
+    }
+    ++restarts;
+    write_all(2,
+              text({"lockstep: ", attempt.why, "; restart ", restarts, " of ", options.max_restarts,
+                    on_request(options.rest) == OnRequest::save
+                        ? ", from the newest valid checkpoint\n"
+                        : "; there is no --checkpoint, so training starts anew\n"}));
+  }
 }
 
 }  // namespace lockstep::detail

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
@@ -45,7 +46,7 @@ class Session {
  private:
   Membership membership_;
   std::vector<std::string> arguments_;
-  int exceptions_;  // under way when this session began
+  detail::EndOfScope scope_;
   std::unique_ptr<detail::StoreHost> host_;
   std::unique_ptr<Store> store_;
 };

@@ -140,6 +140,10 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
     ::raise(outcome.interrupted);  // now the program's own handling applies
     fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
   }
+  if (!outcome.stopped.empty() && !outcome.first) {
+    fail("spawn", {"the rank ended too early: exit status ", stopped_status},
+         "let it return instead", outcome.stopped.front());
+  }
   if (!outcome.first) return;
   const RankEnd& end = *outcome.first;
   if (end.failure) throw named_error(*end.failure, end.rank);

@@ -9,7 +9,6 @@
 #include <chrono>
 #include <csignal>
 #include <cstdio>
-#include <cstdlib>
 #include <ctime>
 #include <optional>
 #include <string>
@@ -19,9 +18,9 @@
 #include "lockstep/core/function_ref.hpp"
 #include "lockstep/launch/child.hpp"
 #include "lockstep/launch/deadline.hpp"
+#include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
-#include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
@@ -29,33 +28,27 @@ namespace lockstep::detail {
 /// Whether the supervisor prints why ranks failed, or leaves that to its caller.
 enum class Failures { printed, returned };
 
-/// How long ranks have between SIGTERM and SIGKILL. Two seconds remain of the ten after which the
-/// job must be over. LOCKSTEP_GRACE_SECONDS sets another time.
-inline std::chrono::milliseconds termination_grace() {
-  const char* text = std::getenv("LOCKSTEP_GRACE_SECONDS");
-  if (text == nullptr) return std::chrono::seconds(8);
-  return parse_seconds("LOCKSTEP_GRACE_SECONDS", text);
-}
-
 /// The prefix of every line that a rank prints.
 inline std::string line_prefix(Rank rank) { return text({"[rank ", rank, "] "}); }
 
-/// Starts ranks and looks after them in one poll() loop. While it exists, SIGINT, SIGTERM and
-/// SIGHUP are blocked in this thread and read by the loop, unless they were ignored before (nohup).
-/// Other threads of the program must block these signals too; otherwise a signal ends the process,
-/// and its ranks with it.
+/// Starts ranks and looks after them in one poll() loop. While it exists, SIGINT, SIGTERM, SIGHUP
+/// and, in a launcher, SIGUSR1 are blocked in this thread and read by the loop, unless they were
+/// ignored before (nohup). Other threads of the program must block these signals too; otherwise a
+/// signal ends the process, and its ranks with it.
 class Supervisor {
  public:
-  explicit Supervisor(Failures failures, std::chrono::milliseconds grace = termination_grace())
-      : prints_failures_(failures == Failures::printed), grace_(grace) {
+  explicit Supervisor(Failures failures, OnRequest request = OnRequest::end)
+      : prints_failures_(failures == Failures::printed),
+        saves_(request == OnRequest::save),
+        grace_(termination_grace(request)) {
     sigset_t blocked;
     sigset_t watched;
     ::sigemptyset(&blocked);
     ::sigemptyset(&watched);
-    for (int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    for (int signal : {SIGINT, SIGTERM, SIGHUP, SIGUSR1}) {
       struct sigaction action{};
       ::sigaction(signal, nullptr, &action);
-      if (action.sa_handler == SIG_IGN) continue;
+      if (action.sa_handler == SIG_IGN || (signal == SIGUSR1 && !prints_failures_)) continue;
       ::sigaddset(&watched, signal);
       ::sigaddset(&blocked, signal);
     }
@@ -93,17 +86,18 @@ class Supervisor {
     children_.push_back(start_child(rank, std::move(report), mask_before_, body));
   }
 
-  using Tell = FunctionRef<void(const std::string&)>;
+  using Tell = FunctionRef<void(const EndReason&)>;
 
-  /// Connects this supervisor to those of the job's other nodes: `news` holds why the job has
-  /// failed there, and `tell` is called with why it fails here.
+  /// Connects this supervisor to those of the job's other nodes: `news` holds why the job ends
+  /// there, and `tell` is called with why it ends here.
   void connect(Descriptor news, Tell tell) {
     news_ = std::move(news);
     tell_ = tell;
   }
 
   /// Passes output on until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
-  /// and by SIGKILL after the grace or at a second signal.
+  /// and by SIGKILL after the grace or at a second signal. A rank that has saved its state and
+  /// stopped is no failure, and the others go on. SIGUSR1 is passed on, and that is all.
   Outcome run() {
     while (is_any_running() || awaits_news() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
@@ -154,6 +148,7 @@ class Supervisor {
       Child& child = children_[i];
       if (polled[4 * i + 3].revents == 0) continue;
       child.reap();
+      if (child.status.is_stopped()) outcome_.stopped.push_back(child.rank);
       if (!child.status.is_failure()) continue;
       drain(child);
       failed.push_back({child.rank, child.status, Failure::from_bytes(child.report_bytes)});
@@ -178,7 +173,10 @@ class Supervisor {
           outcome_.consequences.push_back(end);
           if (!settled_at_) settled_at_ = Deadline::after(std::min(grace_, settling));
         } else if (kill_at_) {
+          if (!outcome_.late || outcome_.late->is_ended()) outcome_.late = end;
           print_failure(end);
+        } else if (end.status.signal == SIGUSR1 && is_usr1_sent_) {
+          interrupt(SIGUSR1);
         } else {
           begin_end(end);
         }
@@ -197,9 +195,7 @@ class Supervisor {
   }
 
   void begin_end(const RankEnd& first) {
-    // A process with several ranks reports which of them failed.
-    const Rank rank = first.failure && first.failure->rank ? *first.failure->rank : first.rank;
-    const std::string words = text({"rank ", rank, " failed first (", first.status.text(), ")"});
+    const std::string words = first.words();
     outcome_.first = first;
     print_failure(first);
     if (prints_failures_) {
@@ -207,17 +203,24 @@ class Supervisor {
                   text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
     }
     terminate();
-    if (tell_) (*tell_)(words);
+    if (tell_) (*tell_)({first.is_misstart() ? EndKind::over : EndKind::failed, words});
   }
 
-  /// Reads why the job failed on another node. There is only one such text.
+  /// A signal ends all ranks here and elsewhere.
+  void interrupt(int signal) {
+    outcome_.interrupted = signal;
+    terminate();
+    if (tell_) (*tell_)({EndKind::stopped, text({"ended by signal ", signal})});
+  }
+
+  /// Reads why the job ends on another node. There is only one such text.
   void read_news() {
-    const std::string words = read_all(news_.get());
+    const EndReason reason = EndReason::from_bytes(read_all(news_.get()));
     news_.close();
-    if (words.empty() || kill_at_) return;
-    outcome_.elsewhere = words;
-    queue_.push(2,
-                text({"lockstep: ", words, is_any_running() ? "; ending the ranks here\n" : "\n"}));
+    if (reason.words.empty() || kill_at_) return;
+    outcome_.elsewhere = reason;
+    queue_.push(2, text({"lockstep: ", reason.words,
+                         is_any_running() ? "; ending the ranks here\n" : "\n"}));
     terminate();
   }
 
@@ -232,18 +235,31 @@ class Supervisor {
   void read_signal() {
     signalfd_siginfo info{};
     if (::read(signals_.get(), &info, sizeof info) != sizeof info) return;
-    if (outcome_.interrupted == 0 && !outcome_.first && !outcome_.elsewhere) {
-      outcome_.interrupted = static_cast<int>(info.ssi_signo);
+    const int signal = static_cast<int>(info.ssi_signo);
+    if (signal == SIGUSR1) {
+      is_usr1_sent_ = true;
+      for (const Child& child : children_) child.send_alone(SIGUSR1);
+      return;
     }
+    outcome_.is_unwanted = true;
     // After a failure output is written however long that takes; after a signal only briefly.
     if (!is_any_running()) {
+      const bool is_cause = !outcome_.first && !outcome_.elsewhere && outcome_.interrupted == 0;
+      if (is_cause) outcome_.interrupted = signal;
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
+    } else if (again_at_ && !again_at_->passed()) {
+      return;
     } else if (kill_at_) {
       kill_rest();
       write_until_ = Deadline::after(std::chrono::milliseconds(500));
     } else {
-      terminate();
-      if (tell_) (*tell_)(text({"ended by signal ", info.ssi_signo}));
+      if (saves_) {
+        queue_.push(2, text({"lockstep: asked to stop by signal ", signal, "; ranks have ",
+                             seconds_text(grace_),
+                             " to save their state, and are ended at once by another signal\n"}));
+      }
+      interrupt(signal);
+      again_at_ = Deadline::after(same_signal);
       write_until_ = Deadline::after(grace_ + std::chrono::milliseconds(500));
     }
   }
@@ -325,8 +341,13 @@ class Supervisor {
   }
 
   static constexpr std::chrono::milliseconds settling{1000};
+  /// Who ends a job may send a signal to the launcher and to its group (timeout), and it comes
+  /// twice. So a signal this soon after the first counts as the first.
+  static constexpr std::chrono::milliseconds same_signal{500};
 
   bool prints_failures_;
+  bool saves_;
+  bool is_usr1_sent_ = false;
   std::chrono::milliseconds grace_;
   sigset_t mask_before_{};
   Descriptor signals_;
@@ -337,6 +358,7 @@ class Supervisor {
   bool killed_ = false;
   std::optional<Deadline> settled_at_;   // set once a rank has failed because of another
   std::optional<Deadline> kill_at_;      // set once the job is ending
+  std::optional<Deadline> again_at_;     // when another signal counts
   std::optional<Deadline> write_until_;  // set once a signal has come
   Outcome outcome_;
 };

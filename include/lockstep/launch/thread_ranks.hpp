@@ -18,19 +18,34 @@
 #include <vector>
 
 #include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/stopped.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/outcome.hpp"
-#include "lockstep/launch/supervisor.hpp"
 
 namespace lockstep::detail {
 
+/// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
+/// the exit status.
+inline int report_stop(const Stopped& stopped, std::optional<Rank> rank) {
+  std::fflush(nullptr);
+  if (rank.value_or(Rank{0}) == Rank{0}) std::fputs(text({stopped.what(), "\n"}).c_str(), stderr);
+  return stopped_status;
+}
+
 /// Reports why this rank fails: to lockstep's launcher through its pipe, else on stderr, in one
-/// piece. Returns the exit status, 1.
+/// piece. Returns the exit status, 1; or that of a rank that was asked to stop.
 inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
                           const Descriptor& launcher) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, rank);
+  } catch (...) {
+  }
   Failure failure = Failure::of(thrown);
   if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
   std::fflush(nullptr);
@@ -40,14 +55,25 @@ inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> 
   return 1;
 }
 
+/// Calls `run()`, which returns an exit status. A stop ends it while the session is still there:
+/// other ranks, which stop as well, may need its store a little longer.
+inline int until_stopped(std::optional<Rank> rank, FunctionRef<int()> run) {
+  try {
+    return run();
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, rank);
+  }
+}
+
 /// How the threads of a job ended, as each reports it.
 class ThreadEnds {
  public:
   explicit ThreadEnds(std::size_t threads) : running_(threads) {}
 
+  /// The first status that is not 0 counts, and a failure's before that of a stop.
   void returned(int status) {
     const std::lock_guard lock(mutex_);
-    if (status_ == 0) status_ = status;
+    if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
   }
   void threw(Rank rank, const std::exception_ptr& thrown) {
     const std::lock_guard lock(mutex_);
@@ -147,7 +173,9 @@ inline int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
     sessions.back().set_arguments(arguments);
   }
   ThreadEnds ends(ranks);
-  const auto act = [&](Rank rank) { return run(sessions[rank.value()]); };
+  const auto act = [&](Rank rank) {
+    return until_stopped(rank, [&] { return run(sessions[rank.value()]); });
+  };
   // Ranks that wait for this one in the store stop waiting.
   const auto failed = [&] { server.shut_down(); };
   for (Thread& thread : start_threads(0, ranks, ends, act, failed)) thread.join();
@@ -172,18 +200,19 @@ inline int run_threads_at(RankPlacement place, std::size_t threads,
         place, {rank, WorldSize{place.world.value() * threads}, local, place.local_world * threads,
                 name, 0, place.job, place.secret, timeout, threads});
     session.set_arguments(arguments);
-    return run(session);
+    return until_stopped(rank, [&] { return run(session); });
   };
   const auto failed = [] {};
   std::vector<Thread> running = start_threads(first, threads, ends, act, failed);
-  if (!ends.await(termination_grace())) {
+  if (!ends.await(termination_grace(on_request(arguments)))) {
     const int status = ends.report(launcher);
     std::fflush(nullptr);
     ::_exit(status);
   }
   for (Thread& thread : running) thread.join();
   const int status = ends.report(launcher);
-  if (status == 0 && host) host->server.wait_until_unused(Deadline::after(timeout));
+  if ((status == 0 || status == stopped_status) && host)
+    host->server.wait_until_unused(Deadline::after(timeout));
   return status;
 }
 

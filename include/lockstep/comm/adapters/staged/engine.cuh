@@ -8,7 +8,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +19,7 @@
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
@@ -57,7 +57,7 @@ class Engine {
   Engine& operator=(const Engine&) = delete;
 
   ~Engine() {
-    if (std::uncaught_exceptions() > exceptions_) give_up();
+    if (scope_.is_failure()) give_up();
     queue_.drain();
     pipeline_.settle();
   }
@@ -165,7 +165,7 @@ class Engine {
     check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
   }
 
-  int exceptions_ = std::uncaught_exceptions();
+  EndOfScope scope_;
   Inner inner_;
   std::shared_ptr<Gpu> gpu_;
   std::span<std::byte> staging_;

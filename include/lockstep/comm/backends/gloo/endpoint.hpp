@@ -10,6 +10,7 @@
 #include "lockstep/comm/backends/gloo/watch.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 
@@ -29,7 +30,7 @@ class Endpoint {
   Endpoint& operator=(const Endpoint&) = delete;
 
   ~Endpoint() {
-    if (std::uncaught_exceptions() > exceptions_) give_up();
+    if (scope_.is_failure()) give_up();
     queue_.drain();
     if (!is_broken()) engine_.roll().say_farewell(Greeting::State::leaves, farewell_limit);
     engine_.ledger().stop_watch();
@@ -53,7 +54,7 @@ class Endpoint {
   /// rank waits until the others say farewell or make their next call, at most this long.
   static constexpr Milliseconds farewell_limit{2'000};
 
-  int exceptions_ = std::uncaught_exceptions();
+  EndOfScope scope_;
   Engine engine_;
   Queue queue_;
   Thread watch_;

@@ -18,6 +18,7 @@
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/names.hpp"
@@ -215,7 +216,7 @@ class WatchedEngine {
 
  private:
   void close() {
-    if (std::uncaught_exceptions() > exceptions_) {
+    if (scope_.is_failure()) {
       engine_->link().fail(gave_up("NCCL's communicator '" + engine_->joined().name + "'",
                                    ended_by_exception, engine_->rank()),
                            ended_by_exception);
@@ -228,7 +229,7 @@ class WatchedEngine {
 
   std::shared_ptr<Engine> engine_;
   Thread thread_;
-  int exceptions_ = std::uncaught_exceptions();
+  EndOfScope scope_;
 };
 
 }  // namespace lockstep::detail::nccl

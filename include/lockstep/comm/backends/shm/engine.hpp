@@ -8,7 +8,6 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
-#include <exception>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -20,6 +19,7 @@
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/fault/look_after.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
@@ -211,7 +211,7 @@ class Engine {
   std::array<PostedCall*, ring> pending_{};
   std::mutex turns_;
   FirstFault fault_;
-  int exceptions_ = std::uncaught_exceptions();
+  EndOfScope scope_;
 };
 static_assert(ObservablePeers<Engine>);
 

@@ -44,7 +44,7 @@ LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Mill
 }
 
 LOCKSTEP_INLINE Engine::~Engine() {
-  if (std::uncaught_exceptions() > exceptions_) abandon(ended_by_exception);
+  if (scope_.is_failure()) abandon(ended_by_exception);
   own().left.store(1, std::memory_order_release);
 }
 

@@ -23,6 +23,7 @@
 #include "lockstep/comm/backends/threads/participant.hpp"
 #include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/call.hpp"
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
@@ -48,7 +49,7 @@ class Member {
   /// Memory is freed when no rank works on it or will.
   ~Member() {
     try {
-      if (std::uncaught_exceptions() == exceptions_ && !calls_->is_broken()) settle();
+      if (!scope_.is_failure() && !calls_->is_broken()) settle();
     } catch (const std::exception&) {  // a destructor does not throw
     }
     gate_.reset();
@@ -282,7 +283,7 @@ class Member {
                 "do it outside the step", rank());
   }
 
-  int exceptions_ = std::uncaught_exceptions();
+  EndOfScope scope_;
   std::shared_ptr<SharedWorld> world_;
   std::shared_ptr<Gpu> gpu_;
   std::deque<DeviceArena> arenas_;

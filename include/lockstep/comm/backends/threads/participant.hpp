@@ -19,6 +19,7 @@
 #include "lockstep/comm/fault/look_after.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
@@ -44,7 +45,7 @@ class Participant {
 
   /// Tells the others that this rank is gone, and whether an exception drove it out.
   ~Participant() {
-    if (std::uncaught_exceptions() > exceptions_) abandon(ended_by_exception);
+    if (scope_.is_failure()) abandon(ended_by_exception);
     {
       const std::lock_guard working(meeting_->working_);
       own().has_left = true;
@@ -235,7 +236,7 @@ class Participant {
   Milliseconds timeout_;
   SpinBudget budget_;
   std::mutex* turns_ = nullptr;
-  int exceptions_ = std::uncaught_exceptions();
+  EndOfScope scope_;
 };
 static_assert(ObservablePeers<Participant>);
 
