@@ -51,7 +51,7 @@ end
 
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
-    small = {"core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp", "observe/*_test.cpp",
+    small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp", "observe/*_test.cpp",
              "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
@@ -76,6 +76,7 @@ target_end()
 
 -- Strategies, and ranks that train: real processes, against PyTorch's figures and against one process.
 test_program("train", {
+    checkpoints = "train/checkpoint_*test.cpp",
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_test.cpp", "train/alone_test.cpp",
                "train/sets_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/threads_test.cpp", "train/trainer_test.cpp"},
@@ -114,6 +115,16 @@ target("trainer")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
     add_files("launch/trainer.cpp")
+    add_syslinks("pthread")
+    set_optimize("none")
+target_end()
+
+-- A job that saves and resumes: what tests/checkpoint/kill kills.
+target("trained")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep_compiled")
+    add_files("checkpoint/trained.cpp")
     add_syslinks("pthread")
     set_optimize("none")
 target_end()

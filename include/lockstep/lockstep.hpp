@@ -27,7 +27,9 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
+#include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/process_group.hpp"
+#include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
 

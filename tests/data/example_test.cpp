@@ -24,7 +24,7 @@ for (std::uint64_t epoch = 0; epoch < 2; ++epoch) {
   BOOST_TEST(images == 2 * sampler.size());
 
   images = 0;
-  detail::SamplerState checkpoint;
+  SamplerState checkpoint;
   for (const auto& batch : loader) {
     images += batch.size();
     checkpoint = loader.state();

@@ -148,7 +148,7 @@ BOOST_AUTO_TEST_CASE(resuming_begins_at_the_first_batch_that_was_not_given_out) 
   const auto whole = labels(loader);
 
   std::vector<std::int32_t> seen;
-  detail::SamplerState checkpoint;
+  SamplerState checkpoint;
   for (const auto& batch : loader) {
     for (std::size_t label : batch.labels) seen.push_back(static_cast<std::int32_t>(label));
     seen.push_back(-1);

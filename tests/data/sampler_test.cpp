@@ -76,7 +76,7 @@ void check_coverage() {
 }
 
 template <class Sampler>
-void expect_error(Sampler& sampler, const detail::SamplerState& state, const std::string& problem) {
+void expect_error(Sampler& sampler, const SamplerState& state, const std::string& problem) {
   BOOST_CHECK_EXCEPTION(sampler.resume(state), Error, [&](const Error& error) {
     BOOST_TEST(error.problem() == problem);
     return !error.advice().empty();
@@ -175,7 +175,7 @@ BOOST_AUTO_TEST_CASE(resuming_in_mid_epoch_goes_on_as_if_nothing_had_happened) {
     for (std::size_t stop : {std::size_t{0}, std::size_t{1}, whole.size() / 2, whole.size()}) {
       std::vector<std::size_t> seen;
       sampler.start();
-      detail::SamplerState state = sampler.state();
+      SamplerState state = sampler.state();
       for (std::size_t index : sampler) {
         if (seen.size() == stop) break;
         seen.push_back(index);
@@ -207,13 +207,19 @@ BOOST_AUTO_TEST_CASE(the_state_of_one_rank_restores_all) {
 
 BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_refused) {
   DistributedSampler<> sampler(100, WorldSize{4}, Rank{0}, {true, Seed{5}});
-  const detail::SamplerState own = sampler.state();
-  detail::SamplerState state = own;
+  const SamplerState own = sampler.state();
+  SamplerState state = own;
   state.samples = 99;
   expect_error(sampler, state, "the saved state has sample count 99, this sampler has 100");
   state = own;
-  state.world = WorldSize{2};
-  expect_error(sampler, state, "the saved state has world size 2, this sampler has 4");
+  state.world = WorldSize{0};
+  expect_error(sampler, state, "the saved state has place 0 of 100 in a world of 0");
+  state = own;
+  state.first = 101;
+  expect_error(sampler, state, "the saved state has place 101 of 100 in a world of 4");
+  state.first = 97;  // one draw is left for each rank of four, two for each of two
+  state.position = 2;
+  expect_error(sampler, state, "the saved state is at draw 2 of an epoch of 1");
   state = own;
   state.seed = Seed{6};
   expect_error(sampler, state, "the saved state has seed 6, this sampler has 5");
@@ -225,6 +231,109 @@ BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_refused) {
   DistributedSampler<> unshuffled(100, WorldSize{4}, Rank{0}, {false, Seed{5}});
   expect_error(sampler, unshuffled.state(), "the saved state was drawn by another rule");
   BOOST_TEST((sampler.state() == own));
+}
+
+namespace {
+
+/// The draws of one epoch by several worlds, one after the other: how often each sample came.
+template <class Remainder, class Order>
+struct BrokenEpoch {
+  std::map<std::size_t, std::size_t> drawn{};
+  std::size_t weighed = 0;    ///< draws of weight 1
+  std::size_t repeats = 0;    ///< draws of samples that had come before
+  std::size_t most_rest = 0;  ///< the largest world that ended the epoch, less one
+
+  BrokenEpoch(const Case& c, std::mt19937_64& random) {
+    SamplerState state;
+    for (bool over = false, begun = false; !over; begun = true) {
+      const std::size_t world = begun ? 1 + random() % 17 : c.world;
+      std::vector<DistributedSampler<Remainder, Order>> ranks;
+      for (std::size_t r = 0; r != world; ++r) {
+        ranks.emplace_back(c.n, WorldSize{world}, Rank{r}, c.options);
+        ranks.back().set_epoch(Epoch{2});
+        if (begun) ranks.back().resume(state);
+      }
+      const std::size_t left = ranks[0].size() - ranks[0].position();
+      const std::size_t steps = random() % 3 == 0 ? left : random() % (left + 1);
+      over = steps == left;
+      for (std::size_t r = 0; r != world; ++r) draw(ranks[r], steps);
+      // The last rank's state will do as well as the first's, except where `Exact` ends.
+      state = ranks[over ? 0 : world - 1].state();
+      most_rest = world - 1;
+    }
+    check_over(c, state);
+  }
+
+ private:
+  void draw(DistributedSampler<Remainder, Order>& sampler, std::size_t steps) {
+    sampler.start();
+    for (; steps != 0 && sampler.position() != sampler.size(); --steps) {
+      const std::size_t sample = sampler[sampler.position()];
+      repeats += drawn[sample]++ != 0;
+      weighed += sampler.weight(sampler.position()) == 1.f;
+      sampler.advance(1);
+    }
+  }
+
+  /// An epoch that is over has no draws left in any world, and the next one is whole.
+  static void check_over(const Case& c, const SamplerState& state) {
+    for (const std::size_t world : {std::size_t{1}, c.world, std::size_t{5}}) {
+      DistributedSampler<Remainder, Order> sampler(c.n, WorldSize{world}, Rank{0}, c.options);
+      const std::size_t whole = sampler.size();
+      sampler.resume(state);
+      BOOST_TEST(draws(sampler).empty());
+      BOOST_TEST(draws(sampler).size() == whole);
+    }
+  }
+};
+
+template <class Order>
+void check_broken_epochs() {
+  std::mt19937_64 random(11);
+  for (const Case& c : random_cases()) {
+    BOOST_TEST_CONTEXT("n = " << c.n << ", first world = " << c.world) {
+      const BrokenEpoch<Exact, Order> exact(c, random);
+      BOOST_TEST(exact.drawn.size() == c.n);
+      BOOST_TEST(exact.repeats == 0u);
+      const BrokenEpoch<Masked, Order> masked(c, random);
+      BOOST_TEST(masked.drawn.size() == c.n);
+      BOOST_TEST(masked.weighed == c.n);
+      BOOST_TEST(masked.repeats <= masked.most_rest);
+      const BrokenEpoch<Padding, Order> padded(c, random);
+      BOOST_TEST(padded.drawn.size() == c.n);
+      BOOST_TEST(padded.repeats <= padded.most_rest);
+      const BrokenEpoch<DropLast, Order> dropped(c, random);
+      BOOST_TEST(dropped.repeats == 0u);
+      BOOST_TEST(c.n - dropped.drawn.size() <= dropped.most_rest);
+    }
+  }
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(another_number_of_ranks_loses_and_repeats_nothing) {
+  check_broken_epochs<TorchShuffle>();
+  check_broken_epochs<KeyedShuffle>();
+  check_broken_epochs<InOrder>();
+}
+
+BOOST_AUTO_TEST_CASE(a_world_that_comes_back_draws_what_it_would_have_drawn) {
+  // Two draws of four ranks and one of two are two and a half rounds of four.
+  DistributedSampler<Exact> four(50, WorldSize{4}, Rank{1});
+  DistributedSampler<Exact> two(50, WorldSize{2}, Rank{1});
+  const auto whole = draws(four);
+  four.start();
+  four.advance(2);
+  two.resume(four.state());
+  BOOST_TEST(two.size() == 21u);
+  two.start();
+  two.advance(2);
+  four.resume(two.state());
+  BOOST_TEST(four.state().first == 12u);
+  BOOST_TEST(draws(four) == std::vector<std::size_t>(whole.begin() + 3, whole.end()));
+  two.resume(four.state());
+  two.set_epoch(Epoch{1});
+  BOOST_TEST(two.size() == 25u);
 }
 
 BOOST_AUTO_TEST_CASE(a_torch_shuffle_of_more_than_32_bits_is_refused) {

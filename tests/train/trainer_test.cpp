@@ -591,7 +591,7 @@ BOOST_AUTO_TEST_CASE(a_resumed_job_goes_on_in_mid_epoch) {
   using Job = Trainer<Line>;
   run<Job>(2, [](Job& job) {
     const auto data = points_of_line(24);
-    detail::SamplerState position;
+    SamplerState position;
     std::size_t steps = 0;
     for (auto epoch : job.epochs(2)) {
       for (const auto& batch : epoch.batches(data, 3)) {

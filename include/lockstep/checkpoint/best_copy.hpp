@@ -15,10 +15,6 @@
 
 namespace lockstep::detail {
 
-/// A number that tells checkpoints apart: a hash of the file's header, which has the checksums of
-/// all tensors in it. Nothing where there is no such file, or it has no header.
-std::optional<std::uint64_t> header_digest(const std::string& path);
-
 /// The score of `folder`'s best copy under this name, if it is known.
 std::optional<double> read_best_score(const std::string& folder, std::string_view name);
 

@@ -3,7 +3,6 @@
 /// @file Definitions of `best_copy.hpp`.
 
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,44 +13,31 @@
 
 #include "lockstep/checkpoint/best_copy.hpp"
 #include "lockstep/checkpoint/folder_names.hpp"
+#include "lockstep/checkpoint/safetensors_file.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/hash.hpp"
 #include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/random.hpp"
 
 namespace lockstep::detail {
 
+/// A number that tells checkpoints apart: the checksum of the header, which holds those of all
+/// tensors. Nothing where there is no such file, or lockstep did not write it.
 LOCKSTEP_INLINE std::optional<std::uint64_t> header_digest(const std::string& path) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  unsigned char length[8];
-  if (!file || ::pread(file.get(), length, sizeof length, 0) != sizeof length) return std::nullopt;
-  std::uint64_t bytes = 0;
-  for (int i = 7; i >= 0; --i) bytes = bytes << 8 | length[i];
-  struct stat status{};
-  if (::fstat(file.get(), &status) != 0) return std::nullopt;
-  if (bytes > 100'000'000 || bytes + 8 > static_cast<std::uint64_t>(status.st_size)) {
+  try {
+    return SafetensorsFile(path).digest();
+  } catch (const Error&) {
     return std::nullopt;
   }
-  std::string header(bytes, '\0');
-  for (std::size_t done = 0; done < header.size();) {
-    const ssize_t n = ::pread(file.get(), header.data() + done, header.size() - done,
-                              static_cast<off_t>(8 + done));
-    if (n < 0 && errno == EINTR) continue;
-    if (n <= 0) return std::nullopt;
-    done += static_cast<std::size_t>(n);
-  }
-  return hash_of(header);
 }
 
 /// A line of `best.score`: which checkpoint, its score, and the score's name.
 LOCKSTEP_INLINE std::string best_score_line(std::uint64_t digest, double score,
                                             std::string_view name) {
-  char hex[17] = {};
-  for (int i = 0; i < 16; ++i) hex[i] = "0123456789abcdef"[digest >> (60 - 4 * i) & 15];
   char number[32];
   const auto end = std::to_chars(number, number + sizeof number, score).ptr;
-  return text({hex, " ", std::string_view(number, static_cast<std::size_t>(end - number)), " ",
-               name, "\n"});
+  return text({checksum_text(digest), " ",
+               std::string_view(number, static_cast<std::size_t>(end - number)), " ", name, "\n"});
 }
 
 LOCKSTEP_INLINE std::string best_score_path(const std::string& folder) {
@@ -85,13 +71,13 @@ LOCKSTEP_INLINE std::optional<double> read_best_score(const std::string& folder,
 }
 
 /// A file that is removed unless it has been renamed.
-class TemporaryFile {
+class ReplacementFile {
  public:
-  explicit TemporaryFile(const std::string& target)
-      : target_(target), path_(text({target, ".tmp-", random_id().substr(0, 16)})) {}
-  ~TemporaryFile() { ::unlink(path_.c_str()); }  // where rename found one file twice, it stays
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  explicit ReplacementFile(const std::string& target)
+      : target_(target), path_(text({target, temporary_infix, random_token()})) {}
+  ~ReplacementFile() { ::unlink(path_.c_str()); }  // where rename found one file twice, it stays
+  ReplacementFile(const ReplacementFile&) = delete;
+  ReplacementFile& operator=(const ReplacementFile&) = delete;
 
   const std::string& path() const { return path_; }
 
@@ -115,7 +101,7 @@ class TemporaryFile {
 };
 
 /// Copies a file, for file systems without hard links.
-LOCKSTEP_INLINE void copy_file(const std::string& from, const TemporaryFile& to) {
+LOCKSTEP_INLINE void copy_file(const std::string& from, const ReplacementFile& to) {
   const Descriptor source(::open(from.c_str(), O_RDONLY | O_CLOEXEC));
   if (!source) fail_best_copy(from, errno);
   const Descriptor target = to.create();
@@ -144,13 +130,13 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& folder, const std::str
   const auto score_before = read_best_score(folder, name);
   if (score_before) lines += best_score_line(*digest_before, *score_before, name);
   {
-    const TemporaryFile scores(best_score_path(folder));
+    const ReplacementFile scores(best_score_path(folder));
     const Descriptor file = scores.create();
     if (!write_all(file.get(), lines)) fail_best_copy(scores.path(), errno);
     if (::fsync(file.get()) != 0) fail_best_copy(scores.path(), errno);
     scores.commit(folder);
   }
-  const TemporaryFile copy(best);
+  const ReplacementFile copy(best);
   if (::link(checkpoint.c_str(), copy.path().c_str()) != 0) {
     if (errno == ENOENT) fail_best_copy(checkpoint, errno);
     copy_file(checkpoint, copy);

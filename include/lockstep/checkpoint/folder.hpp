@@ -20,14 +20,6 @@
 
 namespace lockstep::detail {
 
-/// How a folder looks into checkpoints.
-struct CheckpointLook {
-  /// Throws an `Error` unless every byte of the checkpoint is as it was written.
-  void (*verify)(const std::string& path);
-  /// The names of its shards, without their folder.
-  std::vector<std::string> (*shards)(const std::string& path);
-};
-
 /// A job's folder, while the job has it: rank 0 makes one, which holds the folder's lock. Threads
 /// may share it.
 ///
@@ -37,8 +29,8 @@ class CheckpointFolder {
  public:
   /// Makes the folder where there is none, locks it, and removes what jobs that died left half
   /// written: temporaries, and shards that no checkpoint names.
-  CheckpointFolder(CheckpointOptions options, CheckpointLook look,
-                   std::chrono::milliseconds patience = std::chrono::seconds(3));
+  explicit CheckpointFolder(CheckpointOptions options,
+                            std::chrono::milliseconds patience = std::chrono::seconds(3));
 
   const std::string& path() const { return options_.folder; }
   std::string path_of(std::uint64_t step) const;
@@ -90,7 +82,6 @@ class CheckpointFolder {
   bool remove_file(const std::string& name);
 
   CheckpointOptions options_;
-  CheckpointLook look_;
   bool is_new_;
   FolderLock lock_;
   mutable std::mutex mutex_;

@@ -12,6 +12,7 @@
 
 #include "lockstep/checkpoint/best_copy.hpp"
 #include "lockstep/checkpoint/folder.hpp"
+#include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/error.hpp"
 
 namespace lockstep::detail {
@@ -23,14 +24,31 @@ LOCKSTEP_INLINE CheckpointOptions with_plain_folder(CheckpointOptions options) {
   return options;
 }
 
+/// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
+LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
+  const CheckpointReader reader(path);
+  if (!reader.is_lockstep()) {
+    fail("checkpoints", {"'", path, "' was not written by lockstep"},
+         "load its parameters with load_parameters");
+  }
+  reader.verify();
+}
+
+/// The names of a checkpoint's shards, whether or not they are there.
+LOCKSTEP_INLINE std::vector<std::string> shard_names(const std::string& path) {
+  const SafetensorsFile main(path);
+  std::vector<std::string> names;
+  for (ShardFile& shard : shards_in(main.facts())) names.push_back(std::move(shard.name));
+  return names;
+}
+
 LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string_view name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options, CheckpointLook look,
+LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
     : options_(with_plain_folder(std::move(options))),
-      look_(look),
       is_new_(make_checkpoint_folder(options_.folder)),
       lock_(options_.folder, patience) {
   clean_up();
@@ -49,7 +67,7 @@ LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::newest_valid(
     FunctionRef<void(const std::string&, const std::string&)> skipped) {
   const std::lock_guard lock(mutex_);
   auto found = newest_valid_checkpoint(
-      path(), look_.verify, [&](const FoundCheckpoint& candidate, const std::string& why) {
+      path(), verify_checkpoint, [&](const FoundCheckpoint& candidate, const std::string& why) {
         if (candidate.step) note(*candidate.step, Standing::invalid);
         skipped(candidate.path, why);
       });
@@ -124,7 +142,7 @@ LOCKSTEP_INLINE std::optional<std::vector<std::string>> CheckpointFolder::best_s
   const std::string best = best_path();
   if (::access(best.c_str(), F_OK) != 0) return std::vector<std::string>();
   try {
-    return look_.shards(best);
+    return shard_names(best);
   } catch (const Error&) {
     return std::nullopt;
   }
@@ -139,7 +157,7 @@ LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
     const bool is_best = name == best_checkpoint_name;
     if (!is_best && !checkpoint_step(name)) continue;
     try {
-      const std::vector<std::string> shards = look_.shards(text({path(), "/", name}));
+      const std::vector<std::string> shards = shard_names(text({path(), "/", name}));
       needed.insert(needed.end(), shards.begin(), shards.end());
     } catch (const Error&) {
       unreadable.push_back(name);

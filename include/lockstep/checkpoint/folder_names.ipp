@@ -15,6 +15,7 @@
 #include <utility>
 
 #include "lockstep/checkpoint/folder_names.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/descriptor.hpp"
 
@@ -67,7 +68,7 @@ LOCKSTEP_INLINE std::string_view shard_stem(std::string_view name) {
 }
 
 LOCKSTEP_INLINE bool is_temporary_name(std::string_view name) {
-  const std::size_t mark = name.rfind(".tmp-");
+  const std::size_t mark = name.rfind(temporary_infix);
   if (mark == std::string_view::npos) return false;
   const std::string_view file = name.substr(0, mark);
   return file.ends_with(checkpoint_suffix) || file == "best.score";

@@ -27,15 +27,17 @@ namespace detail {
   fail("launch", {name, " is '", value, "'"}, advice);
 }
 
-/// A number above 0, in digits only.
+/// The value of an option, `text`, is a number above 0 and the letter `unit`, if that is one.
 template <class Number>
-Number parse_positive(std::string_view name, std::string_view text, std::string_view advice) {
+Number parse_positive(std::string_view name, std::string_view text, std::string_view advice,
+                      char unit = '\0') {
   Number number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  const char* const last = text.data() + text.size() - (unit == '\0' ? 0 : 1);
+  const auto [end, error] = std::from_chars(text.data(), last, number);
   if (error == std::errc::result_out_of_range) {
     fail_checkpoint_flag(name, text, "this is more than can be counted; give a smaller number");
   }
-  if (error != std::errc{} || end != text.data() + text.size() || !(number > 0)) {
+  if (error != std::errc{} || end != last || !(number > 0)) {
     fail_checkpoint_flag(name, text, advice);
   }
   return number;
@@ -49,7 +51,7 @@ LOCKSTEP_INLINE CheckpointFlags::Every parse_checkpoint_interval(std::string_vie
   constexpr std::pair<char, double> units[] = {{'s', 1}, {'m', 60}, {'h', 3600}, {'d', 86400}};
   for (const auto& [letter, seconds] : units) {
     if (text.back() != letter) continue;
-    const double count = parse_positive<double>(name, text.substr(0, text.size() - 1), advice);
+    const double count = parse_positive<double>(name, text, advice, letter);
     // Beyond a thousand years the clock's arithmetic would overflow, and `inf` is a number too.
     if (!(count * seconds < 3.2e10)) {
       fail_checkpoint_flag(name, text, "no run is as long as that; give a shorter time");

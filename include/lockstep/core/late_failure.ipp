@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdio>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
@@ -27,16 +28,16 @@ LOCKSTEP_INLINE ToldFailures& told_failures() {
 
 /// Prints a failure in one piece, with its rank.
 LOCKSTEP_INLINE void print_late_failure(const LateFailure& failure) {
+  const std::string whose = failure.rank ? text({"rank ", *failure.rank, ": "}) : std::string();
   std::string line;
   try {
     std::rethrow_exception(failure.thrown);
   } catch (const Error& error) {
     line = error.rank() || !failure.rank ? error.what() : error.on(*failure.rank).what();
   } catch (const std::exception& error) {
-    line = failure.rank ? text({"lockstep: rank ", *failure.rank, ": ", error.what()})
-                        : text({"lockstep: ", error.what()});
+    line = text({"lockstep: ", whose, error.what()});
   } catch (...) {
-    line = "lockstep: an exception that is no std::exception";
+    line = text({"lockstep: ", whose, "an exception that is no std::exception"});
   }
   std::fputs(text({line, "\n"}).c_str(), stderr);
 }

@@ -43,6 +43,7 @@ class RandomStream {
     return detail::mix_bits(seed_ + ++position_ * detail::golden_step);
   }
 
+  constexpr Seed seed() const { return Seed{seed_}; }
   /// How many numbers were drawn.
   constexpr std::uint64_t position() const { return position_; }
   constexpr void discard(std::uint64_t count) { position_ += count; }

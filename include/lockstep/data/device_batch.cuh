@@ -83,7 +83,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     }
 
     Staging& staging = *stagings_[turn_ ^= 1];
-    check_cuda(cudaEventSynchronize(staging.copied.get()), "cudaEventSynchronize");
+    staging.copied.synchronize();
     std::byte* const host = staging.memory.data();
     copy(host, batch.inputs, first * batch.width, count * batch.width);
     copy(host + inputs, batch.labels, first, count);

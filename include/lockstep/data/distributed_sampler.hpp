@@ -27,7 +27,8 @@ struct SamplerOptions {
 /// PyTorch's DistributedSampler, index for index with `Padding` and `DropLast` under
 /// `TorchShuffle`.
 ///
-/// Iterating begins at the epoch's first draw; after `resume` it goes on where the state was taken.
+/// Iterating begins at the epoch's first draw; after `resume` it goes on where the state was taken,
+/// by as many ranks or by others.
 /// Call `set_epoch` before every epoch, or every epoch has the same order.
 template <class Remainder = Padding, class Order = TorchShuffle>
 class DistributedSampler {
@@ -48,7 +49,8 @@ class DistributedSampler {
   Rank rank() const { return share_.rank(); }
   Epoch epoch() const { return epoch_; }
 
-  /// How many samples this rank draws in an epoch.
+  /// How many samples this rank draws in an epoch; where another world has begun it, in what was
+  /// left then.
   std::size_t size() const { return share_.size(); }
 
   /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation, and
@@ -70,33 +72,51 @@ class DistributedSampler {
     position_ = 0;
     resumed_ = false;
     prepared_ = false;
+    share_from(0);
   }
 
-  /// How many draws of the epoch are over.
+  /// How many draws are over, of those that `size` counts.
   std::size_t position() const { return position_; }
 
   /// Goes back to the first draw of the epoch, except once after `resume`.
   void start() {
-    if (!resumed_) position_ = 0;
+    if (!resumed_) {
+      position_ = 0;
+      share_from(0);
+    }
     resumed_ = false;
   }
 
   /// Counts draws as over.
   void advance(std::size_t draws) { position_ += draws; }
 
-  detail::SamplerState state() const {
-    return {share_.samples(), share_.world(), options_.seed, rule(), epoch_, position_};
+  SamplerState state() const {
+    return {share_.samples(), share_.world(), options_.seed, rule(),
+            epoch_,           share_.first(), position_};
   }
 
-  /// Goes on where `state` was taken, on any rank of an equal job.
-  void resume(const detail::SamplerState& state) {
+  /// Goes on where `state` was taken, on any rank of a job with the same data. Where the number of
+  /// ranks is another one, they share the places of the epoch's order that are not over: no sample
+  /// is lost or drawn twice, except for the remainder of what is left, by its policy.
+  void resume(SamplerState state) {
     detail::require_same_draws(this->state(), state);
-    if (state.position > share_.longest())
+    if (state.first > samples() || state.world.value() == 0)
+      detail::fail("DistributedSampler",
+                   {"the saved state has place ", state.first, " of ", samples(), " in a world of ",
+                    state.world.value()},
+                   "resume from a state that state() gave");
+    const detail::Share<Remainder> before(samples(), state.world, Rank{0}, state.first);
+    if (state.position > before.longest())
       detail::fail(
           "DistributedSampler",
-          {"the saved state is at draw ", state.position, " of an epoch of ", share_.longest()},
+          {"the saved state is at draw ", state.position, " of an epoch of ", before.longest()},
           "resume from a state that state() gave");
+    if (state.world != world()) {
+      state.first = before.over(state.position);
+      state.position = 0;
+    }
     set_epoch(state.epoch);
+    share_from(state.first);
     position_ = std::min(state.position, size());  // under Exact, ranks may differ by one
     resumed_ = true;
   }
@@ -131,6 +151,12 @@ class DistributedSampler {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  void share_from(std::size_t first) {
+    if (first == share_.first()) return;
+    share_ = detail::Share<Remainder>(samples(), world(), rank(), first);
+    prepared_ = false;
+  }
+
   void prepare() const {
     order_.prepare(share_, options_.seed, epoch_);
     prepared_ = true;

@@ -79,7 +79,7 @@ class DataLoader {
   DataLoader(const Source&&, Sampler&,
              LoaderOptions) = delete;  // it would be gone by the first batch
 
-  /// How many batches an epoch has.
+  /// How many batches an epoch has; where another world has begun it, what was left then.
   std::size_t size() const { return batches(sampler_.size()); }
 
   /// How long the loop has waited for batches, where the options say `timed`: all of loading where
@@ -87,8 +87,8 @@ class DataLoader {
   std::chrono::duration<double> waited() const { return waits_.total(); }
 
   /// The position of the next batch that the loop gets; batches loaded ahead do not count.
-  detail::SamplerState state() const { return sampler_.state(); }
-  void resume(const detail::SamplerState& state) { sampler_.resume(state); }
+  SamplerState state() const { return sampler_.state(); }
+  void resume(const SamplerState& state) { sampler_.resume(state); }
 
   class Iterator {
    public:

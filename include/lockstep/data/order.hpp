@@ -55,7 +55,7 @@ class EpochOrder<TorchShuffle> {
                    "use KeyedShuffle, which needs no memory, from 2^32 samples on");
     IndexList permutation(share.samples());
     torch_permutation(std::span(permutation), seed.value() + epoch.value());
-    if (share.world() == WorldSize{1}) {
+    if (share.world() == WorldSize{1} && share.first() == 0) {
       drawn_ = std::move(permutation);
       return;
     }

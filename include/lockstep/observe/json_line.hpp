@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/json_string.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 
@@ -24,9 +25,6 @@ std::string json_number(float value);
 std::string json_number(double value);
 std::string json_number(long double value);
 
-/// Appends `text` in quotation marks. Bytes that are no UTF-8, as paths may have them, become
-/// U+FFFD: a reader would reject the whole line for them.
-void append_json_string(std::string& out, std::string_view text);
 }  // namespace detail
 
 /// `JsonLine().add("epoch", 3).add("loss", 0.25).text()` is `{"epoch":3,"loss":0.25}`. Members stay

@@ -35,19 +35,35 @@ class BasicProgressDisplay {
   /// `epoch` counts from 1; `epochs` and `batches` are 0 where they are not known.
   void begin_epoch(std::uint64_t epoch, std::uint64_t epochs, std::uint64_t batches);
 
-  /// To be called after every step, with its number of samples on all ranks.
-  void step(std::uint64_t samples) {
+  /// The epoch that has just begun goes on where `so_far` was taken.
+  void go_on(const EpochSummary& so_far);
+
+  /// To be called after every step, with its number of samples on all ranks. Returns whether the
+  /// display has looked at its clock, which it does at every step after `look_at_every_step`.
+  bool step(std::uint64_t samples) {
     ++now_.steps;
     now_.samples += samples;
-    if (--until_look_ == 0) [[unlikely]]
-      look();
+    if (--until_look_ != 0) [[likely]]
+      return false;
+    look();
+    return true;
   }
   /// To be called after every step, with the samples' mean loss too.
-  void step(std::uint64_t samples, double loss) {
+  bool step(std::uint64_t samples, double loss) {
     loss_sum_ += loss * static_cast<double>(samples);
     loss_samples_ += samples;
-    step(samples);
+    return step(samples);
   }
+
+  /// For a caller that has work of its own after each step: it needs no test of its own in runs
+  /// that have none.
+  void look_at_every_step() {
+    looks_often_ = true;
+    until_look_ = 1;
+  }
+
+  /// The steps of the epoch so far.
+  std::uint64_t steps() const { return now_.steps; }
 
   /// The epoch so far.
   EpochSummary summary() const { return summary_at(Clock::now()); }
@@ -94,6 +110,7 @@ class BasicProgressDisplay {
   std::uint64_t loss_samples_ = 0;
   unsigned steps_per_look_ = 1;
   unsigned until_look_ = 1;
+  bool looks_often_ = false;
   bool drawn_ = false;
   std::size_t waiting_ = 0;  // bytes of this display in stdio's buffer, behind the bar
   Time created_ = Clock::now();

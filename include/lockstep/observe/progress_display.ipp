@@ -28,6 +28,17 @@ void BasicProgressDisplay<Clock>::begin_epoch(std::uint64_t epoch, std::uint64_t
 }
 
 template <class Clock>
+void BasicProgressDisplay<Clock>::go_on(const EpochSummary& so_far) {
+  now_.steps = so_far.steps;
+  now_.samples = so_far.samples;
+  begin_ -= std::chrono::duration_cast<typename Clock::duration>(
+      std::chrono::duration<double>(so_far.seconds));
+  if (!so_far.loss) return;
+  loss_samples_ = so_far.samples;
+  loss_sum_ = *so_far.loss * static_cast<double>(so_far.samples);
+}
+
+template <class Clock>
 EpochSummary BasicProgressDisplay<Clock>::end_epoch() {
   EpochSummary all = summary();
   end_epoch(all);
@@ -58,7 +69,7 @@ template <class Clock>
 void BasicProgressDisplay<Clock>::look() {
   const Time time = Clock::now();
   const bool brief = time - looked_ < std::chrono::milliseconds(10);
-  steps_per_look_ = brief ? std::min(2 * steps_per_look_, 16u) : 1;
+  steps_per_look_ = brief && !looks_often_ ? std::min(2 * steps_per_look_, 16u) : 1;
   until_look_ = steps_per_look_;
   looked_ = time;
   const std::chrono::milliseconds pause(terminal_.is_terminal ? 100 : 10'000);

@@ -7,8 +7,10 @@
 #include <string>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/optim/named_numbers.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
+#include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/optim/schedule.hpp"
 
 namespace lockstep::detail {
@@ -38,6 +40,38 @@ class UpdateClock {
   /// The curve goes on from this point: its next update is number `step` of the curve, from 0.
   void begin_schedule(std::uint64_t step) { ahead_ = step - steps_; }
 
+  /// Adds its part to a job's progress.
+  void tell_progress(ReplicaProgress& progress) const {
+    progress.updates = steps_;
+    progress.epoch = epoch_;
+    progress.knows_epoch = knows_epoch_;
+    progress.curve_ahead = ahead_;
+    list_numbers("optimizer/", options_.common, progress.numbers);
+    if constexpr (Groups::count > 1) {
+      progress.numbers.push_back({count_of_groups, std::uint64_t{Groups::count}});
+      for (std::size_t set = 1; set != Groups::count; ++set) {
+        if (const auto& own = options_.own[set - 1])
+          list_numbers(prefix_of(set), *own, progress.numbers);
+      }
+    }
+    list_numbers("schedule/", schedule_, progress.numbers);
+  }
+  /// Goes on from there. Numbers that it does not name stay as they are.
+  void take_progress(const ReplicaProgress& progress) {
+    steps_ = progress.updates;
+    epoch_ = progress.epoch;
+    knows_epoch_ = progress.knows_epoch;
+    ahead_ = progress.curve_ahead;
+    set_numbers("optimizer/", options_.common, progress.numbers);
+    if constexpr (Groups::count > 1) {
+      // A set that followed group 0 follows it again, unless the groups were other ones.
+      if (has_these_groups(progress)) {
+        for (std::size_t set = 1; set != Groups::count; ++set) take_set(set, progress);
+      }
+    }
+    set_numbers("schedule/", schedule_, progress.numbers);
+  }
+
   /// The learning rate of the next update.
   double learning_rate() const { return options_.common.lr * factor(); }
 
@@ -64,6 +98,24 @@ class UpdateClock {
                 "it counts epochs, and none has begun: this loop is not one of job.epochs()",
                 "call set_epoch(number) on the wrapper as each epoch begins, or let the schedule "
                 "count updates: schedule().updates = 1000");
+  }
+
+  static constexpr const char* count_of_groups = "optimizer/groups";
+  static std::string prefix_of(std::size_t set) { return "optimizer/" + std::to_string(set) + "/"; }
+  static bool has_these_groups(const ReplicaProgress& progress) {
+    for (const NamedNumber& number : progress.numbers) {
+      if (number.name == count_of_groups) return number_as<std::uint64_t>(number) == Groups::count;
+    }
+    return false;
+  }
+  void take_set(std::size_t set, const ReplicaProgress& progress) {
+    const std::string prefix = prefix_of(set);
+    auto& own = options_.own[set - 1];
+    own.reset();
+    for (const NamedNumber& number : progress.numbers) {
+      if (!own && number.name.starts_with(prefix)) own = options_.of(set);
+    }
+    if (own) set_numbers(prefix, *own, progress.numbers);
   }
 
   double factor() const { return Curve::factor(schedule_, {steps_ + ahead_, epoch_}); }

@@ -14,7 +14,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/host_staging.cuh"
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/device/lazy_pages.hpp"
 #include "lockstep/model/tensor.hpp"
@@ -31,7 +31,7 @@ namespace lockstep::detail {
 template <class Declared, class Used, class Types, class Model, TensorRole Role>
 class ArenaCopy {
  public:
-  static constexpr std::size_t window = 4_MiB;
+  static constexpr std::size_t window = HostStaging::window;
   /// Tensors that take less than this stay open until `flush`: nobody gains by their memory.
   static constexpr std::size_t kept_bytes = 64_KiB;
 
@@ -110,13 +110,8 @@ class ArenaCopy {
   /// Device memory's elements on the host.
   template <class To, class From>
   void receive(To* to, const From* from, std::size_t count) {
-    if constexpr (std::is_same_v<To, From>) {
-      copy_now(to, from, count * sizeof(To));
-    } else {
-      From* const piece = staging<From>();
-      copy_now(piece, from, count * sizeof(From));
-      convert(to, piece, count);
-    }
+    staging_.receive(reinterpret_cast<std::byte*>(to), element_kind<To>(),
+                     reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
   }
 
   /// The host's elements in the used tensor, and in its master.
@@ -127,20 +122,8 @@ class ArenaCopy {
   }
   template <class To, class From>
   void send_to(To* to, const From* from, std::size_t count) {
-    if constexpr (std::is_same_v<To, From>) {
-      copy_now(to, from, count * sizeof(To));
-    } else {
-      To* const piece = staging<To>();
-      convert(piece, from, count);
-      copy_now(to, piece, count * sizeof(To));
-    }
-  }
-
-  template <class To, class From>
-  static void convert(To* to, const From* from, std::size_t count) {
-    for (std::size_t i = 0; i != count; ++i)
-      to[i] =
-          static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
+    staging_.send(reinterpret_cast<std::byte*>(to), element_kind<To>(),
+                  reinterpret_cast<const std::byte*>(from), element_kind<From>(), count);
   }
 
   /// Calls `f(first, count)` for pieces of a tensor that fit the window in every type.
@@ -149,12 +132,6 @@ class ArenaCopy {
     constexpr std::size_t most = window / std::max({sizeof(D), sizeof(U), sizeof(float)});
     const std::size_t all = info(tensor).count();
     for (std::size_t first = 0; first < all; first += most) f(first, std::min(most, all - first));
-  }
-
-  template <class T>
-  T* staging() {
-    if (staging_.bytes() == 0) staging_ = HostArena(window);
-    return reinterpret_cast<T*>(staging_.data());
   }
 
   const TensorInfo& info(std::size_t tensor) const { return declared_layout_.infos()[tensor]; }
@@ -189,8 +166,8 @@ class ArenaCopy {
   std::byte* masters_;
   LazyPages pages_;
   std::vector<State> states_;
-  HostArena staging_{0};  // of values on their way, in a GPU's type
-  HostArena piece_{0};    // of a tensor that is filled
+  HostStaging staging_;
+  HostArena piece_{0};  // of a tensor that is filled
 };
 
 /// A copy as the values that a model initializes (see `ArenaValues`).

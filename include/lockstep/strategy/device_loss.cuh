@@ -91,6 +91,12 @@ class DeviceLossMeter {
     copy_now(&totals, totals_.data(), sizeof totals);
     return totals;
   }
+  /// Goes on from the totals of another meter. **Host** blocks.
+  void set_totals(const LossTotals& totals) {
+    const OnGpu current(comm_->gpu().index());
+    comm_->synchronize();
+    copy_now(totals_.data(), &totals, sizeof totals);
+  }
 
  private:
   Comm* comm_;

@@ -17,6 +17,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/dp_kept.hpp"
 #include "lockstep/strategy/dp_options.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
 #include "lockstep/strategy/model_source.hpp"
@@ -37,7 +38,8 @@ namespace detail {
 ///
 /// Members may be called by any thread, one at a time; the calling thread runs replica 0.
 template <class Model, class Policies, class Meeting>
-class BasicDp {
+class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
+  friend class DpKept<BasicDp>;
   using traits = ReplicaTraits<Model, Policies>;
   using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
   using Sync = detail::Sync;

@@ -17,12 +17,12 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
@@ -39,6 +39,7 @@ namespace lockstep::detail {
 template <class Traits, class Comm>
 class GpuUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
+  using Clock = typename GpuUpdater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
@@ -74,6 +75,13 @@ class GpuUpdater
   {
     return masters_;
   }
+  /// Those of one parameter.
+  std::span<float> master(std::size_t parameter) const
+    requires(Traits::keeps_masters)
+  {
+    return {reinterpret_cast<float*>(masters_at(layout_.plan().placements[parameter].offset)),
+            layout_.infos()[parameter].count()};
+  }
 
   /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
   /// ranks by `factor`: stores its numbers on the GPU. **Stream** before the members below.
@@ -103,12 +111,7 @@ class GpuUpdater
   }
 
   /// How many updates were left out because of `Anomaly<Skip>`. **Host** blocks.
-  std::uint64_t skipped() const {
-    comm_.synchronize();
-    StepState state;
-    copy_now(&state, state_, sizeof state);
-    return state.skips;
-  }
+  std::uint64_t skipped() const { return step_state().skips; }
 
   /// **Host** enqueues, and waits for usage where unused parameters are skipped. **Stream** after
   /// backward.
@@ -135,25 +138,43 @@ class GpuUpdater
     reduce_and_update(gradients);
   }
 
-  /// Calls `f(parameter, state, values)` for every state, and for the weights of higher precision
-  /// under the name "master".
+  /// Calls `f(parameter, state, values, 0)` for every state: the parameter's number, the state's
+  /// name, its values.
   template <class F>
-  void for_each_state(F& f) const {
+  void for_each_state(const F& f) const {
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (!layout_.plan().is_trained(p)) continue;
-      const Placement& placement = layout_.plan().placements[p];
       Traits::with_element(layout_.infos()[p].element, [&]<class T>(std::type_identity<T>) {
-        const auto values = [&](std::byte* data) {
-          return make_view<DeviceMemory, true, element_kind<Accumulator<T>>(), dynamic>(
-              data, Extents<dynamic>{placement.bytes / sizeof(T)});
-        };
-        if constexpr (Traits::keeps_masters)
-          hand_out_state(f, layout_.name(p), "master", values(masters_at(placement.offset)), 0);
-        for (std::size_t k = 0; k != Rule::states; ++k)
-          hand_out_state(f, layout_.name(p), state_name<Rule>(k),
-                         values(states_at(placement.offset)[k]), 0);
+        using A = Accumulator<T>;
+        const auto states = states_at(layout_.plan().placements[p].offset);
+        for (std::size_t k = 0; k != Rule::states; ++k) {
+          f(p, state_name<Rule>(k),
+            std::span<A>(reinterpret_cast<A*>(states[k]), layout_.infos()[p].count()),
+            std::size_t{0});
+        }
       });
     }
+  }
+  /// Where unused parameters are skipped: how many updates each parameter had.
+  std::span<std::uint64_t> update_counts() { return updates_; }
+
+  /// **Host** blocks.
+  void tell_progress(ReplicaProgress& progress) const {
+    Clock::tell_progress(progress);
+    const StepState state = step_state();
+    progress.skipped = state.skips;
+    progress.counted = decides ? state.updates : this->steps();
+    if constexpr (Traits::scales_loss) progress.loss_scale = state.loss_scale;
+  }
+  /// **Host** blocks.
+  void take_progress(const ReplicaProgress& progress) {
+    Clock::take_progress(progress);
+    StepState state = step_state();
+    state.updates = progress.counted;
+    state.skips = progress.skipped;
+    if (progress.loss_scale) state.loss_scale = *progress.loss_scale;
+    copy_now(state_, &state, sizeof state);
+    for (std::uint64_t& count : updates_) count = progress.counted;
   }
 
  private:
@@ -186,6 +207,14 @@ class GpuUpdater
   }
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
+
+  /// **Host** blocks until all steps are done.
+  StepState step_state() const {
+    comm_.synchronize();
+    StepState state;
+    copy_now(&state, state_, sizeof state);
+    return state;
+  }
 
   /// Set by a kernel, and read without waiting for it.
   const volatile std::uint32_t* seen() const {

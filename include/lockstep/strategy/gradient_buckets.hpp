@@ -27,6 +27,9 @@
 
 namespace lockstep::detail {
 
+/// Are gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
+enum class Sync : std::uint8_t { no, yes };
+
 /// How a backward pass treats its gradients.
 struct BackwardPass {
   bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
@@ -199,6 +202,23 @@ class GradientBuckets {
   void forget_usage() {
     if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
   }
+
+  /// A job goes on from another one: the arena is zero, no parameter has been used, and all
+  /// gradients count as there, as after a backward pass.
+  void begin_anew() {
+    execution_.zero(arena_, layout_.plan().bytes);
+    forget_usage();
+    readiness_.reset();
+    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+      if (layout_.plan().is_trained(p)) readiness_.mark(p);
+    }
+  }
+  /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
+  bool is_used([[maybe_unused]] std::size_t parameter) const {
+    if constexpr (Traits::skips_unused) return used_[parameter] != 0;
+    return true;
+  }
+  void note_used(std::size_t parameter) { used_[parameter] = 1; }
 
   /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/core/convert.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
@@ -33,6 +34,8 @@ class LossMeter {
   }
   double latest() const { return latest_; }
   LossTotals totals() const { return totals_; }
+  /// Goes on from the totals of another meter.
+  void set_totals(const LossTotals& totals) { totals_ = totals; }
 
  private:
   double latest_ = 0;
@@ -102,9 +105,7 @@ class DeviceExecution<Cpu, Traits, Comm> {
   }
   template <class To, class From>
   static void cast(std::span<To> to, std::span<From> from) {
-    for (std::size_t i = 0; i != to.size(); ++i)
-      to[i] =
-          static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
+    convert(to.data(), from.data(), to.size());
   }
 
   template <class Write>

@@ -19,80 +19,27 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/view.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/owned_parameters.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
-
-// Two policies say which parameters a rank owns, and so updates: `slice<T>(count)` of the elements
-// of every run. `reduce` hands the averages of a slice to `consume(at, averages)`, piece by piece;
-// `add_others` completes a sum over slices; `publish` makes new parameters known to all ranks.
-
-/// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
-/// lands.
-template <class Traits, class Comm>
-struct OwnsAll {
-  constexpr explicit OwnsAll(Comm&) {}
-
-  template <class T>
-  static constexpr std::pair<std::size_t, std::size_t> slice(std::size_t count) {
-    return {0, count};
-  }
-  template <class T, class Gradients, class Consume>
-  static void reduce(Gradients& gradients, const auto& plan, const Run& run,
-                     const Consume& consume) {
-    for (std::size_t b = run.first_bucket; b != run.first_bucket + run.buckets; ++b) {
-      const Bucket& bucket = plan.bucket_table[b];
-      gradients.wait(b);
-      consume((bucket.offset - run.offset) / sizeof(T),
-              std::span<const T>(gradients.template averages<T>(bucket.offset, bucket.bytes)));
-    }
-  }
-  static constexpr void add_others(double&) {}
-  static constexpr void publish() {}
-  static const char* whose() { return Traits::alone ? "" : "as the average over ranks"; }
-};
-
-/// `Sharding<HostShared>`: a rank owns a slice of the parameters, which lie in memory that ranks
-/// share. Its gradients are reduced in the pass that consumes them.
-template <class Traits, class Comm>
-struct OwnsSlice {
-  Comm& comm;
-
-  template <class T>
-  std::pair<std::size_t, std::size_t> slice(std::size_t count) const {
-    return comm.template slice<T>(count);
-  }
-  template <class T, class Gradients, class Consume>
-  void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
-    comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
-                      reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
-                      JobCall::step);
-  }
-  void add_others(double& squares) const {
-    comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step);
-  }
-  void publish() const { comm.barrier(JobCall::step); }
-  static const char* whose() { return "as the average over ranks"; }
-};
 
 /// One optimizer over all parameters. A pass reads gradients once, and reads and writes states and
 /// parameters once; where no norm is needed first, it is the pass that consumes the averages.
 template <class Traits, class Comm, class Owned>
 class HostUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
+  using Clock = typename HostUpdater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
@@ -147,14 +94,14 @@ class HostUpdater
   /// On a host an anomaly is thrown where it is found.
   static constexpr void require_finite() {}
 
-  /// Calls `f(parameter, state, values)` or `f(parameter, state, values, first)` for the states
-  /// that this rank keeps: all, or its slice of every parameter, which begins with element `first`.
+  /// Calls `f(parameter, state, values, first)` for the states that this rank keeps: the
+  /// parameter's number, the state's name, and all its values or, from value `first` on, a slice.
   template <class F>
-  void for_each_state(F& f) const {
+  void for_each_state(const F& f) const {
     for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
       using A = Accumulator<T>;
       const std::size_t stride = align_up(slice.count() * sizeof(A)) / sizeof(A);
-      const A* const states = reinterpret_cast<const A*>(states_.data() + slice.states);
+      A* const states = reinterpret_cast<A*>(states_.data() + slice.states);
       for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
         const Placement& placement = layout_.plan().placements[p];
         if (placement.offset < run.offset || placement.offset >= run.offset + run.bytes) continue;
@@ -163,13 +110,24 @@ class HostUpdater
         const std::size_t end = std::min(slice.end, at + placement.bytes / sizeof(T));
         if (begin >= end) continue;
         for (std::size_t k = 0; k != Rule::states; ++k) {
-          hand_out_state(
-              f, layout_.name(p), state_name<Rule>(k),
-              HostView<const A, dynamic>(states + k * stride + (begin - slice.begin), end - begin),
-              begin - at);
+          f(p, state_name<Rule>(k),
+            std::span<A>(states + k * stride + (begin - slice.begin), end - begin), begin - at);
         }
       }
     });
+  }
+  /// Where unused parameters are skipped: how many updates each parameter had.
+  std::span<std::uint64_t> update_counts() { return updates_; }
+
+  void tell_progress(ReplicaProgress& progress) const {
+    Clock::tell_progress(progress);
+    progress.skipped = skipped_;
+    progress.counted = number();
+  }
+  void take_progress(const ReplicaProgress& progress) {
+    Clock::take_progress(progress);
+    skipped_ = progress.skipped;
+    std::ranges::fill(updates_, progress.counted);
   }
 
  private:

@@ -25,15 +25,12 @@
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
-#include "lockstep/strategy/initial_values.hpp"
+#include "lockstep/strategy/replica_evaluation.hpp"
+#include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/replica_values.hpp"
 
 namespace lockstep {
-
-namespace detail {
-/// Are gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
-enum class Sync : std::uint8_t { no, yes };
-}  // namespace detail
 
 /// The parts of a training step. W ranks, each with a replica and its share of a batch, train like
 /// one process on the whole batch; parameters are the same bits on all ranks after every step.
@@ -44,8 +41,16 @@ enum class Sync : std::uint8_t { no, yes };
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class Replica {
+class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaEvaluation<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
+  // Parts of this class, in headers of their own.
+  friend class detail::ReplicaValues<Replica>;
+  friend class detail::ReplicaEvaluation<Replica>;
+  friend class detail::ReplicaKept<Replica>;
+
  public:
+  using model_type = Model;
   using traits = detail::ReplicaTraits<Model, Policies>;
   using communicator_type = Comm;
   using execution_type = detail::DeviceExecution<typename traits::device, traits, Comm>;
@@ -71,7 +76,7 @@ class Replica {
   /// **Host** blocks.
   explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
       : Replica(comm, layouts_type(model), std::move(model)) {
-    initialize_from_model(seed);
+    this->initialize_from_model(seed);
   }
   /// Leaves out the initial values: parameters are zero until `initialize`.
   Replica(Comm& comm, layouts_type layouts, Model&& model)
@@ -84,7 +89,8 @@ class Replica {
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
-        step_(make_step(gradients_.arena())) {
+        step_(make_step(gradients_.arena())),
+        copies_(comm) {
     built_.leave();
   }
   Replica(const Replica&) = delete;
@@ -121,61 +127,6 @@ class Replica {
   auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
   auto grad(auto key) const { return step_.grad(key); }
-
-  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
-  /// `param` gives; likewise for gradients and buffers. On a GPU, views are of device memory, and
-  /// the host waits for the GPU first.
-  template <class F>
-  void for_each_parameter(F&& f) const {
-    [[maybe_unused]] const auto on = on_device();
-    await_device();
-    step_.for_each_parameter(f);
-  }
-  template <class F>
-  void for_each_gradient(F&& f) const {
-    [[maybe_unused]] const auto on = on_device();
-    await_device();
-    step_.for_each_gradient(f);
-  }
-  template <class F>
-  void for_each_buffer(F&& f) const {
-    [[maybe_unused]] const auto on = on_device();
-    await_device();
-    step_.for_each_buffer(f);
-  }
-  /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
-  /// view of one axis. With `Sharding<HostShared>` a rank keeps its slice alone, and not every
-  /// parameter has elements in it: `f(parameter, state, view, first)` gets the place of the view's
-  /// first element in the parameter.
-  template <class F>
-  void for_each_state(F&& f) const {
-    [[maybe_unused]] const auto on = on_device();
-    await_device();
-    updater_.for_each_state(f);
-  }
-
-  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
-  /// **Ranks** all. **Host** blocks.
-  template <class F>
-  void initialize(F&& f, Seed seed = {}) {
-    [[maybe_unused]] const auto on = on_device();
-    settle_allocations();
-    if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
-    if (comm_.rank() == Rank{0}) write_initial_values(f, seed);
-    if constexpr (traits::shares_parameters) {
-      comm_.barrier();
-    } else {
-      broadcast(parameters_, layouts_.parameters.plan().all_bytes);
-      if constexpr (traits::keeps_masters)
-        broadcast(updater_.masters().data(), updater_.masters().bytes());
-    }
-    synchronize_buffers();
-    await_device();  // who looks at the values next need not know of streams
-  }
-  /// Writes the values that the model gives itself, or the default ones.
-  void initialize_from_model(Seed seed) {
-    initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
-  }
 
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
@@ -333,95 +284,6 @@ class Replica {
     micro_batches_ = micro_batches;
   }
 
-  // Evaluation, with nothing kept for backward and no communication.
-
-  template <class Batch>
-  Loss evaluate(const Batch& placed) {
-    if constexpr (detail::require_forward<Model, evaluation_step, Batch>()) {
-      return with_evaluation_step(
-          [&](auto& step) { return execution_.forward(model_, step, placed); });
-    } else {
-      std::terminate();  // never reached: the missing forward has been reported
-    }
-  }
-  /// The model's own evaluation, or its mean loss over `samples()`.
-  template <class Batch, class Tally, class Samples>
-  void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
-    if constexpr (EvaluationRunning<Model, evaluation_step, Batch, Tally>) {
-      with_evaluation_step([&](auto& step) { model_.evaluate(step, placed, tally); });
-    } else {
-      const auto count = static_cast<double>(samples());
-      tally.add("loss", evaluate(placed) * count, count);
-    }
-  }
-
-  // Outputs of models that declare them.
-
-  /// Does the hand-written `forward` keep the outputs of such a batch?
-  template <class Batch>
-  static constexpr bool keeps_outputs() {
-    if constexpr (declares_outputs && !traits::scatters && traits::takes_loss_of_outputs) {
-      using Memory = typename traits::memory;
-      return detail::PartsRunning<Model, step_type, Batch, detail::OutputRows<Model, Memory, false>,
-                                  detail::OutputRows<Model, Memory, true>>;
-    } else {
-      return false;
-    }
-  }
-
-  /// The model's outputs of a batch of `rows` samples, in evaluation. They are valid until the next
-  /// call. **Host** on a GPU, blocks until they are there.
-  template <class Batch>
-  auto predict(const Batch& placed, std::size_t rows) {
-    static_assert(
-        detail::require_prediction<Model, evaluation_step, Batch,
-                                   detail::OutputRows<Model, typename traits::memory, false>>());
-    make_room(rows);
-    with_evaluation_step(
-        [&](auto& step) { model_.predict(step, placed, outputs_.outputs({0, rows})); });
-    await_device();
-    return outputs_.all_outputs(rows);
-  }
-
-  /// `forward` in two parts: outputs, which are kept, and the loss that is taken of them.
-  template <class Batch>
-  Loss forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
-    if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers();
-    }
-    make_room(rows);
-    const Loss loss = with_step([&](auto& step) {
-      model_.predict(step, placed, outputs_.outputs({0, rows}));
-      return execution_.loss(model_, step, placed, outputs_.all_outputs(rows),
-                             outputs_.all_gradients(rows));
-    });
-    require_finite_loss(loss);
-    return loss;
-  }
-  auto outputs(std::size_t rows) const {
-    [[maybe_unused]] const auto on = on_device();
-    await_device();
-    return outputs_.all_outputs(rows);
-  }
-  auto output_gradients(std::size_t rows) const { return outputs_.gradients({0, rows}); }
-
-  /// Copies rows of outputs into the host's memory. **Host** blocks.
-  template <class Rows>
-  void copy_outputs(const Rows& rows, void* to) {
-    [[maybe_unused]] const auto on = on_device();
-    execution_.copy(static_cast<std::byte*>(to),
-                    reinterpret_cast<const std::byte*>(rows.data_handle()),
-                    rows.size() * sizeof(typename Rows::value_type));
-    await_device();
-  }
-
-  /// Calls `f(step)` with the step of an evaluation.
-  template <class F>
-  auto with_evaluation_step(const F& f) {
-    evaluation_step step(step_);
-    return f(step);
-  }
-
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
@@ -450,12 +312,6 @@ class Replica {
     if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
   }
 
-  void make_room(std::size_t rows) {
-    if (rows <= outputs_.capacity()) return;
-    await_device();  // the memory may be in use
-    outputs_.reserve(model_, rows);
-  }
-
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
   step_type& adding_step() {
@@ -470,22 +326,6 @@ class Replica {
     } else {
       return bare;
     }
-  }
-
-  template <class F>
-  void write_initial_values(F&& f, Seed seed) {
-    const typename traits::declared_layout declared(model_);
-    const detail::BufferLayout<Model> declared_buffers(model_);
-    std::byte* masters = nullptr;
-    if constexpr (traits::keeps_masters) masters = updater_.masters().data();
-    execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
-                          [&](auto parameters, auto buffers) {
-                            detail::InitialValues<Model, typename traits::declared_layout,
-                                                  detail::BufferLayout<Model>, decltype(parameters),
-                                                  decltype(buffers)>
-                                initial(declared, declared_buffers, parameters, buffers, seed);
-                            f(initial);
-                          });
   }
 
   /// Before a collective: ranks of this host that allocate or free for themselves have done so.
@@ -537,6 +377,7 @@ class Replica {
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
+  [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;
 };
 
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/share.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/trainer/job_agreement.hpp"
 
 namespace lockstep::detail {
 
@@ -39,13 +40,11 @@ class EpochBatches {
         options_(options),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
         loader_(source, sampler_, options) {
-    require_even(source.size(), options);
     sampler_.set_epoch(epoch);
-    trainer.resume_sampler(sampler_);
   }
 
   /// How many batches this rank has in a whole epoch.
-  std::size_t size() const { return loader_.size(); }
+  std::size_t size() const { return batches_from(0, trainer_.rank()); }
 
   class Iterator {
    public:
@@ -69,9 +68,9 @@ class EpochBatches {
    private:
     /// At the end of the data, ranks add up their losses.
     void look() {
-      batches_->trainer_.note_position(batches_->sampler_.state());
+      batches_->trainer_.note_batch(batches_->sampler_.state());
       if (at_ == std::default_sentinel) {
-        batches_->trainer_.close_data(batches_->loader_.waited());
+        batches_->trainer_.leave_data(batches_->loader_.waited());
       }
     }
 
@@ -82,42 +81,53 @@ class EpochBatches {
   Iterator begin() {
     {
       const InJobCall in(JobCall::batches);
-      trainer_.require_same_data(sampler_.samples(), options_);
+      require_same_data(trainer_.own_communicator(), sampler_.samples(), options_,
+                        trainer_.sampler_options().seed);
     }
-    trainer_.open_data(loader_.size());
+    trainer_.begin_data(sampler_);
+    require_even();
+    trainer_.open_data(size());
     return Iterator(*this);
   }
   std::default_sentinel_t end() const { return {}; }
 
   /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
   ~EpochBatches() {
-    if (!unwinds_.is_exception()) trainer_.close_data_after_break(loader_.waited());
+    if (!unwinds_.is_exception()) trainer_.leave_data_after_break(loader_.waited());
   }
   EpochBatches(const EpochBatches&) = delete;
   EpochBatches& operator=(const EpochBatches&) = delete;
 
  private:
+  /// How many batches a rank has from a place of the epoch's order on.
+  std::size_t batches_from(std::size_t first, Rank rank) const {
+    const Share<typename Trainer::remainder> share(sampler_.samples(), sampler_.world(), rank,
+                                                   first);
+    return batch_count(share.size(), options_);
+  }
+
   /// A rank with one batch more than another would wait for it forever. With `Exact` every rank
   /// knows that before the first batch.
-  void require_even(std::size_t samples, LoaderOptions options) const {
+  void require_even() const {
     const std::size_t world = trainer_.world_size().value();
-    const auto batches = [&](std::size_t rank) {
-      const std::size_t draws =
-          Share<typename Trainer::remainder>(samples, WorldSize{world}, Rank{rank}).size();
-      return batch_count(draws, options);
-    };
-    if (batches(0) == 0 && batches(world - 1) == 0) {
+    const Rank last{world - 1};
+    if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) {
       throw Error("epoch",
-                  "there is no batch to train on: " + std::to_string(samples) + " samples among " +
-                      std::to_string(world) + " ranks, in batches of " +
-                      std::to_string(options.batch_size),
+                  "there is no batch to train on: " + std::to_string(sampler_.samples()) +
+                      " samples among " + std::to_string(world) + " ranks, in batches of " +
+                      std::to_string(options_.batch_size),
                   "make batches smaller, or leave drop_last and DropLast out", trainer_.rank());
     }
-    if (batches(0) == batches(world - 1)) return;
+    const std::size_t begun = sampler_.state().first;  // by another world, which has stopped
+    const std::size_t most = batches_from(begun, Rank{0});
+    const std::size_t least = batches_from(begun, last);
+    if (most == least) return;
     throw Error("epoch",
-                "rank 0 has " + std::to_string(batches(0)) + " batches and rank " +
-                    std::to_string(world - 1) + " has " + std::to_string(batches(world - 1)),
-                "train with Padding, DropLast or Masked, or with a batch size that divides",
+                "rank 0 has " + std::to_string(most) + " batches and rank " +
+                    std::to_string(world - 1) + " has " + std::to_string(least),
+                begun == 0
+                    ? "train with Padding, DropLast or Masked, or with a batch size that divides"
+                    : "resume with a number of ranks or a batch size that divides what is left",
                 trainer_.rank());
   }
 

@@ -60,12 +60,14 @@ int launch_job(int argc, char** argv, Source& source, F& f) {
     }
     if (!options.replicas) options.replicas = replicas;
     Job job(session, model_of_rank<Job>(source), std::move(options));
+    int status = 0;
     if constexpr (std::is_void_v<std::invoke_result_t<F&, Job&>>) {
       f(job);
-      return 0;
     } else {
-      return static_cast<int>(f(job));
+      status = static_cast<int>(f(job));
     }
+    job.finish_saves();
+    return status;
   };
   constexpr std::size_t ranks = Job::template policy<axes::World>::static_size;
   if constexpr (Job::is_one_process) {

@@ -3,10 +3,12 @@
 /// @file The options of the command line that are the trainer's.
 
 #include <cstddef>
+#include <iterator>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/flags.hpp"
@@ -22,6 +24,7 @@ struct TrainerOptions {
   std::optional<ProgressStyle> progress{};  ///< instead of what `--progress` says
   std::string data{};                  ///< `--data FOLDER`, or "generated": what `job.data()` says
   std::vector<std::string> arguments;  ///< the program's own, its name first
+  detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
 
 namespace detail {
@@ -34,7 +37,13 @@ inline constexpr Flag trainer_flags[] = {
     {"--record", "FILE", "the same as --log, which torchrun takes for its own"},
     {"--replicas", "N", "with ParallelStrategy<DP>, replicas in this process"},
     {"--data", "FOLDER", "where data sets are; generated makes them up"},
+    checkpoint_flags[0],
+    checkpoint_flags[1],
+    checkpoint_flags[2],
+    checkpoint_flags[3],
+    checkpoint_flags[4],
 };
+static_assert(std::size(trainer_flags) == 5 + std::size(checkpoint_flags));
 
 }  // namespace detail
 

@@ -16,6 +16,7 @@ LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::stri
   detail::CutArguments cut = detail::cut_arguments(words, detail::trainer_flags);
   TrainerOptions options;
   options.arguments = std::move(cut.rest);
+  options.checkpoint = detail::parse_checkpoint_flags(cut.given);
   for (const auto& [name, value] : cut.given) {
     if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
     if (name == "--replicas") options.replicas = detail::parse_number(name, value);

@@ -30,6 +30,8 @@ class CudaEvent {
   void block(cudaStream_t stream) const {
     check_cuda(cudaStreamWaitEvent(stream, get(), 0), "cudaStreamWaitEvent");
   }
+  /// **Host** blocks until the recorded point has been reached.
+  void synchronize() const { check_cuda(cudaEventSynchronize(get()), "cudaEventSynchronize"); }
   /// Has the recorded point been reached? True for an event that was never recorded.
   bool test() const {
     const cudaError_t state = cudaEventQuery(get());

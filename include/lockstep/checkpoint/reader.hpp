@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A checkpoint that is read: one safetensors file and the shards that it names, as one set
+/// of whole tensors.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/checkpoint/json.hpp"
+#include "lockstep/checkpoint/safetensors_file.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep::detail {
+
+/// What a checkpoint's main file says of a shard beside it.
+struct ShardFile {
+  std::string name;  // within the folder of the main file
+  WrittenFile file;
+};
+
+/// The `files` member of the main file's facts, and how it is read back. Names with slashes, of the
+/// main file itself or given twice are errors.
+Json index_of(std::span<const ShardFile> shards);
+std::vector<ShardFile> shards_in(const JsonEntry& facts);
+
+/// The name of the part of a tensor that begins with its flat element `first`.
+std::string piece_name(std::string_view whole, std::uint64_t first);
+
+/// A part of a whole tensor, as a file has it.
+struct StoredPiece {
+  std::uint64_t first;  // flat elements of the whole
+  std::uint64_t count;
+  const SafetensorsFile* file;
+  const TensorEntry* entry;
+};
+
+struct StoredTensor {
+  std::string name;
+  const FileElement* element;
+  std::vector<std::uint64_t> shape;
+  std::uint64_t count;
+  std::vector<StoredPiece> pieces;  // one after another, without gaps
+
+  ElementKind kind() const { return element->kind; }
+};
+
+/// Opens the main file and its shards, checks that they belong together and that pieces fit,
+/// without reading any data. Any safetensors file is a checkpoint of parameters.
+///
+/// A tensor `name@k` of a file that lockstep wrote is a piece of `name`, if `name` has a recorded
+/// shape (`shapes` in the main file's facts) or is a state, gradient or buffer of a tensor that the
+/// checkpoint has whole, whose shape it has then.
+class CheckpointReader {
+ public:
+  explicit CheckpointReader(const std::string& path);
+
+  const std::string& path() const { return files_.front().path(); }
+  /// What lockstep has recorded in the main file; an empty object for files of other programs.
+  JsonEntry facts() const { return files_.front().facts(); }
+  bool is_lockstep() const { return files_.front().is_lockstep(); }
+  const SafetensorsFile& main_file() const { return files_.front(); }
+  std::span<const ShardFile> shards() const { return shards_; }
+
+  /// All tensors, whole, by name.
+  std::span<const StoredTensor> tensors() const { return tensors_; }
+  const StoredTensor* find(std::string_view name) const;
+
+  /// Reads elements of a whole tensor as they are stored, flat and from `first` on: nothing else of
+  /// the files is read. May be called by several threads.
+  void read(const StoredTensor& tensor, std::uint64_t first, std::uint64_t count,
+            std::byte* to) const;
+
+  /// Reads all files and compares the checksums; throws an error that names the first tensor whose
+  /// data is not what was written.
+  void verify() const;
+
+ private:
+  void open_shards(const std::string& path);
+  void collect();
+  void join(StoredTensor& tensor) const;
+
+  std::vector<SafetensorsFile> files_;  // the main file, then the shards
+  std::vector<ShardFile> shards_;
+  std::vector<StoredTensor> tensors_;  // sorted by name
+};
+
+}  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/checkpoint/reader.ipp"
+#endif

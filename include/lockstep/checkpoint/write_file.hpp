@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Writes a safetensors file so that, whatever happens, there is the old file or the new one.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/json.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep::detail {
+
+/// The data is written from where it is: it stays as it is until `write_file` returns.
+struct TensorToWrite {
+  std::string name;
+  ElementKind kind;
+  std::vector<std::uint64_t> shape;
+  std::span<const std::byte> data;
+};
+
+struct FileToWrite {
+  std::vector<TensorToWrite> tensors;
+  /// The 'lockstep' entry, an object; `header` and `checksums` are the writer's.
+  Json facts = Json::object();
+  /// Entries for other programs, beside "format", "writer" and "lockstep".
+  std::vector<std::pair<std::string, std::string>> metadata;
+};
+
+/// What an index says of a file: its digest is the checksum of its header, which holds those of
+/// its tensors.
+struct WrittenFile {
+  std::uint64_t bytes;
+  std::uint64_t digest;
+};
+
+/// Writes a temporary beside `path`, syncs it, renames it to `path` and syncs the folder. Throws an
+/// error in words, with the temporary removed and what was at `path` untouched.
+WrittenFile write_file(const std::string& path, const FileToWrite& file);
+
+/// What the names of temporaries have behind the name of the file: `.tmp-` and random digits.
+inline constexpr std::string_view temporary_infix = ".tmp-";
+
+/// 16 random hexadecimal digits: names that no file has yet.
+std::string random_token();
+
+}  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/checkpoint/write_file.ipp"
+#endif

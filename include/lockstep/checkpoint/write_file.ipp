@@ -1,0 +1,294 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of `write_file.hpp`.
+
+#include <fcntl.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <string_view>
+
+#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/checksum.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/json_string.hpp"
+#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/launch/random.hpp"
+#include "lockstep/version.hpp"
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE std::string random_token() { return random_id().substr(16); }
+
+/// A file that is removed again unless it was brought into place.
+class TemporaryFile {
+ public:
+  TemporaryFile(const std::string& path, std::uint64_t bytes)
+      : path_(path), temporary_(text({path, temporary_infix, random_token()})) {
+    constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
+    file_ = Descriptor(::open(temporary_.c_str(), flags, 0666));
+    if (!file_) fail_writing(path_, errno);
+    // Says at once if there is no room; some file systems cannot.
+    while (::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP &&
+           errno != ENOSYS) {
+      if (errno != EINTR) fail_now(errno);
+    }
+  }
+  TemporaryFile(const TemporaryFile&) = delete;
+  TemporaryFile& operator=(const TemporaryFile&) = delete;
+  ~TemporaryFile() { remove(); }
+
+  /// Appends to what will be written at `place`, behind what was appended before.
+  void append(std::span<const std::byte> bytes) {
+    if (bytes.empty()) return;
+    if (pending_count_ == pending_.size()) flush();
+    pending_[pending_count_++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
+    pending_bytes_ += bytes.size();
+    if (pending_bytes_ >= chunk_bytes) flush();
+  }
+
+  void seek(std::uint64_t place) {
+    flush();
+    place_ = place;
+  }
+
+  void flush() {
+    iovec* first = pending_.data();
+    auto count = static_cast<int>(pending_count_);
+    while (count != 0) {
+      const ssize_t n = ::pwritev(file_.get(), first, count, static_cast<off_t>(place_));
+      if (n < 0 && errno == EINTR) continue;
+      if (n <= 0) fail_now(n < 0 ? errno : ENOSPC);
+      place_ += static_cast<std::uint64_t>(n);
+      auto written = static_cast<std::size_t>(n);
+      while (count != 0 && written >= first->iov_len) {
+        written -= first->iov_len;
+        ++first;
+        --count;
+      }
+      if (written != 0) {
+        first->iov_base = static_cast<std::byte*>(first->iov_base) + written;
+        first->iov_len -= written;
+      }
+    }
+    pending_count_ = 0;
+    pending_bytes_ = 0;
+    start_writeback();
+  }
+
+  void commit() {
+    flush();
+    if (::fsync(file_.get()) != 0) fail_now(errno);
+    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
+    temporary_.clear();
+    const std::string folder = folder_of(path_);
+    const Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+    // A file system that has nothing to sync for a folder says EINVAL.
+    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(path_, errno);
+  }
+
+  static constexpr std::size_t chunk_bytes = 1_MiB;
+
+ private:
+  /// The disk begins while the rest is still being copied. An error would be seen by fsync.
+  void start_writeback() {
+    if (place_ < started_ + 8 * chunk_bytes) return;
+    ::sync_file_range(file_.get(), static_cast<off_t>(started_),
+                      static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
+    started_ = place_;
+  }
+
+  void remove() {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
+
+  /// A destructor does not run where the constructor fails.
+  [[noreturn]] void fail_now(int error) {
+    remove();
+    fail_writing(path_, error);
+  }
+
+  std::string path_;
+  std::string temporary_;
+  Descriptor file_;
+  std::uint64_t place_ = 0;
+  std::uint64_t started_ = 0;
+  std::array<iovec, 128> pending_{};
+  std::size_t pending_count_ = 0;
+  std::size_t pending_bytes_ = 0;
+};
+
+/// Where everything lies in a file, and its header.
+class FileLayout {
+ public:
+  FileLayout(const std::string& path, const FileToWrite& file) : path_(path), file_(file) {
+    for (const TensorToWrite& tensor : file.tensors) {
+      check_tensor(tensor);
+      order_.push_back(&tensor);
+    }
+    check_names();
+    // The widest elements come first: then every element is aligned, without holes.
+    std::ranges::stable_sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
+      return element_size(a->kind) > element_size(b->kind);
+    });
+    header_bytes_ = header(std::vector<std::uint64_t>(order_.size())).text.size();
+    if (header_bytes_ - 8 > most_header_bytes) {
+      refuse({"its header would have ", header_bytes_ - 8, " bytes and ", most_header_bytes,
+              " are allowed"},
+             "keep large values as tensors, not as numbers or texts");
+    }
+  }
+
+  const std::vector<const TensorToWrite*>& order() const { return order_; }
+  std::uint64_t header_bytes() const { return header_bytes_; }
+
+  struct Header {
+    std::string text;
+    std::uint64_t digest;
+  };
+
+  /// The header, with the checksums of the tensors in order: its size does not depend on them.
+  Header header(const std::vector<std::uint64_t>& checksums) const {
+    std::string facts = text({"{\"header\":\"", no_digits});
+    const std::size_t digits_in_facts = facts.size() - no_digits.size();
+    facts += '"';
+    if (const auto* const members = file_.facts.get_if<Json::Object>()) {
+      for (const Json::Member& member : *members) {
+        facts += ',';
+        append_json_string(facts, member.first);
+        facts += ':';
+        member.second.append_to(facts);
+      }
+    }
+    facts += ",\"checksums\":{";
+    for (std::size_t i = 0; i < order_.size(); ++i) {
+      if (i != 0) facts += ',';
+      append_json_string(facts, order_[i]->name);
+      facts += ":\"" + checksum_text(checksums[i]) + '"';
+    }
+    facts += "}}";
+
+    std::string out(8, '\0');
+    out += "{\"__metadata__\":{\"format\":\"pt\",\"writer\":";
+    append_json_string(out, text({"lockstep ", version}));
+    for (const auto& [key, value] : file_.metadata) {
+      out += ',';
+      append_json_string(out, key);
+      out += ':';
+      append_json_string(out, value);
+    }
+    out += ",\"lockstep\":";
+    // The digits stand behind the quotation mark and `{"header":"` with its three marks escaped.
+    const std::size_t digits = out.size() + 1 + digits_in_facts + 3;
+    append_json_string(out, facts);
+    out += '}';
+    std::uint64_t place = 0;
+    for (const TensorToWrite* const tensor : order_) {
+      out += ',';
+      append_json_string(out, tensor->name);
+      out += text({":{\"dtype\":\"", file_element(tensor->kind)->name, "\",\"shape\":["});
+      for (std::size_t axis = 0; axis < tensor->shape.size(); ++axis) {
+        if (axis != 0) out += ',';
+        Word(tensor->shape[axis]).append_to(out);
+      }
+      const std::uint64_t end = place + tensor->data.size();
+      out += text({"],\"data_offsets\":[", place, ",", end, "]}"});
+      place = end;
+    }
+    out += '}';
+    out.append(align_up(out.size(), 8) - out.size(), ' ');
+    for (int i = 0; i < 8; ++i) out[i] = static_cast<char>((out.size() - 8) >> (8 * i));
+    const std::uint64_t digest = Checksum().add(out).value();
+    out.replace(digits, 16, checksum_text(digest));
+    return {std::move(out), digest};
+  }
+
+ private:
+  static constexpr std::string_view no_digits = "0000000000000000";
+
+  [[noreturn]] void refuse(std::initializer_list<Word> problem, std::string_view advice) const {
+    fail("checkpoint", {"'", path_, "' cannot be written: ", text(problem)}, advice);
+  }
+
+  void check_tensor(const TensorToWrite& tensor) const {
+    const FileElement* const element = file_element(tensor.kind);
+    if (element == nullptr) {
+      refuse({"tensor '", tensor.name, "' has elements that safetensors files do not have"},
+             "save it in another type");
+    }
+    std::uint64_t bytes = element->bits / 8;
+    bool fits = true;
+    for (const std::uint64_t extent : tensor.shape) fits = fits && multiply(bytes, extent, bytes);
+    if (!fits || bytes != tensor.data.size()) {
+      refuse({"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " has ",
+              tensor.data.size(), " bytes of data"},
+             "give it as many as its shape needs");
+    }
+  }
+
+  void check_names() const {
+    std::vector<std::string_view> names{"__metadata__"};
+    for (const TensorToWrite& tensor : file_.tensors) names.push_back(tensor.name);
+    check_distinct(std::move(names));
+    std::vector<std::string_view> keys{"format", "writer", "lockstep"};
+    for (const auto& [key, value] : file_.metadata) {
+      keys.push_back(key);
+      if (!is_utf8(value)) refuse({"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
+    }
+    check_distinct(std::move(keys));
+    std::vector<std::string_view> facts{"header", "checksums"};
+    if (const auto* const members = file_.facts.get_if<Json::Object>()) {
+      for (const Json::Member& member : *members) facts.push_back(member.first);
+    }
+    check_distinct(std::move(facts));
+  }
+
+  void check_distinct(std::vector<std::string_view> names) const {
+    std::ranges::sort(names);
+    const auto twice = std::ranges::adjacent_find(names);
+    if (twice != names.end())
+      refuse({"the name '", *twice, "' is there twice"}, "give everything a name of its own");
+    for (const std::string_view name : names) {
+      if (!is_utf8(name)) refuse({"the name '", name, "' is not UTF-8"}, "write names in UTF-8");
+    }
+  }
+
+  const std::string& path_;
+  const FileToWrite& file_;
+  std::vector<const TensorToWrite*> order_;
+  std::uint64_t header_bytes_ = 0;
+};
+
+LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrite& file) {
+  const FileLayout layout(path, file);
+  std::uint64_t bytes = layout.header_bytes();
+  for (const TensorToWrite* const tensor : layout.order()) bytes += tensor->data.size();
+
+  TemporaryFile out(path, bytes);
+  out.seek(layout.header_bytes());
+  std::vector<std::uint64_t> checksums;
+  for (const TensorToWrite* const tensor : layout.order()) {
+    Checksum checksum;
+    std::span<const std::byte> rest = tensor->data;
+    while (!rest.empty()) {  // a chunk at a time: it is still in the cache when it is written
+      const auto chunk = rest.first(std::min(rest.size(), TemporaryFile::chunk_bytes));
+      checksum.add(chunk);
+      out.append(chunk);
+      rest = rest.subspan(chunk.size());
+    }
+    checksums.push_back(checksum.value());
+  }
+  const FileLayout::Header header = layout.header(checksums);
+  out.seek(0);
+  out.append(std::as_bytes(std::span(header.text)));
+  out.commit();
+  return {bytes, header.digest};
+}
+
+}  // namespace lockstep::detail

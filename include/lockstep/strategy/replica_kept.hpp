@@ -1,0 +1,218 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The part of a replica that a checkpoint is made of, and that goes on from one.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/element_types.hpp"
+#include "lockstep/bucket/kept_piece.hpp"
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/tensor.hpp"
+#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/strategy/kept_copies.hpp"
+#include "lockstep/strategy/policies.hpp"
+
+namespace lockstep::detail {
+
+/// A base of `Self`, the replica. None of its members communicates.
+template <class Self>
+class ReplicaKept {
+ public:
+  /// Calls `f(const KeptPiece&)` for parameters, buffers, states of the optimizer and, between the
+  /// micro-batches of a step, gradients, in the order of roles. Names and data are valid as long as
+  /// the replica is.
+  ///
+  /// Where unused parameters are skipped, the count of a parameter's updates is its state "step",
+  /// and a gradient that is not saved is that of a parameter that this rank has not used: it is
+  /// zero.
+  template <KeptFor For = KeptFor::saving, class F>
+  void for_each_kept(const F& f) {
+    give_parameters<For>(f);
+    give_buffers<For>(f);
+    give_states<For>(f);
+    give_gradients<For>(f);
+  }
+
+  /// Everything beside tensors. **Host** on a GPU, blocks until all steps are done.
+  ReplicaProgress progress() const {
+    [[maybe_unused]] const auto on = self().on_device();
+    ReplicaProgress progress;
+    self().updater_.tell_progress(progress);
+    progress.micro_batches = self().micro_batches_;
+    return progress;
+  }
+  /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
+  /// name stay as they are. Gradients are zero and parameters unused until theirs are copied in;
+  /// counts of updates of single parameters are the count of all. **Host** blocks.
+  void set_progress(const ReplicaProgress& progress) {
+    [[maybe_unused]] const auto on = self().on_device();
+    if (!Self::traits::tracks && progress.micro_batches != 0) refuse_gradients();
+    self().await_device();
+    self().updater_.take_progress(progress);
+    self().micro_batches_ = progress.micro_batches;
+    if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
+    self().await_device();
+  }
+
+  /// Copies pieces in the types of a file. **Host** on a CPU, blocks until they are there; on a GPU
+  /// it goes on, and the pieces must live until `await_copies`. **Stream** after all steps so far;
+  /// later ones wait for the copies.
+  void copy_out(std::span<const KeptCopy> copies) {
+    [[maybe_unused]] const auto on = self().on_device();
+    self().copies_.out(copies);
+  }
+  /// Waits until the latest copies are there. Any thread may call it, while steps go on. **Host**
+  /// blocks.
+  void await_copies() {
+    [[maybe_unused]] const auto on = self().on_device();
+    self().copies_.await();
+  }
+  /// Writes a piece, from elements in the type of a file; a parameter also where it is held in
+  /// another type. **Host** blocks.
+  void copy_in(const KeptPiece& piece, const std::byte* from) {
+    [[maybe_unused]] const auto on = self().on_device();
+    self().await_device();
+    self().copies_.in(piece, from);
+    if constexpr (Self::traits::skips_unused) {
+      if (piece.role == KeptRole::gradient) self().gradients_.note_used(piece.tensor);
+    }
+  }
+  /// Memory for copies, from where the device copies best.
+  auto make_kept_memory(std::size_t bytes) const {
+    [[maybe_unused]] const auto on = self().on_device();
+    return typename decltype(Self::copies_)::Memory(bytes);
+  }
+
+ private:
+  Self& self() { return static_cast<Self&>(*this); }
+  const Self& self() const { return static_cast<const Self&>(*this); }
+
+  bool is_first() const { return self().comm_.rank() == Rank{0}; }
+
+  /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
+  KeptPiece piece_of(KeptRole role, std::size_t tensor, const auto& layout, ElementKind element,
+                     std::byte* arena) const {
+    KeptPiece piece;
+    piece.role = role;
+    piece.tensor = tensor;
+    piece.name = layout.name(tensor);
+    piece.whole = layout.infos()[tensor];
+    piece.whole.element = element;
+    piece.count = piece.whole.count();
+    piece.data = arena + layout.plan().placements[tensor].offset;
+    piece.held = layout.infos()[tensor].element;
+    piece.on_host = std::is_same_v<typename Self::traits::memory, HostMemory>;
+    piece.rank = self().comm_.rank().value();
+    return piece;
+  }
+
+  /// A model's tensors as it declares them, where they are laid out as `Types` say.
+  template <class Declared, class Types>
+  auto declared_infos(const auto& layout) const {
+    if constexpr (std::is_same_v<Types, DeclaredTypes>) {
+      return layout.infos();
+    } else {
+      return Declared(self().model_).infos();
+    }
+  }
+
+  template <KeptFor For, class F>
+  void give_parameters(const F& f) {
+    using traits = typename Self::traits;
+    if (For == KeptFor::saving && !is_first()) return;
+    const auto& layout = self().layouts_.parameters;
+    const auto declared =
+        declared_infos<typename traits::declared_layout, typename traits::parameter_types>(layout);
+    for (std::size_t p = 0; p != declared.size(); ++p) {
+      KeptPiece piece =
+          piece_of(KeptRole::parameter, p, layout, declared[p].element, self().parameters_);
+      piece.shared = traits::shares_parameters;
+      if constexpr (traits::keeps_masters) {
+        if (layout.plan().is_trained(p)) {
+          const auto master = self().updater_.master(p);
+          piece.derived = piece.data;
+          piece.derived_kind = piece.held;
+          piece.data = reinterpret_cast<std::byte*>(master.data());
+          piece.held = element_kind<typename decltype(master)::element_type>();
+        }
+      }
+      f(static_cast<const KeptPiece&>(piece));
+    }
+  }
+
+  template <KeptFor For, class F>
+  void give_buffers(const F& f) {
+    using traits = typename Self::traits;
+    constexpr bool differ =
+        !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
+    if (For == KeptFor::saving && !differ && !is_first()) return;
+    const auto& layout = self().layouts_.buffers;
+    const auto declared =
+        declared_infos<BufferLayout<typename traits::model>, typename traits::buffer_types>(layout);
+    for (std::size_t b = 0; b != declared.size(); ++b)
+      f(piece_of(KeptRole::buffer, b, layout, declared[b].element, self().buffers_));
+  }
+
+  template <KeptFor For, class F>
+  void give_states(const F& f) {
+    using traits = typename Self::traits;
+    const bool all = For == KeptFor::loading || is_first();
+    const auto& layout = self().layouts_.parameters;
+    const auto give = [&](std::size_t p, std::string_view state, const auto& values,
+                          std::size_t first) {
+      using T = typename std::remove_cvref_t<decltype(values)>::element_type;
+      KeptPiece piece = piece_of(KeptRole::state, p, layout, element_kind<T>(), self().parameters_);
+      piece.state = state;
+      piece.first = first;
+      piece.count = values.size();
+      piece.data = reinterpret_cast<std::byte*>(values.data());
+      piece.held = element_kind<T>();
+      return piece;
+    };
+    if (all || traits::shares_parameters) {
+      self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
+    }
+    if constexpr (traits::skips_unused) {
+      const std::span<std::uint64_t> counts = self().updater_.update_counts();
+      for (std::size_t p = 0; all && p != counts.size(); ++p) {
+        if (!layout.plan().is_trained(p)) continue;
+        KeptPiece piece = give(p, "step", counts.subspan(p, 1), 0);
+        piece.whole = {piece.held, 0, {}};
+        piece.on_host = true;
+        f(static_cast<const KeptPiece&>(piece));
+      }
+    }
+  }
+
+  template <KeptFor For, class F>
+  void give_gradients(const F& f) {
+    if constexpr (Self::traits::tracks) {
+      if (For == KeptFor::saving && self().micro_batches_ == 0) return;
+      const auto& layout = self().layouts_.parameters;
+      for (std::size_t p = 0; p != layout.infos().size(); ++p) {
+        if (!layout.plan().is_trained(p)) continue;
+        if (For == KeptFor::saving && !self().gradients_.is_used(p)) continue;
+        f(piece_of(KeptRole::gradient, p, layout, layout.infos()[p].element,
+                   self().gradients_.arena()));
+      }
+    }
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradients() const {
+    throw Error("resume",
+                "it goes on between the micro-batches of a step, and this job's steps have one "
+                "batch in a world of one",
+                "add Accumulate<N>, or load without going on in the middle of a step",
+                self().comm_.rank());
+  }
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,286 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `Checkpoints`: a folder in which a job saves its state now and then, and goes on from the
+/// newest one that is whole.
+
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "lockstep/checkpoint/folder.hpp"
+#include "lockstep/checkpoint/options.hpp"
+#include "lockstep/checkpoint/stop_request.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/stopped.hpp"
+#include "lockstep/observe/scores.hpp"
+#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/trainer/checkpoint_calls.hpp"
+#include "lockstep/trainer/joint_work.hpp"
+#include "lockstep/trainer/kept_job.hpp"
+#include "lockstep/trainer/loading.hpp"
+#include "lockstep/trainer/saving.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+template <class Model, class Policies>
+class JobCheckpoints;
+
+/// What is to be done after an update; all ranks want the same.
+enum class WantedSave : std::uint8_t { none, save, stop };
+
+/// When a job saves and where, whatever its type is.
+class CheckpointPlan {
+ public:
+  explicit CheckpointPlan(CheckpointOptions options);
+
+  const CheckpointOptions& options() const { return options_; }
+  /// The file of a checkpoint after so many updates.
+  std::string path_of(std::uint64_t updates) const;
+
+  /// Rank 0 takes the folder; all ranks learn the best score in it. **Ranks** all. **Host** blocks.
+  void open(const JointRanks& ranks);
+
+  /// Is the job to go on from a checkpoint: because it was asked to, or was started again?
+  bool resumes() const;
+  /// The newest valid checkpoint in the folder. Rank 0 says which it has passed over, or that there
+  /// is none. **Ranks** all. **Host** blocks.
+  std::optional<std::string> find_newest(const JointRanks& ranks);
+  /// The job goes on from there, or with nothing begins anew. Throws where the folder holds later
+  /// checkpoints. **Ranks** all. **Host** blocks.
+  void begin(const JointRanks& ranks, std::uint64_t updates, const Resumed* resumed);
+
+  /// What is due when an update has ended. Now and then ranks tell each other whether their time is
+  /// over or a signal has come. **Ranks** all. **Host** blocks now and then.
+  WantedSave after_update(const JointRanks& ranks, std::uint64_t updates);
+  /// What is due when an epoch has ended. **Ranks** all. **Host** blocks.
+  WantedSave after_epoch(const JointRanks& ranks, bool is_best, bool is_last);
+
+  /// The score that the best checkpoint is chosen by; throws where the scores have none.
+  std::optional<double> score_in(const Scores& scores) const;
+  /// Is it better than the best so far? NaN never is.
+  bool is_better(double score) const;
+  std::optional<double> best() const { return best_; }
+
+  /// Looks whether the folder is still there, and fills in what the plan says of a save. A score
+  /// makes it the best. **Ranks** all. **Host** blocks.
+  void prepare(const JointRanks& ranks, std::uint64_t updates, std::optional<double> score,
+               SaveOptions& options);
+  /// The signal that asks the job to stop; the state is saved.
+  int stop();
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  bool look(const JointRanks& ranks);
+
+  CheckpointOptions options_;
+  std::shared_ptr<CheckpointFolder> folder_;  // of rank 0
+  StopRequest stop_request_;
+  std::optional<double> best_;
+  std::uint64_t updates_ = 0;  // when this was last asked
+  std::uint64_t until_look_ = 1;
+  std::uint64_t updates_per_look_ = 1;
+  int signal_ = 0;
+  Clock::time_point looked_ = Clock::now();
+  Clock::time_point saved_ = looked_;
+};
+
+/// The checkpoint that `where` names: the file, or the newest valid one in the folder. **Ranks**
+/// all. **Host** blocks.
+std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
+
+/// Has a trainer written this file, and said how far its loops were?
+bool has_course(const std::string& path);
+
+}  // namespace detail
+
+/// A folder of checkpoints, for hand-written loops; a trainer has one by itself (`--checkpoint`,
+/// `job.checkpoints(options)`). It must not outlive the wrapper.
+///
+///     Checkpoints checkpoints(ddp, {.folder = "run", .every_steps = 1000, .resume = true});
+///     const auto from = checkpoints.resume(ddp);
+///     if (from && from->position) loader.resume(*from->position);
+///     for (std::uint64_t epoch = from ? from->epoch : 0; epoch < 10; ++epoch) {
+///       sampler.set_epoch(Epoch{epoch});
+///       for (const auto& batch : loader) {
+///         ddp.step(batch);
+///         checkpoints.step(ddp, [&] { return SaveOptions{.epoch = epoch, .position =
+///         loader.state()}; });
+///       }
+///       checkpoints.end_epoch(ddp, {.epoch = epoch + 1, .scores = scores});
+///     }
+///     checkpoints.finish(ddp);
+class Checkpoints {
+ public:
+  /// Takes the folder, which is made where there is none, for this job alone. While this object
+  /// lives, SIGTERM and SIGUSR1 ask the job to stop. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  Checkpoints(Wrapper& wrapped, CheckpointOptions options) : plan_(std::move(options)) {
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) { plan_.open(ranks); });
+  }
+  Checkpoints(const Checkpoints&) = delete;
+  Checkpoints& operator=(const Checkpoints&) = delete;
+
+  const CheckpointOptions& options() const { return plan_.options(); }
+
+  /// Goes on from the newest valid checkpoint in the folder, if `.resume` says so or the job was
+  /// started again by its launcher. Nothing where there is none: training starts anew. Rank 0 says
+  /// which it is. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
+    std::optional<Resumed> resumed;
+    if (const auto path = find_newest(wrapped)) resumed = lockstep::resume(wrapped, *path, options);
+    begin_after(wrapped, resumed ? &*resumed : nullptr);
+    return resumed;
+  }
+
+  /// To be called after every step, with `SaveOptions` or a function that returns them, which is
+  /// called when they are needed. Saves where it is time to; after a request to stop it saves and
+  /// throws `Stopped`. An asynchronous save that has failed is thrown here. Nothing is saved
+  /// between the micro-batches of a step. **Ranks** all. **Host** blocks for a copy of what is
+  /// saved.
+  template <class Wrapper, class Options>
+  void step(Wrapper& wrapped, const Options& options) {
+    rethrow(wrapped);
+    begin(wrapped);
+    if (wrapped.updates() == updates_) return;
+    updates_ = wrapped.updates();
+    auto wanted = detail::WantedSave::none;
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
+      wanted = plan_.after_update(ranks, updates_);
+    });
+    if (wanted == detail::WantedSave::none) return;
+    carry_out(wanted, wrapped, made(options), std::nullopt);
+  }
+  template <class Wrapper>
+  void step(Wrapper& wrapped) {
+    step(wrapped, SaveOptions{});
+  }
+
+  /// To be called at the end of every epoch, with `.epoch` as the next one and, where `best_by` is
+  /// set, with the epoch's scores. Saves if no other time to save was chosen, if the score is the
+  /// best so far, and after the last epoch. **Ranks** all. **Host** as `step`.
+  template <class Wrapper, class Options>
+  void end_epoch(Wrapper& wrapped, const Options& options, bool is_last = false) {
+    rethrow(wrapped);
+    begin(wrapped);
+    SaveOptions saved = made(options);
+    const std::optional<double> score = plan_.score_in(saved.scores);
+    const bool is_best = score && plan_.is_better(*score);
+    auto wanted = detail::WantedSave::none;
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
+      wanted = plan_.after_epoch(ranks, is_best, is_last);
+    });
+    if (wanted == detail::WantedSave::none) return;
+    carry_out(wanted, wrapped, std::move(saved), is_best ? score : std::nullopt);
+  }
+
+  /// Saves now, and returns the file. **Ranks** all. **Host** as `step`.
+  template <class Wrapper>
+  std::string save(Wrapper& wrapped, SaveOptions options = {}) {
+    rethrow(wrapped);
+    begin(wrapped);
+    return save_as(wrapped, std::move(options), std::nullopt, plan_.options().asynchronous);
+  }
+
+  /// Waits until all is written. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  void finish(Wrapper& wrapped) {
+    saver_.finish(wrapped);
+  }
+
+  /// The newest checkpoint in the folder, as this rank sees it.
+  std::optional<std::string> latest() const;
+  /// The best score so far, of those named `best_by`.
+  std::optional<double> best() const { return plan_.best(); }
+
+ private:
+  template <class, class>
+  friend class detail::JobCheckpoints;
+
+  template <class Wrapper>
+  static void with_ranks(Wrapper& wrapped, detail::FunctionRef<void(const detail::JointRanks&)> f) {
+    detail::with_joint_ranks(wrapped, detail::JobCall::save, f);
+  }
+
+  /// The checkpoint that the job is to go on from, if there is one. `begin_after` comes next.
+  template <class Wrapper>
+  std::optional<std::string> find_newest(Wrapper& wrapped) {
+    std::optional<std::string> path;
+    if (!plan_.resumes()) return path;
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) { path = plan_.find_newest(ranks); });
+    return path;
+  }
+  bool will_resume() const { return plan_.resumes(); }
+  template <class Wrapper>
+  void begin_after(Wrapper& wrapped, const Resumed* resumed) {
+    has_begun_ = true;
+    updates_ = wrapped.updates();
+    with_ranks(wrapped,
+               [&](const detail::JointRanks& ranks) { plan_.begin(ranks, updates_, resumed); });
+  }
+
+  template <class Options>
+  static SaveOptions made(const Options& options) {
+    if constexpr (std::invocable<const Options&>) {
+      return options();
+    } else {
+      return options;
+    }
+  }
+
+  /// The other ranks do not know of this rank's failure: they are told.
+  template <class Wrapper>
+  void rethrow(Wrapper& wrapped) {
+    if constexpr (detail::WrapperParts<Wrapper>::is_one_process) {
+      saver_.rethrow();
+    } else {
+      detail::tell_others_of<false>(wrapped.communicator(), [&] { saver_.rethrow(); });
+    }
+  }
+
+  template <class Wrapper>
+  void begin(Wrapper& wrapped) {
+    if (!has_begun_) begin_after(wrapped, nullptr);
+  }
+
+  template <class Wrapper>
+  void carry_out(detail::WantedSave wanted, Wrapper& wrapped, SaveOptions options,
+                 std::optional<double> score) {
+    const bool stops = wanted == detail::WantedSave::stop;
+    const std::string path =
+        save_as(wrapped, std::move(options), score, plan_.options().asynchronous && !stops);
+    if (stops) throw Stopped(plan_.stop(), path);
+  }
+
+  template <class Wrapper>
+  std::string save_as(Wrapper& wrapped, SaveOptions options, std::optional<double> score,
+                      bool asynchronous) {
+    options.asynchronous = asynchronous;
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
+      plan_.prepare(ranks, wrapped.updates(), score, options);
+    });
+    std::string path = plan_.path_of(wrapped.updates());
+    saver_.save(wrapped, path, options);
+    return path;
+  }
+
+  detail::CheckpointPlan plan_;
+  Saver saver_;
+  std::uint64_t updates_ = 0;
+  bool has_begun_ = false;
+};
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/trainer/checkpoints.ipp"
+#endif

@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of `checkpoints.hpp`.
+
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "lockstep/checkpoint/folder.hpp"
+#include "lockstep/checkpoint/folder_names.hpp"
+#include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/launch/restarts.hpp"
+#include "lockstep/trainer/checkpoint_contents.hpp"
+#include "lockstep/trainer/checkpoints.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// What a rank tells the others now and then.
+struct RanksLook {
+  std::int32_t signal = 0;
+  std::uint32_t is_due = 0;
+  std::uint64_t updates_per_look = 1;
+};
+
+LOCKSTEP_INLINE void say(const std::string& line) {
+  std::fputs(text({"lockstep: ", line, "\n"}).c_str(), stderr);
+}
+
+LOCKSTEP_INLINE CheckpointPlan::CheckpointPlan(CheckpointOptions options)
+    : options_(std::move(options)) {
+  require_checkpoint_options(options_);
+  while (options_.folder.size() > 1 && options_.folder.back() == '/') options_.folder.pop_back();
+}
+
+LOCKSTEP_INLINE std::string CheckpointPlan::path_of(std::uint64_t updates) const {
+  return text({options_.folder, "/", checkpoint_name(updates)});
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::open(const JointRanks& ranks) {
+  const std::string best = work_together(ranks, "checkpoints", [&] {
+    std::string score;
+    if (ranks.rank != Rank{0}) return score;
+    folder_ = std::make_shared<CheckpointFolder>(options_);
+    if (const auto known = folder_->best_score())
+      score.assign(reinterpret_cast<const char*>(&*known), sizeof *known);
+    return score;
+  })[0];
+  if (best.size() != sizeof(double)) return;
+  best_.emplace();
+  std::memcpy(&*best_, best.data(), sizeof(double));
+}
+
+LOCKSTEP_INLINE bool CheckpointPlan::resumes() const {
+  return options_.resume || restart_count() != 0;
+}
+
+LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const JointRanks& ranks) {
+  std::string found = work_together(ranks, "checkpoints", [&] {
+    if (ranks.rank != Rank{0}) return std::string();
+    const auto newest = folder_->newest_valid([](const std::string& path, const std::string& why) {
+      say(text({"'", path, "' is passed over: ", why}));
+    });
+    if (!newest) say(text({"no checkpoint in '", options_.folder, "': training starts anew"}));
+    return newest ? newest->path : std::string();
+  })[0];
+  if (found.empty()) return std::nullopt;
+  return found;
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_t updates,
+                                           const Resumed* resumed) {
+  if (resumed != nullptr && resumed->best && !best_) best_ = resumed->best;
+  updates_ = updates;
+  saved_ = looked_ = Clock::now();
+  work_together(ranks, "checkpoints", [&] {
+    if (ranks.rank != Rank{0}) return std::string();
+    folder_->begin_at(updates);
+    if (resumed != nullptr) {
+      say(text({"resumed from '", resumed->path, "', epoch ", resumed->epoch + 1, ", step ",
+                resumed->step}));
+      for (const std::string& note : resumed->notes) say(note);
+    }
+    return std::string();
+  });
+}
+
+LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
+  const Clock::time_point now = Clock::now();
+  RanksLook mine;
+  mine.signal = stop_request_.signal();
+  mine.is_due = options_.every_time.count() != 0 && now - saved_ >= options_.every_time ? 1 : 0;
+  // A look costs the ranks a meeting, so there are about four in a second. No look is more than 64
+  // updates away, since updates may suddenly take long.
+  const double seconds = std::chrono::duration<double>(now - looked_).count();
+  const double wanted = 0.25 / std::max(seconds / static_cast<double>(updates_per_look_), 1e-9);
+  const double most =
+      ranks.world == 1 ? 1 : std::min(2.0 * static_cast<double>(updates_per_look_), 64.0);
+  mine.updates_per_look = static_cast<std::uint64_t>(std::clamp(wanted, 1.0, most));
+  looked_ = now;
+  RanksLook all = mine;
+  for (const std::string& told :
+       ranks.gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
+    RanksLook other;
+    std::memcpy(&other, told.data(), sizeof other);
+    if (all.signal == 0) all.signal = other.signal;
+    all.is_due = std::max(all.is_due, other.is_due);
+    all.updates_per_look = std::min(all.updates_per_look, other.updates_per_look);
+  }
+  signal_ = all.signal;
+  until_look_ = updates_per_look_ = all.updates_per_look;
+  return all.is_due != 0;
+}
+
+LOCKSTEP_INLINE WantedSave CheckpointPlan::after_update(const JointRanks& ranks,
+                                                        std::uint64_t updates) {
+  const std::uint64_t every = options_.every_steps;
+  bool is_due = every != 0 && updates / every != updates_ / every;
+  updates_ = updates;
+  if (--until_look_ == 0) is_due = look(ranks) || is_due;
+  if (signal_ != 0) return WantedSave::stop;
+  return is_due ? WantedSave::save : WantedSave::none;
+}
+
+LOCKSTEP_INLINE WantedSave CheckpointPlan::after_epoch(const JointRanks& ranks, bool is_best,
+                                                       bool is_last) {
+  const bool is_due = look(ranks);
+  if (signal_ != 0) return WantedSave::stop;
+  const bool every_epoch = options_.every_steps == 0 && options_.every_time.count() == 0;
+  return is_due || is_best || is_last || every_epoch ? WantedSave::save : WantedSave::none;
+}
+
+LOCKSTEP_INLINE std::optional<double> CheckpointPlan::score_in(const Scores& scores) const {
+  if (options_.best_by.empty()) return std::nullopt;
+  std::string names;
+  for (const Score& score : scores) {
+    if (score.name == options_.best_by) return score.mean;
+    names.append(names.empty() ? "" : ", ").append(score.name);
+  }
+  fail("checkpoints",
+       {"the epoch has no score '", options_.best_by, "' to choose the best by; it has ",
+        names.empty() ? "none" : names},
+       "evaluate in every epoch, and name one of its scores");
+}
+
+LOCKSTEP_INLINE bool CheckpointPlan::is_better(double score) const {
+  if (std::isnan(score)) return false;
+  return !best_ || (options_.prefers_higher() ? score > *best_ : score < *best_);
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::prepare(const JointRanks& ranks, std::uint64_t updates,
+                                             std::optional<double> score, SaveOptions& options) {
+  work_together(ranks, "checkpoints", [&] {
+    if (folder_) folder_->require();
+    return std::string();
+  });
+  if (score) best_ = score;
+  saved_ = Clock::now();
+  options.best = best_;
+  // The best one is never left out: it would not come again.
+  options.when_busy = score || !options.asynchronous ? WhenBusy::wait : options_.when_busy;
+  if (folder_) {
+    options.written = [folder = folder_, updates, score] {
+      folder->saved(updates);
+      if (score) folder->offer_best(updates, *score);
+    };
+  }
+}
+
+LOCKSTEP_INLINE int CheckpointPlan::stop() {
+  stop_request_.finished();
+  return signal_;
+}
+
+LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {
+  return work_together(ranks, "resume", [&] {
+    if (ranks.rank != Rank{0}) return std::string();
+    struct stat status{};
+    if (::stat(where.c_str(), &status) != 0) {
+      fail("resume", {"'", where, "' cannot be read: ", error_text(errno)},
+           "name a checkpoint or a folder of them, or leave resume out to start anew");
+    }
+    if (!S_ISDIR(status.st_mode)) return where;
+    const auto newest = newest_valid_checkpoint(
+        where, verify_checkpoint, [](const FoundCheckpoint& passed, const std::string& why) {
+          say(text({"'", passed.path, "' is passed over: ", why}));
+        });
+    if (!newest) {
+      fail("resume", {"there is no checkpoint in '", where, "'"},
+           "name another folder, or leave resume out to start anew");
+    }
+    return newest->path;
+  })[0];
+}
+
+LOCKSTEP_INLINE bool has_course(const std::string& path) {
+  try {
+    const CheckpointReader reader(path);
+    if (!reader.is_lockstep()) return false;
+    for (const SavedValue& value : read_common_values(reader))
+      if (value.name == "lockstep/run") return true;
+    return false;
+  } catch (const Error&) {
+    return true;  // who loads it says what is wrong
+  }
+}
+
+}  // namespace detail
+
+LOCKSTEP_INLINE std::optional<std::string> Checkpoints::latest() const {
+  const auto found = detail::list_checkpoints(options().folder);
+  if (found.empty()) return std::nullopt;
+  return found.front().path;
+}
+
+}  // namespace lockstep

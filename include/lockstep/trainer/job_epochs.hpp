@@ -1,0 +1,411 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The epochs of a trainer: their figures, their lines and records, and where they go on.
+
+#include <chrono>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/launch/terminal.hpp"
+#include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/phase_times.hpp"
+#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/trainer/course_state.hpp"
+#include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/job_agreement.hpp"
+#include "lockstep/trainer/job_base.hpp"
+#include "lockstep/trainer/log_fields.hpp"
+#include "lockstep/trainer/run_log.hpp"
+
+namespace lockstep::detail {
+
+/// What `EpochRange`, `TrainingEpoch` and `EpochBatches` tell a trainer, and what it makes of it.
+template <class Model, class Policies>
+class JobEpochs : public JobBase<Model, Policies> {
+  using Base = JobBase<Model, Policies>;
+  using Accumulation = Pick<axes::Accumulate, Policies>;
+
+ protected:
+  using typename Base::traits;
+  using Base::comm_;
+  using Base::options_;
+  using Base::session_;
+  using Base::wrapped_;
+
+ public:
+  using Base::rank;
+  using Base::schedule;
+  using typename Base::sampler;
+
+  /// Adds a field to the epoch's record in the file of `--log`: `job.log_field("reward", 3.5)`. The
+  /// last value counts; rank 0's is written. Between epochs it is the next epoch's.
+  template <JsonScalar T>
+  void log_field(std::string_view name, const T& value) {
+    if (log_) fields_.set(name, value);
+  }
+
+  /// The position of the job in its data: after the last batch that was stepped. To go on from
+  /// there, with this number of ranks or another, call `resume` before `epochs`.
+  SamplerState position() const {
+    return display_.steps() > steps_before_batch_ ? position_ : position_before_batch_;
+  }
+  void resume(const SamplerState& position) {
+    resumed_.emplace();
+    resumed_->course.run = 1;
+    resumed_->course.epoch = position.epoch.value();
+    resumed_->course.loop = 1;
+    resumed_->position = position;
+    resumed_->has_figures = false;
+    runs_ = 0;
+  }
+
+  /// The epoch that is under way, or the last.
+  EpochSummary summary() const {
+    EpochSummary now = closed_ ? *closed_ : display_.summary();
+    now.scores = Scores(shown_scores_);
+    return now;
+  }
+
+ protected:
+  template <class, Dataset>
+  friend class EpochBatches;
+  template <class>
+  friend class TrainingEpoch;
+  template <class>
+  friend class EpochRange;
+
+  template <class Source>
+  JobEpochs(Session& session, Source&& source, TrainerOptions&& options)
+      : Base(session, std::forward<Source>(source), std::move(options)),
+        display_(session.rank() == Rank{0}
+                     ? detect_terminal(stdout, options_.progress.value_or(progress_style()))
+                     : Terminal{}),
+        log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
+    if (log_) {
+      log_.write(run_header(this->world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
+                            policy_fields(Policies{})));
+    }
+  }
+
+  /// Counts a step. Returns whether the display has looked at its clock.
+  template <class Loss>
+  bool count_step(const Loss& loss, std::size_t samples) {
+    losses_.add(loss, samples);
+    return display_.step(samples * this->world_size().value(), losses_.latest());
+  }
+
+  /// The scores of an evaluation, for the epoch's line.
+  void show(const Scores& scores, std::string_view name) {
+    for (Score score : scores) {
+      score.name.insert(0, std::string(name) + "_");
+      shown_scores_.push_back(std::move(score));
+    }
+  }
+
+  /// Is this a loop over data?
+  bool is_in_data() const { return opened_ && !closed_; }
+
+  /// A call of `epochs` begins. Returns its first epoch: after `go_on` that one which was under
+  /// way, or none (`count`) where the call was over.
+  std::uint64_t begin_epochs(std::uint64_t count) {
+    ++runs_;
+    next_epoch_ = 0;
+    if (!resumed_ || runs_ > resumed_->course.run) {
+      resumed_.reset();
+      curve_goes_on_ = false;
+    } else {
+      next_epoch_ = runs_ < resumed_->course.run ? count : resumed_->course.epoch;
+    }
+    return next_epoch_;
+  }
+
+  void begin_run() { run_begins_ = true; }
+
+  void begin_epoch(std::uint64_t number, std::uint64_t last) {
+    [[maybe_unused]] const auto on = this->enter("epochs");
+    const InJobCall in(JobCall::epochs);
+    require_same_numbers(comm_, wrapped_, traits::groups::count);
+    if (resumed_ && number > resumed_->course.epoch) resumed_.reset();
+    next_epoch_ = epoch_ = number;
+    epochs_ = last;
+    wrapped_.set_epoch(number);
+    times_.begin_epoch();
+    shown_scores_.clear();
+    closed_.reset();
+    loops_ = 0;
+    opened_ = printed_ = false;
+    under_way_ = true;
+    display_.begin_epoch(number + 1, last, 0);
+    if (resumed_ && resumed_->has_figures && resumed_->course.loop != 0) go_on_in_epoch();
+  }
+
+  /// A loop over data begins; after `go_on` that one which was under way, at its place.
+  void begin_data(sampler& fresh) {
+    ++loops_;
+    fresh.start();
+    loop_is_over_ = false;
+    resumes_loop_ = false;
+    if (resumed_) {
+      const CourseState& course = resumed_->course;
+      loop_is_over_ = loops_ < course.loop || (loops_ == course.loop && course.loop_is_over);
+      resumes_loop_ = loops_ == course.loop && !course.loop_is_over;
+    }
+    if (loop_is_over_) {
+      SamplerState end = fresh.state();
+      end.position = fresh.size();
+      fresh.resume(end);
+    } else if (resumes_loop_ && resumed_->position) {
+      fresh.resume(*resumed_->position);
+    }
+    position_ = position_before_batch_ = fresh.state();
+  }
+
+  void open_data(std::size_t batches) {
+    if (loop_is_over_) return;
+    if (Accumulation::updates_of(batches) == 0) {
+      throw Error("epoch",
+                  "it has " + std::to_string(batches) + " batches, and Accumulate<" +
+                      std::to_string(Accumulation::micro_batches) +
+                      ", Tail::drop> drops what is less than a step",
+                  "accumulate less, make batches smaller, or choose Tail::step", rank());
+    }
+    place_on_curve(Accumulation::updates_of(batches));
+    opened_ = true;
+    display_.begin_epoch(epoch_ + 1, epochs_, batches);
+    losses_.reset();
+    if (resumes_loop_ && resumed_->has_figures) {
+      display_.go_on(figures(resumed_->course));
+      const std::vector<double> own =
+          resumed_->course.losses_of(rank().value(), this->world_size().value());
+      losses_.set_totals({own[0], own[1]});
+    }
+    steps_before_batch_ = display_.steps();
+    if (resumes_loop_) resumed_.reset();
+  }
+
+  /// The loop has the next batch; `over` counts it.
+  void note_batch(const SamplerState& over) {
+    position_before_batch_ = std::exchange(position_, over);
+    steps_before_batch_ = display_.steps();
+  }
+
+  /// The loop has no more batches, or a `break` has ended it.
+  void leave_data(std::chrono::duration<double> waits) {
+    loop_is_over_ = true;
+    close_data(waits);
+  }
+
+  /// Adds up the losses of all ranks, once an epoch. `waits` is how long the loop waited for data.
+  void close_data(std::chrono::duration<double> waits = {}) {
+    if (!opened_ || closed_) return;
+    const InJobCall in(JobCall::batches);
+    [[maybe_unused]] const auto on = wrapped_.on_device();
+    end_accumulation();
+    wrapped_.require_finite();
+    closed_ = display_.summary();
+    times_.set_waits(waits);
+    const auto [sum, samples] = losses_.totals();
+    double totals[] = {sum, samples};
+    comm_.all_reduce(totals, Sum{});
+    if (totals[1] > 0) closed_->loss = totals[0] / totals[1];
+    scores_of_data_ = shown_scores_.size();
+    display_.clear();
+  }
+
+  void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
+    this->after_break([&] { leave_data(waits); });
+    if (this->is_held_up_) under_way_ = false;
+  }
+
+  void end_epoch() {
+    under_way_ = false;
+    next_epoch_ = epoch_ + 1;
+    close_data();
+    if (rank() != Rank{0} || !closed_) return;
+    if (!printed_ && !display_.is_quiet()) display_.print(summary().text());
+    if (!log_) return;
+    JsonLine record = summary().json().add("lr", wrapped_.learning_rate());
+    record.add(times_.json(closed_->seconds));
+    fields_.move_to(record);
+    log_.write(record);
+  }
+
+  void mark_as_printed() { printed_ = true; }
+
+  // For checkpoints.
+
+  /// How far the loops are. **Ranks** all. **Host** blocks.
+  CourseState course() {
+    CourseState state;
+    state.run = runs_;
+    state.epoch = next_epoch_;
+    state.run_steps = run_steps_;
+    state.epoch_updates = epoch_updates_;
+    state.skipped = skipped_;
+    if (!under_way_) return state;
+    state.loop = loops_;
+    state.loop_is_over = loop_is_over_;
+    state.is_closed = closed_.has_value();
+    const EpochSummary now = closed_ ? *closed_ : display_.summary();
+    state.steps = now.steps;
+    state.samples = now.samples;
+    state.seconds = now.seconds;
+    state.loss = now.loss.value_or(0);
+    // The program evaluates once more when it goes on behind the data.
+    std::vector<Score> scores = shown_scores_;
+    if (loop_is_over_ && closed_) scores.resize(scores_of_data_);
+    state.set_scores(scores);
+    const auto [sum, samples] = losses_.totals();
+    const double own[] = {sum, samples};
+    state.losses.resize(2 * this->world_size().value());
+    comm_.all_gather(own, state.losses);
+    return state;
+  }
+
+  /// The next calls of `epochs` go on where `course` and `position` were taken.
+  void go_on(const CourseState& course, const std::optional<SamplerState>& position) {
+    resumed_ = {course, position, true};
+    runs_ = 0;
+    run_steps_ = course.run_steps;
+    epoch_updates_ = course.epoch_updates;
+    skipped_ = course.skipped;
+    curve_goes_on_ = true;
+    closed_.reset();
+    under_way_ = opened_ = false;
+  }
+
+  /// The epoch that is under way, or the next; from 0.
+  std::uint64_t epoch_number() const { return next_epoch_; }
+  bool is_in_epoch() const { return under_way_; }
+  bool is_last_epoch() const { return epoch_ + 1 >= epochs_; }
+  /// The position in the data of the epoch that is under way.
+  std::optional<SamplerState> data_position() const {
+    if (!under_way_ || loops_ == 0) return std::nullopt;
+    return position();
+  }
+
+  /// Loaded numbers have the curve of another run. Where the program has left the length of its
+  /// curve to this trainer, `had_own` before, the next `epochs` begin it anew.
+  bool has_own_curve() {
+    if constexpr (requires { schedule().steps = 0; })
+      return schedule().steps == 0 || schedule().steps == run_steps_;
+    return false;
+  }
+  void adopt_curve(bool had_own) {
+    if constexpr (requires { schedule().steps = 0; }) {
+      if (had_own) run_steps_ = schedule().steps;
+    }
+  }
+
+  ProgressDisplay display_;
+  LogFile log_;
+  PhaseTimes times_;
+
+ private:
+  /// Where a resumed job goes on.
+  struct GoingOn {
+    CourseState course{};
+    std::optional<SamplerState> position{};
+    bool has_figures = true;  ///< else a position alone was given
+  };
+
+  static EpochSummary figures(const CourseState& course) {
+    EpochSummary figures;
+    figures.steps = course.steps;
+    figures.samples = course.samples;
+    figures.seconds = course.seconds;
+    if (course.samples != 0) figures.loss = course.loss;
+    return figures;
+  }
+
+  void go_on_in_epoch() {
+    const CourseState& course = resumed_->course;
+    shown_scores_ = course.scores();
+    scores_of_data_ = shown_scores_.size();
+    if (!course.is_closed) return;
+    display_.go_on(figures(course));
+    closed_ = figures(course);
+    closed_->epoch = epoch_ + 1;
+    closed_->epochs = epochs_;
+    opened_ = true;
+  }
+
+  /// A curve without a length is as long as the epochs of one `epochs` call, and begins with each
+  /// such call anew. One that goes on stays where it was; where an epoch has another number of
+  /// updates now, it goes on at the same fraction of the epoch.
+  void place_on_curve(std::uint64_t updates) {
+    if constexpr (requires { schedule().steps = 0; }) {
+      const bool is_own = schedule().steps == 0 || schedule().steps == run_steps_;
+      if (std::exchange(run_begins_, false) && is_own) {
+        run_steps_ = schedule().steps = epochs_ * updates;
+        const bool stays = std::exchange(curve_goes_on_, false) && epoch_updates_ == updates;
+        if (!stays) wrapped_.begin_schedule(epoch_ * updates + updates_before(updates));
+      }
+    }
+    epoch_updates_ = updates;
+  }
+
+  /// How many of an epoch's updates are over where the loop goes on.
+  std::uint64_t updates_before(std::uint64_t updates) const {
+    if (!resumes_loop_ || !resumed_->position || resumed_->position->samples == 0) return 0;
+    const SamplerState& at = *resumed_->position;
+    const auto over = static_cast<double>(at.first + at.position * at.world.value());
+    const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
+    return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
+  }
+
+  /// What is too little for a step is no part of the next epoch's first one.
+  void end_accumulation() {
+    if constexpr (Accumulation::micro_batches > 1) {
+      if constexpr (Accumulation::tail == Tail::step) {
+        wrapped_.step_tail();
+      } else {
+        wrapped_.drop_tail();
+      }
+    }
+    if constexpr (traits::skips_anomalies) {
+      const std::uint64_t skipped = wrapped_.skipped_steps();
+      if (skipped != skipped_)
+        shown_scores_.push_back({"skipped", static_cast<double>(skipped - skipped_)});
+      skipped_ = skipped;
+    }
+  }
+
+  LogFields fields_;
+  std::uint64_t runs_ = 0;  // calls of `epochs`
+  std::uint64_t epoch_ = 0;
+  std::uint64_t next_epoch_ = 0;  // the epoch that is under way, or the one after the last
+  std::uint64_t epochs_ = 0;
+  std::uint64_t loops_ = 0;          // over data, in this epoch
+  std::uint64_t skipped_ = 0;        // steps that `Anomaly<Skip>` has left out so far
+  std::uint64_t run_steps_ = 0;      // the length that this trainer has given its curve
+  std::uint64_t epoch_updates_ = 0;  // of a whole epoch
+  decltype(std::declval<typename Base::wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
+  std::vector<Score> shown_scores_;
+  std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
+  std::optional<EpochSummary> closed_;
+  std::optional<GoingOn> resumed_;
+  SamplerState position_;               // with the batch that the loop has
+  SamplerState position_before_batch_;  // without it
+  std::uint64_t steps_before_batch_ = 0;
+  bool run_begins_ = false;
+  bool curve_goes_on_ = false;  // where it was when a checkpoint was written
+  bool under_way_ = false;      // an epoch that has not ended
+  bool opened_ = false;
+  bool printed_ = false;
+  bool loop_is_over_ = false;
+  bool resumes_loop_ = false;
+};
+
+}  // namespace lockstep::detail

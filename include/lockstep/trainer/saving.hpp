@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Saves a wrapped model with its optimizer to a file, at once or while training goes on.
+
+#include <atomic>
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/bucket/kept_piece.hpp"
+#include "lockstep/checkpoint/background.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/comm/call.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/trainer/checkpoint_calls.hpp"
+#include "lockstep/trainer/checkpoint_contents.hpp"
+#include "lockstep/trainer/kept_job.hpp"
+#include "lockstep/trainer/rejected.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Another rank's file beside that of rank 0.
+struct ExpectedShard {
+  std::size_t rank;
+  std::string name;  // within the folder
+};
+
+/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
+struct RankFile {
+  std::string path;
+  FileToWrite file;
+  std::vector<KeptPiece> pieces;
+  bool is_copied = false;             // does it wait for copies?
+  CheckpointFacts facts;              // of rank 0
+  std::vector<ExpectedShard> shards;  // of rank 0
+  std::function<void()> written;      // of rank 0
+};
+
+/// A `Saver` without the types of jobs.
+class SaverCore {
+ public:
+  SaverCore();
+  /// **Host** blocks until the save under way is written; where an exception drives this object out
+  /// of its scope, rank 0 waits for no other rank's part.
+  ~SaverCore();
+  SaverCore(const SaverCore&) = delete;
+  SaverCore& operator=(const SaverCore&) = delete;
+
+  bool save(const KeptJob& job, const std::string& path, const SaveOptions& options);
+  void finish(const JointRanks& ranks);
+  void rethrow() {
+    if (writer_) writer_->rethrow();
+  }
+  bool is_busy() const { return writer_ && writer_->is_busy(); }
+
+ private:
+  std::shared_ptr<RankFile> collect(const KeptJob& job, const std::string& path,
+                                    const SaveOptions& options,
+                                    const std::vector<std::string>& told);
+  void add_tensors(const KeptJob& job, bool copies_all, RankFile& file);
+  void write_now(const KeptJob& job, RankFile& file);
+  void write_later(const KeptJob& job, std::shared_ptr<RankFile> file);
+  void give_up();
+
+  std::optional<BackgroundWriter> writer_;
+  SnapshotMemory snapshot_;
+  std::atomic<bool> is_given_up_ = false;  // nobody needs the file that is being written
+  int exceptions_;                         // that were under way when this object was made
+};
+
+}  // namespace detail
+
+/// Writes checkpoints of one job, one after the other; its memory and thread serve all of them. It
+/// must not outlive the wrapper.
+///
+///     Saver saver;
+///     for (const auto& batch : loader) {
+///       ddp.step(batch);
+///       if (ddp.updates() % 1000 == 0) saver.save(ddp, path, {.asynchronous = true});
+///     }
+///     saver.finish(ddp);
+class Saver {
+ public:
+  /// Saves the job as it is now: parameters, buffers, which are synchronised first, the optimizer
+  /// and what the options have. The file is replaced as a whole or stays as it is. An asynchronous
+  /// save returns when all that is saved was copied. False where it was skipped.
+  ///
+  /// What goes wrong on one rank is the same error on all, and the job may go on. An error of an
+  /// asynchronous save is thrown by the next `save`, `finish` or `rethrow`.
+  ///
+  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps so
+  /// far.
+  template <class Wrapper>
+  bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+    if constexpr (detail::is_rejected<Wrapper>) {
+      return false;
+    } else {
+      bool is_saved = false;
+      detail::with_kept_job(wrapped, detail::JobCall::save, [&](const detail::KeptJob& job) {
+        is_saved = core_.save(job, path, options);
+      });
+      return is_saved;
+    }
+  }
+
+  /// Waits until all is written. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  void finish(Wrapper& wrapped) {
+    if constexpr (!detail::is_rejected<Wrapper>) {
+      detail::with_joint_ranks(wrapped, detail::JobCall::save,
+                               [&](const detail::JointRanks& ranks) { core_.finish(ranks); });
+    }
+  }
+
+  /// Throws the failure of an asynchronous save of this rank that has ended.
+  void rethrow() { core_.rethrow(); }
+  /// Is this rank's part of a save still being written?
+  bool is_busy() const { return core_.is_busy(); }
+
+ private:
+  detail::SaverCore core_;
+};
+
+/// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
+/// **Ranks** all, with the same path. **Host** blocks until the file is written.
+template <class Wrapper>
+void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+  Saver saver;
+  saver.save(wrapped, path, options);
+  saver.finish(wrapped);
+}
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/trainer/saving.ipp"
+#endif

@@ -1,0 +1,393 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of `saving.hpp`.
+
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+#include <cstdint>
+#include <exception>
+#include <map>
+#include <span>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/checkpoint/safetensors_file.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/trainer/joint_work.hpp"
+#include "lockstep/trainer/saving.hpp"
+#include "lockstep/version.hpp"
+
+namespace lockstep::detail {
+
+// What ranks tell each other before they save.
+
+struct SaveAnnouncement {
+  std::string_view path;
+  std::string_view token;  // of the names of shards; rank 0's counts
+  std::string_view values;
+  bool is_busy = false;
+  bool has_tensors = false;  // does this rank write a file?
+
+  std::string packed() const {
+    std::string text{is_busy ? '1' : '0', has_tensors ? '1' : '0'};
+    for (const std::string_view piece : {path, token, values}) append_sized(text, piece);
+    return text;
+  }
+  explicit SaveAnnouncement(std::string_view text)
+      : is_busy(text[0] == '1'), has_tensors(text[1] == '1') {
+    text.remove_prefix(2);
+    path = take_sized(text);
+    token = take_sized(text);
+    values = take_sized(text);
+  }
+  SaveAnnouncement() = default;
+};
+
+LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
+                                       const std::vector<std::string_view>& paths) {
+  for (std::size_t rank = 1; rank < paths.size(); ++rank) {
+    if (paths[rank] == paths[0]) continue;
+    fail(operation,
+         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank, " has '",
+          paths[rank], "'"},
+         "give all ranks the same path", ranks.rank);
+  }
+}
+
+LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
+                                       std::size_t rank, std::size_t world) {
+  constexpr std::string_view ending = ".safetensors";
+  std::string_view stem = name_in_folder(path);
+  if (stem.ends_with(ending)) stem.remove_suffix(ending.size());
+  return text({stem, ".", token, ".rank-", rank, "-of-", world, ending});
+}
+
+LOCKSTEP_INLINE std::string beside(std::string_view path, std::string_view name) {
+  return text({folder_of(path), "/", name});
+}
+
+// The commit.
+
+/// The shards of the file that is about to be replaced. None where another name is linked to that
+/// file, which needs them.
+LOCKSTEP_INLINE std::vector<std::string> shards_to_replace(const std::string& path) {
+  struct stat status{};
+  if (::stat(path.c_str(), &status) != 0 || status.st_nlink > 1) return {};
+  std::vector<std::string> names;
+  try {
+    for (const ShardFile& shard : shards_in(SafetensorsFile(path).facts()))
+      names.push_back(shard.name);
+  } catch (const Error&) {  // whatever it was, it is no checkpoint
+  }
+  return names;
+}
+
+LOCKSTEP_INLINE void remove_beside(const std::string& path, const std::string& name) {
+  ::unlink(beside(path, name).c_str());
+}
+
+/// Rank 0's file. With its rename all files are the checkpoint, and not before.
+LOCKSTEP_INLINE void commit(RankFile& file, const std::vector<ShardFile>& shards) {
+  if (!shards.empty()) file.file.facts.set("files", index_of(shards));
+  const std::vector<std::string> replaced = shards_to_replace(file.path);
+  try {
+    write_file(file.path, file.file);
+  } catch (...) {
+    for (const ShardFile& shard : shards) remove_beside(file.path, shard.name);
+    throw;
+  }
+  for (const std::string& name : replaced) remove_beside(file.path, name);
+  if (file.written) file.written();
+}
+
+/// How long rank 0 waits for another rank's part of an asynchronous save.
+inline constexpr std::chrono::minutes longest_shard_wait{30};
+
+/// The other ranks' files, which are there as soon as they are whole. Nothing where the save was
+/// given up.
+LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
+    const RankFile& file, const std::atomic<bool>& is_given_up) {
+  using Clock = std::chrono::steady_clock;
+  const auto deadline = Clock::now() + longest_shard_wait;
+  std::vector<ShardFile> shards;
+  std::chrono::milliseconds pause{1};
+  while (shards.size() != file.shards.size()) {
+    const ExpectedShard& next = file.shards[shards.size()];
+    const std::string path = beside(file.path, next.name);
+    if (::access(path.c_str(), F_OK) == 0) {
+      const SafetensorsFile shard(path);
+      shards.push_back({next.name, {shard.bytes(), shard.digest().value_or(0)}});
+      continue;
+    }
+    if (is_given_up.load()) return std::nullopt;
+    struct stat folder{};
+    if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
+      fail_writing(file.path, ENOENT);  // what is not there will get no file
+    if (Clock::now() > deadline) {
+      for (const ShardFile& shard : shards) remove_beside(file.path, shard.name);
+      fail("save",
+           {"rank ", next.rank, " has not written its part '", path, "' within ",
+            longest_shard_wait.count(), " minutes"},
+           "see whether that rank writes to the same folder");
+    }
+    sleep_for(pause);
+    pause = std::min(2 * pause, std::chrono::milliseconds(32));
+  }
+  return shards;
+}
+
+// What a rank writes.
+
+/// A tensor of a file, and the pieces of it that this rank has.
+struct CollectedTensor {
+  std::string name;
+  std::vector<const KeptPiece*> pieces;  // in order
+};
+
+LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const KeptPiece> pieces) {
+  std::vector<CollectedTensor> tensors;
+  std::map<std::string, std::size_t> places;
+  for (const KeptPiece& piece : pieces) {
+    std::string name = stored_name(piece);
+    const auto [place, is_new] = places.try_emplace(name, tensors.size());
+    if (is_new) tensors.push_back({std::move(name), {}});
+    tensors[place->second].pieces.push_back(&piece);
+  }
+  std::vector<CollectedTensor> result;
+  for (CollectedTensor& tensor : tensors) {
+    std::ranges::sort(tensor.pieces, {}, &KeptPiece::first);
+    std::size_t count = 0;
+    for (const KeptPiece* piece : tensor.pieces) count += piece->count;
+    if (count == tensor.pieces.front()->whole.count()) {
+      result.push_back(std::move(tensor));
+      continue;
+    }
+    for (const KeptPiece* piece : tensor.pieces)
+      result.push_back({piece_name(tensor.name, piece->first), {piece}});
+  }
+  return result;
+}
+
+/// Can it be written from where it is?
+LOCKSTEP_INLINE bool is_as_in_file(const CollectedTensor& tensor) {
+  const KeptPiece& piece = *tensor.pieces.front();
+  return tensor.pieces.size() == 1 && piece.on_host && piece.held == piece.whole.element;
+}
+
+LOCKSTEP_INLINE void SaverCore::add_tensors(const KeptJob& job, bool copies_all, RankFile& file) {
+  const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces);
+  std::size_t copied_bytes = 0;
+  std::vector<KeptCopy> copies;
+  for (const CollectedTensor& tensor : tensors) {
+    if (!copies_all && is_as_in_file(tensor)) continue;
+    for (const KeptPiece* piece : tensor.pieces) copied_bytes += piece->file_bytes();
+    copied_bytes = align_up(copied_bytes);
+  }
+  if (snapshot_.bytes < copied_bytes) {
+    snapshot_ = {};
+    snapshot_ = job.make_memory(copied_bytes);
+  }
+  std::size_t place = 0;
+  for (const CollectedTensor& tensor : tensors) {
+    const KeptPiece& first = *tensor.pieces.front();
+    TensorToWrite& written = file.file.tensors.emplace_back();
+    written.name = tensor.name;
+    written.kind = first.whole.element;
+    std::size_t bytes = 0;
+    std::size_t count = 0;
+    for (const KeptPiece* piece : tensor.pieces) {
+      bytes += piece->file_bytes();
+      count += piece->count;
+    }
+    if (first.is_whole() || tensor.pieces.size() > 1) {
+      written.shape.assign(first.whole.extents.begin(),
+                           first.whole.extents.begin() + static_cast<int>(first.whole.rank));
+    } else {
+      written.shape = {count};
+    }
+    if (!copies_all && is_as_in_file(tensor)) {
+      written.data = {first.data, bytes};
+      continue;
+    }
+    written.data = {snapshot_.data + place, bytes};
+    for (const KeptPiece* piece : tensor.pieces) {
+      copies.push_back({snapshot_.data + place, piece});
+      place += piece->file_bytes();
+    }
+    place = align_up(place);
+  }
+  file.is_copied = !copies.empty();
+  if (file.is_copied) job.copy_out(copies);
+}
+
+LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
+                                                             const std::string& path,
+                                                             const SaveOptions& options,
+                                                             const std::vector<std::string>& told) {
+  const auto file = std::make_shared<RankFile>();
+  const std::string_view token = SaveAnnouncement(told[0]).token;
+  const std::size_t me = job.ranks.rank.value();
+  file->pieces = job.pieces(KeptFor::saving);
+  if (me == 0) {
+    file->path = path;
+    file->written = options.written;
+    CheckpointFacts& facts = file->facts;
+    facts.version = version;
+    facts.time = utc_time();
+    facts.shape = job.shape;
+    facts.progress = job.progress();
+    facts.epoch = options.epoch;
+    facts.best = options.best;
+    facts.position = options.position;
+    facts.scores = options.scores;
+    for (std::size_t rank = 0; rank != told.size(); ++rank) {
+      const SaveAnnouncement of_rank(told[rank]);
+      facts.values.push_back(unpack_values(of_rank.values));
+      if (rank != 0 && of_rank.has_tensors)
+        file->shards.push_back({rank, shard_name(path, token, rank, told.size())});
+    }
+    facts.common = unpack_values(pack_values(options.common));
+    file->file.facts = json_of(facts);
+    add_value_tensors(facts, file->file.tensors);
+  } else {
+    file->path = beside(path, shard_name(path, token, me, told.size()));
+    file->file.facts.add("version", version).add("shard", me).add("world", told.size());
+  }
+  add_tensors(job, options.asynchronous, *file);
+  return file;
+}
+
+// Saving.
+
+LOCKSTEP_INLINE SaverCore::SaverCore() : exceptions_(std::uncaught_exceptions()) {}
+
+LOCKSTEP_INLINE SaverCore::~SaverCore() {
+  if (std::uncaught_exceptions() > exceptions_) is_given_up_ = true;
+  writer_.reset();  // it uses the other members
+}
+
+/// Ends the save under way, whose outcome nobody wants to know.
+LOCKSTEP_INLINE void SaverCore::give_up() {
+  is_given_up_ = true;
+  try {
+    if (writer_) writer_->wait();
+  } catch (const std::exception&) {
+  }
+  is_given_up_ = false;
+}
+
+LOCKSTEP_INLINE void SaverCore::finish(const JointRanks& ranks) {
+  // First those who wait for nobody: rank 0 would wait in vain for the file of one that failed.
+  const auto wait = [&](bool is_turn) {
+    work_together(ranks, "save", [&] {
+      if (is_turn && writer_) writer_->wait();
+      return std::string();
+    });
+  };
+  try {
+    if (ranks.world > 1) wait(ranks.rank != Rank{0});
+    wait(ranks.rank == Rank{0});
+  } catch (...) {
+    give_up();
+    throw;
+  }
+}
+
+LOCKSTEP_INLINE void SaverCore::write_now(const KeptJob& job, RankFile& file) {
+  const bool writes_shard = job.ranks.rank != Rank{0} && !file.file.tensors.empty();
+  std::vector<ShardFile> shards;
+  try {
+    const std::vector<std::string> told = work_together(job.ranks, "save", [&] {
+      std::string written;
+      if (file.is_copied) job.await_copies(job.wrapper);
+      if (writes_shard) {
+        const WrittenFile mine = write_file(file.path, file.file);
+        written = {reinterpret_cast<const char*>(&mine), sizeof mine};
+      }
+      return written;
+    });
+    for (const ExpectedShard& shard : file.shards) {
+      WrittenFile written{};
+      told[shard.rank].copy(reinterpret_cast<char*>(&written), sizeof written);
+      shards.push_back({shard.name, written});
+    }
+  } catch (...) {
+    // Rank 0 alone could have made these files a checkpoint, and has not.
+    for (const ExpectedShard& shard : file.shards) remove_beside(file.path, shard.name);
+    throw;
+  }
+  work_together(job.ranks, "save", [&] {
+    if (job.ranks.rank == Rank{0}) commit(file, shards);
+    return std::string();
+  });
+}
+
+LOCKSTEP_INLINE void SaverCore::write_later(const KeptJob& job, std::shared_ptr<RankFile> file) {
+  const bool is_first = job.ranks.rank == Rank{0};
+  if (!is_first && file->file.tensors.empty()) return;
+  writer_->start([this, is_first, file, await = job.await_copies, wrapper = job.wrapper] {
+    if (file->is_copied) await(wrapper);
+    if (!is_first) {
+      write_file(file->path, file->file);
+    } else if (const auto shards = await_shards(*file, is_given_up_)) {
+      commit(*file, *shards);
+    }
+  });
+}
+
+LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path,
+                                     const SaveOptions& options) {
+  if (!writer_) writer_.emplace(job.ranks.rank);
+  std::vector<std::string> told;
+  try {
+    told = work_together(job.ranks, "save", [&] {
+      writer_->rethrow();
+      const std::string token = random_token();
+      const std::string values = pack_values(options.values);
+      SaveAnnouncement mine;
+      mine.path = path;
+      mine.token = token;
+      mine.values = values;
+      mine.is_busy = writer_->is_busy();
+      mine.has_tensors = !job.pieces(KeptFor::saving).empty();
+      return mine.packed();
+    });
+  } catch (...) {
+    give_up();
+    throw;
+  }
+  std::vector<std::string_view> paths;
+  bool is_busy = false;
+  for (const std::string& text : told) {
+    const SaveAnnouncement of_rank(text);
+    paths.push_back(of_rank.path);
+    is_busy = is_busy || of_rank.is_busy;
+  }
+  require_same_path(job.ranks, "save", paths);
+  if (is_busy && options.when_busy == WhenBusy::skip) return false;
+  if (is_busy) finish(job.ranks);
+
+  job.synchronize_buffers();
+  std::shared_ptr<RankFile> file;
+  work_together(job.ranks, "save", [&] {
+    file = collect(job, path, options, told);
+    return std::string();
+  });
+  if (options.asynchronous) {
+    write_later(job, std::move(file));
+  } else {
+    write_now(job, *file);
+  }
+  return true;
+}
+
+}  // namespace lockstep::detail

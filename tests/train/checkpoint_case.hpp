@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What the tests of checkpoints share: a model with buffers, the bits of a job, a folder.
+
+#include <unistd.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/trainer/loading.hpp"
+#include "lockstep/trainer/saving.hpp"
+#include "train/sheet.hpp"
+
+namespace checkpoints {
+
+using namespace train;
+
+/// A batch that DP can cut, with an entry for each replica.
+struct Entries {
+  std::vector<Entry> all;
+  std::size_t size() const { return all.size(); }
+  Entries slice(std::size_t first, std::size_t count) const {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+    return {{begin, begin + static_cast<std::ptrdiff_t>(count)}};
+  }
+};
+
+/// A sheet of two element types that counts its batches in a buffer.
+struct Ledger : Sheet<float, float, double> {
+  using Buffers = BufferList<Buffer<"seen", double, 2>>;
+  double forward(auto& step, const Entry& entry) {
+    step.buffer("seen"_p)(0) += 1;
+    step.buffer("seen"_p)(1) += entry.loss;
+    return Sheet::forward(step, entry);
+  }
+  double forward(auto& step, const Entries& share) { return forward(step, share.all.at(0)); }
+
+  using Sheet::backward;
+  void backward(auto& step, const Entries& share) { Sheet::backward(step, share.all.at(0)); }
+};
+
+inline Entry entry_of(std::size_t rank, std::size_t step) {
+  const auto r = static_cast<double>(rank);
+  const auto s = static_cast<double>(step);
+  return {.gradient = {0.5 + 0.25 * r - 0.125 * s, 0.75 - 0.5 * r * s, 0.25 * s - 0.3},
+          .loss = s + 0.125 * r};
+}
+
+/// A folder that is there as long as this object is.
+struct Folder {
+  Folder() {
+    char name[] = "/tmp/lockstep-checkpoint-XXXXXX";
+    require(::mkdtemp(name) != nullptr, "no folder");
+    path = name;
+  }
+  ~Folder() { std::filesystem::remove_all(path); }
+  Folder(const Folder&) = delete;
+  Folder& operator=(const Folder&) = delete;
+
+  std::string operator/(const std::string& name) const { return path + "/" + name; }
+  std::vector<std::string> files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : std::filesystem::directory_iterator(path))
+      names.push_back(entry.path().filename().string());
+    return names;
+  }
+
+  std::string path;
+};
+
+/// A hash of all that this rank keeps: parameters, buffers, states, counts, numbers.
+std::uint64_t bits_of(auto& ddp) {
+  detail::Hash hash;
+  const auto add = [&](std::string_view name, const auto& view) {
+    const auto* const bytes = reinterpret_cast<const char*>(view.data_handle());
+    hash.text(name).text({bytes, view.size() * sizeof(*view.data_handle())});
+  };
+  ddp.for_each_parameter(add);
+  ddp.for_each_buffer(add);
+  ddp.for_each_state(
+      [&](std::string_view name, std::string_view state, const auto& view, std::size_t) {
+        hash.text(state);
+        add(name, view);
+      });
+  hash.number(ddp.updates());
+  for (const auto& number : ddp.progress().numbers)
+    std::visit([&](auto value) { hash.text(number.name).text(std::to_string(value)); },
+               number.value);
+  return hash.value();
+}
+
+/// All tensors of a checkpoint, as bytes by name.
+inline std::map<std::string, std::string> tensors_of(const std::string& path) {
+  const detail::CheckpointReader reader(path);
+  reader.verify();
+  std::map<std::string, std::string> all;
+  for (const auto& tensor : reader.tensors()) {
+    std::string bytes(tensor.count * detail::element_size(tensor.kind()), '\0');
+    reader.read(tensor, 0, tensor.count, reinterpret_cast<std::byte*>(bytes.data()));
+    all[tensor.name] = detail::shape_text(tensor.shape) + bytes;
+  }
+  return all;
+}
+
+/// What `f()` throws, on this rank.
+template <class F>
+std::string words_of(const F& f) {
+  try {
+    f();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+inline void require_words(const std::string& have, const std::string& want) {
+  require(have.find(want) != std::string::npos, "no \"" + want + "\" in \"" + have + "\"");
+}
+
+}  // namespace checkpoints

@@ -1,0 +1,608 @@
+// SPDX-License-Identifier: Apache-2.0
+// Loading across shapes of jobs, by other names and types; saving while training goes on; what is
+// refused, and that it changes nothing.
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/core/random_stream.hpp"
+#include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/kept_values.hpp"
+#include "train/checkpoint_case.hpp"
+
+BOOST_AUTO_TEST_SUITE(checkpoints_that_are_loaded)
+
+namespace {
+
+using namespace checkpoints;
+
+using SharedAdam = DistributedDataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>>;
+using Copies = DistributedDataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>,
+                                       Sharding<Replicated>, Buckets<BucketLimits{100, 200}>>;
+
+/// Something else in every number.
+void disturb(auto& job, std::size_t rank) {
+  job.optimizer().lr = 0.5;
+  for (std::size_t s = 30; s < 34; ++s) job.step(entry_of(rank, s));
+}
+
+void disturb_replicas(auto& job, std::size_t replicas) {
+  Entries batch;
+  for (std::size_t r = 0; r < replicas; ++r) batch.all.push_back(entry_of(r, 31));
+  for (int s = 0; s < 3; ++s) job.step(batch);
+}
+
+/// Loads what the last job has saved, and saves it again.
+template <class Job>
+void hand_on(std::size_t world, const std::string& from, const std::string& to) {
+  all_well(world, [&](Shared& comm) {
+    Job job(comm);
+    disturb(job, comm.rank().value());
+    const LoadReport report = load(job, from);
+    require(report.missing.empty() && report.unexpected.empty(), "all names");
+    require(job.updates() == 3 && job.optimizer().lr == 0.03, "counts and numbers");
+    save(job, to);
+  });
+}
+
+void require_same_tensors(const std::string& one, const std::string& other) {
+  const auto first = tensors_of(one);
+  const auto second = tensors_of(other);
+  BOOST_TEST(first.size() == second.size());
+  for (const auto& [name, bytes] : first) {
+    const auto found = second.find(name);
+    BOOST_TEST_REQUIRE((found != second.end()), name << " is missing in " << other);
+    BOOST_TEST((found->second == bytes), name << " differs in " << other);
+  }
+}
+
+std::size_t shards_of(const std::string& path) {
+  return detail::CheckpointReader(path).shards().size();
+}
+
+/// The file of a shared job on two ranks after three updates.
+void save_three_updates(const std::string& path, std::size_t world = 2) {
+  all_well(world, [&](Shared& comm) {
+    SharedAdam job(comm);
+    job.optimizer().lr = 0.03;
+    for (std::size_t s = 0; s < 6; ++s) job.step(entry_of(comm.rank().value(), s));
+    save(job, path);
+  });
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(files_are_handed_on_from_shape_to_shape_with_the_same_bits) {
+  const Folder folder;
+  save_three_updates(folder / "0.safetensors", 1);
+  hand_on<Copies>(2, folder / "0.safetensors", folder / "1.safetensors");
+  hand_on<SharedAdam>(4, folder / "1.safetensors", folder / "2.safetensors");
+  hand_on<SharedAdam>(2, folder / "2.safetensors", folder / "3.safetensors");
+  hand_on<Copies>(1, folder / "3.safetensors", folder / "4.safetensors");
+  hand_on<SharedAdam>(1, folder / "4.safetensors", folder / "5.safetensors");
+  for (const char* name : {"1", "2", "3", "4", "5"})
+    require_same_tensors(folder / "0.safetensors", folder / (std::string(name) + ".safetensors"));
+  // Only states that ranks share in slices take files of their own: in the worlds of 4 and 2.
+  for (const char* name : {"0", "1", "4", "5"})
+    BOOST_TEST(shards_of(folder / (std::string(name) + ".safetensors")) == 0u);
+  BOOST_TEST(shards_of(folder / "2.safetensors") > 1u);
+  BOOST_TEST(shards_of(folder / "3.safetensors") == 1u);
+  BOOST_TEST(folder.files().size() == 6u + shards_of(folder / "2.safetensors") + 1u);
+}
+
+namespace {
+
+using Replicas = DataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>>;
+using ReplicasWithCopies =
+    DataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>, Sharding<Replicated>>;
+
+/// What ranks have as batch `step`, as one batch.
+Entries entries_of(std::size_t replicas, std::size_t step) {
+  Entries entries;
+  for (std::size_t r = 0; r < replicas; ++r) entries.all.push_back(entry_of(r, step));
+  return entries;
+}
+
+/// Ranks are saved in the middle of a step; replicas go on and save there too; then ranks go on
+/// from the replicas' file. All end with the bits of ranks that were never stopped.
+template <class Dp, class Ddp>
+void between_strategies(std::size_t world) {
+  const Folder folder;
+  const auto path = [&](const char* name) { return folder / (std::string(name) + ".safetensors"); };
+  all_well(world, [&](Shared& comm) {
+    Ddp job(comm);
+    job.optimizer().lr = 0.03;
+    for (std::size_t s = 0; s < 8; ++s) {
+      job.step(entry_of(comm.rank().value(), s));
+      if (s == 2) save(job, path("ddp-3"));
+      if (s == 4) save(job, path("ddp-5"));
+    }
+    save(job, path("ddp-8"));
+  });
+  {
+    Dp job({.replicas = world});
+    disturb_replicas(job, world);
+    const Resumed resumed = resume(job, path("ddp-3"));
+    BOOST_TEST(resumed.step == 1u);
+    BOOST_TEST(resumed.notes.empty());
+    for (std::size_t s = 3; s < 8; ++s) {
+      job.step(entries_of(world, s));
+      if (s == 4) {
+        Saver saver;
+        saver.save(job, path("dp-5"), {.asynchronous = true});
+        saver.finish(job);
+        save(job, path("dp-5-at-once"));
+      }
+    }
+    save(job, path("dp-8"));
+    Dp again({.replicas = world});
+    disturb_replicas(again, world);
+    load(again, path("dp-8"));
+    save(again, path("dp-again"));
+  }
+  all_well(world, [&](Shared& comm) {
+    Ddp job(comm);
+    disturb(job, comm.rank().value());
+    resume(job, path("dp-5"));
+    for (std::size_t s = 5; s < 8; ++s) job.step(entry_of(comm.rank().value(), s));
+    save(job, path("back-8"));
+  });
+  require_same_tensors(path("dp-5"), path("ddp-5"));
+  require_same_tensors(path("dp-5"), path("dp-5-at-once"));
+  for (const char* name : {"dp-8", "dp-again", "back-8"})
+    require_same_tensors(path("ddp-8"), path(name));
+  for (const char* name : {"dp-5", "dp-8"}) BOOST_TEST(shards_of(path(name)) == 0u);
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(ranks_and_replicas_go_on_from_each_others_files_with_the_same_bits) {
+  between_strategies<Replicas, SharedAdam>(1);
+  between_strategies<Replicas, SharedAdam>(2);
+  between_strategies<ReplicasWithCopies, SharedAdam>(3);
+  between_strategies<Replicas, SharedAdam>(4);
+}
+
+BOOST_AUTO_TEST_CASE(rank_zeros_file_is_whole_and_a_new_one_replaces_all_files) {
+  const Folder folder;
+  const std::string path = folder / "model.safetensors";
+  save_three_updates(path, 4);
+  const detail::SafetensorsFile first(path);
+  for (const char* name : {"a", "b", "c", "seen"})
+    BOOST_TEST((first.find(name) != nullptr), name << " is not in rank 0's file");
+  BOOST_TEST(*first.metadata("format") == "pt");
+  BOOST_TEST(folder.files().size() == 1u + shards_of(path));
+  save_three_updates(path, 2);
+  BOOST_TEST(folder.files().size() == 2u);
+  // A file that another name is linked to keeps its parts.
+  std::filesystem::create_hard_link(path, folder / "best.safetensors");
+  save_three_updates(path, 2);
+  BOOST_TEST(folder.files().size() == 4u);
+  BOOST_TEST(tensors_of(folder / "best.safetensors").size() == tensors_of(path).size());
+}
+
+/// Gradients that were added up by some ranks, used by others: every update is that of the mean.
+BOOST_AUTO_TEST_CASE(a_step_goes_on_in_another_world) {
+  using Plain = DistributedDataParallel<Ledger, Accumulate<2>>;
+  const Folder folder;
+  for (const std::size_t world : {1, 2, 4}) {
+    const std::string path = folder / (std::to_string(world) + ".safetensors");
+    all_well(world, [&](Shared& comm) {
+      Plain job(comm);
+      job.optimizer().lr = 1;
+      job.step(entry_of(comm.rank().value(), 1));
+      save(job, path);
+    });
+    for (const std::size_t other : {1, 2, 3, 4}) {
+      all_well(other, [&](Shared& comm) {
+        Plain job(comm);
+        const Resumed resumed = resume(job, path);
+        require(resumed.notes.empty() == (world == other), "a note about another world");
+        job.step(entry_of(0, 2));
+        compare(
+            job,
+            [&](std::size_t p, std::size_t i) {
+              double mean = entry_of(0, 2).gradient[p] / 2;
+              for (std::size_t r = 0; r < world; ++r)
+                mean += entry_of(r, 1).gradient[p] / 2 / static_cast<double>(world);
+              return start(p, i) - slope(mean, i);
+            },
+            std::to_string(world) + " ranks, then " + std::to_string(other), 1e-5);
+      });
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
+  const Folder folder;
+  const std::string path = folder / "python.safetensors";
+  std::vector<float> a(40, 1.5F);
+  std::vector<double> b(70, 2.5);
+  std::vector<double> c(3, 3.5);
+  detail::FileToWrite file;
+  const auto add = [&](const char* name, ElementKind kind, const auto& values) {
+    file.tensors.push_back({name, kind, {values.size()}, std::as_bytes(std::span(values))});
+  };
+  add("module.a", ElementKind::f32, a);
+  add("module.b", ElementKind::f64, b);
+  add("head", ElementKind::f64, c);
+  detail::write_file(path, file);
+  for (const std::size_t world : {1, 2}) {
+    all_well(world, [&](Shared& comm) {
+      SharedAdam job(comm);
+      disturb(job, comm.rank().value());
+      const std::uint64_t before = bits_of(job);
+      const auto strip = [](std::string_view name) {
+        return std::string(name.starts_with("module.") ? name.substr(7) : name);
+      };
+      require_words(words_of([&] { load_parameters(job, path); }),
+                    "load_parameters: '" + path +
+                        "' does not fit this job: missing in the file: a, b, c, seen; unexpected "
+                        "in the file: head, module.a, module.b; load a file of the same model");
+      require_words(
+          words_of([&] { load_parameters(job, path, {.strict = false, .rename = strip}); }),
+          "type mismatch for module.b: F64 in the file, float in the job (.convert = "
+          "true rounds it)");
+      require_words(
+          words_of([&] { load_parameters(job, path, {.rename = [](auto) { return "a"; }}); }),
+          "become 'a'");
+      require(bits_of(job) == before, "a file that does not fit has changed the job");
+      const LoadReport report =
+          load_parameters(job, path, {.strict = false, .rename = strip, .convert = true});
+      require(report.missing == std::vector<std::string>{"c", "seen"}, "what is missing");
+      require(report.unexpected == std::vector<std::string>{"head"}, "what is unexpected");
+      require(value(job, 0, 39) == 1.5 && value(job, 1, 69) == 2.5, "the values of the file");
+      require(job.optimizer().lr == 0.5 && job.updates() == 2, "the optimizer stays as it is");
+      require_words(words_of([&] { load(job, path, {.strict = false}); }), "call load_parameters");
+    });
+  }
+}
+
+/// A file that Python's safetensors has written.
+struct FromPython {
+  using Parameters =
+      ParameterList<Parameter<"fc1.weight", float, 4, 3>, Parameter<"fc1.bias", double, 4>,
+                    Parameter<"half", BFloat16, 5>>;
+  using Buffers = BufferList<Buffer<"step", std::int64_t, 1>>;
+};
+
+BOOST_AUTO_TEST_CASE(a_file_of_pythons_is_loaded_into_a_model) {
+  const char* const given = std::getenv("LOCKSTEP_REFERENCE");
+  const std::string path =
+      (given != nullptr ? std::string(given) : LOCKSTEP_SOURCE_DIR "/tests/reference") +
+      "/python.safetensors";
+  LoopbackCommunicator nobody;
+  DistributedDataParallel<FromPython, World<1>> job(nobody);
+  const LoadReport report = load_parameters(job, path, {.strict = false});
+  BOOST_TEST(report.missing.empty());
+  BOOST_TEST(report.unexpected == std::vector<std::string>{"empty"},
+             boost::test_tools::per_element());
+  std::ifstream in(path, std::ios::binary);
+  const std::string all{std::istreambuf_iterator<char>(in), {}};
+  // The file's header gives the places of its tensors.
+  std::uint64_t header = 0;
+  std::memcpy(&header, all.data(), sizeof header);
+  const auto same = [&](std::size_t begin, const auto& view) {
+    BOOST_TEST(std::memcmp(all.data() + 8 + header + begin, view.data_handle(),
+                           view.size() * sizeof(*view.data_handle())) == 0);
+  };
+  same(0, job.buffer("step"_p));
+  same(8, job.param("fc1.bias"_p));
+  same(40, job.param("fc1.weight"_p));
+  same(88, job.param("half"_p));
+  BOOST_TEST(words_of([&] { load(job, path); }).find("call load_parameters") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(values_of_the_program_come_back_to_their_ranks) {
+  const Folder folder;
+  const std::string path = folder / "values.safetensors";
+  using Job = SharedAdam;
+  all_well(2, [&](Shared& comm) {
+    Job job(comm);
+    const auto me = static_cast<double>(comm.rank().value());
+    double reward = 0.1 + me;
+    float rate = 0.3F;
+    std::int64_t count = -7;
+    std::uint64_t large = ~std::uint64_t{0};
+    bool done = true;
+    std::string text("a \0 byte\xff", 9);
+    std::vector<float> history{1.5F, static_cast<float>(me)};
+    std::vector<std::uint8_t> none;
+    RandomStream noise(Seed{3}, 5);
+    noise.normal();
+    std::string shared = "of rank " + std::to_string(comm.rank().value());
+    save(job, path,
+         {.values = {{"reward", reward},
+                     {"rate", rate},
+                     {"count", count},
+                     {"large", large},
+                     {"done", done},
+                     {"text", text},
+                     {"history", history},
+                     {"none", none},
+                     {"noise", noise}},
+          .common = {{"shared", shared}}});
+    double reward2 = 0;
+    float rate2 = 0;
+    std::int64_t count2 = 0;
+    std::uint64_t large2 = 0;
+    bool done2 = false;
+    std::string text2 = "other";
+    std::vector<float> history2(9);
+    std::vector<std::uint8_t> none2(3);
+    RandomStream noise2(Seed{0});
+    std::string shared2;
+    const Resumed resumed = resume(job, path,
+                                   {.values = {{"noise", noise2},
+                                               {"none", none2},
+                                               {"history", history2},
+                                               {"text", text2},
+                                               {"done", done2},
+                                               {"large", large2},
+                                               {"count", count2},
+                                               {"rate", rate2},
+                                               {"reward", reward2}},
+                                    .common = {{"shared", shared2}}});
+    require(resumed.notes.empty(), "nothing to note");
+    require(reward2 == reward && rate2 == rate && count2 == count && large2 == large && done2 &&
+                text2 == text && history2 == history && none2.empty() && noise2() == noise() &&
+                shared2 == "of rank 0",
+            "values");
+    float wrong = 8;
+    int strange = 9;
+    const std::uint64_t before = bits_of(job);
+    require_words(
+        words_of([&] { resume(job, path, {.values = {{"reward", wrong}, {"strange", strange}}}); }),
+        "missing in the file: the value strange of rank 0, the value strange of rank 1; "
+        "type mismatch for the value reward is double in the file and float here");
+    require(wrong == 8 && bits_of(job) == before, "values that do not fit change nothing");
+    const Resumed some = resume(job, path, {.strict = false, .values = {{"strange", strange}}});
+    require(strange == 9 && some.report.missing.size() == 2 && some.notes.size() == 10, "notes");
+    require_words(words_of([&] { KeptValues({{"x", reward}, {"x", rate}}); }), "the name x");
+  });
+  all_well(3, [&](Shared& comm) {
+    Job job(comm);
+    double reward = -1;
+    std::string shared;
+    const Resumed resumed =
+        resume(job, path, {.values = {{"reward", reward}}, .common = {{"shared", shared}}});
+    const std::size_t me = comm.rank().value();
+    require(reward == (me == 2 ? -1 : 0.1 + static_cast<double>(me)), "a new rank keeps its own");
+    require(shared == "of rank 0", "what is common");
+  });
+}
+
+// ---- While training goes on
+
+BOOST_AUTO_TEST_CASE(an_asynchronous_save_has_the_state_at_the_call) {
+  for (const std::size_t world : {1, 2, 4}) {
+    const Folder folder;
+    all_well(world, [&](Shared& comm) {
+      const std::size_t me = comm.rank().value();
+      SharedAdam job(comm);
+      std::vector<std::uint64_t> bits;
+      {
+        Saver saver;
+        for (std::size_t s = 0; s < 12; ++s) {
+          job.step(entry_of(me, s));
+          const std::string path = folder / (std::to_string(s) + ".safetensors");
+          require(saver.save(job, path, {.asynchronous = true, .epoch = s}), "saved");
+          bits.push_back(bits_of(job));
+        }
+        saver.finish(job);
+        saver.finish(job);
+      }
+      for (std::size_t s = 0; s < 12; s += 3) {
+        SharedAdam other(comm);
+        disturb(other, me);
+        const Resumed resumed = resume(other, folder / (std::to_string(s) + ".safetensors"));
+        require(resumed.epoch == s && bits_of(other) == bits[s], "the state at the call");
+      }
+    });
+  }
+}
+
+namespace {
+
+/// A job without a model, whose copies come when it is told so.
+struct SlowJob {
+  std::atomic<bool> has_copied = false;
+  float number = 1;
+
+  detail::SnapshotMemory memory_of(std::size_t bytes) {
+    const auto memory = std::make_shared<HostArena>(bytes);
+    return {memory, memory->data(), bytes};
+  }
+  void with(const auto& f) {
+    const auto gather = [](std::string text) { return std::vector<std::string>{text}; };
+    const auto pieces = [&](detail::KeptFor) {
+      detail::KeptPiece piece;
+      piece.name = "x";
+      piece.whole = {ElementKind::f32, 1, {1}};
+      piece.count = 1;
+      piece.data = reinterpret_cast<std::byte*>(&number);
+      piece.held = ElementKind::f32;
+      return std::vector{piece};
+    };
+    const auto progress = [] { return detail::ReplicaProgress{}; };
+    const auto set_progress = [](const detail::ReplicaProgress&) {};
+    const auto nothing = [] {};
+    const auto make = [&](std::size_t bytes) { return memory_of(bytes); };
+    const auto out = [&](std::span<const detail::KeptCopy> copies) {
+      for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof number);
+    };
+    const auto in = [](const detail::KeptPiece&, const std::byte*) {};
+    f(detail::KeptJob{{Rank{0}, 1, gather},
+                      {},
+                      true,
+                      pieces,
+                      progress,
+                      set_progress,
+                      nothing,
+                      make,
+                      out,
+                      [](void* job) {
+                        while (!static_cast<SlowJob*>(job)->has_copied)
+                          detail::sleep_for(std::chrono::milliseconds(1));
+                      },
+                      this,
+                      in});
+  }
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
+  const Folder folder;
+  SlowJob job;
+  detail::SaverCore saver;
+  const auto save_as = [&](const char* name, WhenBusy when_busy) {
+    bool saved = false;
+    job.with([&](const detail::KeptJob& kept) {
+      SaveOptions options;
+      options.asynchronous = true;
+      options.when_busy = when_busy;
+      saved = saver.save(kept, folder / name, options);
+    });
+    return saved;
+  };
+  BOOST_TEST(save_as("first.safetensors", WhenBusy::skip));
+  BOOST_TEST(saver.is_busy());
+  job.number = 2;
+  BOOST_TEST(!save_as("second.safetensors", WhenBusy::skip));
+  job.has_copied = true;
+  BOOST_TEST(save_as("third.safetensors", WhenBusy::wait));
+  job.with([&](const detail::KeptJob& kept) { saver.finish(kept.ranks); });
+  const float one = 1;
+  const float two = 2;
+  const auto tensor = [&](const char* name) { return tensors_of(folder / name).at("x"); };
+  const auto text = [](const float& number) {
+    return "[1]" + std::string(reinterpret_cast<const char*>(&number), sizeof number);
+  };
+  BOOST_TEST(tensor("first.safetensors") == text(one));
+  BOOST_TEST(tensor("third.safetensors") == text(two));
+  BOOST_TEST(folder.files().size() == 2u);
+}
+
+BOOST_AUTO_TEST_CASE(a_failure_of_one_ranks_part_is_told_to_all_and_the_job_goes_on) {
+  for (const bool asynchronous : {false, true}) {
+    for (const std::size_t failing : {0, 1}) {
+      const Folder folder;
+      std::filesystem::create_directories(folder / "gone");
+      all_well(2, [&](Shared& comm) {
+        const std::size_t me = comm.rank().value();
+        SharedAdam job(comm);
+        Saver saver;
+        // One rank's folder is taken away under it.
+        std::filesystem::current_path(me == failing ? folder / "gone" : folder.path);
+        if (me == failing) std::filesystem::remove(folder / "gone");
+        const std::string words = words_of([&] {
+          saver.save(job, "part.safetensors", {.asynchronous = asynchronous});
+          saver.finish(job);
+        });
+        require_words(words, "rank " + std::to_string(failing) + ", ");
+        require_words(words, "part.");
+        std::filesystem::current_path(folder.path);
+        job.step(entry_of(me, 1));
+        const std::string path = folder / "whole.safetensors";
+        require(saver.save(job, path, {.asynchronous = asynchronous}), "it saves again");
+        saver.finish(job);
+        const std::uint64_t bits = bits_of(job);
+        load(job, path);
+        require(bits_of(job) == bits, "what was saved after the failure");
+      });
+      // Rank 0 removes the parts of a save that has failed, unless its folder is gone.
+      if (!asynchronous) BOOST_TEST(folder.files().size() == (failing == 0 ? 3u : 2u));
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_failure_is_also_thrown_by_the_next_save) {
+  const Folder folder;
+  all_well(2, [&](Shared& comm) {
+    SharedAdam job(comm);
+    Saver saver;
+    saver.save(job, folder / "none/x.safetensors", {.asynchronous = true});
+    while (saver.is_busy()) detail::sleep_for(std::chrono::milliseconds(1));
+    const std::string words =
+        words_of([&] { saver.save(job, folder / "y.safetensors", {.asynchronous = true}); });
+    require_words(words, "none/x.");
+    saver.finish(job);
+  });
+  BOOST_TEST(folder.files().empty());
+}
+
+// ---- What is refused
+
+BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_refused_on_all_ranks_and_change_nothing) {
+  const Folder folder;
+  const std::string path = folder / "good.safetensors";
+  save_three_updates(path);
+  std::filesystem::create_directories(folder / "folder");
+  {
+    std::ofstream(folder / "words.safetensors") << "these are words, and no tensors at all";
+  }
+  const std::string flipped = folder / "flipped.safetensors";
+  save_three_updates(flipped, 1);
+  {
+    std::fstream file(flipped, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekg(-3, std::ios::end);
+    const auto byte = static_cast<char>(file.get() ^ 16);
+    file.seekp(-3, std::ios::end);
+    file.put(byte);
+  }
+  using Momentum = DistributedDataParallel<Ledger, Optimizer<SGDMomentum>, Accumulate<3>>;
+  for (const std::size_t world : {1, 2, 4}) {
+    all_well(world, [&](Shared& comm) {
+      SharedAdam job(comm);
+      disturb(job, comm.rank().value());
+      const std::uint64_t before = bits_of(job);
+      const auto refused = [&](const std::string& file, const std::string& words) {
+        require_words(words_of([&] { load(job, file); }), words);
+        require_words(words_of([&] { resume(job, file); }), words);
+        require(bits_of(job) == before, file + " has changed the job");
+      };
+      refused(folder / "none.safetensors", "none.safetensors'");
+      refused(folder / "folder", folder / "folder");
+      refused(folder / "words.safetensors", "words.safetensors'");
+      refused(flipped, "flipped.safetensors'");
+      if (world > 1) {
+        const std::string mine = folder / (comm.rank() == Rank{1} ? "good.safetensors" : "x");
+        const std::string paths = "ranks were given different paths: rank 0 has '" +
+                                  (folder / "x") + "' and rank 1 has '" + path + "'";
+        refused(mine, paths);
+        require_words(words_of([&] { save(job, mine); }), "save: " + paths);
+        require(!std::filesystem::exists(folder / "x"), "nothing was saved");
+      }
+      require_words(words_of([&] { save(job, folder / "no/such."); }), "no/such.");
+      Momentum other(comm);
+      const std::uint64_t other_bits = bits_of(other);
+      require_words(words_of([&] { load(other, path); }),
+                    "missing in the file: lockstep/state/a/momentum_buffer, "
+                    "lockstep/state/b/momentum_buffer, lockstep/state/c/momentum_buffer; "
+                    "unexpected in the file: lockstep/state/a/exp_avg, ");
+      require(bits_of(other) == other_bits, "another optimizer's file has changed the job");
+      load(other, path, {.strict = false});
+      require(other.updates() == 3, "what both have");
+      job.step(entry_of(0, 1));
+      save(job, folder / "middle.safetensors");
+      require_words(words_of([&] { resume(other, folder / "middle.safetensors"); }), "missing");
+    });
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
