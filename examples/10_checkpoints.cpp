@@ -20,18 +20,18 @@ int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
     const Normalization normalization{.mean = 0.5f, .deviation = 0.3f};
     const auto train =
-        generated_dataset("train", {.samples = 2000, .normalization = normalization});
+        generated_dataset("train", {.samples = 1000, .normalization = normalization});
     const auto test = generated_dataset("test", {.samples = 1000, .normalization = normalization});
-    job.optimizer().lr = 1e-3;
+    job.optimizer().lr = 2e-3;
 
     // The command line has precedence over these. Saving takes the step the time of a copy.
     job.checkpoints({.folder = "run", .every_steps = 100, .keep = 2, .best_by = "test_loss"});
     RandomStream noise = job.random();  // every rank's own, and saved with the rest
     job.keep("noise", noise);
 
-    for (auto epoch : job.epochs(6)) {
+    for (auto epoch : job.epochs(8)) {
       for (auto batch : epoch.batches(train, 16 / job.world_size().value())) {
-        for (float& pixel : batch.inputs) pixel += 0.2f * static_cast<float>(noise.normal());
+        for (float& pixel : batch.inputs) pixel += 0.1f * static_cast<float>(noise.normal());
         job.step(batch);
       }
       job.evaluate(test, 500);

@@ -126,6 +126,7 @@ RUNNING = (
     ("Communicating and groups", ("comm", "topology")),
     ("Training", ("strategy", "trainer", "bucket", "model", "optim", "core", "observe")),
     ("Data", ("data",)),
+    ("Checkpoints", ("checkpoint",)),
     ("GPUs", ("device",)),
 )
 
