@@ -22,6 +22,14 @@ std::string use(Session& session, const job::Points& points) {
   job.ddp().set_epoch(1);
   job.model().error = 0;
   job.resume(job.position());
+  double best = 0;
+  job.keep("best", best);
+  job.checkpoints({.folder = "run", .every_steps = 100});
+  if (!job.resume()) best = job.resume("run").best.value_or(0);
+  job.save("file", {.asynchronous = true});
+  best += static_cast<double>(job.load("file").missing.size());
+  job.load_parameters("file", {.strict = false});
+  job.finish_saves();
   Tally tally;
   tally.add("error", 1, job.random().uniform(0., 1.));
   const Scores scores = job.reduce_metrics(tally);
@@ -33,5 +41,6 @@ std::string use(Session& session, const job::Points& points) {
   const std::size_t place = job.rank().value() + job.world_size().value() + job.seed().value() +
                             job.membership().local_world + job.ddp().updates() +
                             ready.rank().value();
-  return job.data() + job.summary().text() + std::to_string(place + scores.size());
+  return job.checkpoints()->latest().value_or("none") + job.data() + job.summary().text() +
+         std::to_string(place + scores.size());
 }

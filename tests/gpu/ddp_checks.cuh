@@ -10,6 +10,7 @@
 #include <cstdio>
 #include <cstring>
 #include <map>
+#include <memory>
 #include <optional>
 #include <random>
 #include <stdexcept>
@@ -22,6 +23,7 @@
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/lockstep.cuh"
+#include "train/kept.hpp"
 #include "train/listed.hpp"
 #include "train/reference_case.hpp"
 
@@ -619,6 +621,25 @@ void check_mixed_sets(auto& comm) {
   require_equal_replicas(comm, ddp, "frozen parameters in 16 bits");
 }
 
+// ---- What a job keeps
+
+/// A job that goes on from a copy of another, which was taken between two steps, ends with its
+/// bits: out of the middle of a step too.
+template <class... Ps>
+void check_kept(auto& comm, const std::string& how) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  using Job = Ddp<Network, Comm, Ps...>;
+  for (const std::size_t before : {5, 8}) {
+    const std::string wrong =
+        go_on([&] { return std::make_unique<Job>(comm); },
+              [&](Job& job, std::size_t s) {
+                job.step(labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value())));
+              },
+              before, 7);
+    require(wrong.empty(), how + ", after " + std::to_string(before) + ": " + wrong);
+  }
+}
+
 /// All of them, or the one that is named. `Every` is false where nothing can be run and another
 /// program has the same checks compiled already.
 template <bool Every>
@@ -661,6 +682,20 @@ void run_checks(auto& comm, const std::string& name) {
       check_sets<Clip<0.5>>(comm);
       check_sets<UnusedParameters<Zero>>(comm);
     });
+    run("kept", [&] {
+      check_kept<Optimizer<AdamW>, Clip<0.5>, Accumulate<2>>(comm, "in float");
+      check_kept<Optimizer<AdamW>, Precision<Mixed<Half>>, Frozen<"fc2.*">,
+                 ParameterGroups<NoDecay<>>>(comm, "with a scaled loss");
+    });
+    if constexpr (captures) {
+      run("kept_captured", [&] {
+        check_kept<Optimizer<AdamW>, Clip<0.5>, Accumulate<2>, CapturedStep>(comm, "captured");
+        check_kept<Optimizer<AdamW>, Precision<Mixed<Half>>, Frozen<"fc2.*">,
+                   ParameterGroups<NoDecay<>>, CapturedStep>(comm, "captured, a scaled loss");
+        check_kept<Optimizer<SGDMomentum>, Precision<Mixed<BFloat16>>, Accumulate<3>, CapturedStep>(
+            comm, "captured, in bfloat16");
+      });
+    }
     run("sets_mixed", [&] { check_mixed_sets<>(comm); });
     if constexpr (captures) run("sets_captured", [&] { check_mixed_sets<CapturedStep>(comm); });
   }

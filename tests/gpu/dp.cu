@@ -3,6 +3,7 @@
 #include <cmath>
 #include <cstdio>
 #include <exception>
+#include <memory>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -309,6 +310,18 @@ void check_homes(std::size_t replicas) {
   }
 }
 
+/// Replicas go on from a copy of others, which was taken between two steps, to the same bits.
+void check_kept(std::size_t replicas) {
+  using Job = Dp<Plain, Optimizer<AdamW>, CapturedStep, Accumulate<2>>;
+  const std::string wrong =
+      go_on([&] { return std::make_unique<Job>(DpOptions{.replicas = replicas}); },
+            [](Job& job, std::size_t s) {
+              job.step(labelled<float>(reference_batch(11, 20, 4, s % 2, 0)));
+            },
+            7, 9);
+  require(wrong.empty(), wrong);
+}
+
 void run_checks(std::size_t replicas, const std::string& name) {
   const auto run = [&](const char* check, auto f) {
     if (name != "all" && name != check) return;
@@ -331,6 +344,7 @@ void run_checks(std::size_t replicas, const std::string& name) {
   run("trainer", [&] { check_trainer(replicas); });
   run("predictions", [&] { check_predictions(replicas); });
   run("homes", [&] { check_homes(replicas); });
+  run("kept", [&] { check_kept(replicas); });
 }
 
 }  // namespace

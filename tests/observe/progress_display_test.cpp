@@ -316,6 +316,28 @@ BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
   BOOST_TEST(display.end_epoch().samples == 4u);
 }
 
+BOOST_AUTO_TEST_CASE(an_epoch_goes_on_with_the_figures_that_it_had) {
+  Display display;
+  display.begin_epoch(3, 10, 100);
+  FakeClock::time += 2s;
+  display.go_on({.epoch = 3, .epochs = 10, .steps = 5, .samples = 20, .seconds = 8, .loss = 0.5});
+  display.step(4, 0.25);
+  const EpochSummary now = display.summary();
+  BOOST_TEST((now.steps == 6u && now.samples == 24u && now.seconds == 10 && display.steps() == 6u));
+  BOOST_TEST(*now.loss == (20 * 0.5 + 4 * 0.25) / 24);
+}
+
+BOOST_AUTO_TEST_CASE(who_has_work_after_each_step_is_told_of_each) {
+  Display display;
+  display.begin_epoch(1, 1, 100);
+  int looks = 0;
+  for (int i = 0; i < 40; ++i) looks += display.step(1) ? 1 : 0;
+  BOOST_TEST(looks < 10);
+  display.look_at_every_step();
+  display.begin_epoch(1, 1, 100);
+  for (int i = 0; i < 40; ++i) BOOST_TEST(display.step(1, 0.5));
+}
+
 BOOST_AUTO_TEST_CASE(a_file_is_no_terminal_and_the_environment_can_forbid_one) {
   const Variable term("TERM", "xterm");
   const Variable columns(detail::columns_variable, "57");

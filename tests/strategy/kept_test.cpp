@@ -2,7 +2,6 @@
 // What jobs keep: all pieces of one, copied into another that was made anew, make it go on to the
 // same bits.
 #include <array>
-#include <bit>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
@@ -18,6 +17,7 @@
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/dp.hpp"
+#include "train/kept.hpp"
 #include "train/listed.hpp"
 #include "train/sheet.hpp"
 
@@ -138,18 +138,9 @@ struct Plan {
 
 void save(auto& job, Stored& to, const Plan& plan) {
   std::vector<KeptPiece> pieces;
-  std::size_t bytes = 0;
-  job.for_each_kept([&](const KeptPiece& piece) {
-    pieces.push_back(piece);
-    bytes += piece.file_bytes();
-  });
-  const auto memory = job.make_kept_memory(bytes);
-  std::vector<detail::KeptCopy> copies;
-  bytes = 0;
-  for (const KeptPiece& piece : pieces) {
-    copies.push_back({memory.data() + bytes, &piece});
-    bytes += piece.file_bytes();
-  }
+  job.for_each_kept([&](const KeptPiece& piece) { pieces.push_back(piece); });
+  const auto memory = job.make_kept_memory(bytes_of(pieces));
+  const std::vector<detail::KeptCopy> copies = copies_to(memory.data(), pieces);
   job.copy_out(copies);
   job.await_copies();
   const std::scoped_lock lock(to.mutex);
@@ -208,21 +199,6 @@ void require_whole(const Stored& all, const Plan& plan) {
   require(c.element == ElementKind::f16 && c.rank == 1, "a parameter's type is that declared");
 }
 
-std::string text_of(const detail::ReplicaProgress& progress) {
-  std::string text;
-  for (const std::uint64_t number : {progress.updates, progress.counted, progress.skipped,
-                                     progress.epoch, std::uint64_t{progress.knows_epoch},
-                                     progress.curve_ahead, std::uint64_t{progress.micro_batches}})
-    text += std::to_string(number) + " ";
-  for (const detail::NamedNumber& number : progress.numbers) {
-    text += number.name + " ";
-    std::visit([&](auto value) { text += std::to_string(std::bit_cast<std::uint64_t>(value)); },
-               number.value);
-    text += " ";
-  }
-  return text;
-}
-
 void require_equal(const Stored& a, const Stored& b, const std::string& when) {
   require(text_of(a.progress) == text_of(b.progress),
           when + ": " + text_of(a.progress) + " and " + text_of(b.progress));
@@ -261,7 +237,7 @@ void compare(const Plan& plan, std::size_t seed, std::size_t rank, const auto& b
   const bool ends_with_tail = random() % 3 == 0;
   const std::size_t before = random() % 8;
   auto first = make();
-  prepare(*first);
+  prepare(*first, 1);
   Batches batches(seed, rank, plan, plan.skips_anomalies);
   for (std::size_t s = 0; s < before; ++s) step(*first, batches);
   save(*first, stores[0], plan);
@@ -269,7 +245,7 @@ void compare(const Plan& plan, std::size_t seed, std::size_t rank, const auto& b
   if (rank == 0) require_whole(stores[0], plan);
 
   auto second = make();
-  prepare(*second);
+  prepare(*second, 2);
   Batches others(seed + 100, rank, plan, false);
   for (std::size_t s = 0; s < random() % 5; ++s) step(*second, others);
   second->optimizer().lr = 0.5;
@@ -310,7 +286,7 @@ void ranks_case(Plan plan, const auto& prepare) {
   }
 }
 
-const auto as_it_is = [](auto&) {};
+const auto as_it_is = [](auto&, unsigned) {};
 
 template <class... Ps>
 void replicas_case(Plan plan) {
@@ -334,10 +310,11 @@ using ListedLedger = ListedModel<Ledger, float, double, Half, std::int64_t>;
 BOOST_AUTO_TEST_CASE(of_shared_parameters_with_groups_and_a_schedule) {
   ranks_case<Ledger, Optimizer<AdamW>, ParameterGroups<NoDecay<"c">, Named<"b">>, Accumulate<3>,
              UnusedParameters<Zero>, Frozen<"d">, Schedule<Cosine>>(
-      {.skips_unused = true, .frozen = true, .states = 2}, [](auto& job) {
+      {.skips_unused = true, .frozen = true, .states = 2}, [](auto& job, unsigned other) {
         job.optimizer().lr = 0.01;
-        job.optimizer(Named<"b">{}).lr = 0.02;
-        job.schedule() = {.warmup = 2, .steps = 9, .last = 0.1};
+        if (other == 1) job.optimizer(Named<"b">{}).lr = 0.02;
+        if (other == 2) job.optimizer(NoDecay<"c">{}).lr = 0.03;  // followed group 0
+        job.schedule() = {.warmup = 2, .steps = 9 * other, .last = 0.1 * other};
         job.begin_schedule(1);
       });
 }
@@ -345,8 +322,8 @@ BOOST_AUTO_TEST_CASE(of_shared_parameters_with_groups_and_a_schedule) {
 BOOST_AUTO_TEST_CASE(of_replicated_parameters_with_skipped_updates_and_own_buffers) {
   ranks_case<Ledger, Optimizer<SGDMomentum>, Sharding<Replicated>, Buffers<Local>, Clip<0.5>,
              Anomaly<Skip>, Schedule<StepDecay>, Buckets<BucketLimits{64, 256}>>(
-      {.local_buffers = true, .skips_anomalies = true, .states = 1}, [](auto& job) {
-        job.schedule().epochs = 2;
+      {.local_buffers = true, .skips_anomalies = true, .states = 1}, [](auto& job, unsigned other) {
+        job.schedule().epochs = 2 * other;
         job.set_epoch(3);
       });
 }

@@ -49,6 +49,12 @@ struct Ledger : Sheet<float, float, double> {
   void backward(auto& step, const Entries& share) { Sheet::backward(step, share.all.at(0)); }
 };
 
+/// The jobs of more than one test, because every job takes the compiler seconds.
+using SharedAdam = DistributedDataParallel<Ledger, Optimizer<AdamW>, Accumulate<2>>;
+using OwnBuffers =
+    DistributedDataParallel<Ledger, Sharding<Replicated>, Optimizer<SGDMomentum>, Accumulate<3>,
+                            Schedule<StepDecay>, Buffers<Local>, Buckets<BucketLimits{100, 200}>>;
+
 inline Entry entry_of(std::size_t rank, std::size_t step) {
   const auto r = static_cast<double>(rank);
   const auto s = static_cast<double>(step);

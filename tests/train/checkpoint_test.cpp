@@ -5,10 +5,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <fstream>
-#include <iterator>
 #include <string>
-#include <type_traits>
 #include <vector>
 
 #include "lockstep/comm/backends/loopback.hpp"
@@ -33,14 +30,13 @@ auto& either(auto& first, auto& second) {
 
 /// Trains seven batches, with a save after `stop` of them, and once more from there: in a new job
 /// whose values and numbers are others.
-template <class... Ps>
+template <class Job, bool Alone = false>
 void exact_case(std::size_t world, const auto& configure, const auto& entry) {
   const Folder folder;
   for (const std::size_t stop : {2, 3, 4}) {
     all_well(world, [&](Shared& shared) {
-      using Job = DistributedDataParallel<Ledger, Ps...>;
       LoopbackCommunicator nobody;
-      auto& comm = either<(std::is_same_v<Ps, World<1>> || ...)>(nobody, shared);
+      auto& comm = either<Alone>(nobody, shared);
       const std::string path = folder / ("stop-" + std::to_string(stop) + ".safetensors");
       const std::size_t me = comm.rank().value();
       constexpr std::size_t batches = 7;
@@ -84,7 +80,7 @@ using HeadGroup = Named<"c">;
 
 BOOST_AUTO_TEST_CASE(shared_adamw_with_clip_and_cosine_goes_on_with_the_same_bits) {
   for (const std::size_t world : {1, 2, 4}) {
-    exact_case<Optimizer<AdamW>, Clip<0.5>, Schedule<Cosine>>(
+    exact_case<DistributedDataParallel<Ledger, Optimizer<AdamW>, Clip<0.5>, Schedule<Cosine>>>(
         world,
         [](auto& job) {
           adam(job);
@@ -97,8 +93,7 @@ BOOST_AUTO_TEST_CASE(shared_adamw_with_clip_and_cosine_goes_on_with_the_same_bit
 
 BOOST_AUTO_TEST_CASE(replicated_momentum_goes_on_in_the_middle_of_a_step_with_its_own_buffers) {
   for (const std::size_t world : {1, 2, 4}) {
-    exact_case<Sharding<Replicated>, Optimizer<SGDMomentum>, Accumulate<3>, Schedule<StepDecay>,
-               Buffers<Local>, Buckets<BucketLimits{100, 200}>>(
+    exact_case<OwnBuffers>(
         world,
         [](auto& job) {
           job.optimizer().lr = 0.05;
@@ -112,8 +107,8 @@ BOOST_AUTO_TEST_CASE(replicated_momentum_goes_on_in_the_middle_of_a_step_with_it
 
 BOOST_AUTO_TEST_CASE(groups_unused_parameters_and_skipped_steps_go_on_with_the_same_bits) {
   for (const std::size_t world : {1, 2, 4}) {
-    exact_case<Optimizer<AdamW>, UnusedParameters<Zero>, Anomaly<Skip>, ParameterGroups<HeadGroup>,
-               Accumulate<2>>(
+    exact_case<DistributedDataParallel<Ledger, Optimizer<AdamW>, UnusedParameters<Zero>,
+                                       Anomaly<Skip>, ParameterGroups<HeadGroup>, Accumulate<2>>>(
         world,
         [](auto& job) {
           adam(job);
@@ -129,7 +124,8 @@ BOOST_AUTO_TEST_CASE(groups_unused_parameters_and_skipped_steps_go_on_with_the_s
 }
 
 BOOST_AUTO_TEST_CASE(plain_sgd_in_a_world_that_the_compiler_knows_to_be_of_one) {
-  exact_case<World<1>>(1, [](auto& job) { job.optimizer().lr = 0.125; }, entry_of);
+  exact_case<DistributedDataParallel<Ledger, World<1>>, true>(
+      1, [](auto& job) { job.optimizer().lr = 0.125; }, entry_of);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

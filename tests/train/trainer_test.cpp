@@ -731,6 +731,12 @@ BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
   const std::vector<std::string> rest = {"program", "data", "--", "--seed", "6"};
   BOOST_TEST(options.arguments == rest, boost::test_tools::per_element());
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--log"}), Error);
+  const TrainerOptions saving =
+      parse_trainer_options({"program", "--checkpoint", "run", "--checkpoint-every=5m", "--resume",
+                             "own", "--keep", "2"});
+  BOOST_TEST((saving.checkpoint.folder == "run" && saving.checkpoint.resume));
+  BOOST_TEST((saving.checkpoint.every->time == std::chrono::minutes(5)));
+  BOOST_TEST((saving.arguments == std::vector<std::string>{"program", "own"}));
   BOOST_TEST(parse_trainer_options({"program", "--record", "run.jsonl"}).log == "run.jsonl");
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--record=a", "--log=b"}), Error);
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--logs=b"}), Error);

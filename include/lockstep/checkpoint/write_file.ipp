@@ -133,9 +133,13 @@ class FileLayout {
       order_.push_back(&tensor);
     }
     check_names();
+    std::size_t values = order_.size() + 2;  // with what is added to the facts
+    check_facts(file.facts, 1, values);
     // The widest elements come first: then every element is aligned, without holes.
-    std::ranges::stable_sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
-      return element_size(a->kind) > element_size(b->kind);
+    std::ranges::sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
+      const std::size_t width_a = element_size(a->kind);
+      const std::size_t width_b = element_size(b->kind);
+      return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
     });
     header_bytes_ = header(std::vector<std::uint64_t>(order_.size())).text.size();
     if (header_bytes_ - 8 > most_header_bytes) {
@@ -242,11 +246,30 @@ class FileLayout {
       if (!is_utf8(value)) refuse({"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
     }
     check_distinct(std::move(keys));
-    std::vector<std::string_view> facts{"header", "checksums"};
-    if (const auto* const members = file_.facts.get_if<Json::Object>()) {
-      for (const Json::Member& member : *members) facts.push_back(member.first);
+    check(file_.facts.find("header") == nullptr && file_.facts.find("checksums") == nullptr,
+          "leave 'header' and 'checksums' to the writer");
+  }
+
+  /// What is written must be read again, bit for bit.
+  void check_facts(const Json& value, int depth, std::size_t& values) const {
+    if (depth > Json::most_depth)
+      refuse({"the values saved with it are too deep"}, "save flatter ones");
+    if (++values > Json::most_values)
+      refuse({"more than ", Json::most_values, " values are saved with it"},
+             "save tensors instead");
+    if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
+      refuse({"the text '", *text, "' is not UTF-8"}, "save texts in UTF-8, and bytes as numbers");
+    if (const auto* const items = value.get_if<Json::Array>()) {
+      for (const Json& item : *items) check_facts(item, depth + 1, values);
     }
-    check_distinct(std::move(facts));
+    if (const auto* const members = value.get_if<Json::Object>()) {
+      std::vector<std::string_view> names;
+      for (const Json::Member& member : *members) {
+        names.push_back(member.first);
+        check_facts(member.second, depth + 1, values);
+      }
+      check_distinct(std::move(names));
+    }
   }
 
   void check_distinct(std::vector<std::string_view> names) const {

@@ -76,7 +76,7 @@ class GpuUpdater
     return masters_;
   }
   /// Those of one parameter.
-  std::span<float> master(std::size_t parameter) const
+  std::span<float> master_of(std::size_t parameter) const
     requires(Traits::keeps_masters)
   {
     return {reinterpret_cast<float*>(masters_at(layout_.plan().placements[parameter].offset)),

@@ -137,7 +137,7 @@ class ReplicaKept {
       piece.shared = traits::shares_parameters;
       if constexpr (traits::keeps_masters) {
         if (layout.plan().is_trained(p)) {
-          const auto master = self().updater_.master(p);
+          const auto master = self().updater_.master_of(p);
           piece.derived = piece.data;
           piece.derived_kind = piece.held;
           piece.data = reinterpret_cast<std::byte*>(master.data());

@@ -63,7 +63,7 @@ class ReplicaValues {
     };
     if constexpr (Self::traits::keeps_masters) {
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {
-        if (layout.plan().is_trained(p)) give(p, "master", self().updater_.master(p), 0);
+        if (layout.plan().is_trained(p)) give(p, "master", self().updater_.master_of(p), 0);
       }
     }
     self().updater_.for_each_state(give);

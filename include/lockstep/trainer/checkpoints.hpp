@@ -201,6 +201,9 @@ class Checkpoints {
   std::optional<std::string> latest() const;
   /// The best score so far, of those named `best_by`.
   std::optional<double> best() const { return plan_.best(); }
+  /// The checkpoint with that score, as this rank sees it; `finish` waits for what is being
+  /// written.
+  std::optional<std::string> best_path() const;
 
  private:
   template <class, class>

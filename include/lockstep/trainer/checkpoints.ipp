@@ -3,6 +3,7 @@
 /// @file Definitions of `checkpoints.hpp`.
 
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -220,6 +221,12 @@ LOCKSTEP_INLINE std::optional<std::string> Checkpoints::latest() const {
   const auto found = detail::list_checkpoints(options().folder);
   if (found.empty()) return std::nullopt;
   return found.front().path;
+}
+
+LOCKSTEP_INLINE std::optional<std::string> Checkpoints::best_path() const {
+  std::string path = detail::text({options().folder, "/", detail::best_checkpoint_name});
+  if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
+  return path;
 }
 
 }  // namespace lockstep

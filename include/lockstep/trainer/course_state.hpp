@@ -23,7 +23,9 @@ struct CourseState {
   bool loop_is_over = false;
   bool is_closed = false;  ///< has the epoch added up the losses of its data?
 
-  // The figures of the epoch so far.
+  // The figures of the epoch so far; of the last epoch where none is under way.
+  std::uint64_t shown_epoch = 0;  ///< its number, from 1
+  std::uint64_t shown_epochs = 0;
   std::uint64_t steps = 0;
   std::uint64_t samples = 0;
   double seconds = 0;

@@ -43,6 +43,8 @@ LOCKSTEP_INLINE KeptValues CourseState::values() {
           {"lockstep/loop", loop},
           {"lockstep/loop_is_over", loop_is_over},
           {"lockstep/is_closed", is_closed},
+          {"lockstep/shown_epoch", shown_epoch},
+          {"lockstep/shown_epochs", shown_epochs},
           {"lockstep/steps", steps},
           {"lockstep/samples", samples},
           {"lockstep/seconds", seconds},

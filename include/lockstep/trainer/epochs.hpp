@@ -58,6 +58,7 @@ class EpochBatches {
     const value_type& operator*() const { return *at_; }
     const value_type* operator->() const { return &*at_; }
     Iterator& operator++() {
+      batches_->trainer_.end_batch();
       ++at_;
       look();
       return *this;

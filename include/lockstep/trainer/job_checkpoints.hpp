@@ -124,6 +124,8 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   }
 
  protected:
+  template <class, Dataset>
+  friend class EpochBatches;
   template <class>
   friend class EpochRange;
 
@@ -135,7 +137,8 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     may_resume_ = false;
   }
 
-  /// Saves where it is time to. The display calls it at every step of jobs that save.
+  /// Comes after every step of jobs that save. In a loop over data it is not yet time to: the
+  /// loop's body may have more to do with its batch.
   [[gnu::cold, gnu::noinline]] void after_step() {
     if (may_resume_) begin_without_epochs();
     if (!is_watching_) return;
@@ -144,7 +147,13 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     } else {
       tell_others_of<Base::traits::alone>(this->comm_, [&] { saver_.rethrow(); });
     }
-    if (checkpoints_) checkpoints_->step(wrapped_, [&] { return save_options({}); });
+    if (checkpoints_) checkpoints_->rethrow(wrapped_);
+    if (!this->is_in_loop()) save_if_due();
+  }
+
+  void end_batch() {
+    Base::end_batch();
+    if (checkpoints_) save_if_due();
   }
 
   void end_epoch() { end_epoch(this->is_last_epoch()); }
@@ -160,6 +169,10 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     if (!checkpoints_) return;
     [[maybe_unused]] const auto on = this->enter("epochs");
     checkpoints_->end_epoch(wrapped_, [&] { return save_options({}); }, is_last);
+  }
+
+  [[gnu::cold, gnu::noinline]] void save_if_due() {
+    if (checkpoints_) checkpoints_->step(wrapped_, [&] { return save_options({}); });
   }
 
   void watch_steps() {

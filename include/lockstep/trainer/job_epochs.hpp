@@ -37,11 +37,11 @@ class JobEpochs : public JobBase<Model, Policies> {
   using Accumulation = Pick<axes::Accumulate, Policies>;
 
  protected:
-  using typename Base::traits;
   using Base::comm_;
   using Base::options_;
   using Base::session_;
   using Base::wrapped_;
+  using typename Base::traits;
 
  public:
   using Base::rank;
@@ -113,8 +113,10 @@ class JobEpochs : public JobBase<Model, Policies> {
     }
   }
 
-  /// Is this a loop over data?
+  /// Is this a loop over data, whose losses are yet to be added up?
   bool is_in_data() const { return opened_ && !closed_; }
+  /// Is this any loop over data?
+  bool is_in_loop() const { return under_way_ && loops_ != 0 && !loop_is_over_; }
 
   /// A call of `epochs` begins. Returns its first epoch: after `go_on` that one which was under
   /// way, or none (`count`) where the call was over.
@@ -200,6 +202,9 @@ class JobEpochs : public JobBase<Model, Policies> {
     steps_before_batch_ = display_.steps();
   }
 
+  /// The loop is done with its batch, whether or not that was stepped.
+  void end_batch() { position_before_batch_ = position_; }
+
   /// The loop has no more batches, or a `break` has ended it.
   void leave_data(std::chrono::duration<double> waits) {
     loop_is_over_ = true;
@@ -253,19 +258,21 @@ class JobEpochs : public JobBase<Model, Policies> {
     state.run_steps = run_steps_;
     state.epoch_updates = epoch_updates_;
     state.skipped = skipped_;
-    if (!under_way_) return state;
-    state.loop = loops_;
-    state.loop_is_over = loop_is_over_;
     state.is_closed = closed_.has_value();
     const EpochSummary now = closed_ ? *closed_ : display_.summary();
+    state.shown_epoch = now.epoch;
+    state.shown_epochs = now.epochs;
     state.steps = now.steps;
     state.samples = now.samples;
     state.seconds = now.seconds;
     state.loss = now.loss.value_or(0);
     // The program evaluates once more when it goes on behind the data.
     std::vector<Score> scores = shown_scores_;
-    if (loop_is_over_ && closed_) scores.resize(scores_of_data_);
+    if (under_way_ && loop_is_over_ && closed_) scores.resize(scores_of_data_);
     state.set_scores(scores);
+    if (!under_way_) return state;
+    state.loop = loops_;
+    state.loop_is_over = loop_is_over_;
     const auto [sum, samples] = losses_.totals();
     const double own[] = {sum, samples};
     state.losses.resize(2 * this->world_size().value());
@@ -281,8 +288,12 @@ class JobEpochs : public JobBase<Model, Policies> {
     epoch_updates_ = course.epoch_updates;
     skipped_ = course.skipped;
     curve_goes_on_ = true;
-    closed_.reset();
     under_way_ = opened_ = false;
+    closed_.reset();
+    shown_scores_.clear();
+    if (course.loop != 0 || !course.is_closed) return;
+    closed_ = figures(course);  // of the last epoch, until the next begins
+    shown_scores_ = course.scores();
   }
 
   /// The epoch that is under way, or the next; from 0.
@@ -322,6 +333,8 @@ class JobEpochs : public JobBase<Model, Policies> {
 
   static EpochSummary figures(const CourseState& course) {
     EpochSummary figures;
+    figures.epoch = course.shown_epoch;
+    figures.epochs = course.shown_epochs;
     figures.steps = course.steps;
     figures.samples = course.samples;
     figures.seconds = course.seconds;
@@ -336,7 +349,6 @@ class JobEpochs : public JobBase<Model, Policies> {
     if (!course.is_closed) return;
     display_.go_on(figures(course));
     closed_ = figures(course);
-    closed_->epoch = epoch_ + 1;
     closed_->epochs = epochs_;
     opened_ = true;
   }

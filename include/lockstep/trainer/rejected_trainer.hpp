@@ -6,10 +6,12 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
@@ -19,6 +21,8 @@
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/model_source.hpp"
+#include "lockstep/trainer/checkpoint_calls.hpp"
+#include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
@@ -99,6 +103,17 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   void on_rank0(const auto&) const {}
   SamplerState position() const { std::terminate(); }
   void resume(const SamplerState&) const {}
+  Resumed resume(const std::string&, const LoadOptions& = {}) const { std::terminate(); }
+  std::optional<Resumed> resume() const { std::terminate(); }
+  void keep(std::string_view, const auto&) const {}
+  void save(const std::string&, const SaveOptions& = {}) const {}
+  LoadReport load(const std::string&, const LoadOptions& = {}) const { std::terminate(); }
+  LoadReport load_parameters(const std::string&, const LoadOptions& = {}) const {
+    std::terminate();
+  }
+  void checkpoints(const CheckpointOptions&) const {}
+  Checkpoints* checkpoints() const { std::terminate(); }
+  void finish_saves() const {}
   EpochSummary summary() const { std::terminate(); }
 };
 
