@@ -38,7 +38,7 @@ int main(int argc, char** argv) {
     }
 
     job.finish_saves();  // what is still being written might be the best
-    job.load_parameters(job.checkpoints()->options().folder + "/best.safetensors");
+    job.load_parameters(*job.checkpoints()->best_path());
     const Scores scores = job.evaluate(test, 500);
     job.on_rank0([&](auto log) {
       log.print("best: test loss " + fixed_text(*job.checkpoints()->best(), 6) +

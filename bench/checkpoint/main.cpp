@@ -5,10 +5,6 @@
 // takes.
 //
 //   bench_checkpoint [--width 768] [--rounds 7] [--folder build/bench]
-//
-// The width is 768 (124 M parameters, 1.5 GB) on machines with 32 GiB or more, else 288 (0.3 GB).
-#include <unistd.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <cstdio>
@@ -23,10 +19,9 @@
 #include "files.hpp"
 #include "load.hpp"
 #include "lockstep/lockstep.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "measure.hpp"
 #include "model.hpp"
+#include "options.hpp"
 #include "peer.hpp"
 #include "rounds.hpp"
 
@@ -35,30 +30,10 @@ namespace {
 using namespace bench;
 using Ddp = DistributedDataParallel<Gpt, World<1>, Optimizer<AdamW>>;
 
-struct Options {
-  std::size_t width = 0;
-  int rounds = 7;
-  std::string folder = LOCKSTEP_SOURCE_DIR "/build/bench";
-};
-
-Options parse(int argc, char** argv) {
-  Options options;
-  const double gibibytes = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
-                           static_cast<double>(sysconf(_SC_PAGE_SIZE)) / (1 << 30);
-  options.width = gibibytes >= 31 ? 768 : 288;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string word = argv[i];
-    if (word == "--width") options.width = std::stoul(argv[i + 1]);
-    if (word == "--rounds") options.rounds = std::stoi(argv[i + 1]);
-    if (word == "--folder") options.folder = argv[i + 1];
-  }
-  return options;
-}
-
 /// A job that trains, and everything that is saved of it as plain bytes beside it.
 class Bench {
  public:
-  explicit Bench(const Options& options)
+  explicit Bench(const BenchOptions& options)
       : options_(options),
         ddp_(comm_, Gpt{options.width}),
         bytes_(12 * Gpt{options.width}.elements()),
@@ -209,7 +184,7 @@ class Bench {
     std::unique_ptr<std::byte[]> bytes_;
   };
 
-  Options options_;
+  BenchOptions options_;
   LoopbackCommunicator comm_;
   Ddp ddp_;
   Saver saver_;
@@ -223,7 +198,7 @@ class Bench {
 
 int main(int argc, char** argv) try {
   const OthersLoad others;
-  Bench(parse(argc, argv)).run();
+  Bench(parse_options(argc, argv)).run();
   others.print();
   return 0;
 } catch (const std::exception& error) {
