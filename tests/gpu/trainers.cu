@@ -17,7 +17,7 @@
 
 #include "gpu/plain_mlp.cuh"
 #include "lockstep/lockstep.cuh"
-#include "train/checkpoint_case.hpp"
+#include "train/checkpoint_files.hpp"
 #if LOCKSTEP_HAS_NCCL
 #include "lockstep/nccl.cuh"
 #endif
