@@ -101,7 +101,7 @@ class TemporaryFile {
  private:
   /// The disk begins while the rest is still being copied. An error would be seen by fsync.
   void start_writeback() {
-    if (place_ < started_ + 32 * chunk_bytes) return;
+    if (place_ < started_ + 64 * chunk_bytes) return;
     ::sync_file_range(file_.get(), static_cast<off_t>(started_),
                       static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
     started_ = place_;
