@@ -51,8 +51,8 @@ end
 
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
-    small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp", "observe/*_test.cpp",
-             "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
+    small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp",
+             "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
 }, address)
@@ -114,6 +114,16 @@ target("trainer")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
     add_files("launch/trainer.cpp")
+    add_syslinks("pthread")
+    set_optimize("none")
+target_end()
+
+-- A program that writes and reads files, beside Python (tests/checkpoint/python).
+target("exchange")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep_compiled")
+    add_files("checkpoint/exchange.cpp")
     add_syslinks("pthread")
     set_optimize("none")
 target_end()

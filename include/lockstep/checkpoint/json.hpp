@@ -109,6 +109,9 @@ class JsonEntry {
   JsonEntry at(std::string_view name) const;
   std::optional<JsonEntry> find(std::string_view name) const;
 
+  /// This, if it is an object or an array.
+  const JsonEntry& as_object() const;
+  const JsonEntry& as_array() const;
   /// How many items or members; their entries; the name of a member.
   std::size_t size() const;
   JsonEntry item(std::size_t i) const;

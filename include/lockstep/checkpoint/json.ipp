@@ -211,6 +211,16 @@ LOCKSTEP_INLINE JsonEntry JsonEntry::at(std::string_view name) const {
   fail(detail::text({"has no '", name, "'"}));
 }
 
+LOCKSTEP_INLINE const JsonEntry& JsonEntry::as_object() const {
+  members();
+  return *this;
+}
+
+LOCKSTEP_INLINE const JsonEntry& JsonEntry::as_array() const {
+  items();
+  return *this;
+}
+
 LOCKSTEP_INLINE std::size_t JsonEntry::size() const {
   return json_->is_object() ? members().size() : items().size();
 }

@@ -3,7 +3,10 @@
 /// @file Definitions of `reader.hpp`.
 
 #include <algorithm>
+#include <atomic>
 #include <charconv>
+#include <exception>
+#include <functional>
 #include <optional>
 #include <system_error>
 
@@ -11,6 +14,7 @@
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/launch/open_files.hpp"
 
 namespace lockstep::detail {
@@ -29,7 +33,8 @@ LOCKSTEP_INLINE Json index_of(std::span<const ShardFile> shards) {
 LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   std::vector<ShardFile> shards;
   const auto files = facts.find("files");
-  for (std::size_t i = 0; files && i < files->size(); ++i) {
+  if (!files) return shards;
+  for (std::size_t i = 0; i < files->as_array().size(); ++i) {
     const JsonEntry file = files->item(i);
     const std::string& name = file.at("name").text();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
@@ -117,7 +122,7 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
   const SafetensorsFile& main = files_.front();
   std::vector<std::pair<std::string_view, JsonEntry>> recorded;
   if (const auto shapes = facts().find("shapes")) {
-    for (std::size_t i = 0; i < shapes->size(); ++i)
+    for (std::size_t i = 0; i < shapes->as_object().size(); ++i)
       recorded.emplace_back(shapes->member_name(i), shapes->member(i));
   }
   using Recorded = std::pair<std::string_view, JsonEntry>;
@@ -232,7 +237,40 @@ LOCKSTEP_INLINE void CheckpointReader::read(const StoredTensor& tensor, std::uin
 }
 
 LOCKSTEP_INLINE void CheckpointReader::verify() const {
-  for (const SafetensorsFile& file : files_) file.verify();
+  struct Task {
+    const SafetensorsFile* file;
+    const TensorEntry* tensor;
+  };
+  std::vector<Task> tasks;
+  for (const SafetensorsFile& file : files_) {
+    for (const TensorEntry& tensor : file.tensors()) tasks.push_back({&file, &tensor});
+  }
+  std::ranges::sort(tasks, std::greater(), [](const Task& task) { return task.tensor->bytes; });
+
+  // Whoever waits for it has nothing else to do: a few threads share the work, large tensors first.
+  std::atomic<std::size_t> next = 0;
+  std::atomic<bool> has_failed = false;
+  std::exception_ptr failure;
+  const auto work = [&] {
+    std::vector<std::byte> memory(SafetensorsFile::verify_bytes);
+    for (std::size_t i = next++; i < tasks.size() && !has_failed; i = next++)
+      tasks[i].file->verify(*tasks[i].tensor, memory);
+  };
+  const auto report = [&](std::exception_ptr error) {
+    if (!has_failed.exchange(true)) failure = std::move(error);
+  };
+  {
+    constexpr std::size_t most_threads = 4;
+    std::vector<Thread> threads;
+    while (threads.size() + 1 < std::min({most_threads, core_count(), tasks.size()}))
+      threads.emplace_back("verify", work, report);
+    try {
+      work();
+    } catch (...) {
+      report(std::current_exception());
+    }
+  }
+  if (failure) std::rethrow_exception(failure);
 }
 
 }  // namespace lockstep::detail

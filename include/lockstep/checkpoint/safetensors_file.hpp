@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 #include "lockstep/checkpoint/json.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
@@ -67,11 +69,15 @@ class SafetensorsFile {
   /// data is not what was written. Files of other programs have none.
   void verify() const;
 
+  /// The same for one tensor, through memory of the caller's; `verify_bytes` of it stay in a cache.
+  void verify(const TensorEntry& tensor, std::span<std::byte> memory) const;
+  static constexpr std::size_t verify_bytes = std::size_t{256} << 10;
+
  private:
   [[noreturn, gnu::cold]] void damaged(std::initializer_list<Word> problem) const;
   void read_bytes(std::uint64_t place, std::span<std::byte> to) const;
   void parse_header(std::string_view header);
-  void parse_metadata(JsonCursor& cursor, std::string_view header);
+  void parse_metadata(JsonCursor& cursor);
   TensorEntry parse_tensor(JsonCursor& cursor, std::string name) const;
   void check_places(std::uint64_t data_begin);
   void sort_names();

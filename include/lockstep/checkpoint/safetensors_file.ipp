@@ -71,13 +71,13 @@ LOCKSTEP_INLINE void SafetensorsFile::parse_header(std::string_view header) {
     } else if (std::exchange(has_metadata, true)) {
       cursor.fail("a second '__metadata__' should not be");
     } else {
-      parse_metadata(cursor, header);
+      parse_metadata(cursor);
     }
   }
   cursor.finish();
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::parse_metadata(JsonCursor& cursor, std::string_view header) {
+LOCKSTEP_INLINE void SafetensorsFile::parse_metadata(JsonCursor& cursor) {
   cursor.open_object();
   for (std::string key; cursor.next_member(key);) {
     cursor.peek();
@@ -89,13 +89,13 @@ LOCKSTEP_INLINE void SafetensorsFile::parse_metadata(JsonCursor& cursor, std::st
   const auto same_key = [](const auto& a, const auto& b) { return a.first == b.first; };
   const auto twice = std::ranges::adjacent_find(metadata_, same_key);
   if (twice != metadata_.end()) damaged({"its metadata has '", twice->first, "' twice"});
-  if (header.size() < facts_place_) facts_place_ = 0;
 }
 
 LOCKSTEP_INLINE TensorEntry SafetensorsFile::parse_tensor(JsonCursor& cursor,
                                                           std::string name) const {
   constexpr std::size_t most_axes = 64;
-  TensorEntry tensor{.name = std::move(name)};
+  TensorEntry tensor;
+  tensor.name = std::move(name);
   bool has_shape = false;
   bool has_offsets = false;
   std::uint64_t end = 0;
@@ -219,7 +219,7 @@ LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
   facts_ = Json::parse(*facts, text({"'", path_, "', its 'lockstep' entry"}));
   std::erase_if(metadata_, [](const auto& entry) { return entry.first == "lockstep"; });
   JsonEntry(facts_, path_).at("header").checksum();
-  const JsonEntry checksums = JsonEntry(facts_, path_).at("checksums");
+  const JsonEntry checksums = JsonEntry(facts_, path_).at("checksums").as_object();
   for (std::size_t i = 0; i < checksums.size(); ++i) {
     const TensorEntry* const tensor = find(checksums.member_name(i));
     if (tensor == nullptr)
@@ -241,21 +241,24 @@ LOCKSTEP_INLINE void SafetensorsFile::read(const TensorEntry& tensor, std::uint6
   read_bytes(tensor.begin + first_byte, to);
 }
 
-LOCKSTEP_INLINE void SafetensorsFile::verify() const {
-  std::vector<std::byte> chunk(1_MiB);
-  for (const TensorEntry& tensor : tensors_) {
-    if (!tensor.checksum) continue;
-    Checksum checksum;
-    for (std::uint64_t done = 0; done != tensor.bytes;) {
-      const auto part = std::span(chunk).first(
-          static_cast<std::size_t>(std::min<std::uint64_t>(chunk.size(), tensor.bytes - done)));
-      read(tensor, done, part);
-      checksum.add(part);
-      done += part.size();
-    }
-    if (checksum.value() != *tensor.checksum)
-      damaged({"the data of tensor '", tensor.name, "' is not what was written"});
+LOCKSTEP_INLINE void SafetensorsFile::verify(const TensorEntry& tensor,
+                                             std::span<std::byte> memory) const {
+  if (!tensor.checksum) return;
+  Checksum checksum;
+  for (std::uint64_t done = 0; done != tensor.bytes;) {
+    const auto part = memory.first(
+        static_cast<std::size_t>(std::min<std::uint64_t>(memory.size(), tensor.bytes - done)));
+    read(tensor, done, part);
+    checksum.add(part);
+    done += part.size();
   }
+  if (checksum.value() != *tensor.checksum)
+    damaged({"the data of tensor '", tensor.name, "' is not what was written"});
+}
+
+LOCKSTEP_INLINE void SafetensorsFile::verify() const {
+  std::vector<std::byte> memory(verify_bytes);
+  for (const TensorEntry& tensor : tensors_) verify(tensor, memory);
 }
 
 }  // namespace lockstep::detail

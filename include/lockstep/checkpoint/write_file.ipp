@@ -85,6 +85,9 @@ class TemporaryFile {
   void commit() {
     flush();
     if (::fsync(file_.get()) != 0) fail_now(errno);
+    // While the file that is replaced is open, its blocks are not given back: that may take longer
+    // than the writing (ext4 with `discard`), and is none of what has to be on the disk now.
+    const Descriptor replaced(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
     temporary_.clear();
     const std::string folder = folder_of(path_);
@@ -98,7 +101,7 @@ class TemporaryFile {
  private:
   /// The disk begins while the rest is still being copied. An error would be seen by fsync.
   void start_writeback() {
-    if (place_ < started_ + 8 * chunk_bytes) return;
+    if (place_ < started_ + 32 * chunk_bytes) return;
     ::sync_file_range(file_.get(), static_cast<off_t>(started_),
                       static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
     started_ = place_;
@@ -133,9 +136,13 @@ class FileLayout {
       order_.push_back(&tensor);
     }
     check_names();
+    std::size_t values = order_.size() + 2;  // with what is added to the facts
+    check_facts(file.facts, 1, values);
     // The widest elements come first: then every element is aligned, without holes.
-    std::ranges::stable_sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
-      return element_size(a->kind) > element_size(b->kind);
+    std::ranges::sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
+      const std::size_t width_a = element_size(a->kind);
+      const std::size_t width_b = element_size(b->kind);
+      return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
     });
     header_bytes_ = header(std::vector<std::uint64_t>(order_.size())).text.size();
     if (header_bytes_ - 8 > most_header_bytes) {
@@ -242,11 +249,30 @@ class FileLayout {
       if (!is_utf8(value)) refuse({"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
     }
     check_distinct(std::move(keys));
-    std::vector<std::string_view> facts{"header", "checksums"};
-    if (const auto* const members = file_.facts.get_if<Json::Object>()) {
-      for (const Json::Member& member : *members) facts.push_back(member.first);
+    check(file_.facts.find("header") == nullptr && file_.facts.find("checksums") == nullptr,
+          "leave 'header' and 'checksums' to the writer");
+  }
+
+  /// What is written must be read again, bit for bit.
+  void check_facts(const Json& value, int depth, std::size_t& values) const {
+    if (depth > Json::most_depth)
+      refuse({"the values saved with it are too deep"}, "save flatter ones");
+    if (++values > Json::most_values)
+      refuse({"more than ", Json::most_values, " values are saved with it"},
+             "save tensors instead");
+    if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
+      refuse({"the text '", *text, "' is not UTF-8"}, "save texts in UTF-8, and bytes as numbers");
+    if (const auto* const items = value.get_if<Json::Array>()) {
+      for (const Json& item : *items) check_facts(item, depth + 1, values);
     }
-    check_distinct(std::move(facts));
+    if (const auto* const members = value.get_if<Json::Object>()) {
+      std::vector<std::string_view> names;
+      for (const Json::Member& member : *members) {
+        names.push_back(member.first);
+        check_facts(member.second, depth + 1, values);
+      }
+      check_distinct(std::move(names));
+    }
   }
 
   void check_distinct(std::vector<std::string_view> names) const {

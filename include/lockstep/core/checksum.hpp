@@ -17,10 +17,10 @@
 
 namespace lockstep::detail {
 
-/// Eight lanes take the 64-bit words of the data in turn. Each step is a bijection of the lane and
-/// of the word, and so is what joins the lanes: two texts of one length that differ within one word
-/// never have the same checksum, any others by a chance of 2^-64. It guards against accidents, not
-/// against people. The same on every machine, in whatever portions the bytes come.
+/// Eight lanes take the 64-bit words of the data in turn, two words at a step. A step is a
+/// bijection of the lane and of each word, and so is what joins the lanes: bytes that differ within
+/// one word never have the same checksum, others hardly ever. It guards against accidents, not
+/// against people. It is the same on every machine, in whatever portions the bytes come.
 class Checksum {
  public:
   Checksum& add(std::span<const std::byte> bytes);
@@ -30,7 +30,7 @@ class Checksum {
 
  private:
   static constexpr std::size_t lane_count = 8;
-  static constexpr std::size_t block_bytes = 8 * lane_count;
+  static constexpr std::size_t block_bytes = 16 * lane_count;
   using Lanes = std::array<std::uint64_t, lane_count>;
 
   static void add_block(Lanes& lanes, const std::byte* block);

@@ -21,11 +21,18 @@ LOCKSTEP_INLINE std::uint64_t little_endian_word(const std::byte* bytes) {
 }
 
 LOCKSTEP_INLINE void Checksum::add_block(Lanes& lanes, const std::byte* block) {
-  // The rotation brings a word's highest bits to where the product spreads them: without it, two
-  // signs that change in one lane would cancel each other.
+  // Each line is a bijection. The first two let every bit change at least one more; the product of
+  // the last spreads what has changed, and one for two words is what it may cost.
+  const auto step = [](std::uint64_t lane, std::uint64_t first, std::uint64_t second) {
+    lane ^= first;
+    lane ^= lane >> 29;
+    lane += lane << 21;
+    lane ^= second;
+    return (lane ^ (lane >> 32)) * golden_step;
+  };
   [&]<std::size_t... Lane>(std::index_sequence<Lane...>) {
-    ((lanes[Lane] =
-          std::rotl(lanes[Lane] ^ little_endian_word(block + 8 * Lane), 29) * golden_step),
+    ((lanes[Lane] = step(lanes[Lane], little_endian_word(block + 8 * Lane),
+                         little_endian_word(block + block_bytes / 2 + 8 * Lane))),
      ...);
   }(std::make_index_sequence<lane_count>());
 }
