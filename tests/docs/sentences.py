@@ -119,13 +119,14 @@ COMPILING = (
     ("The composition of a job", ("trainer", "policy")),
     ("The model", ("model", "bucket", "core")),
     ("Steps", ("strategy", "optim", "device")),
-    ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe")),
+    ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe", "checkpoint")),
 )
 RUNNING = (
     ("Starting and joining", ("launch",)),
     ("Communicating and groups", ("comm", "topology")),
     ("Training", ("strategy", "trainer", "bucket", "model", "optim", "core", "observe")),
     ("Data", ("data",)),
+    ("Checkpoints", ("checkpoint",)),
     ("GPUs", ("device",)),
 )
 
