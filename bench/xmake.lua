@@ -50,6 +50,21 @@ if has_config("gpu") then
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
     target_end()
 
+    -- The part of bench/checkpoint that is on a GPU.
+    target("bench_checkpoint_gpu")
+        set_kind("binary")
+        set_default(false)
+        set_targetdir("$(projectdir)/build/bench")
+        add_deps("lockstep_compiled", "bench_support")
+        add_files("checkpoint/gpu.cu", "checkpoint/peer.cpp")
+        add_syslinks("pthread")
+        compile_for_gpus()
+        set_warnings("none")
+        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+        set_optimize("fastest")
+        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+    target_end()
+
     -- Several GPUs, measured by tests/gpu/many, which is why it is built with the programs of that folder.
     if has_config("nccl") then
         target("bench_many")

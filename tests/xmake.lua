@@ -120,6 +120,16 @@ target("trainer")
     set_optimize("none")
 target_end()
 
+-- A job that saves and resumes: what tests/checkpoint/kill kills.
+target("trained")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep_compiled")
+    add_files("checkpoint/trained.cpp")
+    add_syslinks("pthread")
+    set_optimize("none")
+target_end()
+
 -- A program that writes and reads files, beside Python (tests/checkpoint/python).
 target("exchange")
     set_kind("binary")

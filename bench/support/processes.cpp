@@ -103,8 +103,8 @@ SharedMemory::SharedMemory(std::size_t bytes)
   if (data_ == MAP_FAILED) fail("mmap");
 }
 
-TemporaryFolder::TemporaryFolder() {
-  std::string name = std::filesystem::temp_directory_path() / "lockstep_bench_XXXXXX";
+TemporaryFolder::TemporaryFolder(const std::filesystem::path& where) {
+  std::string name = where / "lockstep_bench_XXXXXX";
   if (mkdtemp(name.data()) == nullptr) fail(name);
   path_ = name;
 }

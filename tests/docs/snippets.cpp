@@ -273,6 +273,66 @@ Session session = join("tcp://host0:29500", Rank{0}, WorldSize{2});  // or env:/
 
 }  // namespace launching
 
+namespace checkpoints_of_jobs {
+
+using Job = training::Job;
+using Linear = Mlp784;
+using Ddp = DistributedDataParallel<Linear, Optimizer<AdamW>>;
+
+int run(int argc, char** argv) {
+  return launch<Job>(argc, argv, [](Job& job) {
+    const auto train = fashion_mnist("train", job.data());
+    const auto test = fashion_mnist("test", job.data());
+    RandomStream noise = job.random();
+    job.keep("noise", noise);  // a value of the program's own: saved, and given back
+    for (auto epoch : job.epochs(8)) {
+      for (const auto& batch : epoch.batches(train, 32)) job.step(batch);
+      job.evaluate(test, 500);
+    }
+  });
+}
+
+void tune(Job& job) {
+const LoadReport report = job.load_parameters(
+    "resnet.safetensors", {.strict = false, .rename = [](std::string_view name) {
+      return std::string(name.starts_with("fc.") ? "" : name);  // an empty name leaves it out
+    }});
+for (const std::string& name : report.missing) std::printf("%s is new\n", name.c_str());
+}
+
+void by_hand(Ddp& ddp, auto& sampler, auto& loader) {
+RandomStream noise(rank_seed(Seed{0}, sampler.rank()));
+const KeptValues mine{{"noise", noise}};
+Checkpoints checkpoints(ddp, {.folder = "run", .every_steps = 1000, .resume = true});
+const auto from = checkpoints.resume(ddp, {.values = mine});  // nothing in a new folder
+if (from && from->position) loader.resume(*from->position);
+for (std::uint64_t epoch = from ? from->epoch : 0; epoch < 10; ++epoch) {
+  sampler.set_epoch(Epoch{epoch});
+  for (const auto& batch : loader) {
+    ddp.step(batch);
+    checkpoints.step(ddp, [&] {  // called when there is something to save
+      return SaveOptions{.epoch = epoch, .position = loader.state(), .values = mine};
+    });
+  }
+  checkpoints.end_epoch(ddp, SaveOptions{.epoch = epoch + 1, .values = mine}, epoch == 9);
+}
+checkpoints.finish(ddp);
+}
+
+void parts(Ddp& ddp, auto& loader, const auto& batch, std::uint64_t epoch, double best) {
+save(ddp, "model.safetensors", {.epoch = epoch, .best = best, .position = loader.state()});
+load(ddp, "model.safetensors");                         // parameters, buffers, optimizer
+const Resumed from = resume(ddp, "model.safetensors");  // and where the loop goes on
+if (from.position) loader.resume(*from.position);
+
+Saver saver;  // keeps its memory and its thread for the next save
+saver.save(ddp, "model.safetensors", {.asynchronous = true});
+ddp.step(batch);    // while the file is being written
+saver.finish(ddp);  // throws what went wrong
+}
+
+}  // namespace checkpoints_of_jobs
+
 namespace listing {
 
 using Batch = LabelledBatch<float, float>;
@@ -310,6 +370,9 @@ int main(int argc, char** argv) {
   launching::inside_a_program(2);
   launch(argc, argv, launching::process_groups);
   ProcessGroup<> group(join());
+  checkpoints_of_jobs::Ddp ddp(*group);
+  checkpoints_of_jobs::by_hand(ddp, sampler, loader);
+  checkpoints_of_jobs::parts(ddp, loader, LabelledBatch<float, int>(), 0, 0);
   communicating::say_numbers(group, 1, true, 1, 1, {});
   launch<listing::Job>(argc, argv,
                        [](listing::Job& job) { communicating::in_a_job(job, 1, {}, 1, {}); });
@@ -319,6 +382,8 @@ int main(int argc, char** argv) {
     training::fit(job, none, none);
     training::look(job, none);
   });
+  launch<training::Job>(argc, argv, checkpoints_of_jobs::tune);
+  checkpoints_of_jobs::run(argc, argv);
   launching::with_a_model(argc, argv);
   return training::run(argc, argv) + launching::run(argc, argv);
 }

@@ -136,6 +136,7 @@ int train_until_stopped(Session& session, const std::string& how) {
     std::this_thread::sleep_for(std::chrono::milliseconds(300));
     session.store().set("late", "yes");  // it is still there
   }
+  if (m.rank == Rank{0} && how == "stop badly first") throw std::runtime_error("the disk is full");
   if (is_last && how == "stop badly") throw std::runtime_error("the disk is full");
   if (is_last && how == "stop stuck") sleep_for_ever();
   std::printf("rank %zu has saved\n", m.rank.value());

@@ -260,12 +260,13 @@ class Supervisor {
       }
       interrupt(signal);
       again_at_ = Deadline::after(same_signal);
-      write_until_ = Deadline::after(grace_ + std::chrono::milliseconds(500));
+      write_until_ = Deadline::after(grace_ + std::chrono::milliseconds(1000));
     }
   }
 
   void terminate() {
-    kill_at_ = Deadline::after(grace_);
+    // Ranks that save have the same limit themselves, and say that it is over.
+    kill_at_ = Deadline::after(grace_ + std::chrono::milliseconds(saves_ ? 500 : 0));
     for (const Child& child : children_) {
       child.send(SIGTERM);
       child.send(SIGCONT);  // a stopped process takes no SIGTERM
