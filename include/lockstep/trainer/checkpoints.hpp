@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/stop_request.hpp"
 #include "lockstep/core/macros.hpp"
@@ -30,6 +29,7 @@ namespace lockstep {
 
 namespace detail {
 
+class CheckpointFolder;
 template <class Model, class Policies>
 class JobCheckpoints;
 

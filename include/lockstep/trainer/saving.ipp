@@ -5,21 +5,36 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <span>
 #include <string_view>
 #include <utility>
 
+#include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
+#include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/shard_files.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
+
+/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
+struct RankFile {
+  std::string path;
+  FileToWrite file;
+  std::vector<KeptPiece> pieces;
+  bool is_copied = false;             // does it wait for copies?
+  CheckpointFacts facts;              // of rank 0
+  std::vector<ExpectedShard> shards;  // of rank 0
+  std::function<void()> written;      // of rank 0
+};
 
 // What ranks tell each other before they save.
 
