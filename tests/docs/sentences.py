@@ -119,7 +119,7 @@ COMPILING = (
     ("The composition of a job", ("trainer", "policy")),
     ("The model", ("model", "bucket", "core")),
     ("Steps", ("strategy", "optim", "device")),
-    ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe")),
+    ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe", "checkpoint")),
 )
 RUNNING = (
     ("Starting and joining", ("launch",)),

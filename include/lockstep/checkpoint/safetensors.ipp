@@ -70,61 +70,76 @@ LOCKSTEP_INLINE std::string_view name_in_folder(std::string_view path) {
   return path.substr(path.rfind('/') + 1);
 }
 
+/// A system call that has failed on a file.
+struct FileFault {
+  std::string_view path;
+  int error;
+
+  [[noreturn]] void refuse(std::string_view problem, std::string_view advice) const {
+    fail("checkpoint", {"'", path, "' ", problem, error_text(error)}, advice);
+  }
+};
+
 LOCKSTEP_INLINE void fail_writing(std::string_view path, int error) {
   const std::string folder = folder_of(path);
-  const auto advice = [&]() -> std::string {
-    switch (error) {
-      case ENOSPC:
-      case EDQUOT:
-        return "make room there, or save to another folder; what was saved before is untouched";
-      case EROFS:
-        return text({"mount '", folder, "' so that it may be written, or save to another folder"});
-      case ENOENT:
-        return text({"make the folder first: mkdir -p '", folder, "'"});
-      case ENOTDIR:
-        return text({"'", folder, "' is no folder: name one"});
-      case EISDIR:
-        return "name a file, not a folder";
-      case EACCES:
-      case EPERM:
-        return text({"let this user write in '", folder, "', or save to another folder"});
-      case EIO:
-      case ESTALE:
-        return "the disk or the network behind it fails: see the kernel's log, save elsewhere; "
-               "what was saved before is untouched";
-      case EFBIG:
-        return "raise the limit on sizes of files (ulimit -f), or save to another file system";
-      case EMFILE:
-      case ENFILE:
-        return "raise the limit on open files (ulimit -n)";
-      case ENAMETOOLONG:
-        return "give it a shorter name";
-      default:
-        return "save to another folder";
-    }
-  }();
-  fail("checkpoint", {"'", path, "' cannot be written: ", error_text(error)}, advice);
+  const FileFault file{path, error};
+  switch (error) {
+    case ENOSPC:
+    case EDQUOT:
+      file.refuse("cannot be written: ",
+                  "make room there, or save to another folder; what was saved before is untouched");
+    case EROFS:
+      file.refuse(
+          "cannot be written: ",
+          text({"mount '", folder, "' so that it may be written, or save to another folder"}));
+    case ENOENT:
+      file.refuse("cannot be written: ", text({"make the folder first: mkdir -p '", folder, "'"}));
+    case ENOTDIR:
+      file.refuse("cannot be written: ", text({"'", folder, "' is no folder: name one"}));
+    case EISDIR:
+      file.refuse("cannot be written: ", "name a file, not a folder");
+    case EACCES:
+    case EPERM:
+      file.refuse("cannot be written: ",
+                  text({"let this user write in '", folder, "', or save to another folder"}));
+    case EIO:
+    case ESTALE:
+      file.refuse(
+          "cannot be written: ",
+          "the disk or the network behind it fails: see the kernel's log, and save elsewhere");
+    case EFBIG:
+      file.refuse("cannot be written: ",
+                  "raise the limit on sizes of files (ulimit -f), or save to another file system");
+    case EMFILE:
+    case ENFILE:
+      file.refuse("cannot be written: ", "raise the limit on open files (ulimit -n)");
+    case ENAMETOOLONG:
+      file.refuse("cannot be written: ", "give it a shorter name");
+    default:
+      file.refuse("cannot be written: ", "save to another folder");
+  }
 }
 
 LOCKSTEP_INLINE void fail_reading(std::string_view path, int error) {
-  const auto advice = [&]() -> std::string_view {
-    switch (error) {
-      case ENOENT:
-      case ENOTDIR:
-        return "check the path";
-      case EISDIR:
-        return "name a file, not a folder";
-      case EACCES:
-      case EPERM:
-        return "let this user read it";
-      case EMFILE:
-      case ENFILE:
-        return "raise the limit on open files (ulimit -n)";
-      default:
-        return "the disk or the network behind it fails: see the kernel's log, take another file";
-    }
-  }();
-  fail("checkpoint", {"'", path, "' cannot be read: ", error_text(error)}, advice);
+  const FileFault file{path, error};
+  switch (error) {
+    case ENOENT:
+    case ENOTDIR:
+    case ENAMETOOLONG:
+      file.refuse("cannot be read: ", "check the path");
+    case EISDIR:
+      file.refuse("cannot be read: ", "name a file, not a folder");
+    case EACCES:
+    case EPERM:
+      file.refuse("cannot be read: ", "let this user read it");
+    case EMFILE:
+    case ENFILE:
+      file.refuse("cannot be read: ", "raise the limit on open files (ulimit -n)");
+    default:
+      file.refuse(
+          "cannot be read: ",
+          "the disk or the network behind it fails: see the kernel's log, take another file");
+  }
 }
 
 LOCKSTEP_INLINE void fail_damaged(std::string_view path, std::string_view problem) {

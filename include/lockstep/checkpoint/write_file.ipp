@@ -85,6 +85,9 @@ class TemporaryFile {
   void commit() {
     flush();
     if (::fsync(file_.get()) != 0) fail_now(errno);
+    // While the file that is replaced is open, its blocks are not given back: that may take longer
+    // than the writing (ext4 with `discard`), and is none of what has to be on the disk now.
+    const Descriptor replaced(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
     if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
     temporary_.clear();
     const std::string folder = folder_of(path_);
@@ -98,7 +101,7 @@ class TemporaryFile {
  private:
   /// The disk begins while the rest is still being copied. An error would be seen by fsync.
   void start_writeback() {
-    if (place_ < started_ + 8 * chunk_bytes) return;
+    if (place_ < started_ + 32 * chunk_bytes) return;
     ::sync_file_range(file_.get(), static_cast<off_t>(started_),
                       static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
     started_ = place_;
