@@ -59,11 +59,13 @@
 #include "lockstep/trainer/course_state.ipp"
 #include "lockstep/trainer/joint_work.ipp"
 #include "lockstep/trainer/kept_values.ipp"
+#include "lockstep/trainer/load_plan.ipp"
 #include "lockstep/trainer/loading.ipp"
 #include "lockstep/trainer/log_fields.ipp"
 #include "lockstep/trainer/options.ipp"
 #include "lockstep/trainer/run_log.ipp"
 #include "lockstep/trainer/saving.ipp"
+#include "lockstep/trainer/shard_files.ipp"
 
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 

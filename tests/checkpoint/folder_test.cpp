@@ -40,8 +40,14 @@ const double nan = std::numeric_limits<double>::quiet_NaN();
 
 /// Writes a file of one tensor, and says what an index says of it.
 detail::WrittenFile write(const std::string& path, const std::string& tensor, double value,
-                          const std::vector<detail::ShardFile>& shards = {}) {
+                          const std::vector<detail::ShardFile>& shards = {},
+                          std::optional<double> accuracy = std::nullopt) {
   detail::FileToWrite file;
+  if (accuracy) {
+    detail::Json scores = detail::Json::object();
+    scores.add("accuracy", detail::Json::object().add("mean", *accuracy).add("count", 1.0));
+    file.facts.add("scores", std::move(scores));
+  }
   file.tensors.push_back(
       {tensor, ElementKind::f64, {1}, std::as_bytes(std::span<const double>(&value, 1))});
   if (!shards.empty()) file.facts.add("files", detail::index_of(shards));
@@ -458,6 +464,30 @@ BOOST_AUTO_TEST_CASE(a_job_that_dies_between_score_and_copy_leaves_the_right_sco
   BOOST_TEST(folder.offer_best(2, 0.6));
   BOOST_TEST(value_in(folder.best_path()) == 2);
   BOOST_TEST((detail::read_best_score(outer.path, "accuracy") == 0.6));
+}
+
+BOOST_AUTO_TEST_CASE(a_job_that_dies_before_its_best_copy_is_made_up_for_when_it_resumes) {
+  const TemporaryFolder outer;
+  const CheckpointOptions by_accuracy = options(outer.path, 2, "accuracy");
+  const auto resume = [](const CheckpointOptions& options) {
+    CheckpointFolder folder(options);
+    Skipped skipped;
+    BOOST_TEST(folder.newest_valid(skipped).has_value());
+    return folder.best_score();
+  };
+  write(outer / detail::checkpoint_name(1), "a", 1, {}, 0.5);
+  BOOST_TEST(!resume(options(outer.path, 2, "f1")).has_value());
+  BOOST_TEST(!resume(options(outer.path, 2)).has_value());
+  BOOST_TEST((resume(by_accuracy) == 0.5));
+  BOOST_TEST(value_in(outer / "best.safetensors") == 1);
+  for (double worse : {0.4, nan}) {
+    write(outer / detail::checkpoint_name(2), "a", 2, {}, worse);
+    BOOST_TEST((resume(by_accuracy) == 0.5));
+    BOOST_TEST(value_in(outer / "best.safetensors") == 1);
+  }
+  write(outer / detail::checkpoint_name(3), "a", 3, {}, 0.6);
+  BOOST_TEST((resume(by_accuracy) == 0.6));
+  BOOST_TEST(value_in(outer / "best.safetensors") == 3);
 }
 
 BOOST_AUTO_TEST_CASE(damaged_scores_are_taken_for_none) {

@@ -20,6 +20,8 @@
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
+#include "gpu/saved.hpp"
+#include "gpu/saved.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/lockstep.cuh"
@@ -640,6 +642,22 @@ void check_kept(auto& comm, const std::string& how) {
   }
 }
 
+/// A job with masters is saved while its steps go on and resumed, and goes to the CPU and back.
+template <class... Ps>
+void check_saved(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  using Job = Ddp<Network, Comm, Optimizer<AdamW>, Precision<Mixed<BFloat16>>, Accumulate<2>,
+                  Frozen<"fc2.*">, Ps...>;
+  std::optional<checkpoints::Folder> folder;
+  std::string path;
+  if (comm.rank() == Rank{0}) path = folder.emplace().path;
+  broadcast_object(comm, path, Rank{0});
+  checkpoints::check_saved<Job, checkpoints::HostNetwork<20, 32, 4>>(
+      comm, path, [&](std::size_t s) {
+        return labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value()));
+      });
+}
+
 /// All of them, or the one that is named. `Every` is false where nothing can be run and another
 /// program has the same checks compiled already.
 template <bool Every>
@@ -687,7 +705,9 @@ void run_checks(auto& comm, const std::string& name) {
       check_kept<Optimizer<AdamW>, Precision<Mixed<Half>>, Frozen<"fc2.*">,
                  ParameterGroups<NoDecay<>>>(comm, "with a scaled loss");
     });
+    run("saved", [&] { check_saved<>(comm); });
     if constexpr (captures) {
+      run("saved_captured", [&] { check_saved<CapturedStep>(comm); });
       run("kept_captured", [&] {
         check_kept<Optimizer<AdamW>, Clip<0.5>, Accumulate<2>, CapturedStep>(comm, "captured");
         check_kept<Optimizer<AdamW>, Precision<Mixed<Half>>, Frozen<"fc2.*">,

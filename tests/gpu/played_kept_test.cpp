@@ -27,20 +27,30 @@ using namespace lockstep;
 using namespace train;
 
 using Network = GpuPlainMlp<float, 7, 9, 3>;
+using ShapedNetwork = GpuPlainMlp<float, dynamic, dynamic, dynamic>;
+
+template <class Net>
+Net network() {
+  Net net;
+  net.in = 7;
+  net.hidden = 9;
+  net.out = 3;
+  return net;
+}
 
 auto batch_of(std::size_t s, std::size_t rank, std::size_t rows = 4) {
   return labelled<float>(reference_batch(rows, 7, 3, s % 2, rank));
 }
 
 /// Ranks of DDP that are threads, on as many GPUs.
-template <class... Ps>
+template <class Net, class... Ps>
 void ranks_case(std::size_t world, std::size_t before) {
   const played::Machine machine(world);
   thread_ranks::expect_all_fine(thread_ranks::run(world, [&](auto& comm) {
     using Comm = std::remove_reference_t<decltype(comm)>;
-    using Job = detail::BasicDdp<Network, CanonicalPolicies<Device<Cuda>, Ps...>, Comm>;
+    using Job = detail::BasicDdp<Net, CanonicalPolicies<Device<Cuda>, Ps...>, Comm>;
     const std::string wrong = go_on(
-        [&] { return std::make_unique<Job>(comm); },
+        [&] { return std::make_unique<Job>(comm, network<Net>()); },
         [&](Job& job, std::size_t s) { job.step(batch_of(s, comm.rank().value())); }, before, 5);
     thread_ranks::require(wrong.empty(), wrong);
   }));
@@ -77,13 +87,13 @@ std::vector<T> downloaded(const void* data, std::size_t count) {
 
 BOOST_AUTO_TEST_CASE(captured_ranks_with_masters_go_on_in_the_middle_of_a_step) {
   for (const std::size_t before : {0, 4, 7})
-    ranks_case<Optimizer<AdamW>, Precision<Mixed<BFloat16>>, CapturedStep, Accumulate<2>,
+    ranks_case<Network, Optimizer<AdamW>, Precision<Mixed<BFloat16>>, CapturedStep, Accumulate<2>,
                Frozen<"fc2.*">>(2, before);
 }
 
 BOOST_AUTO_TEST_CASE(scaled_losses_and_counts_of_single_parameters_go_on) {
   for (const std::size_t before : {1, 6})
-    ranks_case<Optimizer<AdamW>, Precision<Mixed<Half>>, UnusedParameters<Zero>,
+    ranks_case<ShapedNetwork, Optimizer<AdamW>, Precision<Mixed<Half>>, UnusedParameters<Zero>,
                ParameterGroups<NoDecay<>>, Accumulate<3>>(2, before);
 }
 

@@ -10,14 +10,14 @@
 
 #include "gpu/plain_mlp.cuh"
 #include "gpu/played_machine.hpp"
+#include "gpu/saved.hpp"
 #include "gpu/thread_ranks.cuh"
-#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/saving.hpp"
-#include "train/checkpoint_case.hpp"
+#include "train/checkpoint_files.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_saved)
 
@@ -26,18 +26,11 @@ namespace {
 using namespace lockstep;
 using namespace train;
 using checkpoints::Folder;
+using checkpoints::HostNetwork;
 using checkpoints::tensors_of;
 
 // The network and the jobs are those of played_kept_test.cpp, which compiles them already.
 using Network = GpuPlainMlp<float, 7, 9, 3>;
-
-/// Its tensors on the host.
-struct HostNetwork {
-  using Parameters = ParameterList<
-      Parameter<"fc1.weight", float, 9, 7>, Parameter<"fc1.bias", float, 9>,
-      Parameter<"fc2.weight", float, 9, 9>, Parameter<"fc2.bias", float, 9>,
-      Parameter<"fc3.weight", float, 3, 9>, Parameter<"fc3.bias", float, 3>>;
-};
 
 auto batch_of(std::size_t s, std::size_t rank, std::size_t rows = 4) {
   return labelled<float>(reference_batch(rows, 7, 3, s % 2, rank));
@@ -49,58 +42,14 @@ BOOST_AUTO_TEST_CASE(captured_ranks_with_masters_are_saved_while_they_go_on_and_
   const Folder folder;
   const played::Machine machine(2);
   thread_ranks::expect_all_fine(thread_ranks::run(2, [&](auto& comm) {
-    using thread_ranks::require;
     using Comm = std::remove_reference_t<decltype(comm)>;
-    using Job =
-        detail::BasicDdp<Network,
-                         CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>,
-                                           Precision<Mixed<BFloat16>>, CapturedStep, Accumulate<2>,
-                                           Frozen<"fc2.*">>,
-                         Comm>;
-    using HostJob = DistributedDataParallel<HostNetwork, World<1>, Optimizer<AdamW>,
-                                            Frozen<"fc2.*">, Accumulate<2>>;
-    const auto path = [&](const char* name) {
-      return folder / (std::string(name) + ".safetensors");
-    };
-    const auto train = [&](Job& job, std::size_t begin, std::size_t end) {
-      for (std::size_t s = begin; s < end; ++s) job.step(batch_of(s, comm.rank().value()));
-    };
-    Job job(comm);
-    job.optimizer().lr = 0.02;
-    train(job, 0, 7);
-    Saver saver;
-    saver.save(job, path("middle"), {.asynchronous = true});
-    train(job, 7, 12);
-    saver.finish(job);
-    save(job, path("end"));
-
-    Job again(comm);
-    train(again, 3, 6);
-    const Resumed resumed = resume(again, path("middle"));
-    require(resumed.step == 3 && resumed.notes.empty(), "where it goes on");
-    train(again, 7, 12);
-    save(again, path("end-again"));
-    if (comm.rank() == Rank{0}) {
-      require(tensors_of(path("end-again")) == tensors_of(path("end")), "other bits at the end");
-      LoopbackCommunicator nobody;
-      HostJob host(nobody);
-      load(host, path("end"));
-      save(host, path("host"));
-      require(tensors_of(path("host")) == tensors_of(path("end")), "other bits on the host");
-    }
-    comm.barrier();
-    Job back(comm);
-    load(back, path("host"));
-    save(back, path("back"));
-    train(back, 12, 15);
-    train(job, 12, 15);
-    save(job, path("later"));
-    save(back, path("back-later"));
-    if (comm.rank() == Rank{0}) {
-      require(tensors_of(path("back")) == tensors_of(path("end")), "other bits on the GPU");
-      require(tensors_of(path("back-later")) == tensors_of(path("later")), "other bits later");
-    }
-    comm.barrier();
+    using Job = detail::BasicDdp<
+        Network,
+        CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, Precision<Mixed<BFloat16>>, CapturedStep,
+                          Accumulate<2>, Frozen<"fc2.*">>,
+        Comm>;
+    checkpoints::check_saved<Job, HostNetwork<7, 9, 3>>(
+        comm, folder.path, [&](std::size_t s) { return batch_of(s, comm.rank().value()); });
   }));
 }
 

@@ -1,24 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the tests of checkpoints share: a model with buffers, the bits of a job, a folder.
-
-#include <unistd.h>
+/// @file What the tests of checkpoints share: a model with buffers, and the bits of a job.
 
 #include <cstddef>
 #include <cstdint>
-#include <cstdlib>
 #include <cstring>
-#include <filesystem>
-#include <fstream>
-#include <map>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/saving.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/sheet.hpp"
 
 namespace checkpoints {
@@ -62,28 +56,6 @@ inline Entry entry_of(std::size_t rank, std::size_t step) {
           .loss = s + 0.125 * r};
 }
 
-/// A folder that is there as long as this object is.
-struct Folder {
-  Folder() {
-    char name[] = "/tmp/lockstep-checkpoint-XXXXXX";
-    require(::mkdtemp(name) != nullptr, "no folder");
-    path = name;
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-
-  std::string operator/(const std::string& name) const { return path + "/" + name; }
-  std::vector<std::string> files() const {
-    std::vector<std::string> names;
-    for (const auto& entry : std::filesystem::directory_iterator(path))
-      names.push_back(entry.path().filename().string());
-    return names;
-  }
-
-  std::string path;
-};
-
 /// A hash of all that this rank keeps: parameters, buffers, states, counts, numbers.
 std::uint64_t bits_of(auto& ddp) {
   detail::Hash hash;
@@ -103,19 +75,6 @@ std::uint64_t bits_of(auto& ddp) {
     std::visit([&](auto value) { hash.text(number.name).text(std::to_string(value)); },
                number.value);
   return hash.value();
-}
-
-/// All tensors of a checkpoint, as bytes by name.
-inline std::map<std::string, std::string> tensors_of(const std::string& path) {
-  const detail::CheckpointReader reader(path);
-  reader.verify();
-  std::map<std::string, std::string> all;
-  for (const auto& tensor : reader.tensors()) {
-    std::string bytes(tensor.count * detail::element_size(tensor.kind()), '\0');
-    reader.read(tensor, 0, tensor.count, reinterpret_cast<std::byte*>(bytes.data()));
-    all[tensor.name] = detail::shape_text(tensor.shape) + bytes;
-  }
-  return all;
 }
 
 /// What `f()` throws, on this rank.

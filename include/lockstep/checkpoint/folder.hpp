@@ -20,6 +20,9 @@
 
 namespace lockstep::detail {
 
+/// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
+void verify_checkpoint(const std::string& path);
+
 /// A job's folder, while the job has it: rank 0 makes one, which holds the folder's lock. Threads
 /// may share it.
 ///
@@ -39,7 +42,8 @@ class CheckpointFolder {
   /// Was the folder made by this object?
   bool is_new() const { return is_new_; }
 
-  /// The newest valid checkpoint. `skipped(path, why)` hears of the others that were tried.
+  /// The newest valid checkpoint. `skipped(path, why)` hears of the others that were tried. Where
+  /// its job died before it could be made the best copy, that is made up for.
   std::optional<FoundCheckpoint> newest_valid(
       FunctionRef<void(const std::string&, const std::string&)> skipped);
 
@@ -73,6 +77,7 @@ class CheckpointFolder {
 
   std::optional<Standing> standing_of(std::uint64_t step) const;
   void note(std::uint64_t step, Standing standing);
+  bool take_if_best(std::uint64_t step, double score);
   void clean_up();
   void keep_newest();
   void remove(std::uint64_t step, const std::vector<std::string>& of_best);

@@ -24,7 +24,6 @@ LOCKSTEP_INLINE CheckpointOptions with_plain_folder(CheckpointOptions options) {
   return options;
 }
 
-/// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
 LOCKSTEP_INLINE void verify_checkpoint(const std::string& path) {
   const CheckpointReader reader(path);
   if (!reader.is_lockstep()) {
@@ -40,6 +39,15 @@ LOCKSTEP_INLINE std::vector<std::string> shard_names(const std::string& path) {
   std::vector<std::string> names;
   for (ShardFile& shard : shards_in(main.facts())) names.push_back(std::move(shard.name));
   return names;
+}
+
+/// The score of this name that a checkpoint was saved with.
+LOCKSTEP_INLINE std::optional<double> recorded_score(const std::string& path,
+                                                     std::string_view name) {
+  const SafetensorsFile main(path);
+  const auto scores = main.facts().find("scores");
+  const auto score = scores ? scores->find(name) : std::nullopt;
+  return score ? std::optional(score->at("mean").real()) : std::nullopt;
 }
 
 LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string_view name) {
@@ -71,7 +79,12 @@ LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::newest_valid(
         if (candidate.step) note(*candidate.step, Standing::invalid);
         skipped(candidate.path, why);
       });
-  if (found && found->step) note(*found->step, Standing::valid);
+  if (!found || !found->step) return found;
+  note(*found->step, Standing::valid);
+  if (options_.best_by.empty()) return found;
+  if (const auto score = recorded_score(found->path, options_.best_by)) {
+    take_if_best(*found->step, *score);
+  }
   return found;
 }
 
@@ -93,8 +106,12 @@ LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
 }
 
 LOCKSTEP_INLINE bool CheckpointFolder::offer_best(std::uint64_t step, double score) {
-  if (std::isnan(score)) return false;
   const std::lock_guard lock(mutex_);
+  return take_if_best(step, score);
+}
+
+LOCKSTEP_INLINE bool CheckpointFolder::take_if_best(std::uint64_t step, double score) {
+  if (std::isnan(score)) return false;
   const bool is_better =
       !best_score_ || (options_.prefers_higher() ? score > *best_score_ : score < *best_score_);
   if (!is_better) return false;

@@ -33,10 +33,9 @@ class Json {
   template <std::integral T>
     requires(!std::same_as<T, bool> && !std::same_as<T, char>)
   Json(T value) {
-    if (value < T{}) {
-      value_ = static_cast<std::int64_t>(value);
-    } else {
-      value_ = static_cast<std::uint64_t>(value);
+    value_ = static_cast<std::uint64_t>(value);
+    if constexpr (std::signed_integral<T>) {
+      if (value < 0) value_ = static_cast<std::int64_t>(value);
     }
   }
   Json(double value);

@@ -338,6 +338,14 @@ LOCKSTEP_INLINE Json json_of(const CheckpointFacts& facts) {
   return json;
 }
 
+/// A number of ranks, over which loops are made.
+LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
+  constexpr std::uint64_t most = std::uint64_t{1} << 20;
+  const std::uint64_t count = entry.natural();
+  if (count == 0 || count > most) entry.fail("is no number of ranks");
+  return count;
+}
+
 LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   const JsonEntry entry = reader.facts();
   CheckpointFacts facts;
@@ -347,7 +355,7 @@ LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   for (std::size_t i = 0; i != policies.size(); ++i)
     facts.shape.policies.push_back(policies.item(i).text());
   facts.shape.fingerprint = entry.at("fingerprint").checksum();
-  facts.shape.world = entry.at("world").natural();
+  facts.shape.world = rank_count(entry.at("world"));
   facts.epoch = entry.at("epoch").natural();
   if (const auto best = entry.find("best")) facts.best = best->real();
   if (const auto scores = entry.find("scores")) {
@@ -359,8 +367,11 @@ LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   }
   facts.progress = progress_of(entry.at("progress"));
   const JsonEntry gradients = entry.at("gradients");
-  facts.shape.replicas = gradients.at("replicas").natural();
+  facts.shape.replicas = rank_count(gradients.at("replicas"));
   facts.shape.gradient_divisor = gradients.at("divisor").real();
+  if (!(facts.shape.gradient_divisor >= 1 &&
+        facts.shape.gradient_divisor <= static_cast<double>(facts.shape.replicas)))
+    gradients.at("divisor").fail("is not between 1 and the number of replicas");
   facts.shape.micro_batches = gradients.at("micro_batches").natural();
   if (const auto sampler = entry.find("sampler")) facts.position = sampler_state_of(*sampler);
   return facts;

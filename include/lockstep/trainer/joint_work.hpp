@@ -28,6 +28,10 @@ struct JointRanks {
 std::vector<std::string> work_together(const JointRanks& ranks, std::string_view operation,
                                        FunctionRef<std::string()> work);
 
+/// Throws on all ranks unless they were given the same path; `paths` are those of all ranks.
+void require_same_path(const JointRanks& ranks, std::string_view operation,
+                       const std::vector<std::string>& paths);
+
 /// Appends a text with its length, and takes it off again.
 void append_sized(std::string& out, std::string_view piece);
 std::string_view take_sized(std::string_view& rest);

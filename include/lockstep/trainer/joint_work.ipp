@@ -55,4 +55,15 @@ LOCKSTEP_INLINE std::vector<std::string> work_together(const JointRanks& ranks,
   return all;
 }
 
+LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
+                                       const std::vector<std::string>& paths) {
+  for (std::size_t rank = 1; rank < paths.size(); ++rank) {
+    if (paths[rank] == paths[0]) continue;
+    fail(operation,
+         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank, " has '",
+          paths[rank], "'"},
+         "give all ranks the same path", ranks.rank);
+  }
+}
+
 }  // namespace lockstep::detail

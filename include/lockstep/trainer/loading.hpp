@@ -8,20 +8,18 @@
 /// Before anything of the job changes, rank 0 has compared all checksums, and all ranks have
 /// compared names, shapes and types. What goes wrong on one rank is the same error on all.
 
-#include <cstdint>
 #include <string>
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/kept_job.hpp"
+#include "lockstep/trainer/load_plan.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-enum class LoadWhat : std::uint8_t { parameters, training, job };
 
 Resumed load_job(const KeptJob& job, const std::string& path, const LoadOptions& options,
                  LoadWhat what);

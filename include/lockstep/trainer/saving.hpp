@@ -20,16 +20,11 @@
 #include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/kept_job.hpp"
 #include "lockstep/trainer/rejected.hpp"
+#include "lockstep/trainer/shard_files.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-/// Another rank's file beside that of rank 0.
-struct ExpectedShard {
-  std::size_t rank;
-  std::string name;  // within the folder
-};
 
 /// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
 struct RankFile {

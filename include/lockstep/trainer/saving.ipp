@@ -2,12 +2,7 @@
 #pragma once
 /// @file Definitions of `saving.hpp`.
 
-#include <sys/stat.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <chrono>
 #include <cstdint>
 #include <exception>
 #include <map>
@@ -16,14 +11,12 @@
 #include <utility>
 
 #include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/safetensors_file.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/core/thread.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/saving.hpp"
+#include "lockstep/trainer/shard_files.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
@@ -52,97 +45,10 @@ struct SaveAnnouncement {
   SaveAnnouncement() = default;
 };
 
-LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view operation,
-                                       const std::vector<std::string_view>& paths) {
-  for (std::size_t rank = 1; rank < paths.size(); ++rank) {
-    if (paths[rank] == paths[0]) continue;
-    fail(operation,
-         {"ranks were given different paths: rank 0 has '", paths[0], "' and rank ", rank, " has '",
-          paths[rank], "'"},
-         "give all ranks the same path", ranks.rank);
-  }
-}
-
-LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
-                                       std::size_t rank, std::size_t world) {
-  constexpr std::string_view ending = ".safetensors";
-  std::string_view stem = name_in_folder(path);
-  if (stem.ends_with(ending)) stem.remove_suffix(ending.size());
-  return text({stem, ".", token, ".rank-", rank, "-of-", world, ending});
-}
-
-LOCKSTEP_INLINE std::string beside(std::string_view path, std::string_view name) {
-  return text({folder_of(path), "/", name});
-}
-
-// The commit.
-
-/// The shards of the file that is about to be replaced. None where another name is linked to that
-/// file, which needs them.
-LOCKSTEP_INLINE std::vector<std::string> shards_to_replace(const std::string& path) {
-  struct stat status{};
-  if (::stat(path.c_str(), &status) != 0 || status.st_nlink > 1) return {};
-  std::vector<std::string> names;
-  try {
-    for (const ShardFile& shard : shards_in(SafetensorsFile(path).facts()))
-      names.push_back(shard.name);
-  } catch (const Error&) {  // whatever it was, it is no checkpoint
-  }
-  return names;
-}
-
-LOCKSTEP_INLINE void remove_beside(const std::string& path, const std::string& name) {
-  ::unlink(beside(path, name).c_str());
-}
-
-/// Rank 0's file. With its rename all files are the checkpoint, and not before.
-LOCKSTEP_INLINE void commit(RankFile& file, const std::vector<ShardFile>& shards) {
-  if (!shards.empty()) file.file.facts.set("files", index_of(shards));
-  const std::vector<std::string> replaced = shards_to_replace(file.path);
-  try {
-    write_file(file.path, file.file);
-  } catch (...) {
-    for (const ShardFile& shard : shards) remove_beside(file.path, shard.name);
-    throw;
-  }
-  for (const std::string& name : replaced) remove_beside(file.path, name);
+/// Rank 0's file, after those of all other ranks.
+LOCKSTEP_INLINE void commit_all(RankFile& file, const std::vector<ShardFile>& shards) {
+  commit(file.path, file.file, shards);
   if (file.written) file.written();
-}
-
-/// How long rank 0 waits for another rank's part of an asynchronous save.
-inline constexpr std::chrono::minutes longest_shard_wait{30};
-
-/// The other ranks' files, which are there as soon as they are whole. Nothing where the save was
-/// given up.
-LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
-    const RankFile& file, const std::atomic<bool>& is_given_up) {
-  using Clock = std::chrono::steady_clock;
-  const auto deadline = Clock::now() + longest_shard_wait;
-  std::vector<ShardFile> shards;
-  std::chrono::milliseconds pause{1};
-  while (shards.size() != file.shards.size()) {
-    const ExpectedShard& next = file.shards[shards.size()];
-    const std::string path = beside(file.path, next.name);
-    if (::access(path.c_str(), F_OK) == 0) {
-      const SafetensorsFile shard(path);
-      shards.push_back({next.name, {shard.bytes(), shard.digest().value_or(0)}});
-      continue;
-    }
-    if (is_given_up.load()) return std::nullopt;
-    struct stat folder{};
-    if (::stat(folder_of(path).c_str(), &folder) != 0 || folder.st_nlink == 0)
-      fail_writing(file.path, ENOENT);  // what is not there will get no file
-    if (Clock::now() > deadline) {
-      for (const ShardFile& shard : shards) remove_beside(file.path, shard.name);
-      fail("save",
-           {"rank ", next.rank, " has not written its part '", path, "' within ",
-            longest_shard_wait.count(), " minutes"},
-           "see whether that rank writes to the same folder");
-    }
-    sleep_for(pause);
-    pause = std::min(2 * pause, std::chrono::milliseconds(32));
-  }
-  return shards;
 }
 
 // What a rank writes.
@@ -326,7 +232,7 @@ LOCKSTEP_INLINE void SaverCore::write_now(const KeptJob& job, RankFile& file) {
     throw;
   }
   work_together(job.ranks, "save", [&] {
-    if (job.ranks.rank == Rank{0}) commit(file, shards);
+    if (job.ranks.rank == Rank{0}) commit_all(file, shards);
     return std::string();
   });
 }
@@ -338,8 +244,8 @@ LOCKSTEP_INLINE void SaverCore::write_later(const KeptJob& job, std::shared_ptr<
     if (file->is_copied) await(wrapper);
     if (!is_first) {
       write_file(file->path, file->file);
-    } else if (const auto shards = await_shards(*file, is_given_up_)) {
-      commit(*file, *shards);
+    } else if (const auto shards = await_shards(file->path, file->shards, is_given_up_)) {
+      commit_all(*file, *shards);
     }
   });
 }
@@ -365,11 +271,11 @@ LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path
     give_up();
     throw;
   }
-  std::vector<std::string_view> paths;
+  std::vector<std::string> paths;
   bool is_busy = false;
   for (const std::string& text : told) {
     const SaveAnnouncement of_rank(text);
-    paths.push_back(of_rank.path);
+    paths.emplace_back(of_rank.path);
     is_busy = is_busy || of_rank.is_busy;
   }
   require_same_path(job.ranks, "save", paths);

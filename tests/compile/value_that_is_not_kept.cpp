@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: a checkpoint keeps numbers, bool, std::string, std::vector of numbers
+#include <string>
+#include <vector>
+
+#include "lockstep/trainer/kept_values.hpp"
+
+using namespace lockstep;
+
+inline KeptValues values_of_program() {
+#ifdef REJECT
+  static std::vector<std::string> names;
+#else
+  static std::vector<double> names;
+#endif
+  return KeptValues().add("names", names);
+}
