@@ -89,9 +89,9 @@ class RatioTable {
   void memory(const std::string& measure, double taken, double target) {
     const double copies = taken / mebibytes_;
     std::printf("%s: %.1f MiB, %.3f of what is saved%s\n", measure.c_str(), taken, copies,
-                target == 0        ? ""
+                target == 0               ? ""
                 : copies <= 1.01 * target ? " (met: at most one copy)"
-                                   : " (MISSED: at most one copy)");
+                                          : " (MISSED: at most one copy)");
     rows_.push_back({{"measure", measure},
                      {"mebibytes", taken},
                      {"copies", copies},
