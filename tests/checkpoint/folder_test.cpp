@@ -256,7 +256,7 @@ BOOST_AUTO_TEST_CASE(a_job_that_would_overtake_another_run_is_refused) {
   const TemporaryFolder outer;
   write_step(outer.path, 100);
   CheckpointFolder folder(options(outer.path));
-  expect_error([&] { folder.begin_at(0); },
+  expect_error([&] { folder.begin_at(0); }, "lockstep: launch: '",
                "holds a checkpoint of step 100, and this job begins at step 0",
                "add --resume to go on from there, or name another folder");
   folder.begin_at(100);

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tests/network/run starts on every host: a small job over a backend that it names.
 //
-//   job train flat|hierarchical STEPS   Fashion-MNIST by DDP; every rank prints a hash of all
-//   parameters job sum flat|hierarchical           sums without end, each of which is checked,
-//   until something fails
+//   job train flat|hierarchical STEPS          Fashion-MNIST by DDP; every rank prints a hash of
+//                                              all parameters
+//   job train flat|hierarchical STEPS FOLDER   the same with checkpoints; the last rank dies
+//                                              halfway, unless the job was started again
+//   job sum flat|hierarchical                  sums without end, each of which is checked, until
+//                                              something fails
 #include <array>
 #include <chrono>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -13,6 +17,7 @@
 #include <vector>
 
 #include "lockstep/gloo.hpp"
+#include "lockstep/launch/restarts.hpp"
 #include "mlp.hpp"
 
 using Network = Mlp<float, 784, 32, 10>;
@@ -40,15 +45,20 @@ std::uint64_t hash_of_parameters(const J& job) {
 
 /// On the 10,000 images of the test split: reading all 60,000 would take most of the time.
 template <class How>
-void train(Session& session, std::size_t steps) {
+void train(Session& session, std::size_t steps, const std::string& folder) {
   Job<How> job(session);
   const auto images = fashion_mnist("test");
   job.optimizer().lr = 0.05;
-  std::size_t step = 0;
+  if (!folder.empty()) job.checkpoints({.folder = folder, .every_steps = 3});
+  const auto resumed = job.resume();
+  std::size_t step = resumed ? resumed->step : 0;
+  const bool dies = !folder.empty() && detail::restart_count() == 0 &&
+                    job.rank().value() + 1 == job.world_size().value();
   for (auto epoch : job.epochs(1)) {
     for (const auto& batch : epoch.batches(images, 64 / job.world_size().value())) {
       job.step(batch);
       if (++step == steps) break;
+      if (dies && step == steps / 2) std::raise(SIGKILL);
     }
   }
   const double accuracy = job.evaluate(images, 500)["accuracy"];
@@ -82,7 +92,7 @@ template <class How>
 int behave(Session& session) {
   const auto& words = session.arguments();
   if (words.at(1) == "sum") return sum<How>(session);
-  train<How>(session, std::stoul(words.at(3)));
+  train<How>(session, std::stoul(words.at(3)), words.size() > 4 ? words[4] : "");
   return 0;
 }
 

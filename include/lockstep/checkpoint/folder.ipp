@@ -92,7 +92,9 @@ LOCKSTEP_INLINE void CheckpointFolder::begin_at(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   for (const FoundCheckpoint& found : list_checkpoints(path())) {
     if (*found.step <= step || standing_of(*found.step) == Standing::invalid) continue;
-    fail("checkpoints",
+    // An error of how the job was started. Launchers do not repeat these: the second start would go
+    // on from a checkpoint that nobody has asked for.
+    fail("launch",
          {"'", path(), "' holds a checkpoint of step ", *found.step,
           ", and this job begins at step ", step},
          "add --resume to go on from there, or name another folder");
