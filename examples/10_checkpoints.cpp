@@ -14,7 +14,7 @@
 #include "mlp.hpp"
 
 using Model = Mlp<float, 784, 64, 10>;
-using Job = Trainer<Model, ParallelStrategy<DDP>, Backend<Shm>, Optimizer<AdamW>, Schedule<Cosine>>;
+using Job = Trainer<Model, ParallelStrategy<DDP>, Backend<Shm>, Optimizer<AdamW>>;
 
 int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
@@ -22,7 +22,7 @@ int main(int argc, char** argv) {
     const auto train =
         generated_dataset("train", {.samples = 1000, .normalization = normalization});
     const auto test = generated_dataset("test", {.samples = 1000, .normalization = normalization});
-    job.optimizer().lr = 2e-3;
+    job.optimizer().lr = 1e-3;
 
     // The command line has precedence over these. Saving takes the step the time of a copy.
     job.checkpoints({.folder = "run", .every_steps = 100, .keep = 2, .best_by = "test_loss"});
