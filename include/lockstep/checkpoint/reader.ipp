@@ -36,7 +36,7 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   if (!files) return shards;
   for (std::size_t i = 0; i < files->as_array().size(); ++i) {
     const JsonEntry file = files->item(i);
-    const std::string& name = file.at("name").text();
+    const std::string name = file.at("name").text();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name == name_in_folder(facts.file()))
       file.at("name").fail("is not the name of another file in the same folder");

@@ -80,6 +80,8 @@ class CheckpointPlan {
   using Clock = std::chrono::steady_clock;
 
   bool look(const JointRanks& ranks);
+  std::string told_best() const;
+  void learn_best(const std::string& told);
 
   CheckpointOptions options_;
   std::shared_ptr<CheckpointFolder> folder_;  // of rank 0
