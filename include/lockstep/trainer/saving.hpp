@@ -46,7 +46,7 @@ class SaverCore {
                                     const std::vector<std::string>& told);
   void add_tensors(const KeptJob& job, bool copies_all, RankFile& file);
   void write_now(const KeptJob& job, RankFile& file);
-  void write_later(const KeptJob& job, std::shared_ptr<RankFile> file);
+  void write_later(const KeptJob& job, const std::shared_ptr<RankFile>& file);
   void give_up();
 
   std::optional<BackgroundWriter> writer_;

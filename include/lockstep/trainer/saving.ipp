@@ -201,7 +201,7 @@ LOCKSTEP_INLINE void SaverCore::give_up() {
   is_given_up_ = true;
   try {
     if (writer_) writer_->wait();
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it was thrown on all ranks
   }
   is_given_up_ = false;
 }
@@ -252,9 +252,10 @@ LOCKSTEP_INLINE void SaverCore::write_now(const KeptJob& job, RankFile& file) {
   });
 }
 
-LOCKSTEP_INLINE void SaverCore::write_later(const KeptJob& job, std::shared_ptr<RankFile> file) {
+LOCKSTEP_INLINE void SaverCore::write_later(const KeptJob& job,
+                                            const std::shared_ptr<RankFile>& file) {
   const bool is_first = job.ranks.rank == Rank{0};
-  if (!is_first && file->file.tensors.empty()) return;
+  if (!writer_ || (!is_first && file->file.tensors.empty())) return;
   writer_->start([this, is_first, file, await = job.await_copies, wrapper = job.wrapper] {
     if (file->is_copied) await(wrapper);
     if (!is_first) {
@@ -304,7 +305,7 @@ LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path
     return std::string();
   });
   if (options.asynchronous) {
-    write_later(job, std::move(file));
+    write_later(job, file);
   } else {
     write_now(job, *file);
   }
