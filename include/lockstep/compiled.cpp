@@ -25,6 +25,7 @@
 #include "lockstep/core/error.ipp"
 #include "lockstep/core/json_string.ipp"
 #include "lockstep/core/late_failure.ipp"
+#include "lockstep/core/share_work.ipp"
 #include "lockstep/core/stopped.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"

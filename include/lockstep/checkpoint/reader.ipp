@@ -14,7 +14,7 @@
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/thread.hpp"
+#include "lockstep/core/share_work.hpp"
 #include "lockstep/launch/open_files.hpp"
 
 namespace lockstep::detail {
@@ -249,30 +249,13 @@ LOCKSTEP_INLINE void CheckpointReader::verify() const {
   }
   std::ranges::sort(tasks, std::greater(), [](const Task& task) { return task.tensor->bytes; });
 
-  // Whoever waits for it has nothing else to do: a few threads share the work, large tensors first.
-  std::atomic<std::size_t> next = 0;
-  std::atomic<bool> has_failed = false;
-  std::exception_ptr failure;
-  const auto work = [&] {
-    std::vector<std::byte> memory(SafetensorsFile::verify_bytes);
-    for (std::size_t i = next++; i < tasks.size() && !has_failed; i = next++)
-      tasks[i].file->verify(*tasks[i].tensor, memory);
-  };
-  const auto report = [&](std::exception_ptr error) {
-    if (!has_failed.exchange(true)) failure = std::move(error);
-  };
-  {
-    constexpr std::size_t most_threads = 4;
-    std::vector<Thread> threads;
-    while (threads.size() + 1 < std::min({most_threads, core_count(), tasks.size()}))
-      threads.emplace_back("verify", work, report);
-    try {
-      work();
-    } catch (...) {
-      report(std::current_exception());
-    }
-  }
-  if (failure) std::rethrow_exception(failure);
+  // Whoever waits for it has nothing else to do. Large tensors come first.
+  share_work(tasks.size(), [&](std::size_t i) {
+    const TensorEntry& tensor = *tasks[i].tensor;
+    std::vector<std::byte> memory(static_cast<std::size_t>(
+        std::min<std::uint64_t>(tensor.bytes, SafetensorsFile::verify_bytes)));
+    tasks[i].file->verify(tensor, memory);
+  });
 }
 
 }  // namespace lockstep::detail

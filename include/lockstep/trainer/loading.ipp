@@ -5,8 +5,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/convert.hpp"
+#include "lockstep/core/share_work.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/load_plan.hpp"
@@ -23,7 +25,7 @@ class PieceReader {
  public:
   PieceReader(const KeptJob& job, const CheckpointReader& reader) : job_(job), reader_(reader) {}
 
-  void read(const LoadedPiece& loaded);
+  void read(const std::vector<LoadedPiece>& pieces);
   void read_gradient(const LoadedPiece& loaded, double factor);
 
  private:
@@ -47,16 +49,27 @@ LOCKSTEP_INLINE std::byte* PieceReader::staging(std::size_t which) {
   return staging_.data + which * staging_bytes;
 }
 
-LOCKSTEP_INLINE void PieceReader::read(const LoadedPiece& loaded) {
-  const KeptPiece& piece = loaded.piece;
-  const StoredTensor& stored = *loaded.sources.front();
-  const ElementKind kind = piece.whole.element;
-  if (piece.count == 0) return;
-  if (piece.on_host && piece.derived == nullptr && piece.held == kind && stored.kind() == kind) {
-    reader_.read(stored, piece.first, piece.count, piece.data);
-  } else {
-    read_through_staging(piece, stored);
+/// What lies in the file as it does in memory is read to where it belongs, by several threads.
+LOCKSTEP_INLINE void PieceReader::read(const std::vector<LoadedPiece>& pieces) {
+  struct Part {
+    KeptPiece piece;
+    const StoredTensor* stored;
+  };
+  std::vector<Part> parts;
+  for (const LoadedPiece& loaded : pieces) {
+    const KeptPiece& piece = loaded.piece;
+    const StoredTensor& stored = *loaded.sources.front();
+    const ElementKind kind = piece.whole.element;
+    if (piece.on_host && piece.derived == nullptr && piece.held == kind && stored.kind() == kind) {
+      for_each_part(piece, [&](const KeptPiece& part) { parts.push_back({part, &stored}); });
+    } else {
+      read_through_staging(piece, stored);
+    }
   }
+  share_work(parts.size(), [&](std::size_t i) {
+    const KeptPiece& piece = parts[i].piece;
+    reader_.read(*parts[i].stored, piece.first, piece.count, piece.data);
+  });
 }
 
 LOCKSTEP_INLINE void PieceReader::read_through_staging(const KeptPiece& piece,
@@ -114,7 +127,7 @@ LOCKSTEP_INLINE Resumed load_job(const KeptJob& job, const std::string& path,
     double factor = 1;
     if (what != LoadWhat::parameters) factor = set_progress(job, plan, what);
     PieceReader reader(job, *plan.reader);
-    for (const LoadedPiece& loaded : plan.pieces) reader.read(loaded);
+    reader.read(plan.pieces);
     for (const LoadedPiece& loaded : plan.gradients) reader.read_gradient(loaded, factor);
     set_values(options.values, plan.values);
     set_values(options.common, plan.common);
