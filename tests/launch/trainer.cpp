@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A program that launches itself and then behaves as its argument says. tests/launch/run uses it.
-// With TRAINER_HAS_THREADS, its ranks are threads of one process on each node.
+// With TRAINER_HAS_THREADS, its ranks are threads of one process on each node; with
+// TRAINER_HAS_REPLICAS, it is one process, as jobs of ParallelStrategy<DP> are.
 #include <sched.h>
 #include <sys/ioctl.h>
 #include <unistd.h>
@@ -275,6 +276,13 @@ int main(int argc, char** argv) {
     return behave(session, arguments.size() > 1 ? arguments[1] : "who");
   };
   if (std::getenv("TRAINER_JOINS_BY_ITSELF") != nullptr) return join_by_itself();
+  if (std::getenv("TRAINER_HAS_REPLICAS") != nullptr) {
+    return detail::launch_alone(argc, argv, [&](Session& session, auto replicas) {
+      std::printf("%zu replicas\n", replicas.value_or(0));
+      std::fflush(stdout);
+      return run(session);
+    });
+  }
   if (std::getenv("TRAINER_HAS_THREADS") == nullptr) {
     const char* times = std::getenv("TRAINER_LAUNCHES");
     for (int left = times != nullptr ? std::atoi(times) : 1; left > 1; --left) {
