@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/json_string.hpp"
 
