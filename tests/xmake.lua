@@ -77,7 +77,7 @@ target_end()
 -- Strategies, and ranks that train: real processes, against PyTorch's figures and against one process.
 test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
-    figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_test.cpp", "train/alone_test.cpp",
+    figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
                "train/sets_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
@@ -120,22 +120,22 @@ target("trainer")
     set_optimize("none")
 target_end()
 
--- A job that saves and resumes: what tests/checkpoint/kill kills.
-target("trained")
-    set_kind("binary")
-    set_targetdir("$(projectdir)/build/tests")
-    add_deps("lockstep_compiled")
-    add_files("checkpoint/trained.cpp")
-    add_syslinks("pthread")
-    set_optimize("none")
-target_end()
-
 -- A program that writes and reads files, beside Python (tests/checkpoint/python).
 target("exchange")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
     add_files("checkpoint/exchange.cpp")
+    add_syslinks("pthread")
+    set_optimize("none")
+target_end()
+
+-- A job that saves and resumes: what tests/checkpoint/kill kills.
+target("trained")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("lockstep_compiled")
+    add_files("checkpoint/trained.cpp")
     add_syslinks("pthread")
     set_optimize("none")
 target_end()

@@ -11,7 +11,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/core/error.hpp"
+#include "launch/watchdog.hpp"
 
 namespace checkpoint {
 
@@ -53,16 +53,7 @@ inline std::string file_of(std::string_view header, std::string_view data = {}) 
   return bytes.append(header).append(data);
 }
 
-/// The error that `f` throws, or nothing.
-template <class F>
-std::string error_of(const F& f) {
-  try {
-    f();
-  } catch (const lockstep::Error& error) {
-    return error.what();
-  }
-  return {};
-}
+using ::error_of;
 
 inline bool holds(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;

@@ -21,7 +21,6 @@
 
 #include "gpu/plain_mlp.cuh"
 #include "gpu/saved.hpp"
-#include "gpu/saved.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/lockstep.cuh"

@@ -16,6 +16,7 @@
 
 #include "gpu/exercise.cuh"
 #include "gpu/played_machine.hpp"
+#include "gpu/ring_step.cuh"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/device/cuda/on_gpu.cuh"
@@ -211,33 +212,17 @@ BOOST_AUTO_TEST_CASE(a_step_through_the_host_is_captured_and_replayed) {
     ::setenv("LOCKSTEP_PEER_ACCESS", "0", 1);
     expect_all_fine(run(ranks, [](Comm& comm) {
       constexpr std::size_t n = 1777;  // several pieces
-      const std::size_t me = comm.rank().value();
-      const std::size_t world = comm.world_size().value();
-      const auto data = comm.allocate<float>(n);
-      const auto from_left = comm.allocate<float>(n);
+      RingStep step(comm, n);
       const auto beside = comm.allocate<float>(n);
-      const auto step = [&] {
-        launch_store(comm.gpu().stream(), data.data(), static_cast<float>(me));
-        auto work = comm.all_reduce_async(data, Average{});
-        work.wait();
-        if (me % 2 == 0) comm.send(data, Rank{(me + 1) % world});
-        comm.receive(from_left, Rank{(me + world - 1) % world});
-        if (me % 2 != 0) comm.send(data, Rank{(me + 1) % world});
-      };
-      const auto graph = comm.capture(step);
-      require(static_cast<bool>(graph), graph.reason());
-      const float mean = static_cast<float>(world - 1) / 2;
       for (int round = 0; round < 3; ++round) {
-        upload(comm, std::vector<float>(n, static_cast<float>(me + round)), data);
-        upload(comm, values<float>(me, n), beside);
-        auto under_way = comm.all_reduce_async(beside, Average{});  // uses the same host memory
-        comm.replay(graph);
-        under_way.wait();
-        require_equal(download(comm, beside), reduced<float>(Average{}, world, n), "beside");
-        std::vector<float> want(n, mean + static_cast<float>(round));
-        want[0] = mean;
-        require_equal(download(comm, data), want, "reduced");
-        require_equal(download(comm, from_left), want, "from the left");
+        upload(comm, values<float>(comm.rank().value(), n), beside);
+        step.check(round, [&](const auto& replay) {
+          auto under_way = comm.all_reduce_async(beside, Average{});  // uses the same host memory
+          replay();
+          under_way.wait();
+        });
+        require_equal(download(comm, beside),
+                      reduced<float>(Average{}, comm.world_size().value(), n), "beside");
       }
     }));
   }

@@ -12,6 +12,7 @@
 
 #include "gpu/exercise.cuh"
 #include "gpu/played_machine.hpp"
+#include "gpu/ring_step.cuh"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/device/cuda/on_gpu.cuh"
@@ -250,31 +251,9 @@ BOOST_AUTO_TEST_CASE(a_step_of_all_gpus_is_captured_and_replayed) {
   for (const auto& [gpus, ranks] :
        {std::pair<std::size_t, std::size_t>{2, 2}, {4, 4}, {8, 8}, {2, 4}}) {
     on_gpus(gpus, ranks, [](auto& comm) {
-      constexpr std::size_t n = 77;
-      const std::size_t me = comm.rank().value();
-      const std::size_t world = comm.world_size().value();
-      const auto data = comm.template allocate<float>(n);
-      const auto from_left = comm.template allocate<float>(n);
-      const cudaStream_t stream = comm.gpu().stream();
-      const auto step = [&] {
-        launch_store(stream, data.data(), static_cast<float>(me));
-        auto work = comm.all_reduce_async(data, Average{});
-        work.wait();
-        if (me % 2 == 0) comm.send(data, Rank{(me + 1) % world});
-        comm.receive(from_left, Rank{(me + world - 1) % world});
-        if (me % 2 != 0) comm.send(data, Rank{(me + 1) % world});
-      };
-      const auto graph = comm.capture(step);
-      require(static_cast<bool>(graph), graph.reason());
-      const float mean = static_cast<float>(world - 1) / 2;
-      for (int round = 0; round < 5; ++round) {
-        upload(comm, std::vector<float>(n, static_cast<float>(me + round)), data);
-        comm.replay(graph);
-        std::vector<float> want(n, mean + static_cast<float>(round));
-        want[0] = mean;
-        require_equal(download(comm, data), want, "reduced");
-        require_equal(download(comm, from_left), want, "from the left");
-      }
+      RingStep step(comm, 77);
+      for (int round = 0; round < 5; ++round)
+        step.check(round, [](const auto& replay) { replay(); });
     });
   }
 }

@@ -2,10 +2,13 @@
 // Trainers on GPUs: trainers --ranks N nccl|gloo|shm [CHECK]. Every check is a program of a user,
 // run by N ranks and by one alone: both must see the same losses and scores and end with the same
 // parameters.
+#include <unistd.h>
+
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
+#include <filesystem>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -14,6 +17,7 @@
 
 #include "gpu/plain_mlp.cuh"
 #include "lockstep/lockstep.cuh"
+#include "train/checkpoint_files.hpp"
 #if LOCKSTEP_HAS_NCCL
 #include "lockstep/nccl.cuh"
 #endif
@@ -171,6 +175,78 @@ Seen stay_at_home(Session& session) {
   return seen;
 }
 
+/// The tensors of a job of `resume` on a host.
+struct HostTwin {
+  using Parameters = typename GpuPlainMlp<float, 12, 16, 4>::Parameters;
+};
+
+/// A captured job in 16 bits, with all that a step can have: saved in the middle of an epoch and of
+/// a step while it goes on, and gone on from in a job made anew, it ends with the same bits. A job
+/// on a host takes them over and gives them back.
+template <class BackendPolicy>
+void resume_captured(Session& session) {
+  using Captured =
+      Trainer<GpuPlainMlp<float, 12, 16, 4>, Device<Cuda>, Optimizer<AdamW>, Precision<Mixed<Half>>,
+              CapturedStep, Accumulate<2>, Clip<1>, Schedule<Cosine>, BackendPolicy>;
+  using OnHost =
+      Trainer<HostTwin, World<1>, Optimizer<AdamW>, Accumulate<2>, Clip<1>, Schedule<Cosine>>;
+  const auto batch = labelled<float>(reference_batch(48, 12, 4, 3, 0));
+  const InMemoryDataset<float, std::int32_t> data(batch.inputs, batch.labels);
+  const auto require = [](bool holds, const std::string& what) {
+    if (!holds) throw std::runtime_error("resume: " + what);
+  };
+  Captured whole(session);
+  const std::string folder =
+      "/tmp/lockstep-trainers-" + std::to_string(whole.broadcast(::getpid()));
+  if (session.rank() == Rank{0}) std::filesystem::create_directory(folder);
+  const auto path = [&](const std::string& name) { return folder + "/" + name + ".safetensors"; };
+  const auto run = [&](Captured& job, const auto& after_step) {
+    job.optimizer().lr = 0.01;
+    for (auto epoch : job.epochs(3)) {
+      for (const auto& part : epoch.batches(data, 12 / session.world().value())) {
+        job.step(part);
+        after_step();
+      }
+    }
+  };
+  std::size_t steps = 0;
+  run(whole, [&] {
+    // In the second epoch, after the first of two micro-batches, and between two steps.
+    if (++steps == 5) whole.save(path("middle"), {.asynchronous = true});
+    if (steps == 8) whole.save(path("between"), {.asynchronous = true});
+  });
+  whole.save(path("end"));
+  for (const char* from : {"middle", "between"}) {
+    Captured again(session);
+    again.resume(path(from));
+    run(again, [] {});
+    again.save(path("again"));
+    if (session.rank() == Rank{0}) {
+      require(checkpoints::tensors_of(path("again")) == checkpoints::tensors_of(path("end")),
+              std::string("other bits after ") + from);
+    }
+    again.barrier();
+  }
+  if (session.rank() == Rank{0}) {
+    Session alone = detail::join_alone();
+    OnHost host(alone);
+    host.load(path("end"));
+    host.save(path("host"));
+    require(checkpoints::tensors_of(path("host")) == checkpoints::tensors_of(path("end")),
+            "other bits on the host");
+  }
+  whole.barrier();
+  Captured back(session);
+  back.load(path("host"));
+  back.save(path("back"));
+  if (session.rank() == Rank{0}) {
+    require(checkpoints::tensors_of(path("back")) == checkpoints::tensors_of(path("end")),
+            "other bits on the GPU");
+    std::filesystem::remove_all(folder);
+    std::printf("ok resume, %zu ranks\n", session.world().value());
+  }
+}
+
 void compare(const std::string& check, const Seen& got, const Seen& want) {
   if (got.size() != want.size() || want.empty()) throw std::runtime_error(check + ": other sizes");
   for (std::size_t i = 0; i < want.size(); ++i) {
@@ -181,8 +257,9 @@ void compare(const std::string& check, const Seen& got, const Seen& want) {
   }
 }
 
-template <class J>
+template <class BackendPolicy>
 void run_checks(Session& session) {
+  using J = Job<BackendPolicy>;
   const auto& arguments = session.arguments();
   const std::string name = arguments.size() > 2 ? arguments[2] : "all";
   bool known = false;
@@ -200,6 +277,12 @@ void run_checks(Session& session) {
   run("several", train_several<J>, train_several<Alone>);
 #if LOCKSTEP_RUNS_ON_GPU
   run("home", stay_at_home<J>, stay_at_home<Alone>);
+  if constexpr (!std::is_same_v<typename BackendPolicy::choice, Gloo>) {  // which is not captured
+    if (name == "all" || name == "resume") {
+      known = true;
+      resume_captured<BackendPolicy>(session);
+    }
+  }
 #endif
   if (!known) throw std::runtime_error("there is no check '" + name + "'");
 }
@@ -217,12 +300,12 @@ int main(int argc, char** argv) {
     return false;
   };
 #if LOCKSTEP_HAS_NCCL
-  if (wants("nccl")) return launch(argc, argv, run_checks<Job<Backend<Nccl>>>);
+  if (wants("nccl")) return launch(argc, argv, run_checks<Backend<Nccl>>);
 #endif
 #if LOCKSTEP_HAS_GLOO
-  if (wants("gloo")) return launch(argc, argv, run_checks<Job<Backend<Gloo>>>);
+  if (wants("gloo")) return launch(argc, argv, run_checks<Backend<Gloo>>);
 #endif
-  if (wants("shm")) return launch_threads(argc, argv, run_checks<Job<Backend<Shm>>>);
+  if (wants("shm")) return launch_threads(argc, argv, run_checks<Backend<Shm>>);
   std::puts("usage: trainers --ranks N nccl|gloo|shm [CHECK], of what it was built with");
   return 2;
 }

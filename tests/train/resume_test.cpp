@@ -170,7 +170,7 @@ std::map<int, nlohmann::json> records(const std::string& path) {
   return all;
 }
 
-constexpr std::size_t samples = 21;
+constexpr std::size_t samples = 13;
 constexpr std::size_t batch_size = 2;
 constexpr std::uint64_t epochs = 2;
 
@@ -273,7 +273,7 @@ BOOST_AUTO_TEST_CASE(ranks_that_share_memory_go_on_from_any_point) {
 }
 
 BOOST_AUTO_TEST_CASE(ranks_with_their_own_parameters_go_on_from_any_point) {
-  for (const std::size_t ranks : {1, 2, 4}) check_every_halt<Replicated>(ranks);
+  for (const std::size_t ranks : {1, 2, 3}) check_every_halt<Replicated>(ranks);
 }
 
 BOOST_AUTO_TEST_CASE(replicas_go_on_from_any_point) {
@@ -357,7 +357,7 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
                                             std::nullopt};
   std::size_t folders = 0;
   for (const std::optional<Every>& every : intervals) {
-    for (const std::size_t halt : {2, 8, 15}) {
+    for (const std::size_t halt : {2, 7, 12}) {
       TrainerOptions options;
       options.checkpoint.folder = scratch / std::to_string(++folders);
       options.checkpoint.every = every;
@@ -383,7 +383,7 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
       BOOST_TEST(
           contains(words, "lockstep: resumed from '" + *options.checkpoint.folder + "/step-"),
           words);
-      BOOST_TEST(contains(words, ", epoch 3, step 6"), words);
+      BOOST_TEST(contains(words, ", epoch 3, step 4"), words);
       BOOST_TEST((tensors(scratch / "resumed") == whole));
     }
   }
@@ -534,12 +534,12 @@ BOOST_AUTO_TEST_CASE(a_loop_of_ones_own_goes_on_from_its_folder) {
   options.folder = scratch / "whole";
   BOOST_TEST(run_by_hand(options, scratch / "whole.end") == "");
   const auto whole = tensors(scratch / "whole.end");
-  // The best is that of the third epoch: after 3 * 4 updates.
+  // The best is that of the third epoch: after 3 * 3 updates.
   BOOST_TEST((tensors(options.folder + "/best.safetensors") ==
-              tensors(options.folder + "/step-000000000012.safetensors")));
+              tensors(options.folder + "/step-000000000009.safetensors")));
   options.every_steps = 3;
   options.resume = true;
-  for (const std::size_t halt : {1, 4, 5, 11, 14, 19}) {
+  for (const std::size_t halt : {1, 4, 5, 9, 11, 15}) {
     BOOST_TEST_CONTEXT("halted at point " << halt) {
       options.folder = scratch / std::to_string(halt);
       BOOST_TEST(run_by_hand(options, "", halt) == "");
@@ -667,7 +667,7 @@ BOOST_AUTO_TEST_CASE(what_cannot_be_saved_or_resumed_is_said_on_all_ranks) {
   BOOST_TEST(contains(words, "call job.resume() or job.epochs() before the first step"), words);
   options.checkpoint.resume = false;
   words = failure<Shared>(2, steps, options);
-  BOOST_TEST(contains(words, "holds a checkpoint of step 6, and this job begins at step 0"), words);
+  BOOST_TEST(contains(words, "holds a checkpoint of step 4, and this job begins at step 0"), words);
 
   words = failure<Shared>(2, [&](Shared& job) {
     job.save(scratch / "no/folder", {.asynchronous = true});

@@ -128,7 +128,7 @@ LOCKSTEP_INLINE void replace_best_copy(const std::string& folder, const std::str
   std::string lines = best_score_line(*digest, score, name);
   const auto digest_before = header_digest(best);
   const auto score_before = read_best_score(folder, name);
-  if (score_before) lines += best_score_line(*digest_before, *score_before, name);
+  if (score_before && digest_before) lines += best_score_line(*digest_before, *score_before, name);
   {
     const ReplacementFile scores(best_score_path(folder));
     const Descriptor file = scores.create();

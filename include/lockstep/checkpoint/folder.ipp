@@ -91,12 +91,13 @@ LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::newest_valid(
 LOCKSTEP_INLINE void CheckpointFolder::begin_at(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   for (const FoundCheckpoint& found : list_checkpoints(path())) {
-    if (*found.step <= step || standing_of(*found.step) == Standing::invalid) continue;
+    const std::uint64_t later = found.step.value_or(0);
+    if (later <= step || standing_of(later) == Standing::invalid) continue;
     // An error of how the job was started. Launchers do not repeat these: the second start would go
     // on from a checkpoint that nobody has asked for.
     fail("launch",
-         {"'", path(), "' holds a checkpoint of step ", *found.step,
-          ", and this job begins at step ", step},
+         {"'", path(), "' holds a checkpoint of step ", later, ", and this job begins at step ",
+          step},
          "add --resume to go on from there, or name another folder");
   }
 }
@@ -139,7 +140,7 @@ LOCKSTEP_INLINE std::optional<double> CheckpointFolder::best_score() const {
 LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::latest() const {
   const std::lock_guard lock(mutex_);
   for (const FoundCheckpoint& found : list_checkpoints(path())) {
-    if (standing_of(*found.step) == Standing::valid) return found;
+    if (standing_of(found.step.value_or(0)) == Standing::valid) return found;
   }
   return std::nullopt;
 }
@@ -195,7 +196,7 @@ LOCKSTEP_INLINE void CheckpointFolder::keep_newest() {
   const std::vector<FoundCheckpoint> all = list_checkpoints(path());
   std::size_t valid = 0;
   for (const FoundCheckpoint& found : all) {
-    valid += standing_of(*found.step) == Standing::valid ? 1 : 0;
+    valid += standing_of(found.step.value_or(0)) == Standing::valid ? 1 : 0;
   }
   if (valid < options_.keep) return;
   // The best copy's shards have the name of a checkpoint, and stay without it. Nobody knows which
@@ -204,10 +205,11 @@ LOCKSTEP_INLINE void CheckpointFolder::keep_newest() {
   if (!of_best) return;
   valid = 0;
   for (const FoundCheckpoint& found : all) {
-    const std::optional<Standing> standing = standing_of(*found.step);
+    const std::uint64_t step = found.step.value_or(0);
+    const std::optional<Standing> standing = standing_of(step);
     const bool is_over = valid >= options_.keep || standing == Standing::invalid;
     valid += standing == Standing::valid ? 1 : 0;
-    if (is_over) remove(*found.step, *of_best);
+    if (is_over) remove(step, *of_best);
   }
 }
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -32,9 +33,8 @@ class Json {
   Json(T value) : value_(value) {}
   template <std::integral T>
     requires(!std::same_as<T, bool> && !std::same_as<T, char>)
-  Json(T value) {
-    value_ = static_cast<std::uint64_t>(value);
-    if constexpr (std::signed_integral<T>) {
+  Json(T value) : value_(static_cast<std::uint64_t>(value)) {
+    if constexpr (std::is_signed_v<T>) {
       if (value < 0) value_ = static_cast<std::int64_t>(value);
     }
   }
@@ -78,17 +78,16 @@ class Json {
 
   /// Reads a text, strictly: two members of one name are an error too. Memory and time are bounded
   /// whatever the text holds: at most 32 brackets within each other and `most_values` values.
-  static Json parse(std::string_view text, std::string whose);
-
   static constexpr int most_depth = 32;
   static constexpr std::size_t most_values = std::size_t{1} << 22;
+  static Json parse(std::string_view text, std::string whose, std::size_t most = most_values);
 
  private:
   using Value = std::variant<std::monostate, bool, std::uint64_t, std::int64_t, double, std::string,
                              Array, Object>;
   explicit Json(Value value) : value_(std::move(value)) {}
 
-  static Json parse_value(JsonCursor& cursor, int depth, std::size_t& values);
+  static Json parse_value(JsonCursor& cursor, int depth, std::size_t& left);
 
   Value value_;
 };

@@ -118,9 +118,9 @@ LOCKSTEP_INLINE bool has_name_twice(const Json::Object& members) {
   return std::ranges::adjacent_find(names) != names.end();
 }
 
-LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_t& values) {
+LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_t& left) {
   if (depth > most_depth) cursor.fail("brackets are too deep");
-  if (++values > most_values) cursor.fail("there are too many values");
+  if (left-- == 0) cursor.fail("there are too many values");
   switch (cursor.peek()) {
     case '{': {
       Object members;
@@ -128,7 +128,7 @@ LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_
       for (std::string name; cursor.next_member(name);) {
         // Moved apart from the loop's name, whose memory would be kept otherwise.
         std::string own = std::move(name);
-        Json value = parse_value(cursor, depth + 1, values);
+        Json value = parse_value(cursor, depth + 1, left);
         members.emplace_back(std::move(own), std::move(value));
       }
       if (has_name_twice(members)) cursor.fail("an object has a name twice and ends");
@@ -137,7 +137,7 @@ LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_
     case '[': {
       Array items;
       cursor.open_array();
-      while (cursor.next_item()) items.push_back(parse_value(cursor, depth + 1, values));
+      while (cursor.next_item()) items.push_back(parse_value(cursor, depth + 1, left));
       return Json(Value(std::move(items)));
     }
     case '"':
@@ -156,10 +156,9 @@ LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_
   }
 }
 
-LOCKSTEP_INLINE Json Json::parse(std::string_view text, std::string whose) {
+LOCKSTEP_INLINE Json Json::parse(std::string_view text, std::string whose, std::size_t most) {
   JsonCursor cursor(text, std::move(whose));
-  std::size_t values = 0;
-  Json value = parse_value(cursor, 1, values);
+  Json value = parse_value(cursor, 1, most);
   cursor.finish();
   return value;
 }

@@ -32,8 +32,10 @@ template <class Number>
 Number parse_positive(std::string_view name, std::string_view text, std::string_view advice,
                       char unit = '\0') {
   Number number = 0;
-  const char* const last = text.data() + text.size() - (unit == '\0' ? 0 : 1);
-  const auto [end, error] = std::from_chars(text.data(), last, number);
+  const std::string_view digits = text.substr(0, text.size() - (unit == '\0' ? 0 : 1));
+  const char* const last = digits.data() + digits.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(digits.data(), last, number);
   if (error == std::errc::result_out_of_range) {
     fail_checkpoint_flag(name, text, "this is more than can be counted; give a smaller number");
   }

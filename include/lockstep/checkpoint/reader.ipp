@@ -36,13 +36,14 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   if (!files) return shards;
   for (std::size_t i = 0; i < files->as_array().size(); ++i) {
     const JsonEntry file = files->item(i);
-    const std::string& name = file.at("name").text();
+    const std::string name = file.at("name").text();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
         name.find('\0') != std::string::npos || name == name_in_folder(facts.file()))
       file.at("name").fail("is not the name of another file in the same folder");
     shards.push_back({name, {file.at("bytes").natural(), file.at("digest").checksum()}});
   }
   std::vector<std::string_view> names;
+  names.reserve(shards.size());
   for (const ShardFile& shard : shards) names.push_back(shard.name);
   std::ranges::sort(names);
   if (std::ranges::adjacent_find(names) != names.end()) files->fail("has a name twice");
@@ -65,8 +66,9 @@ LOCKSTEP_INLINE std::optional<PieceName> as_piece(std::string_view name) {
   const std::string_view digits = name.substr(sign + 1);
   if (digits.empty() || (digits.size() > 1 && digits.front() == '0')) return std::nullopt;
   std::uint64_t first = 0;
-  const char* const end = digits.data() + digits.size();
-  const auto [stop, error] = std::from_chars(digits.data(), end, first);
+  const char* const begin = &digits.front();
+  const char* const end = begin + digits.size();
+  const auto [stop, error] = std::from_chars(begin, end, first);
   if (error != std::errc() || stop != end) return std::nullopt;
   return PieceName{name.substr(0, sign), first};
 }

@@ -89,11 +89,11 @@ LOCKSTEP_INLINE void handle_stop_signal(int number, siginfo_t* info, void* conte
 /// Installs the handlers that are not installed yet.
 LOCKSTEP_INLINE void take_stop_signals(StopState& state) {
   for (StopSignal& signal : state.signals) {
-    signal.too_late =
-        text({"lockstep: ", signal_name(signal.number), " asked this process to stop ",
-              seconds_text(state.limit),
-              " ago, and its step and the checkpoint have not come to an end; it ends now, and the "
-              "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
+    signal.too_late = text(
+        {"lockstep: ", signal_name(signal.number), " asked this process to stop ",
+         seconds_text(state.limit),
+         " ago, and its step and the checkpoint have not come to an end; it ends now, and the ",
+         "newest checkpoint is an older one: raise LOCKSTEP_GRACE_SECONDS\n"});
     if (signal.is_taken) continue;
     if (::sigaction(signal.number, nullptr, &signal.before) != 0) continue;
     const bool has_function = (signal.before.sa_flags & SA_SIGINFO) != 0;
@@ -156,7 +156,9 @@ LOCKSTEP_INLINE StopRequest::StopRequest() {
 LOCKSTEP_INLINE StopRequest::~StopRequest() {
   StopState& state = stop_state();
   const std::lock_guard lock(state.mutex);
-  if (state.requests == 0 || --state.requests != 0 || state.asked.load() != 0) return;
+  if (state.requests == 0) return;  // a forked child has none
+  --state.requests;
+  if (state.requests != 0 || state.asked.load() != 0) return;
   put_stop_signals_back(state);
 }
 

@@ -4,24 +4,32 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/json.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 
 namespace lockstep::detail {
 
-/// The data is written from where it is: it stays as it is until `write_file` returns.
+/// The data is written from where it is: it stays as it is until `write_file` returns. Where the
+/// host cannot read it, `data` has a size and no address, and `read` gives it piece by piece.
 struct TensorToWrite {
   std::string name;
   ElementKind kind;
   std::vector<std::uint64_t> shape;
   std::span<const std::byte> data;
+  /// So many bytes of the data, from byte `at` on; valid until the next call.
+  std::function<std::span<const std::byte>(std::uint64_t at, std::size_t bytes)> read{};
 };
+
+/// The most bytes that `read` is asked for at once. It is a multiple of every element's size.
+inline constexpr std::size_t write_chunk_bytes = 1_MiB;
 
 struct FileToWrite {
   std::vector<TensorToWrite> tensors;

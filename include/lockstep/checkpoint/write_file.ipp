@@ -50,7 +50,7 @@ class TemporaryFile {
     if (pending_count_ == pending_.size()) flush();
     pending_[pending_count_++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
     pending_bytes_ += bytes.size();
-    if (pending_bytes_ >= chunk_bytes) flush();
+    if (pending_bytes_ >= write_chunk_bytes) flush();
   }
 
   void seek(std::uint64_t place) {
@@ -96,12 +96,10 @@ class TemporaryFile {
     if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(path_, errno);
   }
 
-  static constexpr std::size_t chunk_bytes = 1_MiB;
-
  private:
   /// The disk begins while the rest is still being copied. An error would be seen by fsync.
   void start_writeback() {
-    if (place_ < started_ + 32 * chunk_bytes) return;
+    if (place_ < started_ + 64 * write_chunk_bytes) return;
     ::sync_file_range(file_.get(), static_cast<off_t>(started_),
                       static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
     started_ = place_;
@@ -301,12 +299,14 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
   std::vector<std::uint64_t> checksums;
   for (const TensorToWrite* const tensor : layout.order()) {
     Checksum checksum;
-    std::span<const std::byte> rest = tensor->data;
-    while (!rest.empty()) {  // a chunk at a time: it is still in the cache when it is written
-      const auto chunk = rest.first(std::min(rest.size(), TemporaryFile::chunk_bytes));
+    const std::size_t all = tensor->data.size();
+    for (std::size_t at = 0; at != all;) {  // a chunk is still in the cache when it is written
+      const std::size_t size = std::min(all - at, write_chunk_bytes);
+      const auto chunk = tensor->read ? tensor->read(at, size) : tensor->data.subspan(at, size);
       checksum.add(chunk);
       out.append(chunk);
-      rest = rest.subspan(chunk.size());
+      if (tensor->read) out.flush();  // before its memory is used again
+      at += size;
     }
     checksums.push_back(checksum.value());
   }

@@ -60,8 +60,7 @@ enum class JobCall : std::uint16_t {
 };
 
 inline constexpr std::string_view job_call_names[] = {
-    "",        "step",           "epochs", "batches", "evaluate",
-    "predict", "reduce_metrics", "save",   "load"};
+    "", "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics", "save", "load"};
 
 /// The job's call that this thread is in.
 inline JobCall& job_call_of_thread() {

@@ -75,11 +75,11 @@ class ViewBase<Memory, T, Rank, true> : public ViewBase<Memory, T, Rank, false> 
   constexpr ViewBase() = default;
   LOCKSTEP_HOST_DEVICE constexpr ViewBase(T* data, const std::size_t* extents)
       : ViewBase<Memory, T, Rank, false>(data) {
-    for (std::size_t axis = 0; axis < Rank; ++axis) sizes[axis] = extents[axis];
+    for (std::size_t axis = 0; axis < Rank; ++axis) sizes_[axis] = extents[axis];
   }
 
  protected:
-  std::size_t sizes[Rank] = {};
+  std::size_t sizes_[Rank] = {};
 };
 
 /// Does `Mdspan` lay its elements out as views do? It is found out with a shape of two by three, so
@@ -137,7 +137,7 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
   /// The number of elements along one axis.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t extent(std::size_t axis) const {
     if constexpr (is_dynamic) {
-      return this->sizes[axis];
+      return this->sizes_[axis];
     } else {
       return static_extent(axis);
     }

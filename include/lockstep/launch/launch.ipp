@@ -145,7 +145,7 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
     }
     if (start.options.max_restarts != 0 && !start.options.ranks) start.options.ranks = 1;
     if (start.options.ranks) {
-      if (start.is_alone()) return launch_ranks(std::move(start.options), start.timeout);
+      if (!place || start.is_alone()) return launch_ranks(std::move(start.options), start.timeout);
       fail("launch", {"--ranks was given to a rank that ", place->launcher, " started"},
            "leave the number of ranks to one of the two", place->rank);
     }

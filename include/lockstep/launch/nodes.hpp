@@ -151,8 +151,8 @@ class NodeWatch {
   }
 
   std::string job_text() const {
-    const std::string job = text({place_.nodes, " nodes with ", place_.ranks,
-                                  place_.ranks == 1 ? " rank" : " ranks", " each"});
+    std::string job = text({place_.nodes, " nodes with ", place_.ranks,
+                            place_.ranks == 1 ? " rank" : " ranks", " each"});
     if (place_.restarts == 0) return job;
     return text({job, " and --max-restarts ", place_.restarts});
   }
@@ -306,7 +306,7 @@ class NodeWatch {
     stop();
     try {
       store_.set(decision_key, job->bytes());
-    } catch (const Error&) {  // the store is in this process: there is nothing to be done about it
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): the store is in this process
     }
     return *job;
   }

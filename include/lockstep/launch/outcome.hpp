@@ -88,7 +88,7 @@ struct Outcome {
     if (!first && !elsewhere && interrupted == 0) return EndKind::done;
     if (is_unwanted || interrupted != 0) return EndKind::over;
     if (first) return first->is_misstart() ? EndKind::over : EndKind::failed;
-    return elsewhere->kind == EndKind::failed ? EndKind::failed : EndKind::over;
+    return elsewhere && elsewhere->kind == EndKind::failed ? EndKind::failed : EndKind::over;
   }
 
   /// Why the ranks ended.

@@ -44,7 +44,7 @@ inline int report_failure(const std::exception_ptr& thrown, std::optional<Rank> 
     std::rethrow_exception(thrown);
   } catch (const Stopped& stopped) {
     return report_stop(stopped, rank);
-  } catch (...) {
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
   }
   Failure failure = Failure::of(thrown);
   if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one

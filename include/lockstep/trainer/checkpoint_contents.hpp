@@ -19,6 +19,7 @@
 #include "lockstep/data/sampler_state.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/trainer/kept_shape.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 
 namespace lockstep::detail {
@@ -40,18 +41,6 @@ struct StoredName {
 StoredName parse_stored_name(std::string_view name);
 /// The same with another parameter's or buffer's name.
 std::string renamed(const StoredName& stored, std::string_view name);
-
-/// What the policies of a job mean for its checkpoints. It is the same on all ranks.
-struct KeptShape {
-  std::size_t world = 1;     ///< ranks that save or load together
-  std::size_t replicas = 1;  ///< who add up gradients of their own: ranks, or replicas of DP
-  /// An update takes the sum of all replicas' gradients divided by this.
-  double gradient_divisor = 1;
-  std::size_t micro_batches = 1;   ///< of a step
-  bool keeps_own_buffers = false;  ///< do replicas have buffers of their own?
-  std::vector<std::string> policies;
-  std::uint64_t fingerprint = 0;
-};
 
 /// Everything that a checkpoint says beside tensors.
 struct CheckpointFacts {

@@ -13,7 +13,6 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/stop_request.hpp"
 #include "lockstep/core/macros.hpp"
@@ -30,6 +29,7 @@ namespace lockstep {
 
 namespace detail {
 
+class CheckpointFolder;
 template <class Model, class Policies>
 class JobCheckpoints;
 
@@ -80,6 +80,8 @@ class CheckpointPlan {
   using Clock = std::chrono::steady_clock;
 
   bool look(const JointRanks& ranks);
+  std::string told_best() const;
+  void learn_best(const std::string& told);
 
   CheckpointOptions options_;
   std::shared_ptr<CheckpointFolder> folder_;  // of rank 0

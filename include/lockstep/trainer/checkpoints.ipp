@@ -47,18 +47,25 @@ LOCKSTEP_INLINE std::string CheckpointPlan::path_of(std::uint64_t updates) const
   return text({options_.folder, "/", checkpoint_name(updates)});
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::open(const JointRanks& ranks) {
-  const std::string best = work_together(ranks, "checkpoints", [&] {
-    std::string score;
-    if (ranks.rank != Rank{0}) return score;
-    folder_ = std::make_shared<CheckpointFolder>(options_);
-    if (const auto known = folder_->best_score())
-      score.assign(reinterpret_cast<const char*>(&*known), sizeof *known);
-    return score;
-  })[0];
-  if (best.size() != sizeof(double)) return;
+/// What rank 0 tells the others of the best score in the folder: the score's bytes, or nothing.
+LOCKSTEP_INLINE std::string CheckpointPlan::told_best() const {
+  const auto known = folder_ ? folder_->best_score() : std::nullopt;
+  if (!known) return {};
+  return {reinterpret_cast<const char*>(&*known), sizeof *known};
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::learn_best(const std::string& told) {
+  best_.reset();
+  if (told.size() != sizeof(double)) return;
   best_.emplace();
-  std::memcpy(&*best_, best.data(), sizeof(double));
+  std::memcpy(&*best_, told.data(), sizeof(double));
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::open(const JointRanks& ranks) {
+  learn_best(work_together(ranks, "checkpoints", [&] {
+    if (ranks.rank == Rank{0}) folder_ = std::make_shared<CheckpointFolder>(options_);
+    return told_best();
+  })[0]);
 }
 
 LOCKSTEP_INLINE bool CheckpointPlan::resumes() const {
@@ -80,10 +87,10 @@ LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const Joi
 
 LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_t updates,
                                            const Resumed* resumed) {
-  if (resumed != nullptr && resumed->best && !best_) best_ = resumed->best;
   updates_ = updates;
   saved_ = looked_ = Clock::now();
-  work_together(ranks, "checkpoints", [&] {
+  // Looking for the newest checkpoint may have made a best copy that a job died before.
+  learn_best(work_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
     folder_->begin_at(updates);
     if (resumed != nullptr) {
@@ -91,8 +98,8 @@ LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_
                 resumed->step}));
       for (const std::string& note : resumed->notes) say(note);
     }
-    return std::string();
-  });
+    return told_best();
+  })[0]);
 }
 
 LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
@@ -166,7 +173,7 @@ LOCKSTEP_INLINE void CheckpointPlan::prepare(const JointRanks& ranks, std::uint6
   });
   if (score) best_ = score;
   saved_ = Clock::now();
-  options.best = best_;
+  if (!options_.best_by.empty()) options.best = best_;
   // The best one is never left out: it would not come again.
   options.when_busy = score || !options.asynchronous ? WhenBusy::wait : options_.when_busy;
   if (folder_) {

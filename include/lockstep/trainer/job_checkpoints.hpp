@@ -42,8 +42,8 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   /// must outlive the job's last step. To be called before anything is resumed.
   template <class T>
   void keep(std::string_view name, T& value) {
-    if (name.starts_with(reserved_prefix))
-      fail("keep", {"names that begin with ", reserved_prefix, " are lockstep's own"},
+    if (name.starts_with("lockstep/"))
+      fail("keep", {"names that begin with lockstep/ are lockstep's own"},
            "give the value another name", this->rank());
     kept_.add(name, value);
   }

@@ -357,6 +357,7 @@ class JobEpochs : public JobBase<Model, Policies> {
   /// such call anew. One that goes on stays where it was; where an epoch has another number of
   /// updates now, it goes on at the same fraction of the epoch.
   void place_on_curve(std::uint64_t updates) {
+    if (loops_ != 1) return;  // an epoch's first loop over data says how long the curve is
     if constexpr (requires { schedule().steps = 0; }) {
       const bool is_own = schedule().steps == 0 || schedule().steps == run_steps_;
       if (std::exchange(run_begins_, false) && is_own) {

@@ -24,9 +24,9 @@
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/dp.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/joint_work.hpp"
+#include "lockstep/trainer/kept_shape.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep::detail {

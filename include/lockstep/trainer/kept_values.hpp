@@ -91,7 +91,7 @@ void set_value(T& value, std::string_view bytes) {
   } else if constexpr (std::same_as<T, bool>) {
     value = bytes.front() != 0;
   } else {
-    std::memcpy(&value, bytes.data(), sizeof value);
+    bytes.copy(reinterpret_cast<char*>(&value), sizeof value);
   }
 }
 

@@ -14,10 +14,9 @@
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/kept_job.hpp"
+#include "lockstep/trainer/load_what.hpp"
 
 namespace lockstep::detail {
-
-enum class LoadWhat : std::uint8_t { parameters, training, job };
 
 /// The name of the call that loads it.
 std::string_view operation_of(LoadWhat what);

@@ -14,7 +14,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/kept_job.hpp"
-#include "lockstep/trainer/load_plan.hpp"
+#include "lockstep/trainer/load_what.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep {

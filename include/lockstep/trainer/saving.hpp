@@ -4,38 +4,24 @@
 
 #include <atomic>
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
-#include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/checkpoint/background.hpp"
-#include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
-#include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/kept_job.hpp"
 #include "lockstep/trainer/rejected.hpp"
-#include "lockstep/trainer/shard_files.hpp"
 
 namespace lockstep {
 
 namespace detail {
 
-/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
-struct RankFile {
-  std::string path;
-  FileToWrite file;
-  std::vector<KeptPiece> pieces;
-  bool is_copied = false;             // does it wait for copies?
-  CheckpointFacts facts;              // of rank 0
-  std::vector<ExpectedShard> shards;  // of rank 0
-  std::function<void()> written;      // of rank 0
-};
+struct RankFile;
 
 /// A `Saver` without the types of jobs.
 class SaverCore {
@@ -60,7 +46,7 @@ class SaverCore {
                                     const std::vector<std::string>& told);
   void add_tensors(const KeptJob& job, bool copies_all, RankFile& file);
   void write_now(const KeptJob& job, RankFile& file);
-  void write_later(const KeptJob& job, std::shared_ptr<RankFile> file);
+  void write_later(const KeptJob& job, const std::shared_ptr<RankFile>& file);
   void give_up();
 
   std::optional<BackgroundWriter> writer_;

@@ -5,21 +5,36 @@
 #include <algorithm>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <span>
 #include <string_view>
 #include <utility>
 
+#include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
+#include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/shard_files.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
+
+/// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
+struct RankFile {
+  std::string path;
+  FileToWrite file;
+  std::vector<KeptPiece> pieces;
+  bool is_copied = false;             // does it wait for copies?
+  CheckpointFacts facts;              // of rank 0
+  std::vector<ExpectedShard> shards;  // of rank 0
+  std::function<void()> written;      // of rank 0
+};
 
 // What ranks tell each other before they save.
 
@@ -89,12 +104,45 @@ LOCKSTEP_INLINE bool is_as_in_file(const CollectedTensor& tensor) {
   return tensor.pieces.size() == 1 && piece.on_host && piece.held == piece.whole.element;
 }
 
+/// Bytes of a tensor that the host cannot write from where it is, or not in that type: copied to
+/// `window` when they are wanted. The pieces follow each other.
+LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const KeptJob& job,
+                                                        std::span<const KeptPiece* const> pieces,
+                                                        std::byte* window, std::uint64_t at,
+                                                        std::size_t bytes) {
+  const std::size_t size = element_size(pieces.front()->whole.element);
+  const std::size_t begin = at / size;
+  const std::size_t end = begin + bytes / size;
+  std::vector<KeptPiece> parts;
+  std::size_t place = 0;  // of a piece, in elements
+  for (const KeptPiece* piece : pieces) {
+    const std::size_t from = std::max(begin, place);
+    const std::size_t to = std::min(end, place + piece->count);
+    if (from < to) parts.push_back(piece->part(from - place, to - from));
+    place += piece->count;
+  }
+  std::vector<KeptCopy> copies;
+  std::byte* next = window;
+  for (const KeptPiece& part : parts) {
+    copies.push_back({next, &part});
+    next += part.file_bytes();
+  }
+  job.copy_out(copies);
+  job.await_copies(job.wrapper);
+  return {window, bytes};
+}
+
+/// The tensors of this rank's file. A save that blocks writes them from where they are, or through
+/// a small window; one that does not needs a copy of all.
 LOCKSTEP_INLINE void SaverCore::add_tensors(const KeptJob& job, bool copies_all, RankFile& file) {
   const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces);
   std::size_t copied_bytes = 0;
   std::vector<KeptCopy> copies;
   for (const CollectedTensor& tensor : tensors) {
-    if (!copies_all && is_as_in_file(tensor)) continue;
+    if (!copies_all) {
+      if (!is_as_in_file(tensor)) copied_bytes = write_chunk_bytes;
+      continue;
+    }
     for (const KeptPiece* piece : tensor.pieces) copied_bytes += piece->file_bytes();
     copied_bytes = align_up(copied_bytes);
   }
@@ -120,16 +168,22 @@ LOCKSTEP_INLINE void SaverCore::add_tensors(const KeptJob& job, bool copies_all,
     } else {
       written.shape = {count};
     }
-    if (!copies_all && is_as_in_file(tensor)) {
+    if (copies_all) {
+      written.data = {snapshot_.data + place, bytes};
+      for (const KeptPiece* piece : tensor.pieces) {
+        copies.push_back({snapshot_.data + place, piece});
+        place += piece->file_bytes();
+      }
+      place = align_up(place);
+    } else if (is_as_in_file(tensor)) {
       written.data = {first.data, bytes};
-      continue;
+    } else {
+      written.data = {static_cast<const std::byte*>(nullptr), bytes};
+      written.read = [&job, pieces = tensor.pieces, window = snapshot_.data](std::uint64_t at,
+                                                                             std::size_t size) {
+        return copied_chunk(job, pieces, window, at, size);
+      };
     }
-    written.data = {snapshot_.data + place, bytes};
-    for (const KeptPiece* piece : tensor.pieces) {
-      copies.push_back({snapshot_.data + place, piece});
-      place += piece->file_bytes();
-    }
-    place = align_up(place);
   }
   file.is_copied = !copies.empty();
   if (file.is_copied) job.copy_out(copies);
@@ -186,7 +240,7 @@ LOCKSTEP_INLINE void SaverCore::give_up() {
   is_given_up_ = true;
   try {
     if (writer_) writer_->wait();
-  } catch (const std::exception&) {
+  } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): it was thrown on all ranks
   }
   is_given_up_ = false;
 }
@@ -237,9 +291,10 @@ LOCKSTEP_INLINE void SaverCore::write_now(const KeptJob& job, RankFile& file) {
   });
 }
 
-LOCKSTEP_INLINE void SaverCore::write_later(const KeptJob& job, std::shared_ptr<RankFile> file) {
+LOCKSTEP_INLINE void SaverCore::write_later(const KeptJob& job,
+                                            const std::shared_ptr<RankFile>& file) {
   const bool is_first = job.ranks.rank == Rank{0};
-  if (!is_first && file->file.tensors.empty()) return;
+  if (!writer_ || (!is_first && file->file.tensors.empty())) return;
   writer_->start([this, is_first, file, await = job.await_copies, wrapper = job.wrapper] {
     if (file->is_copied) await(wrapper);
     if (!is_first) {
@@ -289,7 +344,7 @@ LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path
     return std::string();
   });
   if (options.asynchronous) {
-    write_later(job, std::move(file));
+    write_later(job, file);
   } else {
     write_now(job, *file);
   }
