@@ -279,19 +279,6 @@ using Job = training::Job;
 using Linear = Mlp784;
 using Ddp = DistributedDataParallel<Linear, Optimizer<AdamW>>;
 
-int run(int argc, char** argv) {
-  return launch<Job>(argc, argv, [](Job& job) {
-    const auto train = fashion_mnist("train", job.data());
-    const auto test = fashion_mnist("test", job.data());
-    RandomStream noise = job.random();
-    job.keep("noise", noise);  // a value of the program's own: saved, and given back
-    for (auto epoch : job.epochs(8)) {
-      for (const auto& batch : epoch.batches(train, 32)) job.step(batch);
-      job.evaluate(test, 500);
-    }
-  });
-}
-
 void tune(Job& job) {
 const LoadReport report = job.load_parameters(
     "resnet.safetensors", {.strict = false, .rename = [](std::string_view name) {
@@ -383,7 +370,6 @@ int main(int argc, char** argv) {
     training::look(job, none);
   });
   launch<training::Job>(argc, argv, checkpoints_of_jobs::tune);
-  checkpoints_of_jobs::run(argc, argv);
   launching::with_a_model(argc, argv);
   return training::run(argc, argv) + launching::run(argc, argv);
 }
