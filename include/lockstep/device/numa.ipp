@@ -51,7 +51,7 @@ LOCKSTEP_INLINE std::string cores_text(const Cores& cores) {
     while (last + 1 < cores.size() && cores[last + 1] == cores[last] + 1) ++last;
     if (!list.empty()) list += ",";
     list += std::to_string(cores[i]);
-    if (last != i) list += "-" + std::to_string(cores[last]);
+    if (last != i) list.append("-").append(std::to_string(cores[last]));
     i = last + 1;
   }
   return list;

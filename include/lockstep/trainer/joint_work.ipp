@@ -37,7 +37,7 @@ LOCKSTEP_INLINE std::vector<std::string> work_together(const JointRanks& ranks,
                                                        FunctionRef<std::string()> work) {
   std::string mine;
   try {
-    mine = "." + work();
+    mine.append(1, '.').append(work());
   } catch (const Error& error) {
     mine = packed_error(error.operation(), error.problem(), error.advice());
   } catch (const std::exception& error) {

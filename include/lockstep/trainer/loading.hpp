@@ -11,18 +11,16 @@
 #include <string>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/core/macros.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/kept_job.hpp"
+#include "lockstep/trainer/load_job.hpp"
 #include "lockstep/trainer/load_what.hpp"
 #include "lockstep/trainer/rejected.hpp"
+#include "lockstep/trainer/with_kept_job.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-Resumed load_job(const KeptJob& job, const std::string& path, const LoadOptions& options,
-                 LoadWhat what);
 
 template <class Wrapper>
 Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOptions& options,
@@ -65,7 +63,3 @@ Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& opt
 }
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/trainer/loading.ipp"
-#endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `saving.hpp`.
+/// @file Definitions of `saver_core.hpp`.
 
 #include <algorithm>
 #include <cstdint>
@@ -19,7 +19,7 @@
 #include "lockstep/core/text.hpp"
 #include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/joint_work.hpp"
-#include "lockstep/trainer/saving.hpp"
+#include "lockstep/trainer/saver_core.hpp"
 #include "lockstep/trainer/shard_files.hpp"
 #include "lockstep/version.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `checkpoints.hpp`.
+/// @file Definitions of `checkpoint_plan.hpp`.
 
 #include <sys/stat.h>
 #include <unistd.h>
@@ -20,11 +20,9 @@
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/restarts.hpp"
 #include "lockstep/trainer/checkpoint_contents.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
+#include "lockstep/trainer/checkpoint_plan.hpp"
 
-namespace lockstep {
-
-namespace detail {
+namespace lockstep::detail {
 
 /// What a rank tells the others now and then.
 struct RanksLook {
@@ -222,18 +220,16 @@ LOCKSTEP_INLINE bool has_course(const std::string& path) {
   }
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE std::optional<std::string> Checkpoints::latest() const {
-  const auto found = detail::list_checkpoints(options().folder);
+LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::latest() const {
+  const auto found = list_checkpoints(options_.folder);
   if (found.empty()) return std::nullopt;
   return found.front().path;
 }
 
-LOCKSTEP_INLINE std::optional<std::string> Checkpoints::best_path() const {
-  std::string path = detail::text({options().folder, "/", detail::best_checkpoint_name});
+LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::best_path() const {
+  std::string path = text({options_.folder, "/", best_checkpoint_name});
   if (::access(path.c_str(), F_OK) != 0) return std::nullopt;
   return path;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::detail

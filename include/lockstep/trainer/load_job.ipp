@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `loading.hpp`.
+/// @file Definitions of `load_job.hpp`.
 
 #include <algorithm>
 #include <cstddef>
@@ -11,8 +11,8 @@
 #include "lockstep/core/share_work.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/trainer/joint_work.hpp"
+#include "lockstep/trainer/load_job.hpp"
 #include "lockstep/trainer/load_plan.hpp"
-#include "lockstep/trainer/loading.hpp"
 
 namespace lockstep::detail {
 

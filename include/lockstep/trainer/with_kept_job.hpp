@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A wrapped model as saving and loading see it.
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/bucket/kept_piece.hpp"
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/objects.hpp"
+#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/model/fingerprint.hpp"
+#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/dp.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/joint_work.hpp"
+#include "lockstep/trainer/kept_job.hpp"
+#include "lockstep/trainer/kept_shape.hpp"
+#include "lockstep/trainer/rejected.hpp"
+
+namespace lockstep::detail {
+
+template <class... Ps>
+std::vector<std::string> policy_names(PolicyPack<Ps...>) {
+  return {std::string(spelling<Ps>())...};
+}
+
+/// A wrapper's model and policies, and the communicator of the ranks that make a call together.
+template <class Wrapper>
+struct WrapperParts;
+template <class M, class P, class Comm>
+struct WrapperParts<BasicDdp<M, P, Comm>> {
+  using model = M;
+  using policies = P;
+  static constexpr bool is_one_process = false;
+  static std::size_t replicas(BasicDdp<M, P, Comm>& ddp) {
+    return ddp.communicator().world_size().value();
+  }
+  static Rank rank(BasicDdp<M, P, Comm>& ddp) { return ddp.communicator().rank(); }
+  static std::vector<std::string> gather(BasicDdp<M, P, Comm>& ddp, std::string text) {
+    if constexpr (ReplicaTraits<M, P>::alone) {
+      return {std::move(text)};
+    } else {
+      return all_gather_objects(ddp.communicator(), std::move(text));
+    }
+  }
+};
+template <class M, class P, class Meeting>
+struct WrapperParts<BasicDp<M, P, Meeting>> {
+  using model = M;
+  using policies = P;
+  static constexpr bool is_one_process = true;
+  static std::size_t replicas(BasicDp<M, P, Meeting>& dp) { return dp.replicas(); }
+  static Rank rank(BasicDp<M, P, Meeting>&) { return Rank{0}; }
+  static std::vector<std::string> gather(BasicDp<M, P, Meeting>&, std::string text) {
+    return {std::move(text)};
+  }
+};
+
+/// Calls `f(ranks)`, with the ranks that make a call together, as a part of the program's call.
+template <class Wrapper>
+void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const JointRanks&)> f) {
+  using Parts = WrapperParts<Wrapper>;
+  [[maybe_unused]] const auto on = wrapped.on_device();
+  const InJobCall in(call);
+  const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
+  const std::size_t world = Parts::is_one_process ? 1 : Parts::replicas(wrapped);
+  f(JointRanks{Parts::rank(wrapped), world, gather});
+}
+
+/// Calls `f(job)` as a part of the program's call `call`. It is compiled once for a wrapper,
+/// whatever is done with the job.
+template <class Wrapper>
+void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJob&)> f) {
+  using Parts = WrapperParts<Wrapper>;
+  using Model = typename Parts::model;
+  using Policies = typename Parts::policies;
+  using traits = ReplicaTraits<Model, Policies>;
+  [[maybe_unused]] const auto on = wrapped.on_device();
+  const InJobCall in(call);
+  const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
+  const auto pieces = [&](KeptFor use) {
+    std::vector<KeptPiece> all;
+    const auto add = [&](const KeptPiece& piece) { all.push_back(piece); };
+    if (use == KeptFor::saving) {
+      wrapped.template for_each_kept<KeptFor::saving>(add);
+    } else {
+      wrapped.template for_each_kept<KeptFor::loading>(add);
+    }
+    return all;
+  };
+  const auto progress = [&] { return wrapped.progress(); };
+  const auto set_progress = [&](const ReplicaProgress& to) { wrapped.set_progress(to); };
+  const auto synchronize_buffers = [&] {
+    if constexpr (traits::broadcasts_buffers) wrapped.synchronize_buffers();
+  };
+  const auto make_memory = [&](std::size_t bytes) {
+    using Memory = decltype(wrapped.make_kept_memory(bytes));
+    const auto memory = std::make_shared<Memory>(wrapped.make_kept_memory(bytes));
+    return SnapshotMemory{memory, memory->data(), bytes};
+  };
+  const auto copy_out = [&](std::span<const KeptCopy> copies) { wrapped.copy_out(copies); };
+  const auto copy_in = [&](const KeptPiece& piece, const std::byte* from) {
+    wrapped.copy_in(piece, from);
+  };
+  KeptShape shape;
+  shape.replicas = Parts::replicas(wrapped);
+  shape.world = Parts::is_one_process ? 1 : shape.replicas;
+  shape.gradient_divisor = traits::sums_gradients ? 1 : static_cast<double>(shape.replicas);
+  shape.micro_batches = traits::micro_batches;
+  shape.keeps_own_buffers =
+      !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
+  shape.policies = policy_names(Policies{});
+  shape.fingerprint = ComposedJob<Model, Policies>::fingerprint(wrapped.model());
+  const KeptJob job{JointRanks{Parts::rank(wrapped), shape.world, gather},
+                    shape,
+                    Parts::is_one_process,
+                    pieces,
+                    progress,
+                    set_progress,
+                    synchronize_buffers,
+                    make_memory,
+                    copy_out,
+                    [](void* wrapper) { static_cast<Wrapper*>(wrapper)->await_copies(); },
+                    &wrapped,
+                    copy_in};
+  f(job);
+}
+
+}  // namespace lockstep::detail
