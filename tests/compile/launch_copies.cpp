@@ -19,6 +19,7 @@ struct Threads {
   static constexpr bool ranks_are_threads = true;
   static constexpr bool spans_processes = false;
   Threads(Session&, auto, TrainerOptions) {}
+  void finish_saves() {}
 };
 
 int start(int argc, char** argv) {
