@@ -3,9 +3,11 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
 
 #include <cstddef>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/phases.hpp"
@@ -105,6 +107,24 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     const auto& placed = this->place(batch);
     return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
   }
+  /// The same with one of `Subgraphs`: `ddp.step<"with_adapter"_s>(batch)`, or with a choice at run
+  /// time, `ddp.step(ddp.subgraph("with_adapter"), batch)`. Micro-batches of one step may use
+  /// different ones. **Ranks** all.
+  template <auto Set, class Batch>
+  Loss step(const Batch& batch) {
+    return step(Set, batch);
+  }
+  template <class Set, class Batch>
+  Loss step(const Set& set, const Batch& batch) {
+    [[maybe_unused]] const auto on = on_device();
+    const auto& placed = this->place(batch);
+    const std::size_t number = subgraph_number<typename Base::subgraphs>(set);
+    return tell_others(replica(), [&] { return run_step(replica(), runner_, placed, number); });
+  }
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) {
+    return find_subgraph<typename Base::subgraphs>(name);
+  }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
@@ -130,6 +150,16 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
+  /// The same with one of `Subgraphs`: `ddp.forward<"with_adapter"_s>(batch)`.
+  template <auto Set, class Batch>
+  auto forward(const Batch& batch) {
+    return forward(Set, batch);
+  }
+  template <class Set, class Batch>
+  auto forward(const Set& set, const Batch& batch) {
+    return forward_phase<detail::Sync::yes>(replica(), batch,
+                                            subgraph_number<typename Base::subgraphs>(set));
+  }
 
   /// Batches whose gradients are only added up on this rank, and are reduced together with those of
   /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
@@ -154,6 +184,13 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
   }
 
+  /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<Base> in(replica(), Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+
   /// The outputs of this rank's batch in evaluation, a row for each sample, with no communication.
   /// They are valid until the next prediction or forward pass. **Host** blocks until they are
   /// there; on a GPU they are in its memory.
@@ -163,6 +200,11 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
       [[maybe_unused]] const auto on = on_device();
       return Base::predict(this->place(batch), row_count(batch));
     }
+  }
+  template <auto Set, class Batch>
+  auto predict(const Batch& batch) {
+    const EvaluatedSubgraph<Base> in(replica(), Set);
+    return predict(batch);
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.

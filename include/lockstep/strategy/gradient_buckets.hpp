@@ -10,7 +10,9 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -23,6 +25,7 @@
 #include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/subgraph_usage.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
@@ -65,6 +68,7 @@ class GradientBuckets {
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
+        sets_(where),
         reductions_(where.plan().bucket_count),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
@@ -81,10 +85,20 @@ class GradientBuckets {
 
   // A backward pass.
 
+  /// Where sub-graphs are used and passes are captured, their use has been noted before.
   void begin_backward(BackwardPass pass) {
+    if constexpr (Traits::has_subgraphs && !Traits::captures) sets_.note(used_);
+    begin_pass(pass);
+  }
+  void begin_pass(BackwardPass pass) {
     pass_ = pass;
     next_ = 0;
-    readiness_.reset();
+    if constexpr (Traits::has_subgraphs) {
+      if (!Traits::captures && pass.synchronizes) sets_.settle(comm_, used_);
+      begin_subgraph();
+    } else {
+      readiness_.reset();
+    }
     if constexpr (is_checked) spoil();
   }
 
@@ -110,14 +124,28 @@ class GradientBuckets {
     if constexpr (Traits::skips_unused) {
       take_missing_as_zero();
     } else if (!readiness_.all_ready()) {
-      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
-                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+      refuse_missing();
     }
+  }
+
+  // Sub-graphs.
+
+  /// The set of the next pass, and what has been used since the last update.
+  auto& subgraphs() { return sets_; }
+  const auto& subgraphs() const { return sets_; }
+  auto kept_usage() const { return std::pair(used_, sets_); }
+  void set_usage(const auto& kept) { std::tie(used_, sets_) = kept; }
+  /// The parameters of the next pass's set count as used. **Ranks** all, where they know each
+  /// other's sets and the pass synchronizes.
+  void note_subgraph(bool synchronizes) {
+    sets_.note(used_);
+    if (synchronizes) sets_.settle(comm_, used_);
   }
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass);
+    if constexpr (Traits::subgraphs_agree && !Traits::captures) sets_.note(used_);
+    begin_pass(pass);
     take_missing_as_zero();
   }
 
@@ -131,6 +159,7 @@ class GradientBuckets {
 
   /// Starts the reductions of gradients whose passes did not synchronize.
   void start_late() {
+    sets_.settle(comm_, used_);
     pass_.synchronizes = true;
     next_ = 0;
     start_complete_buckets();
@@ -153,13 +182,15 @@ class GradientBuckets {
   /// **Host** blocks.
   void wait(std::size_t b) {
     if constexpr (!Traits::alone) {
+      if (!travels(b)) return;
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::reduces_early) {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
-                           reduction_of_gradients<how>(comm_.world_size().value()), JobCall::step);
+                           reduction_of_gradients<how>(comm_.world_size().value()),
+                           step_call<Traits>());
         }
       });
     }
@@ -191,8 +222,10 @@ class GradientBuckets {
   /// **Host** blocks. Waits for the buckets under way first: a communicator that finishes them
   /// inside of another call no longer knows their types.
   const Usage& agree_on_usage() {
-    if constexpr (Traits::reduces_early) reduce();
-    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{}, JobCall::step);
+    if constexpr (!Traits::alone && !Traits::subgraphs_agree) {
+      if constexpr (Traits::reduces_early) reduce();
+      comm_.all_reduce(used_, Max{}, JobCall::step);
+    }
     return used_;
   }
 
@@ -201,6 +234,7 @@ class GradientBuckets {
   /// No parameter has been used since the last update.
   void forget_usage() {
     if constexpr (Traits::notes_usage) std::ranges::fill(used_, std::uint8_t{0});
+    sets_.forget();
   }
 
   /// A job goes on from another one: the arena is zero, no parameter has been used, and all
@@ -208,6 +242,7 @@ class GradientBuckets {
   void begin_anew() {
     execution_.zero(arena_, layout_.plan().bytes);
     forget_usage();
+    sets_.begin_anew();
     readiness_.reset();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (layout_.plan().is_trained(p)) readiness_.mark(p);
@@ -246,7 +281,7 @@ class GradientBuckets {
   void spoil() {
     if (pass_.adds) second_arena();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (!layout_.plan().is_trained(p)) continue;
+      if (!layout_.plan().is_trained(p) || readiness_.is_ready(p)) continue;
       Traits::with_element(layout_.infos()[p].element,
                            [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
     }
@@ -293,6 +328,7 @@ class GradientBuckets {
       if (!pass_.synchronizes) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+        if (!travels(next_)) continue;
         if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
@@ -311,7 +347,7 @@ class GradientBuckets {
         if (!layout_.plan().is_trained(p)) continue;
       }
       if (readiness_.is_ready(p)) {
-        used_[p] = 1;
+        if constexpr (Traits::skips_unused) used_[p] = 1;
         continue;
       }
       const Placement& placement = layout_.plan().placements[p];
@@ -319,6 +355,35 @@ class GradientBuckets {
       readiness_.mark(p);
     }
     start_complete_buckets();
+  }
+
+  /// Gradients outside of the set are zero, unless earlier micro-batches have brought some.
+  void begin_subgraph() {
+    const auto& table = sets_.table();
+    readiness_.reset(table);
+    for (std::size_t i = 0; !pass_.adds && i != table.unused_pieces; ++i)
+      execution_.zero(arena_ + table.unused[i].offset, table.unused[i].bytes);
+  }
+
+  /// Is a bucket reduced? All are, unless every rank knows that no rank has used a member.
+  bool travels([[maybe_unused]] std::size_t bucket) const {
+    if constexpr (Traits::subgraphs_agree) {
+      for (const std::size_t p : layout_.plan().members(bucket)) {
+        if (used_[p] != 0) return true;
+      }
+      return false;
+    } else {
+      return true;
+    }
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
+    if constexpr (Traits::has_subgraphs) {
+      sets_.refuse_missing(readiness_.missing_names());
+    } else {
+      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+    }
   }
 
   std::byte* travelling_arena() {
@@ -341,6 +406,7 @@ class GradientBuckets {
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
+  [[no_unique_address]] SubgraphUsageOf<Traits> sets_;
   BucketReductions<Traits, Comm> reductions_;
   BackwardPass pass_;
   std::size_t next_ = 0;  // the bucket whose reduction is to start next

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string_view>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/choice.hpp"
 
 namespace lockstep {
@@ -99,20 +100,7 @@ struct Zero : Choice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Zero";
 };
 
-/// One of the given sets of parameters is used in each step.
-template <class... Sets>
-struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
-  static constexpr std::string_view name = "Subgraphs";
-};
-
-namespace detail {
-template <class Meaning>
-inline constexpr bool is_subgraphs = false;
-template <class... Sets>
-inline constexpr bool is_subgraphs<Subgraphs<Sets...>> = true;
-}  // namespace detail
-
-/// The policy for parameters that get no gradient in a step.
+/// The policy for parameters that get no gradient in a step: `Forbid`, `Zero` or `Subgraphs<...>`.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 

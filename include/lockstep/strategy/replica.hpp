@@ -29,6 +29,7 @@
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_values.hpp"
+#include "lockstep/strategy/subgraph_step.hpp"
 
 namespace lockstep {
 
@@ -71,6 +72,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The step that the model's forward and backward get.
   using step_type = std::conditional_t<traits::tracks,
                                        detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
+  using subgraphs = typename traits::subgraphs;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
@@ -148,13 +150,23 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
+  /// The next micro-batch uses a sub-graph, by its number, or the whole model.
+  void choose_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
+  }
+  /// Evaluations and predictions use one from now on.
+  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) evaluated_.number = set;
+  }
+
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
   /// all, or this one with `Sync::no`.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
       if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
+        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
@@ -178,6 +190,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+    [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
       with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
@@ -190,6 +203,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
   }
@@ -203,7 +217,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
-  void reduce() { gradients_.average(); }
+  void reduce() {
+    [[maybe_unused]] const auto in = in_step();
+    gradients_.average();
+  }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
   /// learning rate. It comes before `reduce_and_update`, and is not captured.
@@ -218,6 +235,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks, or on a GPU enqueues.
   void update() {
+    [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
     discard_gradients();
@@ -226,6 +244,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
+    [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);
     discard_gradients();
   }
@@ -250,6 +269,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// mean, over as many as they are. **Ranks** all, with as many. **Host** as `update`.
   void step_tail() {
     if (micro_batches_ == 0) return;
+    [[maybe_unused]] const auto in = in_step();
     begin_update(micro_batches_);
     gradients_.start_late();
     reduce_and_update();
@@ -274,20 +294,54 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
+    if constexpr (traits::has_subgraphs) {
+      if (completes_step()) gradients_.forget_usage();
+    }
     micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
     execution_.note_forward();
   }
-  /// A micro-batch was to be captured and could not be: nothing of it has run. `micro_batches` were
-  /// added up before it.
-  void undo_capture(std::size_t micro_batches) {
+  /// What a micro-batch that is captured may change on the host.
+  auto before_capture() const {
+    if constexpr (traits::has_subgraphs) {
+      return std::pair(micro_batches_, gradients_.kept_usage());
+    } else {
+      return std::pair(micro_batches_, 0);
+    }
+  }
+  /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
+  /// `before`.
+  void undo_capture(const auto& before) {
     gradients_.forget_reductions();
-    micro_batches_ = micro_batches;
+    micro_batches_ = before.first;
+    if constexpr (traits::has_subgraphs) {
+      gradients_.set_usage(before.second);
+    }
+  }
+  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  void note_subgraph() {
+    if constexpr (traits::has_subgraphs) gradients_.note_subgraph(completes_step());
+  }
+  /// A number that differs where the work of a micro-batch does, because it or one before it uses
+  /// another sub-graph.
+  std::uint64_t graph_variant() const {
+    if constexpr (traits::has_subgraphs) {
+      const auto& sets = gradients_.subgraphs();
+      return std::uint64_t{sets.set()} << 32 | sets.chosen();
+    } else {
+      return 0;
+    }
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
-    if constexpr (traits::tracks) {
+    if constexpr (traits::has_subgraphs) {
+      const step_type& step = micro_batches_ == 0 ? step_ : adding_step();
+      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
+        detail::SubgraphStep<step_type, subgraphs, set> used(step);
+        return f(used);
+      });
+    } else if constexpr (traits::tracks) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
       return f(step_);
@@ -298,6 +352,16 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   auto loss_meter() {
     [[maybe_unused]] const auto on = on_device();
     return execution_.meter();
+  }
+
+  /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
+  /// since the last update, while the result lives.
+  auto in_step() const {
+    if constexpr (traits::compares_subgraphs) {
+      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
+    } else {
+      return 0;
+    }
   }
 
  private:
@@ -375,6 +439,11 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
+  struct Evaluated {
+    std::size_t number = detail::whole_model;
+  };
+  struct Whole {};
+  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, Evaluated, Whole> evaluated_;
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;

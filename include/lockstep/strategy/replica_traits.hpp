@@ -13,6 +13,8 @@
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
@@ -73,7 +75,8 @@ struct ReplicaTraits {
   /// Does a missing gradient count as zero?
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
   /// Does every step use one of the declared sets of parameters?
-  static constexpr bool has_subgraphs = is_subgraphs<choice<axes::UnusedParameters>>;
+  using subgraphs = SubgraphsIn<choice<axes::UnusedParameters>>;
+  static constexpr bool has_subgraphs = subgraphs::count > 1;
   /// Do gradients know which parameters a rank has used since the last update?
   static constexpr bool notes_usage = skips_unused || has_subgraphs;
   /// Are parameters left alone whose averaged gradient is zero?
@@ -98,6 +101,12 @@ struct ReplicaTraits {
   /// loss's gradient, and the parts are summed.
   static constexpr bool takes_loss_of_outputs =
       OutputDeclaring<Model> && std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  /// Do all ranks know which sub-graph each of them uses? Replicas of DP are told the same.
+  static constexpr bool subgraphs_agree =
+      has_subgraphs && (alone || scatters || subgraphs::same_on_all_ranks);
+  /// Do ranks compare it, in the descriptions of their calls?
+  static constexpr bool compares_subgraphs = subgraphs_agree && !alone && !scatters;
+
   static constexpr bool gathers_outputs = scatters && takes_loss_of_outputs;
   static constexpr bool sums_gradients = gathers_outputs;
   /// Otherwise a replica's gradient is that of the mean over its share. Shares can differ in size,
@@ -120,6 +129,14 @@ struct ReplicaTraits {
         kind, std::forward<F>(f));
   }
 };
+
+/// The job's call that a step's collectives are part of. Where ranks compare sub-graphs, the
+/// replica has told the thread which are used.
+template <class Traits>
+constexpr JobCall step_call() {
+  if constexpr (Traits::compares_subgraphs) return job_call_of_thread();
+  return JobCall::step;
+}
 
 /// The groups of a replica's parameters; nothing where there is one group.
 template <class Traits>
