@@ -344,6 +344,36 @@ struct Foreign {
 using Job = Trainer<Foreign>;
 
 }  // namespace listing
+
+namespace sub_graphs {
+
+struct Adapted {  // y = (base + adapter) x or y = base x, squared error
+  using Parameters = ParameterList<Parameter<"base", float>, Parameter<"adapter", float>>;
+  float error = 0;
+
+  float forward(auto& step, const auto& batch) {
+    float slope = step.param("base"_p)();
+    if (step.uses("adapter"_p)) slope += step.param("adapter"_p)();
+    error = slope * batch.inputs[0] - batch.labels[0];
+    return error * error;
+  }
+  void backward(auto& step, const auto& batch) {
+    if (step.uses("adapter"_p)) step.set_grad("adapter"_p, 2 * error * batch.inputs[0]);
+    step.set_grad("base"_p, 2 * error * batch.inputs[0]);
+  }
+};
+
+using Sets = Subgraphs<Subgraph<"plain", "base">, Subgraph<"with_adapter", "base", "adapter">>;
+using Job = Trainer<Adapted, Optimizer<AdamW>, UnusedParameters<Sets>>;
+
+void train(Job& job, const auto& batches, const std::string& kind) {
+  for (const auto& batch : batches) job.step<"with_adapter"_s>(batch);
+  for (const auto& batch : batches) job.step(job.subgraph(kind), batch);  // chosen at run time
+  for (const auto& batch : batches) job.step(batch);                      // the whole model
+}
+template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
+
+}  // namespace sub_graphs
 // clang-format on
 
 int main(int argc, char** argv) {
