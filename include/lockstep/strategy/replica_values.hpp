@@ -44,9 +44,9 @@ class ReplicaValues {
   }
   /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
   /// view of one axis, and for weights of higher precision under the name "master". With
-  /// `Sharding<HostShared>` a rank keeps its slice alone, and not every parameter has elements in
-  /// it: `f(parameter, state, view, first)` gets the place of the view's first element in the
-  /// parameter.
+  /// `Sharding<HostShared>` and `Sharding<ZeroRedundancy>` a rank keeps its slices alone, and not
+  /// every parameter has elements in them: `f(parameter, state, view, first)` gets the place of the
+  /// view's first element in the parameter.
   template <class F>
   void for_each_state(F&& f) const {
     [[maybe_unused]] const auto on = self().on_device();
@@ -77,6 +77,7 @@ class ReplicaValues {
     [[maybe_unused]] const auto on = self().on_device();
     auto& comm = self().comm_;
     self().settle_allocations();
+    self().await_parameters();
     if constexpr (traits::shares_parameters) comm.barrier();  // no rank reads them any more
     if (comm.rank() == Rank{0}) write_initial_values(f, seed);
     if constexpr (traits::shares_parameters) {
