@@ -298,10 +298,10 @@ class GradientBuckets {
   /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
   [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
     const std::size_t earlier = ring_.holder(b);
+    if (b >= next_ + ring_.slots())
+      refuse_gradient(parameter, " was asked for before those of later layers were complete");
     if (earlier != no_bucket) {
       if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
-      if (earlier >= next_)
-        refuse_gradient(parameter, " was asked for before those of later layers were complete");
       wait(earlier);
     }
     ring_.take(b);

@@ -3,19 +3,17 @@
 /// @file Gradients of which a rank keeps its slices alone: `Sharding<ZeroRedundancy, Gradients>`.
 
 #include <algorithm>
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <vector>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/strategy/shard_space.hpp"
 
 namespace lockstep::detail {
@@ -30,41 +28,47 @@ class GradientRing {
   using Travelling = typename Traits::template travelling<T>;
 
  public:
-  /// One bucket is written, one travels, and one has room for what a model writes ahead.
-  static constexpr std::size_t most_slots = 3;
+  /// One bucket is written, one travels, and one has room for what a model writes ahead. Where
+  /// gradients may be missing, no bucket is known to be complete before backward ends, and all have
+  /// room.
+  static constexpr std::size_t most_slots = Traits::skips_unused ? dynamic : 3;
 
   GradientRing(Comm& comm, const layout& where)
-      : layout_(where), space_(comm), holders_(), slices_(plan_slices()) {
+      : layout_(where),
+        space_(comm),
+        holders_(std::min(most_slots, where.plan().bucket_count)),
+        slices_(plan_slices()) {
     std::size_t largest = 0;
     for (const Bucket& bucket : where.plan().buckets()) largest = std::max(largest, bucket.bytes);
     slot_bytes_ = largest + shard_room;
-    slots_ = std::min(most_slots, where.plan().bucket_count);
     const std::size_t widest = widest_ratio();
     memory_ = reinterpret_cast<std::byte*>(
-        comm.template allocate<std::uint8_t>(slots_ * slot_bytes_ * widest).data());
-    travelling_ = memory_ + (widest == 1 ? 0 : slots_ * slot_bytes_);
+        comm.template allocate<std::uint8_t>(slots() * slot_bytes_ * widest).data());
+    travelling_ = memory_ + (widest == 1 ? 0 : slots() * slot_bytes_);
     forget_holders();
   }
 
   /// The bytes of gradients that this rank keeps, whatever a model has.
-  std::size_t bytes() const { return slots_ * slot_bytes_ * widest_ratio() + slices_.bytes(); }
+  std::size_t bytes() const { return slots() * slot_bytes_ * widest_ratio() + slices_.bytes(); }
 
   /// No bucket has a slot: a backward pass begins.
-  void forget_holders() { holders_.fill(no_bucket); }
-  bool holds(std::size_t b) const { return holders_[b % slots_] == b; }
+  void forget_holders() { std::ranges::fill(holders_, no_bucket); }
+  /// How many buckets have memory at a time.
+  std::size_t slots() const { return holders_.size(); }
+  bool holds(std::size_t b) const { return holders_[b % slots()] == b; }
   /// The bucket in the slot that bucket `b` takes; `no_bucket` where the slot is free.
-  std::size_t holder(std::size_t b) const { return holders_[b % slots_]; }
-  void take(std::size_t b) { holders_[b % slots_] = b; }
+  std::size_t holder(std::size_t b) const { return holders_[b % slots()]; }
+  void take(std::size_t b) { holders_[b % slots()] = b; }
 
   /// Where an arena would begin in which the bucket's gradients lie as the plan says.
   std::byte* arena_of(std::size_t b) const {
-    return memory_ + (b % slots_) * slot_bytes_ - layout_.plan().bucket_table[b].offset;
+    return memory_ + (b % slots()) * slot_bytes_ - layout_.plan().bucket_table[b].offset;
   }
 
   /// The bucket's gradients as they travel: in the slot itself unless in another type.
   template <class T>
   std::span<Travelling<T>> travelling(std::size_t b) const {
-    const std::size_t at = (b % slots_) * slot_bytes_ / sizeof(T) * sizeof(Travelling<T>);
+    const std::size_t at = (b % slots()) * slot_bytes_ / sizeof(T) * sizeof(Travelling<T>);
     return {reinterpret_cast<Travelling<T>*>(travelling_ + at),
             layout_.plan().bucket_table[b].count()};
   }
@@ -135,10 +139,9 @@ class GradientRing {
 
   const layout& layout_;
   Space space_;
-  std::array<std::size_t, most_slots> holders_;
+  std::vector<std::size_t> holders_;        // the bucket in each slot
   std::vector<std::size_t> slice_offsets_;  // bytes, by bucket
   typename Execution::Arena slices_;
-  std::size_t slots_ = 1;
   std::size_t slot_bytes_ = 0;
   std::byte* memory_ = nullptr;
   std::byte* travelling_ = nullptr;
