@@ -327,9 +327,10 @@ if (from.position) loader.resume(*from.position);
 
 Saver saver;  // keeps its memory and its thread for the next save
 saver.save(ddp, "model.safetensors", {.asynchronous = true});
-save(ddp, "whole.safetensors", {.consolidated = true});
 ddp.step(batch);    // while the file is being written
 saver.finish(ddp);  // throws what went wrong
+
+save(ddp, "whole.safetensors", {.consolidated = true});
 }
 
 }  // namespace checkpoints_of_jobs

@@ -51,7 +51,8 @@ BOOST_AUTO_TEST_CASE(all_ways_give_the_bits_of_replicas) {
     const Case c(chance);
     const Numbers copies = train_ranks<Meeting, Copies>(c, "replicated");
     BOOST_TEST((train_ranks<Meeting, ByStates>(c, "states") == copies), c.text() << ": states");
-    BOOST_TEST((train_ranks<Meeting, ByGradients>(c, "gradients") == copies), c.text() << ": gradients");
+    BOOST_TEST((train_ranks<Meeting, ByGradients>(c, "gradients") == copies), c.text()
+                                                                                  << ": gradients");
     BOOST_TEST((train_ranks<Meeting, Tensors>(c, "tensors") == copies), c.text() << ": tensors");
   }
 }
