@@ -89,6 +89,22 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     tell([&] { this->initialize_from_model(seed); });
   }
 
+  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of
+  /// any rank ends its calls too. **Host** and **Stream** as the job's communicator.
+  template <class T = traits>
+  auto& group() {
+    static_assert(T::has_job_groups,
+                  "lockstep: this job has no groups; add a policy such as Groups<Grid<8, 4>>");
+    return this->groups().group();
+  }
+  /// The communicator of the ranks that have this rank's place in the other groups.
+  template <class T = traits>
+  auto& across() {
+    static_assert(T::has_job_groups,
+                  "lockstep: this job has no groups; add a policy such as Groups<Grid<8, 4>>");
+    return this->groups().across();
+  }
+
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
   /// **Ranks** all. **Host** blocks.
   template <class F>

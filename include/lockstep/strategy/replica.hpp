@@ -25,6 +25,7 @@
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
+#include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -86,6 +87,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         execution_(comm),
         layouts_(std::move(layouts)),
         parameters_(agree_and_allocate()),
+        groups_(comm),
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
@@ -106,6 +108,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   Model& model() { return model_; }
   const Model& model() const { return model_; }
   Comm& communicator() { return comm_; }
+  /// The communicators of the job's groups, `Groups<...>`.
+  auto& groups() { return groups_; }
   execution_type& execution() { return execution_; }
 
   /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
@@ -369,6 +373,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   [[no_unique_address]] execution_type execution_;
   [[no_unique_address]] layouts_type layouts_;
   std::byte* parameters_;
+  [[no_unique_address]] detail::JobGroupsOf<traits, Comm> groups_;
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;

@@ -26,6 +26,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
+#include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {
@@ -52,6 +53,11 @@ struct ReplicaTraits {
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
+
+  /// The groups of ranks that the job has.
+  using job_topology =
+      typename policy<axes::Groups>::template in_world<policy<axes::World>::static_size>;
+  static constexpr bool has_job_groups = !std::is_same_v<job_topology, NoGroups>;
 
   /// For each parameter 1 if a rank has used it since the last update, else 0.
   using Usage = KeptTable<std::uint8_t, layout::count>;

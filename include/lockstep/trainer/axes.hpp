@@ -23,6 +23,7 @@
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
+#include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
@@ -46,7 +47,7 @@ using DefaultPolicies = PolicyPack<
     EagerStep, LossOnOutput,
     Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy>,
                                 HostShared, Replicated>>,
-    Hooks<>, Progress<Callers>, Anomaly<Stop>>;
+    Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>>;
 
 template <class... Ps>
 struct DefaultsFor {

@@ -189,6 +189,18 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>) {
   return {};
 }
 
+/// Finds groups of ranks that a job cannot have.
+template <class Policies>
+consteval Finding find_job_groups_fault() {
+  using Divided = Pick<axes::Groups, Policies>;
+  if (!std::is_same_v<Divided, Groups<>> &&
+      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::groups_with_dp};
+  if (!Divided::template fits<Pick<axes::World, Policies>::static_size>)
+    return {Fault::groups_of_other_world};
+  return {};
+}
+
 /// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
@@ -234,6 +246,8 @@ consteval Finding find_combination_fault() {
       std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
     return {Fault::malformed_output};
   }
+  constexpr Finding groups = find_job_groups_fault<Policies>();
+  if constexpr (groups.fault != Fault::none) return groups;
   return {};
 }
 

@@ -42,6 +42,9 @@ enum class Fault {
   captured_with_exact,
   captured_through_host,
   malformed_output,
+  // Groups of ranks.
+  groups_with_dp,
+  groups_of_other_world,
 };
 
 }  // namespace detail
@@ -149,6 +152,14 @@ struct Verdict {
       F != detail::Fault::malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
       "ParallelStrategy<DP> to gather it; or use LossOnReplica");
+  static_assert(
+      F != detail::Fault::groups_with_dp,
+      "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "
+      "ParallelStrategy<DDP>, or leave Groups out");
+  static_assert(
+      F != detail::Fault::groups_of_other_world,
+      "lockstep: the topology of Groups<...> is not one of the job's World<N>; give both the same "
+      "number of ranks, with groups that divide it, or write Groups<Grid<dynamic, G>>");
 };
 
 }  // namespace lockstep
