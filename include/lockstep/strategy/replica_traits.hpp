@@ -9,7 +9,6 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -22,10 +21,10 @@
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
-#include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
+#include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
@@ -45,7 +44,8 @@ struct ReplicaTraits {
   using precision = choice<axes::Precision>;
   using parameter_types = typename precision::parameter_types;
   using buffer_types = typename precision::buffer_types;
-  using plan_rules = PlanRules<policy<axes::Buckets>, policy<axes::Frozen>>;
+  using sharding = ShardingTraits<Policies>;
+  using plan_rules = typename sharding::plan_rules;
   using layout = Layout<Model, plan_rules, parameter_types>;
   using declared_layout = Layout<Model, plan_rules>;
   using buffer_layout = BufferLayout<Model, buffer_types>;
@@ -64,8 +64,10 @@ struct ReplicaTraits {
 
   /// A world that the compiler knows to be of one.
   static constexpr bool alone = policy<axes::World>::static_size == 1;
-  static constexpr bool shares_parameters =
-      !alone && std::is_same_v<choice<axes::Sharding>, HostShared>;
+  static constexpr bool shares_parameters = sharding::shares_parameters;
+  static constexpr bool shards = sharding::shards;
+  static constexpr bool frees_gradients = sharding::frees_gradients;
+  static constexpr bool owns_tensors = sharding::owns_tensors;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
   /// Have sets of parameters numbers of their own?

@@ -23,18 +23,13 @@
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
+#include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-/// Do ranks share a host's memory, as replicas of one process always do?
-template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
-inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> &&
-                                      (std::is_same_v<BackendPolicy, Backend<Shm>> ||
-                                       std::is_same_v<StrategyPolicy, ParallelStrategy<DP>>);
 
 /// One default per axis. Two depend on other policies: the ranks of a GPU job communicate through
 /// NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where memory
