@@ -15,6 +15,7 @@
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/hook/hooks.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
@@ -53,6 +54,7 @@ struct ReplicaTraits {
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
+  using hooks = policy<axes::Hooks>;
 
   /// The groups of ranks that the job has.
   using job_topology =
@@ -78,17 +80,22 @@ struct ReplicaTraits {
   static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
   static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
+  /// Do gradients travel through hooks? They do in a world of one as well.
+  static constexpr bool is_hooked = hooks::has_stages;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.
-  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || skips_unused;
+  static constexpr bool tracks =
+      is_checked || !alone || micro_batches > 1 || skips_unused || is_hooked;
 
+  /// Are gradients reduced at all?
+  static constexpr bool reduces = !alone || is_hooked;
   /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
   /// slice must know that no other rank still reads it.
-  static constexpr bool reduces_early = !alone && !shares_parameters;
+  static constexpr bool reduces_early = reduces && !shares_parameters;
 
   /// Does every rank have a share of one batch, as the replicas of DP do?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
