@@ -23,6 +23,7 @@
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/riders.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
@@ -65,6 +66,7 @@ class GradientBuckets {
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
+        riders_(comm),
         reductions_(comm, execution, where),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
@@ -81,10 +83,13 @@ class GradientBuckets {
 
   // A backward pass.
 
-  void begin_backward(BackwardPass pass) {
+  void begin_backward(BackwardPass pass, [[maybe_unused]] bool is_live = true) {
     pass_ = pass;
     next_ = 0;
     readiness_.reset();
+    if constexpr (Traits::joins) {
+      if (pass.synchronizes) board(is_live);
+    }
     if constexpr (is_checked) spoil();
   }
 
@@ -117,7 +122,7 @@ class GradientBuckets {
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass);
+    begin_backward(pass, false);
     take_missing_as_zero();
   }
 
@@ -133,7 +138,54 @@ class GradientBuckets {
   void start_late() {
     pass_.synchronizes = true;
     next_ = 0;
+    if constexpr (Traits::joins) board(true);
     start_complete_buckets();
+  }
+
+  /// The gradients that were added up count `factor` times. No bucket is under way.
+  void scale_own(double factor) {
+    for (const Bucket& bucket : layout_.plan().buckets()) {
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+      });
+    }
+  }
+
+  // Where ranks may be through before others.
+
+  /// The ranks that had batches in the round under way, or in the last one. **Host** blocks until
+  /// the first bucket has landed.
+  LiveRanks live()
+    requires(Traits::joins)
+  {
+    wait(0);
+    return riders_.live();
+  }
+  /// The rank that has the newest buffers: it was among the last that had a batch.
+  Rank newest()
+    requires(Traits::joins)
+  {
+    return Rank{riders_.live().lowest};
+  }
+  /// All ranks are through, or begin.
+  void forget_live()
+    requires(Traits::joins)
+  {
+    riders_.begin_anew();
+  }
+  /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
+  /// `average` has done that. **Host** blocks.
+  double live_share()
+    requires(Traits::divides_by_live)
+  {
+    if (is_averaged_) return 1;
+    return static_cast<double>(live().count) / static_cast<double>(comm_.world_size().value());
+  }
+  bool is_averaged() const { return is_averaged_; }
+  auto& riders()
+    requires(Traits::joins)
+  {
+    return riders_;
   }
 
   // For updaters: see GradientSource.
@@ -162,6 +214,9 @@ class GradientBuckets {
                            reduction_of_gradients<how>(comm_.world_size().value()), JobCall::step);
         }
       });
+      if constexpr (Traits::joins) {
+        if (b == 0 && is_boarded_) settle();
+      }
     }
   }
 
@@ -174,12 +229,17 @@ class GradientBuckets {
   /// program may look at them now. **Host** blocks.
   void average() {
     reduce();
-    if constexpr (folds) {
+    if constexpr (folds || Traits::divides_by_live) {
+      double factor = this->factor();
+      if constexpr (Traits::divides_by_live) {
+        factor /= live_share();
+        is_averaged_ = true;
+      }
       const auto& plan = layout_.plan();
-      for (std::size_t b = 0; factor() != 1 && b != plan.bucket_count; ++b) {
+      for (std::size_t b = 0; factor != 1 && b != plan.bucket_count; ++b) {
         const Bucket& bucket = plan.bucket_table[b];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor());
+          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
         });
       }
     }
@@ -303,13 +363,43 @@ class GradientBuckets {
         if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const auto travelling = averages<T>(bucket.offset, bucket.bytes);
+          const std::size_t bytes =
+              bucket.bytes + riders_behind<Traits>(next_, comm_.world_size()) * sizeof(T);
+          const auto travelling = averages<T>(bucket.offset, bytes);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
-            execution_.cast(travelling, own<T>(bucket.offset, bucket.bytes));
+            execution_.cast(travelling, own<T>(bucket.offset, bytes));
           reductions_.start(comm_, next_, travelling);
         });
       }
     }
+  }
+
+  /// Where the riders lie behind the first bucket, in bytes from the arena's start.
+  std::size_t riders_at() const {
+    const Bucket& bucket = layout_.plan().bucket_table[0];
+    return bucket.offset + bucket.bytes;
+  }
+  /// Writes the riders of a round that begins.
+  void board(bool is_live) {
+    is_boarded_ = true;
+    is_averaged_ = false;
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          riders_.board(
+              own<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+              is_live);
+        });
+  }
+  /// Reads them when they have come, once.
+  void settle() {
+    is_boarded_ = false;
+    const auto ranks = static_cast<double>(comm_.world_size().value());
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          riders_.settle(
+              averages<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+              factor() * ranks);
+        });
   }
 
   void take_missing_as_zero() {
@@ -348,9 +438,12 @@ class GradientBuckets {
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
+  [[no_unique_address]] RidersOf<Traits, Comm> riders_;
   ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;
-  std::size_t next_ = 0;  // the bucket whose reduction is to start next
+  bool is_boarded_ = false;   // riders are under way
+  bool is_averaged_ = false;  // gradients were made averages, and wait for their update
+  std::size_t next_ = 0;      // the bucket whose reduction is to start next
   double weight_ = 1;
   Usage used_;
 };

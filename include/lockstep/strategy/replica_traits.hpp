@@ -70,6 +70,13 @@ struct ReplicaTraits {
   static constexpr bool shards = sharding::shards;
   static constexpr bool frees_gradients = sharding::frees_gradients;
   static constexpr bool owns_tensors = sharding::owns_tensors;
+  /// May ranks be through while others still have batches? `may_join` is the policy's answer, also
+  /// in a world of one.
+  static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
+  static constexpr bool joins = sharding::joins;
+  static constexpr std::size_t riders = sharding::riders;
+  /// Are sums divided by the ranks that still have batches?
+  static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
   /// Have sets of parameters numbers of their own?

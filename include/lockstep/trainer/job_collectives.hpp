@@ -30,11 +30,11 @@ class JobCollectives {
   /// The communicator of this rank's group, with `Groups<Grid<W, G>>`, and that of the ranks which
   /// have its place in the other groups: `job.group().all_reduce(sum)`. **Ranks** the group's.
   template <class J = Job>
-  auto& group() {
+  decltype(auto) group() {
     return static_cast<J&>(*this).ddp().group();
   }
   template <class J = Job>
-  auto& across() {
+  decltype(auto) across() {
     return static_cast<J&>(*this).ddp().across();
   }
 

@@ -102,6 +102,8 @@ class RejectedWrapper {
 
   RejectedPhase forward(const auto&) const { std::terminate(); }
   const RejectedWrapper& no_sync() const { std::terminate(); }
+  const RejectedWrapper& join() const { std::terminate(); }
+  void finish() const {}
   const RejectedWrapper& group() const { std::terminate(); }
   const RejectedWrapper& across() const { std::terminate(); }
   void all_reduce(const auto&...) const {}
