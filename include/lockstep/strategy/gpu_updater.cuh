@@ -29,6 +29,7 @@
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/riders.cuh"
 
 namespace lockstep::detail {
 
@@ -118,6 +119,13 @@ class GpuUpdater
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
     if constexpr (Traits::skips_unused) count_used(gradients);
+    if constexpr (Traits::divides_by_live) {
+      gradients.wait(0);
+      if (!gradients.is_averaged()) {
+        count_live_ranks(OptimizerPolicy{}, stream(), gradients.riders().device_live(),
+                         comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
+      }
+    }
     if constexpr (decides) decide(gradients);
     if constexpr (Traits::skips_unused) {
       gradients.reduce();

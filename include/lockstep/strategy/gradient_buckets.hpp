@@ -19,14 +19,14 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/gradient_ring.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/readiness.hpp"
+#include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/shard_reductions.hpp"
+#include "lockstep/strategy/riders.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
@@ -70,7 +70,8 @@ class GradientBuckets {
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
-        reductions_(make_reductions(comm, where.plan().bucket_count)),
+        riders_(comm),
+        reductions_(comm, execution, where),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
     foresee();
@@ -86,7 +87,7 @@ class GradientBuckets {
 
   // A backward pass.
 
-  void begin_backward(BackwardPass pass) {
+  void begin_backward(BackwardPass pass, [[maybe_unused]] bool is_live = true) {
     if constexpr (Traits::frees_gradients) {
       reduce();
       ring_.forget_holders();
@@ -94,6 +95,9 @@ class GradientBuckets {
     pass_ = pass;
     next_ = 0;
     readiness_.reset();
+    if constexpr (Traits::joins) {
+      if (pass.synchronizes) board(is_live);
+    }
     if constexpr (is_checked && !Traits::frees_gradients) spoil();
   }
 
@@ -143,7 +147,7 @@ class GradientBuckets {
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass);
+    begin_backward(pass, false);
     take_missing_as_zero();
   }
 
@@ -160,7 +164,54 @@ class GradientBuckets {
     if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
+    if constexpr (Traits::joins) board(true);
     start_complete_buckets();
+  }
+
+  /// The gradients that were added up count `factor` times. No bucket is under way.
+  void scale_own(double factor) {
+    for (const Bucket& bucket : layout_.plan().buckets()) {
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+      });
+    }
+  }
+
+  // Where ranks may be through before others.
+
+  /// The ranks that had batches in the round under way, or in the last one. **Host** blocks until
+  /// the first bucket has landed.
+  LiveRanks live()
+    requires(Traits::joins)
+  {
+    wait(0);
+    return riders_.live();
+  }
+  /// The rank that has the newest buffers: it was among the last that had a batch.
+  Rank newest()
+    requires(Traits::joins)
+  {
+    return Rank{riders_.live().lowest};
+  }
+  /// All ranks are through, or begin.
+  void forget_live()
+    requires(Traits::joins)
+  {
+    riders_.begin_anew();
+  }
+  /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
+  /// `average` has done that. **Host** blocks.
+  double live_share()
+    requires(Traits::divides_by_live)
+  {
+    if (is_averaged_) return 1;
+    return static_cast<double>(live().count) / static_cast<double>(comm_.world_size().value());
+  }
+  bool is_averaged() const { return is_averaged_; }
+  auto& riders()
+    requires(Traits::joins)
+  {
+    return riders_;
   }
 
   // For updaters: see GradientSource.
@@ -187,7 +238,7 @@ class GradientBuckets {
 
   /// **Host** blocks.
   void wait(std::size_t b) {
-    if constexpr (!Traits::alone) {
+    if constexpr (Traits::reduces) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
@@ -201,6 +252,9 @@ class GradientBuckets {
                            reduction_of_gradients<how>(comm_.world_size().value()), JobCall::step);
         }
       });
+      if constexpr (Traits::joins) {
+        if (b == 0 && is_boarded_) settle();
+      }
     }
   }
 
@@ -213,13 +267,18 @@ class GradientBuckets {
   /// program may look at them now. **Host** blocks.
   void average() {
     reduce();
-    if constexpr (Traits::shards) gather_averages();
-    if constexpr (folds) {
+    if constexpr (Traits::scatters_buckets) gather_averages();
+    if constexpr (folds || Traits::divides_by_live) {
+      double factor = this->factor();
+      if constexpr (Traits::divides_by_live) {
+        factor /= live_share();
+        is_averaged_ = true;
+      }
       const auto& plan = layout_.plan();
-      for (std::size_t b = 0; factor() != 1 && b != plan.bucket_count; ++b) {
+      for (std::size_t b = 0; factor != 1 && b != plan.bucket_count; ++b) {
         const Bucket& bucket = plan.bucket_table[b];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor());
+          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
         });
       }
     }
@@ -274,6 +333,13 @@ class GradientBuckets {
     } else {
       return layout_.plan().bytes * (second_ ? 2 : 1);
     }
+  }
+
+  /// Where gradients travel through hooks: these have counts and states of their own.
+  auto& hooked_reductions()
+    requires(Traits::is_hooked)
+  {
+    return reductions_;
   }
 
  private:
@@ -393,11 +459,12 @@ class GradientBuckets {
         if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const auto travelling = travelling_gradients<T>(next_);
+          const std::size_t more = riders_behind<Traits>(next_, comm_.world_size());
+          const auto travelling = travelling_gradients<T>(next_, more);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
-            execution_.cast(travelling, own_gradients<T>(next_));
-          if constexpr (Traits::shards) {
-            reductions_.start(next_, pieces<T>(travelling));
+            execution_.cast(travelling, own_gradients<T>(next_, more));
+          if constexpr (Traits::scatters_buckets) {
+            reductions_.template start<T>(next_, travelling);
           } else {
             reductions_.start(comm_, next_, travelling);
           }
@@ -406,34 +473,32 @@ class GradientBuckets {
     }
   }
 
-  /// All pieces of a bucket whose ranks own slices of it.
-  template <class T>
-  auto pieces(std::span<Travelling<T>> bucket) const {
-    return reductions_.space().template pieces<T>(bucket.data(), bucket.size());
-  }
-
   /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
   void gather_averages() {
-    for (const Bucket& bucket : layout_.plan().buckets()) {
+    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        reductions_.space().gather(pieces<T>(averages<T>(bucket.offset, bucket.bytes))).wait();
+        const auto& space = reductions_.space();
+        const auto whole = averages<T>(bucket.offset, bucket.bytes);
+        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
       });
     }
   }
 
-  /// A bucket's gradients where the model has written them, and where they travel.
+  /// A bucket's gradients where the model has written them, and where they travel, with so many
+  /// elements behind it.
   template <class T>
-  std::span<T> own_gradients(std::size_t b) const {
+  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
     if constexpr (Traits::frees_gradients)
       return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
-    return own<T>(bucket.offset, bucket.bytes);
+    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
   template <class T>
-  std::span<Travelling<T>> travelling_gradients(std::size_t b) const {
+  std::span<Travelling<T>> travelling_gradients(std::size_t b, std::size_t more) const {
     const Bucket& bucket = layout_.plan().bucket_table[b];
     if constexpr (Traits::frees_gradients) return ring_.template travelling<T>(b);
-    return averages<T>(bucket.offset, bucket.bytes);
+    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
 
   /// The same bucket by bucket, each of which gets its memory when the one before has travelled.
@@ -451,6 +516,33 @@ class GradientBuckets {
       }
       start_complete_buckets();
     }
+  }
+
+  /// Where the riders lie behind the first bucket, in bytes from the arena's start.
+  std::size_t riders_at() const {
+    const Bucket& bucket = layout_.plan().bucket_table[0];
+    return bucket.offset + bucket.bytes;
+  }
+  /// Writes the riders of a round that begins.
+  void board(bool is_live) {
+    is_boarded_ = true;
+    is_averaged_ = false;
+    Traits::with_element(layout_.plan().bucket_table[0].element, [&]<class T>(
+                                                                     std::type_identity<T>) {
+      riders_.board(own<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+                    is_live);
+    });
+  }
+  /// Reads them when they have come, once.
+  void settle() {
+    is_boarded_ = false;
+    const auto ranks = static_cast<double>(comm_.world_size().value());
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          riders_.settle(
+              averages<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+              factor() * ranks);
+        });
   }
 
   void take_missing_as_zero() {
@@ -483,15 +575,6 @@ class GradientBuckets {
     return arena;
   }
 
-  using Reductions = std::conditional_t<Traits::shards, ShardReductions<Traits, Comm>,
-                                        BucketReductions<Traits, Comm>>;
-  static Reductions make_reductions([[maybe_unused]] Comm& comm, std::size_t buckets) {
-    if constexpr (Traits::shards) {
-      return Reductions(comm, buckets);
-    } else {
-      return Reductions(buckets);
-    }
-  }
   static constexpr std::size_t most_under_way = [] {
     if constexpr (Traits::shards) {
       return most_shards_under_way<Comm>;
@@ -511,9 +594,12 @@ class GradientBuckets {
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
-  Reductions reductions_;
+  [[no_unique_address]] RidersOf<Traits, Comm> riders_;
+  ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;
-  std::size_t next_ = 0;  // the bucket whose reduction is to start next
+  bool is_boarded_ = false;   // riders are under way
+  bool is_averaged_ = false;  // gradients were made averages, and wait for their update
+  std::size_t next_ = 0;      // the bucket whose reduction is to start next
   double weight_ = 1;
   Usage used_;
 };

@@ -59,12 +59,13 @@ class HostUpdater
   /// Begins an update from the sum of this many micro-batches.
   void begin(std::size_t micro_batches = Traits::micro_batches) {
     rate_ = this->advance();
-    if constexpr (Traits::micro_batches > 1) micro_batches_ = static_cast<double>(micro_batches);
+    if constexpr (divides) micro_batches_ = static_cast<double>(micro_batches);
   }
 
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
     count_used(gradients);
+    count_live(gradients);
     if constexpr (needs_norm) {
       double squares = reduce_slices(gradients);
       owned_.add_others(squares);
@@ -81,6 +82,7 @@ class HostUpdater
   template <class Gradients>
   void update_averaged(Gradients& gradients) {
     count_used(gradients);
+    count_live(gradients);
     double squares = 0;
     if constexpr (needs_norm) {
       for_each_run([&]<class T>(const auto& run, const Slice&, std::type_identity<T>) {
@@ -141,6 +143,8 @@ class HostUpdater
 
  private:
   static constexpr bool needs_norm = Traits::clips || Traits::skips_anomalies;
+  /// Is the sum of gradients divided by another number than that of all ranks?
+  static constexpr bool divides = Traits::micro_batches > 1 || Traits::divides_by_live;
 
   /// The elements of a run that this rank updates, and where their states begin.
   struct Slice : Shard {
@@ -175,6 +179,12 @@ class HostUpdater
       used_ = gradients.agree_on_usage();
       for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
     }
+  }
+
+  /// Averages are over all ranks: that of the live ones is larger, as one of fewer micro-batches.
+  template <class Gradients>
+  void count_live([[maybe_unused]] Gradients& gradients) {
+    if constexpr (Traits::divides_by_live) micro_batches_ *= gradients.live_share();
   }
 
   /// Averages this rank's slices, and returns the sum of their squares. Averages take the place of
@@ -222,7 +232,7 @@ class HostUpdater
   }
 
   double micro_batches() const {
-    if constexpr (Traits::micro_batches == 1) return 1;
+    if constexpr (!divides) return 1;
     return micro_batches_;
   }
 
@@ -239,7 +249,7 @@ class HostUpdater
   auto make_pass(const Run& run, const Slice& slice, double squares) const {
     using A = Accumulator<T>;
     const auto scale = [&] {
-      if constexpr (Traits::clips || Traits::micro_batches > 1) {
+      if constexpr (Traits::clips || divides) {
         return Scaled<A>{static_cast<A>(clip(squares) / micro_batches())};
       } else {
         return Unscaled{};

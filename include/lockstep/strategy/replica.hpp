@@ -25,6 +25,7 @@
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
+#include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -86,6 +87,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         execution_(comm),
         layouts_(std::move(layouts)),
         parameters_(agree_and_allocate()),
+        groups_(comm),
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
@@ -106,6 +108,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   Model& model() { return model_; }
   const Model& model() const { return model_; }
   Comm& communicator() { return comm_; }
+  /// The communicators of the job's groups, `Groups<...>`.
+  auto& groups() { return groups_; }
   execution_type& execution() { return execution_; }
 
   /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
@@ -137,10 +141,13 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return step_.grad(key);
   }
 
-  /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
+  /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
+  /// had a batch in the step before. **Ranks** all. **Host** blocks.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
-    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of);
+    Rank root{0};
+    if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
   }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
@@ -264,12 +271,42 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// A step of the micro-batches that were added up without completing one, if there are any: their
-  /// mean, over as many as they are. **Ranks** all, with as many. **Host** as `update`.
+  /// mean, over as many as they are. **Ranks** all, with as many; under `UnevenInputs<Join>` those
+  /// that have some, while others make a whole step. **Host** as `update`.
   void step_tail() {
     if (micro_batches_ == 0) return;
-    begin_update(micro_batches_);
+    if constexpr (traits::joins) {
+      // Other ranks divide by the number of micro-batches of a whole step.
+      if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::JobCall::step);
+      if (traits::micro_batches > 1 && micro_batches_ != traits::micro_batches)
+        gradients_.scale_own(static_cast<double>(traits::micro_batches) /
+                             static_cast<double>(micro_batches_));
+      begin_update();
+    } else {
+      begin_update(micro_batches_);
+    }
     gradients_.start_late();
     reduce_and_update();
+  }
+
+  /// The part that a rank without batches has in a step of the others: zeros, and the same update.
+  /// Returns false, without an update, where no rank had a batch. **Ranks** all. **Host** blocks
+  /// until it is known who had one.
+  bool answer_others()
+    requires(traits::joins)
+  {
+    if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::JobCall::step);
+    backward_without_samples(Sync::yes);
+    const bool goes_on = gradients_.live().count != 0;
+    if (goes_on) {
+      begin_update();
+      reduce_and_update();
+    } else {
+      gradients_.reduce();  // no bucket stays under way
+      discard_gradients();
+      gradients_.forget_live();  // all have the newest buffers
+    }
+    return goes_on;
   }
 
   /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** blocks until all
@@ -384,9 +421,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   void broadcast(std::byte* data, std::size_t size,
-                 detail::JobCall part_of = detail::current_job_call()) {
+                 detail::JobCall part_of = detail::current_job_call(), Rank root = Rank{0}) {
     if (size == 0) return;
-    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
   }
 
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
@@ -395,6 +432,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   [[no_unique_address]] execution_type execution_;
   [[no_unique_address]] layouts_type layouts_;
   std::byte* parameters_;
+  [[no_unique_address]] detail::JobGroupsOf<traits, Comm> groups_;
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;

@@ -15,6 +15,7 @@
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/hook/hooks.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
@@ -25,6 +26,7 @@
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
+#include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {
@@ -52,6 +54,12 @@ struct ReplicaTraits {
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
+  using hooks = policy<axes::Hooks>;
+
+  /// The groups of ranks that the job has.
+  using job_topology =
+      typename policy<axes::Groups>::template in_world<policy<axes::World>::static_size>;
+  static constexpr bool has_job_groups = !std::is_same_v<job_topology, NoGroups>;
 
   /// For each parameter 1 if a rank has used it since the last update, else 0.
   using Usage = KeptTable<std::uint8_t, layout::count>;
@@ -64,6 +72,13 @@ struct ReplicaTraits {
   static constexpr bool owns_tensors = sharding::owns_tensors;
   /// Does a rank keep the states of some elements alone?
   static constexpr bool divides_states = shares_parameters || shards || owns_tensors;
+  /// May ranks be through while others still have batches? `may_join` is the policy's answer, also
+  /// in a world of one.
+  static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
+  static constexpr bool joins = sharding::joins;
+  static constexpr std::size_t riders = sharding::riders;
+  /// Are sums divided by the ranks that still have batches?
+  static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
   /// Have sets of parameters numbers of their own?
@@ -74,17 +89,24 @@ struct ReplicaTraits {
   static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
   static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
+  /// Do gradients travel through hooks? They do in a world of one as well.
+  static constexpr bool is_hooked = hooks::has_stages;
+  /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
+  static constexpr bool scatters_buckets = shards && !is_hooked;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.
-  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || skips_unused;
+  static constexpr bool tracks =
+      is_checked || !alone || micro_batches > 1 || skips_unused || is_hooked;
 
+  /// Are gradients reduced at all?
+  static constexpr bool reduces = !alone || is_hooked;
   /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
   /// slice must know that no other rank still reads it.
-  static constexpr bool reduces_early = !alone && !shares_parameters;
+  static constexpr bool reduces_early = reduces && !shares_parameters;
 
   /// Does every rank have a share of one batch, as the replicas of DP do?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;

@@ -87,6 +87,7 @@ class ReplicaValues {
       if constexpr (traits::keeps_masters)
         self().broadcast(self().updater_.masters().data(), self().updater_.masters().bytes());
     }
+    if constexpr (traits::joins) self().gradients_.forget_live();
     self().synchronize_buffers();
     self().await_device();  // who looks at the values next need not know of streams
   }

@@ -2,11 +2,15 @@
 #pragma once
 /// @file Who keeps what under a job's policies, as constants.
 
+#include <algorithm>
+#include <cstddef>
 #include <type_traits>
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/frozen.hpp"
+#include "lockstep/bucket/riders.hpp"
 #include "lockstep/comm/backend.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -47,8 +51,15 @@ struct ShardingTraits {
   /// Are gradients given away that a rank does not own?
   static constexpr bool frees_gradients = is_zero_of<Gradients>;
 
-  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                               shards ? shard_room : 0>;
+  /// May ranks be through while others still have batches? Then riders travel with the first
+  /// bucket, in the room behind it.
+  static constexpr bool joins = !alone && Pick<axes::UnevenInputs, Policies>::joins;
+  static constexpr std::size_t riders =
+      joins ? riders_for(Pick<axes::World, Policies>::static_size) : 0;
+
+  using plan_rules =
+      PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
+                std::max(shards ? shard_room : 0, align_up(riders * sizeof(double)))>;
 };
 
 }  // namespace lockstep::detail

@@ -102,6 +102,14 @@ class RejectedWrapper {
 
   RejectedPhase forward(const auto&) const { std::terminate(); }
   const RejectedWrapper& no_sync() const { std::terminate(); }
+  const RejectedWrapper& join() const { std::terminate(); }
+  void finish() const {}
+  const RejectedWrapper& group() const { std::terminate(); }
+  const RejectedWrapper& across() const { std::terminate(); }
+  void all_reduce(const auto&...) const {}
+  void broadcast(const auto&...) const {}
+  Rank rank() const { std::terminate(); }
+  WorldSize world_size() const { std::terminate(); }
   double step(const auto&) const { std::terminate(); }
   AnyView<HostMemory, float> predict(const auto&) const { std::terminate(); }
   double evaluate(const auto&) const { std::terminate(); }

@@ -69,7 +69,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
   template <class Batch>
   typename wrapper::Loss step(const Batch& batch) {
-    [[maybe_unused]] const auto on = this->enter("step");
+    [[maybe_unused]] const auto on = this->enter_step();
     const auto loss = wrapped_.step(batch);
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();
