@@ -146,7 +146,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_go_from_any_way_and_world_to_any_other) {
   };
   for (const std::size_t world : {1, 3, 4}) {
     const auto want = go_on.operator()<Copies>("copies", world);
-    for (const std::string& from : {"states-whole", "gradients", "tensors"}) {
+    for (const std::string from : {"states-whole", "gradients", "tensors"}) {
       BOOST_TEST((go_on.operator()<ByStates>(from, world) == want), from << ", " << world);
       BOOST_TEST((go_on.operator()<ByGradients>(from, world) == want), from << ", " << world);
       BOOST_TEST((go_on.operator()<Tensors>(from, world) == want), from << ", " << world);
