@@ -58,6 +58,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::set_epoch;
   using Base::set_progress;
   using Base::skipped_steps;
+  using Base::state_bytes;
   using Base::synchronize_buffers;
   using Base::updates;
   using Phases::backward;

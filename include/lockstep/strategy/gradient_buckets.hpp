@@ -21,8 +21,10 @@
 #include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/shard_reductions.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
@@ -65,7 +67,7 @@ class GradientBuckets {
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
-        reductions_(where.plan().bucket_count),
+        reductions_(make_reductions(comm, where.plan().bucket_count)),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
     foresee();
@@ -150,6 +152,13 @@ class GradientBuckets {
                                       bytes / sizeof(T) * sizeof(Travelling<T>));
   }
 
+  /// This rank's averages of a bucket of which it owns a slice.
+  template <class T>
+  std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
+  }
+
   /// **Host** blocks.
   void wait(std::size_t b) {
     if constexpr (!Traits::alone) {
@@ -174,6 +183,7 @@ class GradientBuckets {
   /// program may look at them now. **Host** blocks.
   void average() {
     reduce();
+    if constexpr (Traits::shards) gather_averages();
     if constexpr (folds) {
       const auto& plan = layout_.plan();
       for (std::size_t b = 0; factor() != 1 && b != plan.bucket_count; ++b) {
@@ -293,15 +303,34 @@ class GradientBuckets {
       if (!pass_.synchronizes) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
-        if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
+        if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
           const auto travelling = averages<T>(bucket.offset, bucket.bytes);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
             execution_.cast(travelling, own<T>(bucket.offset, bucket.bytes));
-          reductions_.start(comm_, next_, travelling);
+          if constexpr (Traits::shards) {
+            reductions_.start(next_, pieces<T>(travelling));
+          } else {
+            reductions_.start(comm_, next_, travelling);
+          }
         });
       }
+    }
+  }
+
+  /// All pieces of a bucket whose ranks own slices of it.
+  template <class T>
+  auto pieces(std::span<Travelling<T>> bucket) const {
+    return reductions_.space().template pieces<T>(bucket.data(), bucket.size());
+  }
+
+  /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
+  void gather_averages() {
+    for (const Bucket& bucket : layout_.plan().buckets()) {
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        reductions_.space().gather(pieces<T>(averages<T>(bucket.offset, bucket.bytes))).wait();
+      });
     }
   }
 
@@ -333,6 +362,25 @@ class GradientBuckets {
     return arena;
   }
 
+  using Reductions = std::conditional_t<Traits::shards, ShardReductions<Traits, Comm>,
+                                        BucketReductions<Traits, Comm>>;
+  static Reductions make_reductions([[maybe_unused]] Comm& comm, std::size_t buckets) {
+    if constexpr (Traits::shards) {
+      return Reductions(comm, buckets);
+    } else {
+      return Reductions(buckets);
+    }
+  }
+  static constexpr std::size_t most_under_way = [] {
+    if constexpr (Traits::shards) {
+      return most_shards_under_way<Comm>;
+    } else if constexpr (Traits::reduces_early) {
+      return std::size_t{Comm::most_under_way};
+    } else {
+      return std::size_t{0};
+    }
+  }();
+
   Comm& comm_;
   Execution& execution_;
   const layout& layout_;
@@ -341,7 +389,7 @@ class GradientBuckets {
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
-  BucketReductions<Traits, Comm> reductions_;
+  Reductions reductions_;
   BackwardPass pass_;
   std::size_t next_ = 0;  // the bucket whose reduction is to start next
   double weight_ = 1;

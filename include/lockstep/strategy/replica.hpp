@@ -29,6 +29,7 @@
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_values.hpp"
+#include "lockstep/strategy/sharded_step.hpp"
 
 namespace lockstep {
 
@@ -69,8 +70,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
-  using step_type = std::conditional_t<traits::tracks,
-                                       detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
+  using step_type = detail::StepOf<traits, Model, bare_step, Gradients, Updating>;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
@@ -120,6 +120,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   auto& schedule() { return updater_.schedule(); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
+  /// The bytes of the optimizer's states that this rank keeps.
+  std::size_t state_bytes() const { return updater_.state_bytes(); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
 
@@ -178,6 +180,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+    await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
       with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
@@ -190,6 +193,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
+    await_parameters();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
   }
@@ -281,6 +285,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// added up before it.
   void undo_capture(std::size_t micro_batches) {
     gradients_.forget_reductions();
+    if constexpr (traits::shards) updater_.gathers().forget();
     micro_batches_ = micro_batches;
   }
 
@@ -308,6 +313,12 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
+  /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
+  /// compute stream waits.
+  void await_parameters() {
+    if constexpr (traits::shards) updater_.gathers().wait_all();
+  }
+
   void await_device() const {
     if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
   }
@@ -321,7 +332,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   step_type make_step(std::byte* gradients) {
     const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
-    if constexpr (traits::tracks) {
+    if constexpr (traits::shards) {
+      return step_type(bare, gradients_, updater_.gathers());
+    } else if constexpr (traits::tracks) {
       return step_type(bare, gradients_);
     } else {
       return bare;

@@ -55,6 +55,7 @@ class ReplicaKept {
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = self().on_device();
     if (!Self::traits::tracks && progress.micro_batches != 0) refuse_gradients();
+    self().await_parameters();
     self().await_device();
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
@@ -67,6 +68,7 @@ class ReplicaKept {
   /// later ones wait for the copies.
   void copy_out(std::span<const KeptCopy> copies) {
     [[maybe_unused]] const auto on = self().on_device();
+    self().await_parameters();
     self().copies_.out(copies);
   }
   /// Waits until the latest copies are there. Any thread may call it, while steps go on. **Host**
@@ -177,7 +179,7 @@ class ReplicaKept {
       piece.held = element_kind<T>();
       return piece;
     };
-    if (all || traits::shares_parameters) {
+    if (all || traits::divides_states) {
       self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
     }
     if constexpr (traits::skips_unused) {

@@ -62,6 +62,8 @@ struct ReplicaTraits {
   static constexpr bool shards = sharding::shards;
   static constexpr bool frees_gradients = sharding::frees_gradients;
   static constexpr bool owns_tensors = sharding::owns_tensors;
+  /// Does a rank keep the states of some elements alone?
+  static constexpr bool divides_states = shares_parameters || shards || owns_tensors;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
   /// Have sets of parameters numbers of their own?

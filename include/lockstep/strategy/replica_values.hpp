@@ -44,8 +44,8 @@ class ReplicaValues {
   }
   /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
   /// view of one axis, and for weights of higher precision under the name "master". With
-  /// `Sharding<HostShared>` or `Sharding<ZeroRedundancy>` a rank keeps its slice alone, and not
-  /// every parameter has elements in it: `f(parameter, state, view, first)` gets the place of the
+  /// `Sharding<HostShared>` and `Sharding<ZeroRedundancy>` a rank keeps its slices alone, and not
+  /// every parameter has elements in them: `f(parameter, state, view, first)` gets the place of the
   /// view's first element in the parameter.
   template <class F>
   void for_each_state(F&& f) const {
@@ -80,6 +80,7 @@ class ReplicaValues {
     auto& comm = self().comm_;
     const auto masters = allocate_masters();
     self().settle_allocations();
+    self().await_parameters();
     if constexpr (traits::shares_parameters) comm.barrier();  // no rank reads them any more
     if (comm.rank() == Rank{0}) write_initial_values(f, seed, masters);
     if constexpr (traits::shares_parameters) {
