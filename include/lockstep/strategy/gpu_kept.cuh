@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
+#include <vector>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -19,18 +20,21 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/strategy/owned_tensors.hpp"
 #include "lockstep/strategy/shard_space.hpp"
 #include "lockstep/strategy/update_pieces.hpp"
 
 namespace lockstep::detail {
 
 /// States and master weights are packed, element by element in the order of the pieces that the
-/// rank updates: where ranks own shards, a rank keeps those of its shards alone.
+/// rank updates: with `Sharding<ZeroRedundancy>` a rank keeps those of its own elements alone.
 template <class Traits, class Comm>
 class GpuKept {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  using Owned = std::conditional_t<Traits::shards, ShardPieces<Traits>, WholePieces<Traits>>;
+  /// Does the rank update some elements alone?
+  static constexpr bool divides = Traits::divides_states;
+  using Owned = std::conditional_t<divides, OwnedPieces<Traits>, WholePieces<Traits>>;
 
  public:
   GpuKept(Comm& comm, const layout& where)
@@ -39,6 +43,8 @@ class GpuKept {
         owned_(make_owned(comm, where)),
         masters_(Traits::keeps_masters ? widened(owned_.kept_bytes()) : 0),
         states_(Rule::states * widened(owned_.kept_bytes())) {}
+
+  std::size_t state_bytes() const { return states_.bytes(); }
 
   /// Calls `f(piece)` for the pieces that this rank updates: see `WholePieces`.
   template <Pieces What, class F>
@@ -89,10 +95,10 @@ class GpuKept {
 
   // Initial values: rank 0 writes the master weights of all parameters, laid out as these.
 
-  /// Memory for that where a rank keeps its shards alone, and on other ranks for one bucket.
+  /// Memory for that where ranks keep some weights alone, and on other ranks for one bucket.
   /// **Ranks** all; it is followed by `settle_allocations`.
   DeviceArena allocate_masters() const {
-    if constexpr (!Traits::shards) return DeviceArena(0);
+    if constexpr (!divides) return DeviceArena(0);
     if (comm_.rank() == Rank{0}) return DeviceArena(widened(layout_.plan().bytes));
     std::size_t most = 0;
     for (const Bucket& bucket : layout_.plan().buckets()) most = std::max(most, bucket.bytes);
@@ -100,23 +106,26 @@ class GpuKept {
   }
   /// Where rank 0 writes them.
   std::byte* masters_in(const DeviceArena& allocated) const {
-    return Traits::shards ? allocated.data() : masters_.data();
+    return divides ? allocated.data() : masters_.data();
   }
   /// Every rank takes those that it keeps. **Ranks** all. **Stream** the compute stream.
   void distribute_masters([[maybe_unused]] const DeviceArena& allocated) const {
-    if constexpr (!Traits::shards) return broadcast(masters_.data(), masters_.bytes());
+    if constexpr (!divides) return broadcast(masters_.data(), masters_.bytes());
     const bool has_all = comm_.rank() == Rank{0};
-    owned_.template for_each<Pieces::buckets>([&]<class T, std::size_t C>(
-                                                  const UpdatePiece<T, C>& own) {
-      const Bucket& bucket = layout_.plan().bucket_table[own.number];
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
       std::byte* const all = allocated.data() + (has_all ? widened(bucket.offset) : 0);
       broadcast(all, widened(bucket.bytes));
-      if (own.count.value() == 0) return;
-      check_cuda(cudaMemcpyAsync(masters_at(own.offset), all + widened(own.offset - bucket.offset),
-                                 own.count.value() * sizeof(float), cudaMemcpyDeviceToDevice,
-                                 comm_.gpu().stream()),
-                 "cudaMemcpyAsync");
-    });
+      owned_.template for_each<Pieces::buckets>(
+          [&]<class T, std::size_t C>(const UpdatePiece<T, C>& own) {
+            if (own.number != b || own.count.value() == 0) return;
+            check_cuda(
+                cudaMemcpyAsync(masters_at(own.offset), all + widened(own.offset - bucket.offset),
+                                own.count.value() * sizeof(float), cudaMemcpyDeviceToDevice,
+                                comm_.gpu().stream()),
+                "cudaMemcpyAsync");
+          });
+    }
   }
 
  private:
@@ -130,17 +139,23 @@ class GpuKept {
   }
 
   static Owned make_owned([[maybe_unused]] Comm& comm, const layout& where) {
+    Owned owned(where);
     if constexpr (Traits::shards) {
       const ShardSpace<Traits, Comm> space(comm);
-      return Owned(where, [&](ElementKind element, std::size_t count) {
-        Shard own;
-        Traits::with_element(
-            element, [&]<class T>(std::type_identity<T>) { own = space.template slice<T>(count); });
-        return own;
-      });
-    } else {
-      return Owned(where);
+      for (std::size_t b = 0; b != where.plan().bucket_count; ++b) {
+        const Bucket& bucket = where.plan().bucket_table[b];
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          const Shard own = space.template slice<T>(bucket.count());
+          owned.add(b, bucket.offset + own.begin * sizeof(T), bucket.offset + own.end * sizeof(T));
+        });
+      }
+    } else if constexpr (divides) {
+      const std::vector<std::size_t> owners = owners_of(where, comm.world_size().value());
+      for (const TensorRun& run : TensorRuns(where).table)
+        if (owners[run.parameter] == comm.rank().value())
+          owned.add(run.first_bucket, run.offset, run.offset + run.bytes);
     }
+    return owned;
   }
 
   void broadcast(std::byte* data, std::size_t bytes) const {

@@ -14,7 +14,9 @@
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/anomaly.hpp"
@@ -27,19 +29,25 @@
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_kept.cuh"
+#include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/shard_space.hpp"
+#include "lockstep/strategy/tensor_broadcasts.hpp"
 #include "lockstep/strategy/update_pieces.hpp"
 
 namespace lockstep::detail {
+
+/// Every rank updates all parameters by itself.
+struct NothingPublished {
+  constexpr NothingPublished(const auto&, const auto&, std::byte*) {}
+};
 
 /// All work is enqueued on the compute stream. Numbers that change from step to step lie in device
 /// memory, where `begin` puts them: the rest may be replayed as part of a graph.
 ///
 /// Without a norm to wait for, a bucket is updated when it has landed, while later ones travel.
 ///
-/// Where ranks own shards of buckets, a rank updates its shards, and keeps states and master
-/// weights of these alone.
+/// Where ranks own shards of buckets, or whole parameters, a rank updates its own, keeps states and
+/// master weights of these alone, and gets the others' parameters from them.
 template <class Traits, class Comm>
 class GpuUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
@@ -50,6 +58,9 @@ class GpuUpdater
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
   template <class T, std::size_t Count>
   using Piece = UpdatePiece<T, Count>;
+  using Published = std::conditional_t<
+      Traits::shards, ParameterGathers<Traits, Comm>,
+      std::conditional_t<Traits::owns_tensors, TensorBroadcasts<Traits, Comm>, NothingPublished>>;
 
  public:
   template <class Execution>
@@ -58,6 +69,7 @@ class GpuUpdater
         layout_(where),
         parameters_(parameters),
         kept_(comm, where),
+        published_(comm, where, parameters),
         group_table_(where),
         group_pieces_(upload_groups()),
         numbers_((groups + 1) * size_of_numbers(OptimizerPolicy{})),
@@ -76,6 +88,13 @@ class GpuUpdater
 
   /// The states and master weights of the parameters.
   const GpuKept<Traits, Comm>& kept() const { return kept_; }
+  std::size_t state_bytes() const { return kept_.state_bytes(); }
+  /// The parameters that come from other ranks, bucket by bucket.
+  auto& gathers()
+    requires(Traits::shards)
+  {
+    return published_;
+  }
 
   /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
   /// ranks by `factor`: stores its numbers on the GPU. **Stream** before the members below.
@@ -124,6 +143,7 @@ class GpuUpdater
         update_piece(gradients, bucket);
       });
     }
+    if constexpr (Traits::divides_states) publish(gradients);
   }
 
   /// Buckets that are averaged already are not waited for.
@@ -167,8 +187,8 @@ class GpuUpdater
   /// part of the method: their steps are skipped, until the scale is too small.
   static constexpr bool watches = stops && !Traits::scales_loss;
   static constexpr std::size_t groups = Traits::groups::count;
-  /// Are the squares of shards added up over ranks?
-  static constexpr bool adds_squares = decides && Traits::shards;
+  /// Are the squares of what ranks own added up over ranks?
+  static constexpr bool adds_squares = decides && Traits::divides_states;
 
   template <class T>
   static constexpr ElementKind travelling = element_kind<typename Traits::template travelling<T>>();
@@ -247,11 +267,12 @@ class GpuUpdater
   /// Computes norm, clip factor and loss scale from averages as they land.
   template <class Gradients>
   void decide(Gradients& gradients) {
+    std::size_t place = 0;
     kept_.template for_each<Pieces::buckets>(
         [&]<class T, std::size_t Count>(const Piece<T, Count>& bucket) {
           gradients.wait(bucket.number);
           squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
-                                                partials() + partials_before_[bucket.number],
+                                                partials() + partials_before_[place++],
                                                 bucket.count.value());
         });
     StepLimits limits;
@@ -260,7 +281,7 @@ class GpuUpdater
     limits.skips = Traits::skips_anomalies;
     if constexpr (adds_squares) {
       launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
-      ShardSpace<Traits, Comm>(comm_).add_others(*squares_);
+      add_others();
     }
     decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(),
                    adds_squares ? squares_ : partials(), adds_squares ? 1 : partials_before_.back(),
@@ -271,7 +292,25 @@ class GpuUpdater
     }
   }
 
-  /// Plans where each bucket's partial sums begin. Returns their number.
+  /// Squares of what this rank owns become those of all. **Ranks** all.
+  void add_others() {
+    if constexpr (Traits::shards) {
+      published_.space().add_others(*squares_);
+    } else {
+      comm_.all_reduce(std::span(squares_, 1), Sum{}, JobCall::step);
+    }
+  }
+
+  /// Lets all ranks have the parameters that this one has updated. A graph ends with all of them
+  /// here. **Ranks** all.
+  template <class Gradients>
+  void publish(Gradients& gradients) {
+    gradients.reduce();  // also of buckets in which this rank owns nothing
+    published_.start_all();
+    if constexpr (Traits::captures) published_.wait_all();
+  }
+
+  /// Plans where each piece's partial sums begin. Returns their number.
   std::size_t plan_partials() {
     partials_before_.assign(1, 0);
     kept_.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
@@ -360,13 +399,14 @@ class GpuUpdater
   const layout& layout_;
   std::byte* parameters_;
   GpuKept<Traits, Comm> kept_;
+  [[no_unique_address]] Published published_;
   [[no_unique_address]] GroupsOf<Traits> group_table_;
   DeviceArena group_pieces_;
   DeviceArena numbers_;  // the step's for every group, and a parameter's own
   DeviceArena inputs_;
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
-  double* squares_;  // of all ranks' shards, in the communicator's memory
+  double* squares_;  // of what all ranks own, in the communicator's memory
   StepState* state_;
   // A kernel may still write to host memory when this ends: device memory, which is freed first,
   // is freed when the GPU is done.

@@ -2,15 +2,18 @@
 #pragma once
 /// @file Who keeps what under a job's policies, as constants.
 
+#include <cstddef>
 #include <type_traits>
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/frozen.hpp"
 #include "lockstep/comm/backend.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
+#include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/shards.hpp"
 #include "lockstep/topology/world.hpp"
 
@@ -31,6 +34,13 @@ struct ShardingTraits {
                     Pick<axes::Backend, Policies>>;
   static constexpr bool alone = Pick<axes::World, Policies>::static_size == 1;
   static constexpr bool is_zero = !alone && std::is_same_v<typename Given::choice, ZeroRedundancy>;
+  /// Gradients that travel in a smaller type than the parameters' need slices of more bytes.
+  using precision = typename Pick<axes::Precision, Policies>::choice;
+  static constexpr std::size_t room =
+      element_size(precision::parameter_types::of(ElementKind::f32)) >
+              sizeof(typename precision::template reduced<float>)
+          ? 2 * shard_room
+          : shard_room;
   template <class What>
   static constexpr bool is_zero_of = is_zero && std::is_same_v<typename Given::what, What>;
 
@@ -47,8 +57,8 @@ struct ShardingTraits {
   /// Are gradients given away that a rank does not own?
   static constexpr bool frees_gradients = is_zero_of<Gradients>;
 
-  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                               shards ? shard_room : 0>;
+  using plan_rules =
+      PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>, shards ? room : 0>;
 };
 
 }  // namespace lockstep::detail

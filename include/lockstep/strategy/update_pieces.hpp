@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The pieces of an arena that a GPU's updater goes over: all of it, or this rank's shards.
+/// @file The pieces of an arena that a GPU's updater goes over: all of it, or those that the rank
+/// owns.
 
 #include <algorithm>
 #include <cstddef>
@@ -14,6 +15,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/strategy/shards.hpp"
@@ -24,7 +26,7 @@ namespace lockstep::detail {
 template <class T, std::size_t Count>
 struct UpdatePiece {
   [[no_unique_address]] Size<Count> count;
-  std::size_t number;  // of its bucket or run, by its place in the arena
+  std::size_t number;  // of its bucket or run
   std::size_t offset;  // bytes from the arena's start
 };
 
@@ -99,65 +101,76 @@ class WholePieces {
   [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
-/// A rank updates its shard of every bucket. Shards lie apart, so that a run has no longer ones.
+/// A rank updates some elements: its shard of every bucket, or whole parameters.
 template <class Traits>
-class ShardPieces {
+class OwnedPieces {
   using layout = typename Traits::layout;
 
  public:
-  /// `slice_of(element, count)` gives this rank's elements of a bucket.
-  template <class SliceOf>
-  ShardPieces(const layout& where, const SliceOf& slice_of) : layout_(where) {
-    for (const Bucket& bucket : where.plan().buckets()) {
-      const std::size_t size = element_size(bucket.element);
-      const Shard own = slice_of(bucket.element, bucket.count());
-      shards_.push_back(
-          {bucket.offset + own.begin * size, bucket.offset + own.end * size, kept_bytes_});
-      kept_bytes_ += own.count() * size;
+  explicit OwnedPieces(const layout& where) : layout_(where) {}
+
+  /// Adds the bytes [begin, end) of the arena, which are part of a bucket and lie behind all that
+  /// were added before.
+  void add(std::size_t bucket, std::size_t begin, std::size_t end) {
+    const bool goes_on =
+        !parts_.empty() && parts_.back().bucket == bucket && align_up(parts_.back().end) == begin;
+    if (goes_on) {
+      kept_bytes_ += end - parts_.back().end;
+      parts_.back().end = end;
+    } else {
+      kept_bytes_ = align_up(kept_bytes_, shard_alignment);
+      parts_.push_back({begin, end, kept_bytes_, bucket});
+      kept_bytes_ += end - begin;
     }
   }
 
+  /// Runs have no longer pieces than buckets have.
   template <Pieces, class F>
   void for_each(const F& f) const {
-    for (std::size_t b = 0; b != shards_.size(); ++b) {
-      Traits::with_element(layout_.plan().bucket_table[b].element,
+    for (const Part& part : parts_) {
+      Traits::with_element(layout_.plan().bucket_table[part.bucket].element,
                            [&]<class T>(std::type_identity<T>) {
-                             const Size<dynamic> count{shards_[b].bytes() / sizeof(T)};
-                             f(UpdatePiece<T, dynamic>{count, b, shards_[b].begin});
+                             const Size<dynamic> count{(part.end - part.begin) / sizeof(T)};
+                             f(UpdatePiece<T, dynamic>{count, part.bucket, part.begin});
                            });
     }
   }
 
-  std::size_t kept_bytes() const { return kept_bytes_; }
+  /// A multiple of `shard_alignment`: states follow each other.
+  std::size_t kept_bytes() const { return align_up(kept_bytes_, shard_alignment); }
   std::size_t kept(std::size_t offset) const {
     const auto after =
-        std::upper_bound(shards_.begin(), shards_.end(), offset,
-                         [](std::size_t place, const Part& shard) { return place < shard.begin; });
-    const Part& shard = *(after == shards_.begin() ? after : after - 1);
-    return shard.kept + (offset - shard.begin);
+        std::upper_bound(parts_.begin(), parts_.end(), offset,
+                         [](std::size_t place, const Part& part) { return place < part.begin; });
+    const Part& part = *(after == parts_.begin() ? after : after - 1);
+    return part.kept + (offset - part.begin);
   }
 
   template <class F>
   void for_each_of(std::size_t parameter, const F& f) const {
     const Placement& where = layout_.plan().placements[parameter];
-    const Part& shard = shards_[where.bucket];
-    const std::size_t begin = std::max(where.offset, shard.begin);
-    const std::size_t end = std::min(where.offset + where.bytes, shard.end);
     const std::size_t size = element_size(layout_.infos()[parameter].element);
-    if (begin < end) f((begin - where.offset) / size, (end - begin) / size, begin);
+    auto part = std::partition_point(parts_.begin(), parts_.end(), [&](const Part& before) {
+      return before.end <= where.offset;
+    });
+    for (; part != parts_.end() && part->begin < where.offset + where.bytes; ++part) {
+      const std::size_t begin = std::max(where.offset, part->begin);
+      const std::size_t end = std::min(where.offset + where.bytes, part->end);
+      f((begin - where.offset) / size, (end - begin) / size, begin);
+    }
   }
 
  private:
-  /// This rank's part of a bucket: bytes of the arena, and where they are kept.
+  /// Bytes of the arena, and where they are kept.
   struct Part {
     std::size_t begin = 0;
     std::size_t end = 0;
     std::size_t kept = 0;
-    constexpr std::size_t bytes() const { return end - begin; }
+    std::size_t bucket = 0;
   };
 
   const layout& layout_;
-  std::vector<Part> shards_;  // by bucket
+  std::vector<Part> parts_;
   std::size_t kept_bytes_ = 0;
 };
 
