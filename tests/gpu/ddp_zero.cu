@@ -19,7 +19,7 @@ using Whole = Sharding<ZeroRedundancy, ByTensor>;
 /// Are sums of shards made in the order in which those of whole buckets are?
 template <class Comm>
 bool sums_alike(const Comm& comm) {
-  return JointlyCapturing<Comm> || comm.world_size().value() <= 2;
+  return detail::JointlyCapturing<Comm> || comm.world_size().value() <= 2;
 }
 
 /// Are these two jobs the same, but for the order of sums?
