@@ -29,6 +29,11 @@ class BucketHandles {
     std::get<Row<T>>(rows_).slots[bucket].emplace(Begin<T>{space, elements});
   }
 
+  template <class T>
+  bool is_under_way(std::size_t bucket) const {
+    return std::get<Row<T>>(rows_).slots[bucket].has_value();
+  }
+
   /// Waits for a bucket's call, if one is under way.
   template <class T>
   void wait(std::size_t bucket) {

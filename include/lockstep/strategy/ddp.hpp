@@ -45,6 +45,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::for_each_parameter;
   using Base::for_each_state;
   using Base::grad;
+  using Base::gradient_bytes;
   using Base::group_options;
   using Base::learning_rate;
   using Base::loss_meter;
@@ -139,6 +140,10 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
                   "add up gradients; add Accumulate<N>, or use World<dynamic>");
+    static_assert(!traits::frees_gradients,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are "
+                  "scattered at once, which no_sync would put off; use Accumulate<N>, or "
+                  "ZeroRedundancy alone");
     return LocalScope<Base>(*this);
   }
 

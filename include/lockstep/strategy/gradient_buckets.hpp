@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
@@ -21,6 +22,7 @@
 #include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/gradient_ring.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -55,6 +57,7 @@ class GradientBuckets {
 
   /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  static constexpr bool frees = Traits::frees_gradients;
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
@@ -62,8 +65,8 @@ class GradientBuckets {
       : comm_(comm),
         execution_(execution),
         layout_(where),
-        arena_(reinterpret_cast<std::byte*>(
-            comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
+        ring_(comm, where),
+        arena_(make_arena()),
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
@@ -84,10 +87,29 @@ class GradientBuckets {
   // A backward pass.
 
   void begin_backward(BackwardPass pass) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
     pass_ = pass;
     next_ = 0;
     readiness_.reset();
-    if constexpr (is_checked) spoil();
+    if constexpr (is_checked && !Traits::frees_gradients) spoil();
+  }
+
+  /// A parameter's gradient, where memory is handed out bucket by bucket.
+  template <class Key>
+  auto freed_gradient(Key key)
+    requires(Traits::frees_gradients)
+  {
+    layout_.require_trained(key);
+    const std::size_t parameter =
+        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t b = parameter < layout_.infos().size()
+                              ? layout_.plan().placements[parameter].bucket
+                              : 0;  // refused where its view is made
+    if (!ring_.holds(b)) claim(b, parameter);
+    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
 
   /// The gradient of a parameter is complete.
@@ -100,9 +122,11 @@ class GradientBuckets {
       if constexpr (Traits::weighs_shares) {
         if (weight_ != 1) execution_.scale(written<T>(tensor.index), weight_);
       }
-      if (pass_.adds)
-        execution_.add(piece_of<T>(arena_, tensor.index),
-                       std::span<const T>(written<T>(tensor.index)));
+      if constexpr (!Traits::frees_gradients) {
+        if (pass_.adds)
+          execution_.add(piece_of<T>(arena_, tensor.index),
+                         std::span<const T>(written<T>(tensor.index)));
+      }
     });
     start_complete_buckets();
   }
@@ -133,6 +157,7 @@ class GradientBuckets {
 
   /// Starts the reductions of gradients whose passes did not synchronize.
   void start_late() {
+    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
     start_complete_buckets();
@@ -155,6 +180,7 @@ class GradientBuckets {
   /// This rank's averages of a bucket of which it owns a slice.
   template <class T>
   std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
+    if constexpr (Traits::frees_gradients) return ring_.template slice<T>(b);
     const Bucket& bucket = layout_.plan().bucket_table[b];
     return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
   }
@@ -164,7 +190,11 @@ class GradientBuckets {
     if constexpr (!Traits::alone) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        if constexpr (Traits::reduces_early) {
+        if constexpr (Traits::frees_gradients) {
+          if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
+          reductions_.template wait<Travelling<T>>(b);
+          ring_.template keep<T>(execution_, b, pass_.adds);
+        } else if constexpr (Traits::reduces_early) {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
@@ -216,7 +246,11 @@ class GradientBuckets {
   /// A job goes on from another one: the arena is zero, no parameter has been used, and all
   /// gradients count as there, as after a backward pass.
   void begin_anew() {
-    execution_.zero(arena_, layout_.plan().bytes);
+    if constexpr (Traits::frees_gradients) {
+      ring_.clear(execution_);
+    } else {
+      execution_.zero(arena_, layout_.plan().bytes);
+    }
     forget_usage();
     readiness_.reset();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
@@ -233,10 +267,59 @@ class GradientBuckets {
   /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }
 
+  /// The bytes of the gradients that this rank keeps.
+  std::size_t bytes() const {
+    if constexpr (Traits::frees_gradients) {
+      return ring_.bytes();
+    } else {
+      return layout_.plan().bytes * (second_ ? 2 : 1);
+    }
+  }
+
  private:
+  /// What stands in for a ring where gradients stay whole.
+  struct NoRing {
+    constexpr NoRing(Comm&, const layout&) {}
+  };
+  using Ring =
+      typename std::conditional_t<Traits::frees_gradients,
+                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
+                                  std::type_identity<NoRing>>::type;
+
+  std::byte* make_arena() {
+    if constexpr (Traits::frees_gradients) {
+      return nullptr;
+    } else {
+      return reinterpret_cast<std::byte*>(
+          comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
+    }
+  }
+
+  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
+  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
+    const std::size_t earlier = ring_.holder(b);
+    if (b >= next_ + ring_.slots())
+      refuse_gradient(parameter, " was asked for before those of later layers were complete");
+    if (earlier != no_bucket) {
+      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
+      wait(earlier);
+    }
+    ring_.take(b);
+    ring_.clear_padding(execution_, b);
+    if constexpr (is_checked) {
+      for (const std::size_t p : layout_.plan().members(b)) spoil(p);
+    }
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
+                                                              std::string_view when) const {
+    fail("backward", {"the gradient of ", layout_.name(parameter), when},
+         "write gradients last layer first, and ask for each when it is written; "
+         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+  }
+
   /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
   void foresee() {
-    if constexpr (Traits::micro_batches > 1) second_arena();
+    if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
       std::size_t most = 0;
       for (const Bucket& bucket : layout_.plan().buckets()) {
@@ -256,10 +339,12 @@ class GradientBuckets {
   void spoil() {
     if (pass_.adds) second_arena();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (!layout_.plan().is_trained(p)) continue;
-      Traits::with_element(layout_.infos()[p].element,
-                           [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
+      if (layout_.plan().is_trained(p)) spoil(p);
     }
+  }
+  void spoil(std::size_t p) {
+    Traits::with_element(layout_.infos()[p].element,
+                         [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
   }
 
   void require_written() {
@@ -295,20 +380,22 @@ class GradientBuckets {
   /// The gradient of a parameter where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
+    if constexpr (Traits::frees_gradients)
+      return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
     return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
   }
 
   void start_complete_buckets() {
     if constexpr (Traits::reduces_early) {
-      if (!pass_.synchronizes) return;
+      if (!pass_.synchronizes && !Traits::frees_gradients) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
         if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const auto travelling = averages<T>(bucket.offset, bucket.bytes);
+          const auto travelling = travelling_gradients<T>(next_);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
-            execution_.cast(travelling, own<T>(bucket.offset, bucket.bytes));
+            execution_.cast(travelling, own_gradients<T>(next_));
           if constexpr (Traits::shards) {
             reductions_.start(next_, pieces<T>(travelling));
           } else {
@@ -334,7 +421,40 @@ class GradientBuckets {
     }
   }
 
+  /// A bucket's gradients where the model has written them, and where they travel.
+  template <class T>
+  std::span<T> own_gradients(std::size_t b) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients)
+      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
+    return own<T>(bucket.offset, bucket.bytes);
+  }
+  template <class T>
+  std::span<Travelling<T>> travelling_gradients(std::size_t b) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients) return ring_.template travelling<T>(b);
+    return averages<T>(bucket.offset, bucket.bytes);
+  }
+
+  /// The same bucket by bucket, each of which gets its memory when the one before has travelled.
+  void take_missing_as_zero_in_turn() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (readiness_.is_ready(p)) {
+          used_[p] = 1;
+          continue;
+        }
+        if (!ring_.holds(b)) claim(b, p);
+        const Placement& placement = layout_.plan().placements[p];
+        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
+        readiness_.mark(p);
+      }
+      start_complete_buckets();
+    }
+  }
+
   void take_missing_as_zero() {
+    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
     for (std::size_t p = 0; p != used_.size(); ++p) {
       if constexpr (layout::freezes) {
         if (!layout_.plan().is_trained(p)) continue;
@@ -352,6 +472,7 @@ class GradientBuckets {
 
   std::byte* travelling_arena() {
     std::byte* arena = arena_;
+    if constexpr (Traits::frees_gradients) return arena;
     Traits::with_element(
         layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
           if constexpr (!std::is_same_v<T, Travelling<T>>) {
@@ -384,6 +505,7 @@ class GradientBuckets {
   Comm& comm_;
   Execution& execution_;
   const layout& layout_;
+  [[no_unique_address]] Ring ring_;
   std::byte* arena_;
   std::byte* averages_;
   [[no_unique_address]] Check check_;

@@ -122,13 +122,20 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::uint64_t updates() const { return updater_.steps(); }
   /// The bytes of the optimizer's states that this rank keeps.
   std::size_t state_bytes() const { return updater_.state_bytes(); }
+  /// The bytes of the gradients that it keeps.
+  std::size_t gradient_bytes() const { return gradients_.bytes(); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
 
   auto param(auto key) const { return step_.param(key); }
   auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
-  auto grad(auto key) const { return step_.grad(key); }
+  auto grad(auto key) const {
+    static_assert(!traits::frees_gradients || sizeof(key) == 0,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has whole gradients "
+                  "to look at; use ZeroRedundancy alone");
+    return step_.grad(key);
+  }
 
   /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
@@ -207,7 +214,13 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
-  void reduce() { gradients_.average(); }
+  template <class T = traits>
+  void reduce() {
+    static_assert(!T::frees_gradients,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
+                  "its slices alone; write reduce_and_update() instead of reduce().update()");
+    gradients_.average();
+  }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
   /// learning rate. It comes before `reduce_and_update`, and is not captured.
@@ -292,7 +305,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
-    if constexpr (traits::tracks) {
+    if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
       return f(step_);

@@ -22,7 +22,7 @@
 
 namespace lockstep::detail {
 
-/// A base of `Self`, the replica. None of its members communicates.
+/// A base of `Self`, the replica. None of its members begins to communicate.
 template <class Self>
 class ReplicaKept {
  public:
@@ -35,6 +35,8 @@ class ReplicaKept {
   /// zero.
   template <KeptFor For = KeptFor::saving, class F>
   void for_each_kept(const F& f) {
+    [[maybe_unused]] const auto on = self().on_device();
+    self().await_parameters();
     give_parameters<For>(f);
     give_buffers<For>(f);
     give_states<For>(f);
@@ -68,7 +70,6 @@ class ReplicaKept {
   /// later ones wait for the copies.
   void copy_out(std::span<const KeptCopy> copies) {
     [[maybe_unused]] const auto on = self().on_device();
-    self().await_parameters();
     self().copies_.out(copies);
   }
   /// Waits until the latest copies are there. Any thread may call it, while steps go on. **Host**
@@ -217,6 +218,10 @@ class ReplicaKept {
   void give_gradients(const F& f) {
     if constexpr (Self::traits::tracks) {
       if (For == KeptFor::saving && self().micro_batches_ == 0) return;
+      if constexpr (Self::traits::frees_gradients) {
+        if (For == KeptFor::saving) refuse_slices();
+        return;
+      }
       const auto& layout = self().layouts_.parameters;
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;
@@ -227,6 +232,12 @@ class ReplicaKept {
     }
   }
 
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_slices() const {
+    throw Error("save",
+                "the job is between the micro-batches of a step, whose gradients have been "
+                "scattered already (Sharding<ZeroRedundancy, Gradients>)",
+                "save after the last micro-batch of a step", self().comm_.rank());
+  }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradients() const {
     throw Error("resume",
                 "it goes on between the micro-batches of a step, and this job's steps have one "

@@ -32,6 +32,10 @@ class ShardReductions {
   void wait(std::size_t bucket) {
     handles_.template wait<T>(bucket);
   }
+  template <class T>
+  bool is_under_way(std::size_t bucket) const {
+    return handles_.template is_under_way<T>(bucket);
+  }
   void forget() { handles_.forget(); }
 
  private:

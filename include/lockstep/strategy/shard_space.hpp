@@ -4,10 +4,8 @@
 
 #include <cstddef>
 #include <span>
-#include <utility>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/shards.hpp"
@@ -48,26 +46,15 @@ class ShardSpace {
   /// all.
   template <class T>
   auto scatter(std::span<T> pieces) const {
-    const auto op = reduction_of_gradients<gradient_reduction<Traits, Comm>()>(shards());
-    const std::span<T> own = own_piece(pieces);
-    if constexpr (requires { comm_->reduce_scatter_async(pieces, own, op, JobCall::step); }) {
-      return comm_->reduce_scatter_async(pieces, own, op, JobCall::step);
-    } else {
-      comm_->reduce_scatter(pieces, own, op);
-      return Work<NothingPending>(std::in_place);
-    }
+    return comm_->reduce_scatter_async(
+        pieces, own_piece(pieces),
+        reduction_of_gradients<gradient_reduction<Traits, Comm>()>(shards()), JobCall::step);
   }
 
   /// Every piece = that of the rank that owns it. **Ranks** all.
   template <class T>
   auto gather(std::span<T> pieces) const {
-    const std::span<const T> own = own_piece(pieces);
-    if constexpr (requires { comm_->all_gather_async(own, pieces, JobCall::step); }) {
-      return comm_->all_gather_async(own, pieces, JobCall::step);
-    } else {
-      comm_->all_gather(own, pieces);
-      return Work<NothingPending>(std::in_place);
-    }
+    return comm_->all_gather_async(std::span<const T>(own_piece(pieces)), pieces, JobCall::step);
   }
 
   /// A number = its sum over the shards of all buckets. **Ranks** all. **Host** blocks.

@@ -2,9 +2,11 @@
 #pragma once
 /// @file The step of a job whose parameters are gathered after each update.
 
+#include <initializer_list>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 
@@ -17,7 +19,7 @@ class ShardedStep : public TrackedStep<Model, Bare, Gradients> {
 
  public:
   ShardedStep(const Bare& bare, Gradients& gradients, Gathers& gathers)
-      : Base(bare, gradients), gathers_(&gathers) {}
+      : Base(bare, gradients), gradients_(&gradients), gathers_(&gathers) {}
 
   template <class Key>
   auto param(Key key) const {
@@ -30,7 +32,37 @@ class ShardedStep : public TrackedStep<Model, Bare, Gradients> {
     Base::for_each_parameter(f);
   }
 
+  /// A parameter's gradient, to write. Where a rank gives gradients away, memory is handed out for
+  /// a few buckets at a time.
+  template <class Key>
+  auto grad(Key key) const {
+    if constexpr (frees) {
+      return gradients_->freed_gradient(key);
+    } else {
+      return Base::grad(key);
+    }
+  }
+  template <class Key, class Value = std::initializer_list<double>>
+  void set_grad(Key key, const Value& value) const {
+    if constexpr (frees) {
+      write_gradient(grad(key), key, value);
+      this->ready(key);
+    } else {
+      Base::set_grad(key, value);
+    }
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    static_assert(!frees,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has all gradients; "
+                  "use ZeroRedundancy alone to look at them");
+    if constexpr (!frees) Base::for_each_gradient(f);
+  }
+
  private:
+  static constexpr bool frees = Gradients::frees;
+
+  Gradients* gradients_;
   Gathers* gathers_;
 };
 
