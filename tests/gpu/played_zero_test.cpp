@@ -171,6 +171,23 @@ BOOST_AUTO_TEST_CASE(whole_parameters_of_each_rank_have_the_bits_of_replicas) {
   }));
 }
 
+// Slices of micro-batches are added up after they were averaged: another order of sums.
+BOOST_AUTO_TEST_CASE(gradients_that_a_rank_gives_away_train_as_replicas_do) {
+  const played::Machine machine(2);
+  expect_all_fine(thread_ranks::run(2, [](auto& comm) {
+    using Comm = std::remove_reference_t<decltype(comm)>;
+    const std::size_t me = comm.rank().value();
+    Whole<Comm> replicated(comm);
+    Whole<Comm, Sharding<ZeroRedundancy, Gradients>> zero(comm);
+    for (std::size_t s = 0; s < 12; ++s) {
+      const double want = replicated.step(batch_of(s, me));
+      const double got = zero.step(batch_of(s, me));
+      require(std::abs(got - want) <= 1e-5 * std::abs(want), "the loss of " + std::to_string(s));
+    }
+    require(zero.template captured_graphs<Batch>() >= 2, "nothing was captured");
+  }));
+}
+
 BOOST_AUTO_TEST_CASE(the_owner_of_a_gradient_that_is_not_finite_names_it) {
   for (const auto& [parameter, element] : {std::pair<const char*, std::size_t>{"fc1.weight", 60},
                                            {"fc1.weight", 1},

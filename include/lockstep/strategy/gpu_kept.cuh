@@ -64,6 +64,8 @@ class GpuKept {
       states[k] = states_.data() + widened(k * owned_.kept_bytes() + owned_.kept(offset));
     return states;
   }
+  /// The bytes between the beginning of the owned piece that holds `offset` and this.
+  std::size_t within(std::size_t offset) const { return owned_.within(offset); }
   /// The master weights of the elements from `offset` on.
   std::byte* masters_at(std::size_t offset) const {
     return masters_.data() + widened(owned_.kept(offset));

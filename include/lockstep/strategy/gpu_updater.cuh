@@ -33,6 +33,7 @@
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/tensor_broadcasts.hpp"
 #include "lockstep/strategy/update_pieces.hpp"
+#include "lockstep/strategy/watched_averages.hpp"
 
 namespace lockstep::detail {
 
@@ -228,8 +229,7 @@ class GpuUpdater
           .on(comm_.rank());
     }
     if (record.loss) throw anomaly_error("the loss is not finite", record.step).on(comm_.rank());
-    const std::size_t elements = (record.gradient - averages_.first) / averages_.travelling;
-    throw anomaly_error(layout_, elements * averages_.element, "not finite",
+    throw anomaly_error(layout_, averages_.offset_of(record.gradient), "not finite",
                         Traits::alone ? "" : "as the average over ranks", record.step)
         .on(comm_.rank());
   }
@@ -321,10 +321,17 @@ class GpuUpdater
     return partials_before_.back();
   }
 
+  /// The averages of a piece; where gradients are given away, they lie in slices by bucket.
   template <class Gradients, class T, std::size_t Count>
-  static std::byte* averages(Gradients& gradients, const Piece<T, Count>& piece) {
-    return reinterpret_cast<std::byte*>(
-        gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
+  std::byte* averages(Gradients& gradients, const Piece<T, Count>& piece) const {
+    if constexpr (Traits::frees_gradients) {
+      return reinterpret_cast<std::byte*>(
+          gradients.template slice_averages<T>(piece.number, Shard{}).data() +
+          kept_.within(piece.offset) / sizeof(T));
+    } else {
+      return reinterpret_cast<std::byte*>(
+          gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
+    }
   }
 
   /// The parameters from `offset` on in the type in which they are kept.
@@ -340,15 +347,19 @@ class GpuUpdater
         parameters_ + piece.offset, piece.count.value());
   }
 
-  /// The averages of a piece. It is remembered where they begin, for what a kernel may find there.
+  /// The averages of a piece. It is remembered where they are, for what a kernel may find there.
   template <class Gradients, class T, std::size_t Count>
   std::byte* watched_averages(Gradients& gradients, const Piece<T, Count>& piece) {
     std::byte* const average = averages(gradients, piece);
     if constexpr (watches) {
-      using Travelling = typename Traits::template travelling<T>;
-      averages_ = {
-          reinterpret_cast<std::uintptr_t>(average) - piece.offset / sizeof(T) * sizeof(Travelling),
-          sizeof(Travelling), sizeof(T)};
+      // In slices by bucket, or in one arena.
+      constexpr bool apart = Traits::frees_gradients;
+      constexpr std::size_t size = sizeof(typename Traits::template travelling<T>);
+      const std::size_t before = apart ? kept_.within(piece.offset) : piece.offset;
+      averages_.note(
+          apart ? piece.number : 0, average - before / sizeof(T) * size, piece.offset - before,
+          apart ? before / sizeof(T) + piece.count.value() : layout_.plan().bytes / sizeof(T), size,
+          sizeof(T));
     }
     return average;
   }
@@ -389,7 +400,8 @@ class GpuUpdater
           layout_.plan().bucket_table[placement.bucket].element,
           [&]<class T>(std::type_identity<T>) {
             kept_.for_each_of(p, [&](std::size_t, std::size_t count, std::size_t offset) {
-              update(gradients, Piece<T, dynamic>{Size<dynamic>{count}, p, offset}, own);
+              update(gradients, Piece<T, dynamic>{Size<dynamic>{count}, placement.bucket, offset},
+                     own);
             });
           });
     }
@@ -413,12 +425,7 @@ class GpuUpdater
   PinnedArena seen_;   // is there an anomaly?
   DeviceArena found_;  // its record
   const double* loss_;
-  /// Where averages begin, and the sizes of an average and of the parameter's element.
-  struct {
-    std::uintptr_t first = 0;
-    std::size_t travelling = 1;
-    std::size_t element = 1;
-  } averages_;
+  WatchedAverages averages_;
   // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
   // it?
   KeptTable<std::uint8_t, counted> used_;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -40,7 +41,7 @@ class GradientRing {
         slices_(plan_slices()) {
     std::size_t largest = 0;
     for (const Bucket& bucket : where.plan().buckets()) largest = std::max(largest, bucket.bytes);
-    slot_bytes_ = largest + shard_room;
+    slot_bytes_ = largest + room_behind_buckets<typename Traits::plan_rules>();
     const std::size_t widest = widest_ratio();
     memory_ = reinterpret_cast<std::byte*>(
         comm.template allocate<std::uint8_t>(slots() * slot_bytes_ * widest).data());

@@ -139,12 +139,11 @@ class OwnedPieces {
   /// A multiple of `shard_alignment`: states follow each other.
   std::size_t kept_bytes() const { return align_up(kept_bytes_, shard_alignment); }
   std::size_t kept(std::size_t offset) const {
-    const auto after =
-        std::upper_bound(parts_.begin(), parts_.end(), offset,
-                         [](std::size_t place, const Part& part) { return place < part.begin; });
-    const Part& part = *(after == parts_.begin() ? after : after - 1);
+    const Part& part = part_at(offset);
     return part.kept + (offset - part.begin);
   }
+  /// The bytes between the beginning of the piece that holds `offset` and this.
+  std::size_t within(std::size_t offset) const { return offset - part_at(offset).begin; }
 
   template <class F>
   void for_each_of(std::size_t parameter, const F& f) const {
@@ -168,6 +167,13 @@ class OwnedPieces {
     std::size_t kept = 0;
     std::size_t bucket = 0;
   };
+
+  const Part& part_at(std::size_t offset) const {
+    const auto after =
+        std::upper_bound(parts_.begin(), parts_.end(), offset,
+                         [](std::size_t place, const Part& part) { return place < part.begin; });
+    return *(after == parts_.begin() ? after : after - 1);
+  }
 
   const layout& layout_;
   std::vector<Part> parts_;
