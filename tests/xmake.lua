@@ -78,7 +78,7 @@ target_end()
 test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
-               "train/sets_test.cpp"},
+               "train/sets_test.cpp", "train/zero_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
     replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},
@@ -93,7 +93,7 @@ target_end()
 
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
-    test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"}, train = "train/gloo_parity_test.cpp"},
+    test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"}, train = "train/*gloo*_test.cpp"},
                  address)
         add_links("gloo")
     target_end()

@@ -85,7 +85,7 @@ Numbers numbers_of(const auto& ddp) {
 
 /// The parameters after some steps, which are the same bits on all ranks.
 template <class Meeting, class Job>
-Numbers train(const Case& c, const std::string& how) {
+Numbers train_ranks(const Case& c, const std::string& how) {
   struct Result {
     std::size_t count;
     std::array<double, 6000> values;

@@ -45,9 +45,10 @@ BOOST_AUTO_TEST_CASE(scattered_states_give_the_numbers_of_replicas) {
   ranks::Chance chance;
   for (int i = 0; i < ranks::repetitions(3, 40); ++i) {
     const Case c(chance);
-    const Numbers copies = train<Sockets, Plain<Sharding<Replicated>, Backend<Gloo>>>(c, "copies");
+    const Numbers copies =
+        train_ranks<Sockets, Plain<Sharding<Replicated>, Backend<Gloo>>>(c, "copies");
     train::require_close(
-        train<Sockets, Plain<Sharding<ZeroRedundancy>, Backend<Gloo>>>(c, "states"), copies,
+        train_ranks<Sockets, Plain<Sharding<ZeroRedundancy>, Backend<Gloo>>>(c, "states"), copies,
         c.text());
   }
 }

@@ -49,10 +49,11 @@ BOOST_AUTO_TEST_CASE(all_ways_give_the_bits_of_replicas) {
   ranks::Chance chance;
   for (int i = 0; i < ranks::repetitions(4, 60); ++i) {
     const Case c(chance);
-    const Numbers copies = train<Meeting, Copies>(c, "replicated");
-    BOOST_TEST((train<Meeting, ByStates>(c, "states") == copies), c.text() << ": states");
-    BOOST_TEST((train<Meeting, ByGradients>(c, "gradients") == copies), c.text() << ": gradients");
-    BOOST_TEST((train<Meeting, Tensors>(c, "tensors") == copies), c.text() << ": tensors");
+    const Numbers copies = train_ranks<Meeting, Copies>(c, "replicated");
+    BOOST_TEST((train_ranks<Meeting, ByStates>(c, "states") == copies), c.text() << ": states");
+    BOOST_TEST((train_ranks<Meeting, ByGradients>(c, "gradients") == copies), c.text()
+                                                                                  << ": gradients");
+    BOOST_TEST((train_ranks<Meeting, Tensors>(c, "tensors") == copies), c.text() << ": tensors");
   }
 }
 
