@@ -190,7 +190,13 @@ if has_config("gpu") then
     -- DDP, through each backend. (Example 04 has much of it, and is compiled everywhere.)
     gpu_program("ddp_threads", "gpu/ddp_threads.cu", "gpu_all")
     target_end()
-    -- Trainers, through all backends that there are.
+    -- Sharded states, and trainers, through all backends that there are.
+    gpu_program("ddp_zero", "gpu/ddp_zero.cu", "gpu_all")
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
+                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
+        if has_config("nccl") then add_links("nccl") end
+        if has_config("gloo") then add_links("gloo") end
+    target_end()
     gpu_program("trainers", "gpu/trainers.cu", "gpu_all")
         add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
                     "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))

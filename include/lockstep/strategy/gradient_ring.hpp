@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"

@@ -82,6 +82,7 @@ class ReplicaKept {
   /// another type. **Host** blocks.
   void copy_in(const KeptPiece& piece, const std::byte* from) {
     [[maybe_unused]] const auto on = self().on_device();
+    self().await_parameters();
     self().await_device();
     self().copies_.in(piece, from);
     if constexpr (Self::traits::skips_unused) {
@@ -130,7 +131,8 @@ class ReplicaKept {
   template <KeptFor For, class F>
   void give_parameters(const F& f) {
     using traits = typename Self::traits;
-    if (For == KeptFor::saving && !is_first()) return;
+    constexpr bool divides_masters = traits::keeps_masters && traits::divides_states;
+    if (For == KeptFor::saving && !divides_masters && !is_first()) return;
     const auto& layout = self().layouts_.parameters;
     const auto declared =
         declared_infos<typename traits::declared_layout, typename traits::parameter_types>(layout);
@@ -140,15 +142,32 @@ class ReplicaKept {
       piece.shared = traits::shares_parameters;
       if constexpr (traits::keeps_masters) {
         if (layout.plan().is_trained(p)) {
-          const auto master = self().updater_.master_of(p);
-          piece.derived = piece.data;
-          piece.derived_kind = piece.held;
-          piece.data = reinterpret_cast<std::byte*>(master.data());
-          piece.held = element_kind<typename decltype(master)::element_type>();
+          give_masters<For>(piece, f);
+          continue;
         }
       }
-      f(static_cast<const KeptPiece&>(piece));
+      if (For == KeptFor::loading || is_first()) f(static_cast<const KeptPiece&>(piece));
     }
+  }
+
+  /// A parameter's weights of higher precision, from all ranks together. A rank that keeps some of
+  /// them loads the parameter as the model uses it as well, which it has whole.
+  template <KeptFor For, class F>
+  void give_masters(const KeptPiece& parameter, const F& f) {
+    constexpr bool divides = Self::traits::divides_states;
+    if (divides && For == KeptFor::loading) f(parameter);
+    self().updater_.kept().for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
+      KeptPiece piece = parameter;
+      piece.first = first;
+      piece.count = values.size();
+      if constexpr (!divides) {
+        piece.derived = piece.data;
+        piece.derived_kind = piece.held;
+      }
+      piece.data = reinterpret_cast<std::byte*>(values.data());
+      piece.held = element_kind<typename decltype(values)::element_type>();
+      f(static_cast<const KeptPiece&>(piece));
+    });
   }
 
   template <KeptFor For, class F>

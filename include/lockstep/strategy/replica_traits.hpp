@@ -124,6 +124,11 @@ struct ReplicaTraits {
   template <class T>
   using travelling = std::conditional_t<alone, T, typename precision::template reduced<T>>;
 
+  /// Where ranks own slices of buckets with parameters of T, these begin where 16 bytes of this
+  /// type do, and so do those of parameters and of gradients.
+  template <class T>
+  using sliced = std::conditional_t<(sizeof(travelling<T>) < sizeof(T)), travelling<T>, T>;
+
   /// The element kinds of the parameters, as the model sees them.
   static constexpr const auto& kinds() {
     return kinds_of<Model, TensorRole::parameter, parameter_types>;

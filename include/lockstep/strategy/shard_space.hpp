@@ -27,13 +27,13 @@ class ShardSpace {
   /// The elements of a bucket of `count` that this rank owns.
   template <class T>
   Shard slice(std::size_t count) const {
-    return shard_of<T>(count, shard(), shards());
+    return shard_of<typename Traits::template sliced<T>>(count, shard(), shards());
   }
   /// All pieces of a bucket of `count` elements of T that begins at `data`: they reach into the
   /// room behind it. The elements at `data` may be of another type than the bucket's.
   template <class T, class Travelling>
   std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
-    return {data, shard_length<T>(count, shards()) * shards()};
+    return {data, shard_length<typename Traits::template sliced<T>>(count, shards()) * shards()};
   }
   /// This rank's piece of them.
   template <class T>
