@@ -83,6 +83,12 @@ constexpr JobCall current_job_call() {
   return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
 }
 
+/// The call of a step, for collectives that do not know the job: it has said so where it matters.
+inline JobCall step_call_of_thread() {
+  const JobCall call = job_call_of_thread();
+  return call >= JobCall::step_of_subgraphs ? call : JobCall::step;
+}
+
 /// Collectives of this thread are part of a job's call while this object lives. The collectives of
 /// a step are told so by a constant instead.
 class InJobCall {

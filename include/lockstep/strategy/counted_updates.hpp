@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "lockstep/bucket/plan.hpp"
-#include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -38,13 +37,15 @@ bool all_zero(std::span<const T> values) {
 /// rank says what it finds in its own part: `note_nonzero`, or `note_zeros` when it has seen the
 /// last element of a part of which other ranks have the rest. After `meet` all ranks know all.
 ///
-/// Where ranks share memory, they say it there: the call that hands them their averages returns
-/// when all ranks have seen theirs, and is all the synchronisation that this needs. Entries hold
-/// the number of the update, so that nobody has to clear them.
+/// Where ranks have slices in memory that they share, they say it there: the call that hands them
+/// their averages returns when all ranks have seen theirs, and is all the synchronisation that this
+/// needs. Entries hold the number of the update, so that nobody has to clear them. Elsewhere flags
+/// meet in a small collective.
 template <class Traits, class Comm>
 class NonzeroGradients {
-  static constexpr bool in_common = Traits::shares_parameters;
-  static constexpr bool meets = !in_common && requires { requires Traits::shards; };
+  /// Slices are handed out by a call that all ranks make together.
+  static constexpr bool in_common = Traits::shares_parameters && !Traits::owns_tensors;
+  static constexpr bool meets = Traits::divides_states && !in_common;
   static constexpr std::size_t parts = Traits::layout::count;
   using Flags = KeptTable<std::uint8_t, parts>;
 
@@ -188,7 +189,7 @@ class CountedUpdates {
   /// Calls `f(parameter, begin, end)` for the used parameters among `count` elements of a run from
   /// `at` on: the elements of the run that are the parameter's.
   template <class T, class F>
-  void for_each_part(const Run& run, std::size_t at, std::size_t count, const F& f) const {
+  void for_each_part(const auto& run, std::size_t at, std::size_t count, const F& f) const {
     const auto& plan = layout_.plan();
     const std::size_t from = run.offset + at * sizeof(T);
     const std::size_t to = from + count * sizeof(T);
@@ -207,7 +208,7 @@ class CountedUpdates {
   }
   /// The elements of a run that are a parameter's.
   template <class T>
-  std::pair<std::size_t, std::size_t> elements_of(const Run& run, std::size_t parameter) const {
+  std::pair<std::size_t, std::size_t> elements_of(const auto& run, std::size_t parameter) const {
     const Placement& placement = layout_.plan().placements[parameter];
     const std::size_t first = (placement.offset - run.offset) / sizeof(T);
     return {first, first + placement.bytes / sizeof(T)};

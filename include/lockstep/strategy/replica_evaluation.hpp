@@ -46,6 +46,7 @@ class ReplicaEvaluation {
   /// Calls `f(step)` with the step of an evaluation.
   template <class F>
   auto with_evaluation_step(const F& f) {
+    self().await_parameters();
     if constexpr (Self::traits::has_subgraphs) {
       using sets = typename Self::subgraphs;
       return with_subgraph<sets::count>(self().evaluated_.number, [&](auto set) {

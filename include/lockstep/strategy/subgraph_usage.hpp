@@ -54,7 +54,20 @@ class SubgraphUsage : LayoutSubgraphs<typename Traits::layout, typename Traits::
     }
   }
 
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const std::string& names) const {
+  /// Has a gradient of the set not arrived?
+  bool misses_some(const auto& readiness) const {
+    for (std::size_t p = 0; p != table().uses.size(); ++p) {
+      if (table().contains(p) && !readiness.is_ready(p)) return true;
+    }
+    return false;
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const layout& where,
+                                                             const auto& readiness) const {
+    std::string names;
+    for (std::size_t p = 0, listed = 0; p != table().uses.size() && listed != 8; ++p) {
+      if (table().contains(p) && !readiness.is_ready(p))
+        names.append(listed++ == 0 ? "" : ", ").append(where.name(p));
+    }
     const std::string set = set_ == whole_model
                                 ? "the whole model"
                                 : "sub-graph " + std::string(Traits::subgraphs::name_of(set_));

@@ -233,6 +233,40 @@ consteval Finding find_subgraphs_fault() {
   }
 }
 
+/// Finds what does not go with ranks that are through before others.
+template <class Policies>
+consteval Finding find_join_fault() {
+  if (!Pick<axes::UnevenInputs, Policies>::joins) return {};
+  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::join_with_dp};
+  if (Pick<axes::StepExecution, Policies>::captures) return {Fault::join_with_captured};
+  if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
+  if (SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>::same_on_all_ranks)
+    return {Fault::join_with_same_subgraph};
+  return {};
+}
+
+/// Finds groups of ranks that a job cannot have.
+template <class Policies>
+consteval Finding find_job_groups_fault() {
+  using Divided = Pick<axes::Groups, Policies>;
+  if (!std::is_same_v<Divided, Groups<>> &&
+      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::groups_with_dp};
+  if (!Divided::template fits<Pick<axes::World, Policies>::static_size>)
+    return {Fault::groups_of_other_world};
+  return {};
+}
+
+/// Finds what does not go with gradients that are given away.
+template <class Policies>
+consteval Finding find_freed_fault() {
+  if (!ShardingTraits<Policies>::frees_gradients) return {};
+  if (ShardingTraits<Policies>::joins) return {Fault::freed_with_join};
+  if (Pick<axes::Hooks, Policies>::has_stages) return {Fault::freed_with_hooks};
+  return {};
+}
+
 /// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
@@ -284,6 +318,12 @@ consteval Finding find_combination_fault() {
       std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
     return {Fault::malformed_output};
   }
+  constexpr Finding freed = find_freed_fault<Policies>();
+  if constexpr (freed.fault != Fault::none) return freed;
+  constexpr Finding uneven = find_join_fault<Policies>();
+  if constexpr (uneven.fault != Fault::none) return uneven;
+  constexpr Finding groups = find_job_groups_fault<Policies>();
+  if constexpr (groups.fault != Fault::none) return groups;
   return {};
 }
 

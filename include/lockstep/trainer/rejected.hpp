@@ -109,6 +109,14 @@ class RejectedWrapper {
     std::terminate();
   }
   const RejectedWrapper& no_sync() const { std::terminate(); }
+  const RejectedWrapper& join() const { std::terminate(); }
+  void finish() const {}
+  const RejectedWrapper& group() const { std::terminate(); }
+  const RejectedWrapper& across() const { std::terminate(); }
+  void all_reduce(const auto&...) const {}
+  void broadcast(const auto&...) const {}
+  Rank rank() const { std::terminate(); }
+  WorldSize world_size() const { std::terminate(); }
   double step(const auto&) const { std::terminate(); }
   double step(const auto&, const auto&) const { std::terminate(); }
   template <auto Set>

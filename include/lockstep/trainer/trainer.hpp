@@ -158,7 +158,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
 
   template <class Batch, class Step>
   typename wrapper::Loss run_step(const Batch& batch, const Step& run) {
-    [[maybe_unused]] const auto on = this->enter("step");
+    [[maybe_unused]] const auto on = this->enter_step();
     const auto loss = run();
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();

@@ -47,6 +47,17 @@ enum class Fault {
   captured_with_exact,
   captured_through_host,
   malformed_output,
+  // Ranks that are through before others.
+  join_with_dp,
+  join_with_captured,
+  join_with_shared,
+  join_with_same_subgraph,
+  // Groups of ranks.
+  groups_with_dp,
+  groups_of_other_world,
+  // Sharding<ZeroRedundancy, Gradients>.
+  freed_with_join,
+  freed_with_hooks,
 };
 
 }  // namespace detail
@@ -170,6 +181,38 @@ struct Verdict {
       F != detail::Fault::malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
       "ParallelStrategy<DP> to gather it; or use LossOnReplica");
+  static_assert(
+      F != detail::Fault::join_with_dp,
+      "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "
+      "of ParallelStrategy<DP> share one; leave it out, or use ParallelStrategy<DDP>");
+  static_assert(
+      F != detail::Fault::join_with_captured,
+      "lockstep: with UnevenInputs<Join> ranks that are through run other work than those that "
+      "have batches, and CapturedStep needs all ranks to replay together; keep one of the two");
+  static_assert(
+      F != detail::Fault::join_with_shared,
+      "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
+      "and Sharding<HostShared> reduces no buckets; choose Sharding<Replicated>, its default");
+  static_assert(F != detail::Fault::join_with_same_subgraph,
+                "lockstep: with UnevenInputs<Join> a rank that is through does not know which "
+                "sub-graph the others use; leave SameOnAllRanks out of Subgraphs");
+  static_assert(
+      F != detail::Fault::groups_with_dp,
+      "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "
+      "ParallelStrategy<DDP>, or leave Groups out");
+  static_assert(
+      F != detail::Fault::groups_of_other_world,
+      "lockstep: the topology of Groups<...> is not one of the job's World<N>; give both the same "
+      "number of ranks, with groups that divide it, or write Groups<Grid<dynamic, G>>");
+  static_assert(
+      F != detail::Fault::freed_with_join,
+      "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and "
+      "ranks that are through could not answer; use Sharding<ZeroRedundancy> with "
+      "UnevenInputs<Join>");
+  static_assert(
+      F != detail::Fault::freed_with_hooks,
+      "lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps "
+      "slices; use Sharding<ZeroRedundancy> with Hooks");
 };
 
 }  // namespace lockstep
