@@ -35,6 +35,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using typename Base::evaluation_step;
   using typename Base::Loss;
   using typename Base::step_type;
+  using typename Base::subgraphs;
 
   using Base::await_copies;
   using Base::begin_schedule;
@@ -43,6 +44,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::copy_in;
   using Base::copy_out;
   using Base::copy_outputs;
+  using Base::evaluate_subgraph;
   using Base::for_each_buffer;
   using Base::for_each_gradient;
   using Base::for_each_kept;
@@ -262,7 +264,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
   template <auto Set, class... Arguments>
   auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<Base> in(replica(), Set);
+    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
     return evaluate(std::forward<Arguments>(arguments)...);
   }
 
@@ -278,7 +280,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <auto Set, class Batch>
   auto predict(const Batch& batch) {
-    const EvaluatedSubgraph<Base> in(replica(), Set);
+    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
     return predict(batch);
   }
 
