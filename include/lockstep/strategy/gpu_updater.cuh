@@ -28,6 +28,7 @@
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gpu_counted_update.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -42,8 +43,9 @@ class GpuUpdater
   using Clock = typename GpuUpdater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
+  using Counted = std::conditional_t<Traits::counts_updates,
+                                     GpuCountedUpdates<Comm, OptimizerPolicy>, NoCountedUpdates>;
 
  public:
   template <class Execution>
@@ -56,15 +58,14 @@ class GpuUpdater
         states_(Rule::states * widened(where.plan().bytes)),
         group_table_(where),
         group_pieces_(upload_groups()),
-        numbers_((groups + 1) * size_of_numbers(OptimizerPolicy{})),
+        numbers_(groups * size_of_numbers(OptimizerPolicy{})),
         inputs_(groups * size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
         state_(execution.step_state()),
         seen_(stops ? sizeof(std::uint32_t) : 0),
         found_(stops ? sizeof(AnomalyRecord) : 0),
         loss_(execution.loss_value()),
-        used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
-        updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {
+        counted_(comm, where.plan(), [this](std::size_t p) { return group_of(p); }) {
     const AnomalyRecord nothing;
     if (stops) copy_now(found_.data(), &nothing, sizeof nothing);
   }
@@ -113,16 +114,15 @@ class GpuUpdater
   /// How many updates were left out because of `Anomaly<Skip>`. **Host** blocks.
   std::uint64_t skipped() const { return step_state().skips; }
 
-  /// **Host** enqueues, and waits for usage where unused parameters are skipped. **Stream** after
-  /// backward.
+  /// **Host** enqueues. **Stream** after backward.
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
-    if constexpr (Traits::skips_unused) count_used(gradients);
+    if constexpr (Traits::counts_updates) {
+      update_counted(gradients);
+      return;
+    }
     if constexpr (decides) decide(gradients);
-    if constexpr (Traits::skips_unused) {
-      gradients.reduce();
-      update_used(gradients);
-    } else if constexpr (decides || Traits::alone) {
+    if constexpr (decides || Traits::alone) {
       for_each<Pieces::runs>([&](auto piece) { update_piece(gradients, piece); });
     } else {
       for_each<Pieces::buckets>([&](auto bucket) {
@@ -155,8 +155,8 @@ class GpuUpdater
       });
     }
   }
-  /// Where unused parameters are skipped: how many updates each parameter had.
-  std::span<std::uint64_t> update_counts() { return updates_; }
+  /// Where parameters can be left out: how many updates each parameter had, in device memory.
+  std::span<std::uint64_t> update_counts() { return counted_.updates(); }
 
   /// **Host** blocks.
   void tell_progress(ReplicaProgress& progress) const {
@@ -174,7 +174,7 @@ class GpuUpdater
     state.skips = progress.skipped;
     if (progress.loss_scale) state.loss_scale = *progress.loss_scale;
     copy_now(state_, &state, sizeof state);
-    for (std::uint64_t& count : updates_) count = progress.counted;
+    if constexpr (Traits::counts_updates) counted_.set_updates(progress.counted);
   }
 
  private:
@@ -252,7 +252,7 @@ class GpuUpdater
 
   /// Stores the numbers of a group's update on the GPU.
   void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
-    if constexpr (decides || Traits::skips_unused)
+    if constexpr (decides || Traits::counts_updates)
       store_inputs(OptimizerPolicy{}, stream(), inputs_of(group), options, rate, scale, watch());
     if constexpr (!decides) {
       store_numbers(OptimizerPolicy{}, stream(), numbers_of(group), options, rate, this->steps(),
@@ -324,9 +324,15 @@ class GpuUpdater
   void decide(Gradients& gradients) {
     for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
       gradients.wait(bucket.number);
-      squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
-                                            partials() + partials_before_[bucket.number],
-                                            bucket.count.value());
+      double* const own = partials() + partials_before_[bucket.number];
+      if constexpr (Traits::skips_zero_gradients) {
+        counted_.template use_nonzero<travelling<T>>(bucket.offset, sizeof(T),
+                                                     averages(gradients, bucket),
+                                                     bucket.count.value(), own);
+      } else {
+        squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket), own,
+                                              bucket.count.value());
+      }
     });
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
@@ -334,7 +340,7 @@ class GpuUpdater
     limits.skips = Traits::skips_anomalies;
     decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(), partials(), partials_before_.back(),
                    limits, state_, numbers_.data());
-    if constexpr (Traits::has_groups) {
+    if constexpr (Traits::has_groups && !Traits::counts_updates) {
       decide_group_numbers(OptimizerPolicy{}, stream(), inputs_.data(), state_, numbers_.data(),
                            groups);
     }
@@ -404,29 +410,52 @@ class GpuUpdater
     }
   }
 
-  template <class Gradients>
-  void count_used(Gradients& gradients) {
-    used_ = gradients.agree_on_usage();
-    for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
+  std::size_t group_of([[maybe_unused]] std::size_t parameter) const {
+    if constexpr (Traits::has_groups) return group_table_.table.groups[parameter];
+    return 0;
   }
 
-  /// Updates parameters one by one, as the host's updater does.
+  /// Updates the parameters that the step uses, each with its own count of updates, as the host's
+  /// updater does: those that some rank has used, or whose averages are not all zero.
   template <class Gradients>
-  void update_used(Gradients& gradients) {
-    for (std::size_t p = 0; p != used_.size(); ++p) {
-      if (used_[p] == 0) continue;
-      const auto& placement = layout_.plan().placements[p];
-      std::byte* const own = numbers_of(groups);
-      std::size_t group = 0;
-      if constexpr (Traits::has_groups) group = group_table_.table.groups[p];
-      renumber_for(OptimizerPolicy{}, stream(), inputs_of(group), numbers_.data(), updates_[p],
-                   own);
-      Traits::with_element(layout_.plan().bucket_table[placement.bucket].element,
-                           [&]<class T>(std::type_identity<T>) {
-                             const Size<dynamic> count{placement.bytes / sizeof(T)};
-                             update(gradients, Piece<T, dynamic>{count, p, placement.offset}, own);
-                           });
+  void update_counted(Gradients& gradients) {
+    constexpr bool finds = Traits::skips_zero_gradients;
+    const auto& plan = layout_.plan();
+    if constexpr (finds && !decides && !Traits::alone) {
+      for_each<Pieces::buckets>([&]<class T, std::size_t Count>(const Piece<T, Count>& bucket) {
+        gradients.wait(bucket.number);
+        use_nonzero(gradients, bucket);
+        const Bucket& members = plan.bucket_table[bucket.number];
+        counted_.number(inputs_.data(), numbers_.data(), members.first_arrival, members.parameters);
+        update_used(gradients, bucket);
+      });
+    } else {
+      if constexpr (!finds) {
+        gradients.reduce();
+        counted_.use(gradients.used());
+        if constexpr (!Traits::alone) counted_.agree();
+      }
+      if constexpr (decides) {
+        decide(gradients);
+      } else if constexpr (finds) {
+        for_each<Pieces::runs>([&](const auto& run) { use_nonzero(gradients, run); });
+      }
+      counted_.number(inputs_.data(), numbers_.data(), 0, plan.trained);
+      for_each<Pieces::runs>([&](const auto& run) { update_used(gradients, run); });
     }
+  }
+  template <class Gradients, class T, std::size_t Count>
+  void use_nonzero(Gradients& gradients, const Piece<T, Count>& piece) {
+    counted_.template use_nonzero<travelling<T>>(
+        piece.offset, sizeof(T), averages(gradients, piece), piece.count.value());
+  }
+  template <class Gradients, class T, std::size_t Count>
+  void update_used(Gradients& gradients, const Piece<T, Count>& piece) {
+    update_counted_by_kind<master<T>, travelling<T>, element_kind<T>(), watches>(
+        OptimizerPolicy{}, stream(), numbers_.data(), counted_.numbers(),
+        counted_.where(piece.offset, sizeof(T)), masters_at(piece.offset),
+        watched_averages(gradients, piece), states_at(piece.offset).data(),
+        parameters_ + piece.offset, piece.count.value());
   }
 
   Comm& comm_;
@@ -437,7 +466,7 @@ class GpuUpdater
   DeviceArena states_;
   [[no_unique_address]] GroupsOf<Traits> group_table_;
   DeviceArena group_pieces_;
-  DeviceArena numbers_;  // the step's for every group, and a parameter's own
+  DeviceArena numbers_;  // the step's for every group
   DeviceArena inputs_;
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
@@ -453,10 +482,7 @@ class GpuUpdater
     std::size_t travelling = 1;
     std::size_t element = 1;
   } averages_;
-  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
-  // it?
-  KeptTable<std::uint8_t, counted> used_;
-  KeptTable<std::uint64_t, counted> updates_;
+  [[no_unique_address]] Counted counted_;
 };
 
 template <class Traits, class Comm>

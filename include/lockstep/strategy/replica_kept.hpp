@@ -186,7 +186,6 @@ class ReplicaKept {
         if (!layout.plan().is_trained(p)) continue;
         KeptPiece piece = give(p, "step", counts.subspan(p, 1), 0);
         piece.whole = {piece.held, 0, {}};
-        piece.on_host = true;
         f(static_cast<const KeptPiece&>(piece));
       }
     }
