@@ -5,6 +5,7 @@
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
+#include "lockstep/hook/skip_zero_gradients.hpp"
 
 namespace lockstep {
 
@@ -17,7 +18,9 @@ struct Hooks {
 /// Gradient hooks, applied from left to right: compression, quantisation, a user's own.
 template <class... Pipeline>
 struct Hooks : detail::ValuePolicy<axes::Hooks> {
-  static constexpr bool built() { return sizeof...(Pipeline) == 0; }
+  /// Are parameters left alone whose averaged gradient is zero?
+  static constexpr bool skips_zero_gradients = (detail::filters_updates<Pipeline> || ...);
+  static constexpr bool built() { return (detail::filters_updates<Pipeline> && ...); }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Hooks::name);
     (hash.text(Pipeline::name), ...);

@@ -203,7 +203,7 @@ class GradientBuckets {
 
   /// No parameter has been used since the last update.
   void forget_usage() {
-    if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
+    if constexpr (Traits::notes_usage) std::ranges::fill(used_, std::uint8_t{0});
   }
 
   /// A job goes on from another one: the arena is zero, no parameter has been used, and all
@@ -218,7 +218,7 @@ class GradientBuckets {
   }
   /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
   bool is_used([[maybe_unused]] std::size_t parameter) const {
-    if constexpr (Traits::skips_unused) return used_[parameter] != 0;
+    if constexpr (Traits::notes_usage) return used_[parameter] != 0;
     return true;
   }
   void note_used(std::size_t parameter) { used_[parameter] = 1; }

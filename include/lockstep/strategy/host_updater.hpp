@@ -42,7 +42,7 @@ class HostUpdater
   using Clock = typename HostUpdater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
+  static constexpr std::size_t counted = Traits::counts_updates ? layout::count : 0;
 
  public:
   template <class Execution>
@@ -166,7 +166,7 @@ class HostUpdater
   /// Where unused parameters are skipped, finds the used ones and counts their updates.
   template <class Gradients>
   void count_used(Gradients& gradients) {
-    if constexpr (Traits::skips_unused) {
+    if constexpr (Traits::notes_usage) {
       used_ = gradients.agree_on_usage();
       for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
     }
@@ -249,7 +249,7 @@ class HostUpdater
     for (std::size_t k = 0; k != Rule::states; ++k) {
       pass.states[k] = reinterpret_cast<A*>(states_.data() + slice.states + k * stride);
     }
-    if constexpr (!Traits::skips_unused && !Traits::has_groups && !Traits::stops_at_anomaly) {
+    if constexpr (!Traits::counts_updates && !Traits::has_groups && !Traits::stops_at_anomaly) {
       return pass;
     } else {
       std::array<decltype(pass.update), Traits::has_groups ? Traits::groups::count : 0> constants;
@@ -258,7 +258,7 @@ class HostUpdater
       return [this, &run, pass, constants](std::size_t at, std::span<const T> averages,
                                            auto... sources) {
         bool finite = true;
-        if constexpr (Traits::skips_unused) {
+        if constexpr (Traits::counts_updates) {
           finite = update_used(run, pass, at, averages);
         } else if constexpr (Traits::has_groups) {
           finite = update_groups(run, pass, constants, at, averages);

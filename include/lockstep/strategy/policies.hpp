@@ -105,6 +105,13 @@ struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Subgraphs";
 };
 
+namespace detail {
+template <class Meaning>
+inline constexpr bool is_subgraphs = false;
+template <class... Sets>
+inline constexpr bool is_subgraphs<Subgraphs<Sets...>> = true;
+}  // namespace detail
+
 /// The policy for parameters that get no gradient in a step.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};

@@ -30,7 +30,7 @@ class ReplicaKept {
   /// micro-batches of a step, gradients, in the order of roles. Names and data are valid as long as
   /// the replica is.
   ///
-  /// Where unused parameters are skipped, the count of a parameter's updates is its state "step",
+  /// Where updates leave parameters out, the count of a parameter's updates is its state "step",
   /// and a gradient that is not saved is that of a parameter that this rank has not used: it is
   /// zero.
   template <KeptFor For = KeptFor::saving, class F>
@@ -81,7 +81,7 @@ class ReplicaKept {
     [[maybe_unused]] const auto on = self().on_device();
     self().await_device();
     self().copies_.in(piece, from);
-    if constexpr (Self::traits::skips_unused) {
+    if constexpr (Self::traits::notes_usage) {
       if (piece.role == KeptRole::gradient) self().gradients_.note_used(piece.tensor);
     }
   }
@@ -180,7 +180,7 @@ class ReplicaKept {
     if (all || traits::shares_parameters) {
       self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
     }
-    if constexpr (traits::skips_unused) {
+    if constexpr (traits::counts_updates) {
       const std::span<std::uint64_t> counts = self().updater_.update_counts();
       for (std::size_t p = 0; all && p != counts.size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;

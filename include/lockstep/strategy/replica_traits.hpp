@@ -16,6 +16,7 @@
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/hook/hooks.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
@@ -69,13 +70,22 @@ struct ReplicaTraits {
   static constexpr bool scales_loss = precision::scales_loss;
   static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
   static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
+  /// Does a missing gradient count as zero?
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
+  /// Does every step use one of the declared sets of parameters?
+  static constexpr bool has_subgraphs = is_subgraphs<choice<axes::UnusedParameters>>;
+  /// Do gradients know which parameters a rank has used since the last update?
+  static constexpr bool notes_usage = skips_unused || has_subgraphs;
+  /// Are parameters left alone whose averaged gradient is zero?
+  static constexpr bool skips_zero_gradients = policy<axes::Hooks>::skips_zero_gradients;
+  /// Are there updates that leave parameters out? Then each has its own count of updates.
+  static constexpr bool counts_updates = notes_usage || skips_zero_gradients;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.
-  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || skips_unused;
+  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || notes_usage;
 
   /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
