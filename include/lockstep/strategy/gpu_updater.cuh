@@ -122,7 +122,7 @@ class GpuUpdater
       return;
     }
     if constexpr (decides) decide(gradients);
-    if constexpr (decides || Traits::alone) {
+    if constexpr (decides || !Traits::reduces) {
       for_each<Pieces::runs>([&](auto piece) { update_piece(gradients, piece); });
     } else {
       for_each<Pieces::buckets>([&](auto bucket) {
@@ -421,7 +421,7 @@ class GpuUpdater
   void update_counted(Gradients& gradients) {
     constexpr bool finds = Traits::skips_zero_gradients;
     const auto& plan = layout_.plan();
-    if constexpr (finds && !decides && !Traits::alone) {
+    if constexpr (finds && !decides && Traits::reduces) {
       for_each<Pieces::buckets>([&]<class T, std::size_t Count>(const Piece<T, Count>& bucket) {
         gradients.wait(bucket.number);
         use_nonzero(gradients, bucket);

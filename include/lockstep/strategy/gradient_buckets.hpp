@@ -18,10 +18,10 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/readiness.hpp"
+#include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
@@ -65,7 +65,7 @@ class GradientBuckets {
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
-        reductions_(where.plan().bucket_count),
+        reductions_(comm, execution, where),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
     foresee();
@@ -152,7 +152,7 @@ class GradientBuckets {
 
   /// **Host** blocks.
   void wait(std::size_t b) {
-    if constexpr (!Traits::alone) {
+    if constexpr (Traits::reduces) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::reduces_early) {
@@ -225,6 +225,13 @@ class GradientBuckets {
 
   /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }
+
+  /// Where gradients travel through hooks: these have counts and states of their own.
+  auto& hooked_reductions()
+    requires(Traits::is_hooked)
+  {
+    return reductions_;
+  }
 
  private:
   /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
@@ -344,7 +351,7 @@ class GradientBuckets {
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
-  BucketReductions<Traits, Comm> reductions_;
+  ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;
   std::size_t next_ = 0;  // the bucket whose reduction is to start next
   double weight_ = 1;

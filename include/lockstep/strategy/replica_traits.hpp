@@ -53,6 +53,7 @@ struct ReplicaTraits {
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
+  using hooks = policy<axes::Hooks>;
 
   /// For each parameter 1 if a rank has used it since the last update, else 0.
   using Usage = KeptTable<std::uint8_t, layout::count>;
@@ -80,17 +81,22 @@ struct ReplicaTraits {
   static constexpr bool skips_zero_gradients = policy<axes::Hooks>::skips_zero_gradients;
   /// Are there updates that leave parameters out? Then each has its own count of updates.
   static constexpr bool counts_updates = notes_usage || skips_zero_gradients;
+  /// Do gradients travel through hooks? They do in a world of one as well.
+  static constexpr bool is_hooked = hooks::has_stages;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.
-  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || notes_usage;
+  static constexpr bool tracks =
+      is_checked || !alone || micro_batches > 1 || notes_usage || is_hooked;
 
+  /// Are gradients reduced at all?
+  static constexpr bool reduces = !alone || is_hooked;
   /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
   /// slice must know that no other rank still reads it.
-  static constexpr bool reduces_early = !alone && !shares_parameters;
+  static constexpr bool reduces_early = reduces && !shares_parameters;
 
   /// Does every rank have a share of one batch, as the replicas of DP do?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;

@@ -37,14 +37,15 @@ inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> 
 
 /// One default per axis. Two depend on other policies: the ranks of a GPU job communicate through
 /// NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where memory
-/// is shared, parameters live in it once.
-template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
+/// is shared, parameters live in it once, unless hooks want whole buckets.
+template <class StrategyPolicy, class DevicePolicy, class BackendPolicy, class HooksPolicy>
 using DefaultPolicies = PolicyPack<
     StrategyPolicy, DevicePolicy, BackendPolicy, World<dynamic>, Sampler<Distributed, Padding>,
     Optimizer<SGD>, ParameterGroups<>, Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>,
     Clip<>, Buffers<Broadcast>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
     EagerStep, LossOnOutput,
-    Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy>,
+    Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
+                                    !HooksPolicy::has_stages,
                                 HostShared, Replicated>>,
     Hooks<>, Progress<Callers>, Anomaly<Stop>>;
 
@@ -55,7 +56,7 @@ struct DefaultsFor {
   static constexpr bool has_gpu_ranks = std::is_same_v<DevicePolicy, Device<Cuda>> &&
                                         std::is_same_v<StrategyPolicy, ParallelStrategy<DDP>>;
   using BackendPolicy = PickOr<Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>, Ps...>;
-  using type = DefaultPolicies<StrategyPolicy, DevicePolicy, BackendPolicy>;
+  using type = DefaultPolicies<StrategyPolicy, DevicePolicy, BackendPolicy, PickOr<Hooks<>, Ps...>>;
 };
 
 }  // namespace detail
