@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <span>
+#include <type_traits>
 
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/core/element.hpp"
@@ -40,6 +41,13 @@ class GpuHookDevice {
 
   cudaStream_t stream() const { return stream_; }
 
+  /// Memory of at least so many bytes for passes that keep nothing there: all buckets have the
+  /// same, since the stream does one pass after the other. When a hook's object is made.
+  void reserve_scratch(std::size_t bytes) {
+    if (bytes > scratch_.bytes()) scratch_ = DeviceArena(bytes);
+  }
+  std::byte* scratch() const { return scratch_.data(); }
+
   /// **Host** blocks: only when a hook's object is made.
   template <class T>
   static Memory<T> allocate(std::size_t count) {
@@ -69,6 +77,7 @@ class GpuHookDevice {
 
  private:
   cudaStream_t stream_;
+  DeviceArena scratch_{0};
 };
 
 template <class Comm>
