@@ -35,6 +35,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::await_copies;
   using Base::begin_schedule;
   using Base::buffer;
+  using Base::bytes_sent;
   using Base::communicator;
   using Base::copy_in;
   using Base::copy_out;
@@ -114,6 +115,14 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   /// Forgets the gradients of such batches. **Ranks** all.
   void drop_tail() { this->discard_gradients(); }
+
+  /// With `LocalSGD`: all ranks' parameters become their average, before the model is used
+  /// elsewhere in the middle of a period. **Ranks** all. **Host** as `step`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    tell([&] { Base::average_parameters(); });
+  }
 
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
   /// does otherwise. **Host** blocks until all steps are done.

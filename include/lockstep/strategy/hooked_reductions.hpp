@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -83,12 +84,17 @@ class HookedReductions {
 
   /// How many reductions of all buckets are over.
   std::uint64_t steps() const { return steps_; }
-  /// Goes on after so many.
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  /// Goes on after so many, with states that are zero until they are copied in.
+  void begin_anew(std::uint64_t steps) {
+    steps_ = steps;
+    for_each_kept(
+        [&](std::size_t, std::string_view, auto values, Keeper) { device_.zero(values); });
+  }
   /// The bytes that this rank has handed to collectives.
   std::uint64_t bytes_sent() const { return bytes_; }
+  void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
-  /// Calls `f(hook, parameter, state, values, keeper)` for all that hooks keep from step to step.
+  /// Calls `f(parameter, state, values, keeper)` for all that hooks keep from step to step.
   template <class F>
   void for_each_kept(const F& f) {
     for_each_pipeline([&](std::size_t, auto& pipeline) { pipeline.for_each_kept(f); });

@@ -220,14 +220,37 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   void update() {
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
-    discard_gradients();
+    end_update();
   }
 
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
     updater_.reduce_and_update(gradients_);
-    discard_gradients();
+    end_update();
+  }
+
+  /// All ranks' parameters become their average, where `LocalSGD` lets ranks train alone: before a
+  /// model is used elsewhere, in the middle of a period. **Ranks** all. **Host** as `update`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    [[maybe_unused]] const auto on = on_device();
+    for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
+      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+        gradients_.hooked_reductions().count_sent(values.size_bytes());
+        comm_.all_reduce(values, Average{}, detail::JobCall::step);
+      });
+    }
+  }
+
+  /// The bytes that this rank has handed to collectives for gradients, or parameters, since it was
+  /// made: what hooks save on the wire.
+  std::uint64_t bytes_sent()
+    requires(traits::is_hooked)
+  {
+    return gradients_.hooked_reductions().bytes_sent();
   }
 
   /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where a
@@ -301,6 +324,13 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
  private:
+  void end_update() {
+    if constexpr (traits::averages_parameters) {
+      if (traits::hooks::stages::averages_after(updates())) average_parameters();
+    }
+    discard_gradients();
+  }
+
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
     throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
         .on(comm_.rank());

@@ -83,6 +83,8 @@ struct ReplicaTraits {
   static constexpr bool counts_updates = notes_usage || skips_zero_gradients;
   /// Do gradients travel through hooks? They do in a world of one as well.
   static constexpr bool is_hooked = hooks::has_stages;
+  /// Do ranks update with their own gradients, and average parameters now and then?
+  static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
