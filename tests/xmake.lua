@@ -197,6 +197,11 @@ if has_config("gpu") then
         if has_config("nccl") then add_links("nccl") end
         if has_config("gloo") then add_links("gloo") end
     target_end()
+    -- Hooks, and updates that leave parameters out.
+    gpu_program("hooks_gpu", "gpu/hooks.cu", "gpu_all")
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
+        if has_config("nccl") then add_links("nccl") end
+    target_end()
     -- DP, whose replicas are threads as well.
     gpu_program("dp", "gpu/dp.cu", "gpu_all")
     target_end()

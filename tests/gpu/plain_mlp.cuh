@@ -127,7 +127,7 @@ struct GpuPlainMlp {
   std::size_t in = In;
   std::size_t hidden = Hidden;
   std::size_t out = Out;
-  bool waits = false;  // for the stream, in forward: such a step cannot be captured
+  bool waits = false;           // for the stream, in forward: such a step cannot be captured
   bool leaves_out_fc2 = false;  // then fc3 follows fc1, and the gradient of fc2 is zero
 
   void shapes(auto& shape) const {

@@ -110,8 +110,8 @@ namespace {
 using Network = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
 template <class Comm, class... Ps>
 using Ddp = detail::BasicDdp<
-    Network, CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>,
-                               Ps...>,
+    Network,
+    CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...>,
     Comm>;
 
 template <class... Ps>
@@ -136,9 +136,8 @@ void train_case(const nlohmann::json& figures, std::size_t number) {
       ddp.step(labelled<double>(c.samples(s, comm.rank().value())));
     }
     comm.synchronize();
-    require_parameters(c, ddp, [](const auto& view) {
-      return downloaded(view.data_handle(), view.size());
-    });
+    require_parameters(
+        c, ddp, [](const auto& view) { return downloaded(view.data_handle(), view.size()); });
   }));
 }
 

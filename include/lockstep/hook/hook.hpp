@@ -51,8 +51,9 @@ namespace detail {
 // - `most_sent()`, the most elements that it hands on at once, where these are not the bucket's;
 // - `for_each_kept(f)`, which calls `f(parameter, state, span, Keeper)` for all that the bucket
 //   keeps from step to step: checkpoints have it.
-// The hook itself may have `fingerprint(Hash&)`, where its name does not say everything, and
-// `rounds`, how many times a bucket calls `next.begin` in a step: one where it is not said.
+// The hook itself may have `fingerprint(Hash&)`, where its name does not say everything,
+// `rounds`, how many times a bucket calls `next.begin` in a step: one where it is not said, and
+// `phase(step)`, where steps differ in what they enqueue: steps of one phase can share a graph.
 
 template <template <class> class>
 struct OneArgument;
@@ -120,6 +121,17 @@ inline constexpr bool only_converts = requires { requires H::changes_only_type; 
 template <class H>
 concept ParameterAveraging = requires { H::averages_parameters(std::uint64_t{1}); };
 
+/// Which of its kinds of steps a hook makes after so many steps. A captured step can be replayed
+/// for others of its kind.
+template <class H>
+constexpr std::uint64_t phase_of([[maybe_unused]] std::uint64_t step) {
+  if constexpr (requires { H::phase(step); }) {
+    return H::phase(step);
+  } else {
+    return 0;
+  }
+}
+
 /// A list of hooks.
 template <class... H>
 struct HookList {
@@ -140,6 +152,12 @@ struct HookList {
     (add(leaves_out<H>, comes_last<H>), ...);
     return fits;
   }();
+  /// The kind of step that all of them make after so many steps.
+  static constexpr std::uint64_t phase([[maybe_unused]] std::uint64_t step) {
+    std::uint64_t phase = 0;
+    ((phase = 16 * phase + phase_of<H>(step)), ...);
+    return phase;
+  }
   /// Does every element travel, if in another type?
   static constexpr bool only_convert = (only_converts<H> && ...);
   /// Do ranks train alone for some steps?

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The device of hooks on a GPU: everything is enqueued on the compute stream, and may be part
-/// of a captured step.
+/// @file The device of hooks on a GPU: everything is enqueued on the compute stream, and may be
+/// part of a captured step.
 
 #include <cuda_runtime_api.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <type_traits>
 
@@ -13,6 +14,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.hpp"
 
@@ -41,6 +43,11 @@ class GpuHookDevice {
 
   cudaStream_t stream() const { return stream_; }
 
+  /// The number of the step under way, in device memory: where kernels need it, because a captured
+  /// step was captured with another. **Stream** `set_step` in its order.
+  const std::uint64_t* step() { return step_.span().data(); }
+  void set_step(std::uint64_t step) { launch_store(stream_, step_.span().data(), step); }
+
   /// Memory of at least so many bytes for passes that keep nothing there: all buckets have the
   /// same, since the stream does one pass after the other. When a hook's object is made.
   void reserve_scratch(std::size_t bytes) {
@@ -66,8 +73,9 @@ class GpuHookDevice {
   template <class T>
   void copy(std::span<T> to, std::span<const T> from) const {
     if (from.empty()) return;
-    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream_),
-               "cudaMemcpyAsync");
+    check_cuda(
+        cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream_),
+        "cudaMemcpyAsync");
   }
   template <class T>
   void zero(std::span<T> values) const {
@@ -77,6 +85,7 @@ class GpuHookDevice {
 
  private:
   cudaStream_t stream_;
+  DeviceElements<std::uint64_t> step_{1};
   DeviceArena scratch_{0};
 };
 

@@ -25,6 +25,11 @@ struct LocalSGD {
   static constexpr std::string_view name = "LocalSGD";
   static constexpr bool well_formed = Every > 0;
   static constexpr bool is_alone_of_its_kind = true;
+  /// Steps before the start, steps of a rank alone, and those that end with an average.
+  static constexpr std::uint64_t phase(std::uint64_t step) {
+    if (step < Options.start) return 0;
+    return averages_parameters(step + 1) ? 2 : 1;
+  }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.number(Every).number(Options.start);
   }

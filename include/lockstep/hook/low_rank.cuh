@@ -14,15 +14,14 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/launch.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/low_rank.hpp"
 #include "lockstep/hook/low_rank_kernels.cuh"
 
 namespace lockstep::detail {
 
-/// The passes for elements of a kind, on a stream. They have nothing of a job's type, and may all be
-/// part of a captured step: the number of the step lies in device memory and counts itself.
+/// The passes for elements of a kind. They have nothing of a job's type, and may all be part of a
+/// captured step.
 template <ElementKind Kind>
 class GpuLowRank {
   using T = ElementOf<Kind>;
@@ -30,17 +29,17 @@ class GpuLowRank {
  public:
   using A = Accumulator<T>;
 
-  GpuLowRank(cudaStream_t stream, LowRankPlan plan)
+  GpuLowRank(GpuHookDevice& device, LowRankPlan plan)
       : plan_(std::move(plan)),
-        stream_(stream),
+        device_(device),
+        stream_(device.stream()),
         numbered_(number(plan_)),
         matrices_(upload(numbered_)),
         whole_(upload(plan_.whole)),
         p_(plan_.p_count),
         q_(plan_.q_count),
         residual_(plan_.feedback ? plan_.residual_count : 0),
-        partials_(pieces() * columns() * width()),
-        step_(1) {}
+        partials_(pieces() * columns() * width()) {}
 
   const LowRankPlan& plan() const { return plan_; }
 
@@ -51,19 +50,17 @@ class GpuLowRank {
 
   /// `values` are whole tensors too, which are only read.
   void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
-    // In a captured step the device has counted all steps so far.
+    // A captured step is replayed as others, whose numbers are stored before.
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
-    if (status == cudaStreamCaptureStatusNone) launch_store(stream_, step_.span().data(), step);
+    if (status == cudaStreamCaptureStatusNone) device_.set_step(step);
     copy(const_cast<T*>(values.data()), sent.data(), false);
-    orthogonalize(false, q_.span().data(), {step_.span().data(), plan_.seed});
-    launch_kernel<count_step>("step of PowerSGD", stream_, 1, 1, step_.span().data());
+    orthogonalize(false, q_.span().data(), {device_.step(), plan_.seed});
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
-      launch_kernel<project_rows<N, T>>("rows of PowerSGD", stream_, static_cast<unsigned>(rows()),
-                                        low_rank_threads, table(), source,
-                                        static_cast<const A*>(q_.span().data()),
-                                        sent.data() + plan_.whole_count, from);
+      launch_kernel<project_rows<N, T>>(
+          "rows of PowerSGD", stream_, static_cast<unsigned>(rows()), low_rank_threads, table(),
+          source, static_cast<const A*>(q_.span().data()), sent.data() + plan_.whole_count, from);
     });
   }
 
@@ -73,9 +70,9 @@ class GpuLowRank {
     const LowRankSource<T> source{values.data(), residual()};
     for_each_part([&]<unsigned N>(std::size_t from) {
       launch_kernel<project_columns<N, T>>(
-          "columns of PowerSGD", stream_,
-          dim3(blocks(columns()), static_cast<unsigned>(pieces())), low_rank_threads, table(),
-          source, static_cast<const A*>(p_.span().data()), partials_.span().data(), from);
+          "columns of PowerSGD", stream_, dim3(blocks(columns()), static_cast<unsigned>(pieces())),
+          low_rank_threads, table(), source, static_cast<const A*>(p_.span().data()),
+          partials_.span().data(), from);
       launch_kernel<add_pieces<N, T>>("pieces of PowerSGD", stream_, blocks(columns()),
                                       low_rank_threads, table(),
                                       static_cast<const A*>(partials_.span().data()),
@@ -151,10 +148,17 @@ class GpuLowRank {
     if (numbered_.empty()) return;
     for (std::size_t from = 0; from < rank(); from += width()) {
       switch (width()) {
-        case 1: f.template operator()<1>(from); break;
-        case 2: f.template operator()<2>(from); break;
-        case 4: f.template operator()<4>(from); break;
-        default: f.template operator()<most_low_rank_columns>(from);
+        case 1:
+          f.template operator()<1>(from);
+          break;
+        case 2:
+          f.template operator()<2>(from);
+          break;
+        case 4:
+          f.template operator()<4>(from);
+          break;
+        default:
+          f.template operator()<most_low_rank_columns>(from);
       }
     }
   }
@@ -183,6 +187,7 @@ class GpuLowRank {
   }
 
   LowRankPlan plan_;
+  GpuHookDevice& device_;
   cudaStream_t stream_;
   std::vector<NumberedMatrix> numbered_;
   DeviceElements<NumberedMatrix> matrices_;
@@ -191,14 +196,13 @@ class GpuLowRank {
   DeviceElements<A> q_;
   DeviceElements<A> residual_;
   DeviceElements<A> partials_;
-  DeviceElements<std::uint64_t> step_;
 };
 
 template <class T, class Comm>
 class LowRank<T, HookDevice<Cuda, Comm>> : public GpuLowRank<element_kind<T>()> {
  public:
   LowRank(HookDevice<Cuda, Comm>& device, LowRankPlan plan)
-      : GpuLowRank<element_kind<T>()>(device.stream(), std::move(plan)) {}
+      : GpuLowRank<element_kind<T>()>(device, std::move(plan)) {}
 };
 
 }  // namespace lockstep::detail

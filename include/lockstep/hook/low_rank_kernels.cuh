@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The kernels of `PowerSGD`: products of a bucket's matrices with narrow ones, all matrices of
-/// a bucket in one launch, the same bits in every run.
+/// @file The kernels of `PowerSGD`: products of a bucket's matrices with narrow ones, all matrices
+/// of a bucket in one launch, the same bits in every run.
 
 #include <cuda_runtime.h>
 
@@ -148,8 +148,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
     restore_matrices(LowRankTable table, const Accumulator<T>* p, const Accumulator<T>* q,
                      T* values, Accumulator<T>* residual, std::size_t count) {
   using A = Accumulator<T>;
-  std::size_t at =
-      (std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x) * low_rank_elements;
+  std::size_t at = (std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x) * low_rank_elements;
   const std::size_t end = at + low_rank_elements < count ? at + low_rank_elements : count;
   while (at < end) {
     const NumberedMatrix& matrix = table.at<&NumberedMatrix::residual>(at);
@@ -279,14 +278,10 @@ LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
         break;
       }
       const std::uint64_t seed = mix_bits(draw.seed + matrix.parameter);
-      for_each([&](std::size_t i) {
-        own[i] = static_cast<A>(drawn_element(seed, *draw.step, k, i));
-      });
+      for_each(
+          [&](std::size_t i) { own[i] = static_cast<A>(drawn_element(seed, *draw.step, k, i)); });
     }
   }
 }
-
-/// One more step has begun to travel.
-inline LOCKSTEP_KERNEL count_step(std::uint64_t* step) { ++*step; }
 
 }  // namespace lockstep::detail

@@ -42,6 +42,8 @@ struct PowerSGD {
       Rank > 0 && Options.least_compression >= 0 && Options.epsilon >= 0;
   static constexpr std::size_t rounds = 2;
   static constexpr bool is_alone_of_its_kind = true;
+  /// Steps before and after the start.
+  static constexpr std::uint64_t phase(std::uint64_t step) { return step >= Options.start ? 1 : 0; }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.number(Rank).number(Options.start).number(Options.seed);
     hash.number(__builtin_bit_cast(std::uint64_t, Options.least_compression));

@@ -47,9 +47,8 @@ class MagnitudeSort {
     cub::DoubleBuffer<Bits> sorted(keys(memory), keys(memory + key_bytes()));
     cub::DoubleBuffer<std::uint32_t> order(places(memory), places(memory + place_bytes()));
     std::size_t bytes = storage_bytes_;
-    check_cuda(
-        run(memory + 2 * (key_bytes() + place_bytes()), bytes, sorted, order, stream),
-        "cub::DeviceRadixSort");
+    check_cuda(run(memory + 2 * (key_bytes() + place_bytes()), bytes, sorted, order, stream),
+               "cub::DeviceRadixSort");
     return order.Current();
   }
 

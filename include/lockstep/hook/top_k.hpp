@@ -32,6 +32,8 @@ struct TopK {
   static constexpr bool well_formed = Share > 0 && Share <= 1;
   static constexpr bool is_last = true;
   static constexpr bool is_alone_of_its_kind = true;
+  /// Steps before and after the start.
+  static constexpr std::uint64_t phase(std::uint64_t step) { return step >= Options.start ? 1 : 0; }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.number(__builtin_bit_cast(std::uint64_t, Share)).number(Options.start);
   }

@@ -44,8 +44,8 @@ LOCKSTEP_KERNEL number_parameters(const StepInputs<Rule>* inputs, const StepNumb
   own.skip = step->skip || parameters.used[p] == 0;
   if (!own.skip) {
     const StepInputs<Rule>& input = inputs[parameters.groups[p]];
-    own = step_numbers<Rule>(input.options, input.lr, ++parameters.updates[p],
-                             step->in_double.scale);
+    own =
+        step_numbers<Rule>(input.options, input.lr, ++parameters.updates[p], step->in_double.scale);
     own.step = step->step;
     own.watch = step->watch;
   }
@@ -135,9 +135,9 @@ void update_counted_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* 
   using P = ElementOf<Param>;
   using Arrays = UpdateArrays<R, M, G, P>;
   if (count == 0) return;
-  const Arrays arrays = update_arrays<R, M, G, P>(as<Master>(master), as<Gradient>(gradients),
-                                                  states_as<R, Master>(states),
-                                                  as<Param>(parameters));
+  const Arrays arrays =
+      update_arrays<R, M, G, P>(as<Master>(master), as<Gradient>(gradients),
+                                states_as<R, Master>(states), as<Param>(parameters));
   const auto blocks = static_cast<unsigned>(tiles_of<UpdateShape, Arrays::packet>(count));
   launch_kernel<update_counted<UpdateShape, Watches, R, M, G, P>>(
       "update of parameters", stream, blocks, UpdateShape::threads,

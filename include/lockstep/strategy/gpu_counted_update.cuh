@@ -47,9 +47,7 @@ class GpuCountedUpdates {
   }
 
   /// The step uses these parameters. A captured step keeps them. **Stream** in its order.
-  void use(std::span<const std::uint8_t> used) {
-    launch_store_flags(stream(), used_.data(), used);
-  }
+  void use(std::span<const std::uint8_t> used) { launch_store_flags(stream(), used_.data(), used); }
   /// The step uses what any rank uses. **Ranks** all.
   void agree() { comm_.all_reduce(used_.first(count_), Max{}, JobCall::step); }
 

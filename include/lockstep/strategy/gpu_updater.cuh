@@ -84,6 +84,13 @@ class GpuUpdater
             layout_.infos()[parameter].count()};
   }
 
+  /// And those of a bucket.
+  std::span<float> masters_of(const Bucket& bucket) const
+    requires(Traits::keeps_masters)
+  {
+    return {reinterpret_cast<float*>(masters_at(bucket.offset)), bucket.count()};
+  }
+
   /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
   /// ranks by `factor`: stores its numbers on the GPU. **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
@@ -326,9 +333,8 @@ class GpuUpdater
       gradients.wait(bucket.number);
       double* const own = partials() + partials_before_[bucket.number];
       if constexpr (Traits::skips_zero_gradients) {
-        counted_.template use_nonzero<travelling<T>>(bucket.offset, sizeof(T),
-                                                     averages(gradients, bucket),
-                                                     bucket.count.value(), own);
+        counted_.template use_nonzero<travelling<T>>(
+            bucket.offset, sizeof(T), averages(gradients, bucket), bucket.count.value(), own);
       } else {
         squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket), own,
                                               bucket.count.value());
@@ -446,8 +452,8 @@ class GpuUpdater
   }
   template <class Gradients, class T, std::size_t Count>
   void use_nonzero(Gradients& gradients, const Piece<T, Count>& piece) {
-    counted_.template use_nonzero<travelling<T>>(
-        piece.offset, sizeof(T), averages(gradients, piece), piece.count.value());
+    counted_.template use_nonzero<travelling<T>>(piece.offset, sizeof(T),
+                                                 averages(gradients, piece), piece.count.value());
   }
   template <class Gradients, class T, std::size_t Count>
   void update_used(Gradients& gradients, const Piece<T, Count>& piece) {

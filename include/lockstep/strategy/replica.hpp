@@ -239,8 +239,17 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
       traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
-        gradients_.hooked_reductions().count_sent(values.size_bytes());
-        comm_.all_reduce(values, Average{}, detail::JobCall::step);
+        const auto average = [&](const auto& own) {
+          gradients_.hooked_reductions().count_sent(own.size_bytes());
+          comm_.all_reduce(own, Average{}, detail::JobCall::step);
+        };
+        if constexpr (traits::keeps_masters) {
+          const auto masters = updater_.masters_of(bucket);
+          average(masters);
+          execution_.cast(values, masters);
+        } else {
+          average(values);
+        }
       });
     }
   }
@@ -297,6 +306,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
+    if constexpr (counts_hooks) {
+      if (completes_step()) gradients_.hooked_reductions().note_replay();
+    }
     micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
     execution_.note_forward();
   }
@@ -304,7 +316,22 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// added up before it.
   void undo_capture(std::size_t micro_batches) {
     gradients_.forget_reductions();
+    if constexpr (counts_hooks)
+      gradients_.hooked_reductions().go_back(before_.steps, before_.bytes);
     micro_batches_ = micro_batches;
+  }
+  /// Where micro-batches run as graphs: the next one may be captured. Micro-batches that share a
+  /// graph have equal results.
+  std::uint64_t begin_graph() {
+    if constexpr (counts_hooks) {
+      auto& reductions = gradients_.hooked_reductions();
+      reductions.note_step(before_.steps, before_.bytes);
+      before_ = {reductions.steps(), reductions.bytes_sent()};
+      if (!completes_step()) return 0;
+      reductions.tell_step();
+      return reductions.phase();
+    }
+    return 0;
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
@@ -337,6 +364,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
+  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
 
   void await_device() const {
     if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
@@ -405,6 +433,13 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
+  struct HookCounts {
+    std::uint64_t steps = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct NoCounts {};
+  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, NoCounts>
+      before_;  // the latest micro-batch
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;

@@ -25,9 +25,9 @@ struct DoubleBuffer {
 
 struct DeviceRadixSort {
   template <class Key, class Value>
-  static cudaError_t SortPairsDescending(void* storage, std::size_t& bytes,
-                                         DoubleBuffer<Key>& keys, DoubleBuffer<Value>& values,
-                                         std::size_t count, int, int, cudaStream_t stream) {
+  static cudaError_t SortPairsDescending(void* storage, std::size_t& bytes, DoubleBuffer<Key>& keys,
+                                         DoubleBuffer<Value>& values, std::size_t count, int, int,
+                                         cudaStream_t stream) {
     if (storage == nullptr) {
       bytes = 256;
       return cudaSuccess;
