@@ -33,7 +33,7 @@ using namespace lockstep;
 using namespace train;
 
 template <class T>
-std::vector<T> downloaded(std::span<T> from) {
+std::vector<std::remove_const_t<T>> downloaded(std::span<T> from) {
   std::vector<std::remove_const_t<T>> values(from.size());
   check_cuda(cudaMemcpy(values.data(), from.data(), from.size_bytes(), cudaMemcpyDefault),
              "cudaMemcpy");

@@ -175,8 +175,8 @@ class GpuLowRank {
   }
   void receive(std::span<const T> come, std::span<A> own) {
     if (own.empty()) return;
-    launch_kernel<widen<T>>("factors of PowerSGD", stream_, blocks(own.size()), low_rank_threads,
-                            come.data(), own.data(), own.size());
+    launch_kernel<widen_factors<T>>("factors of PowerSGD", stream_, blocks(own.size()),
+                                    low_rank_threads, come.data(), own.data(), own.size());
   }
   void orthogonalize(bool of_rows, A* factors, const LowRankDraw& draw) {
     if (numbered_.empty()) return;

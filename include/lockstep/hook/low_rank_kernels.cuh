@@ -198,7 +198,7 @@ LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
 
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
-    widen(const T* from, Accumulator<T>* to, std::size_t count) {
+    widen_factors(const T* from, Accumulator<T>* to, std::size_t count) {
   const std::size_t i = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
   if (i < count) to[i] = static_cast<Accumulator<T>>(from[i]);
 }
