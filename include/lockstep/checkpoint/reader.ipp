@@ -83,7 +83,8 @@ LOCKSTEP_INLINE std::string_view owner_of(std::string_view name) {
     return slash < state.size() ? "" : name.substr(state.size(), slash - state.size());
   }
   constexpr std::string_view local = "lockstep/local/";
-  for (const std::string_view role : {"lockstep/gradient/", "lockstep/buffer/", local}) {
+  constexpr std::string_view roles[] = {"lockstep/gradient/", "lockstep/buffer/", local};
+  for (const std::string_view role : roles) {
     if (!name.starts_with(role)) continue;
     const std::size_t slash = name.find('/', role.size());
     if (slash == std::string_view::npos) return "";

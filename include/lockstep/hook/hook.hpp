@@ -144,7 +144,7 @@ struct HookList {
     std::size_t left_out = 0;
     bool is_over = false;
     bool fits = true;
-    const auto add = [&](bool leaves, bool last) {
+    [[maybe_unused]] const auto add = [&](bool leaves, bool last) {
       left_out += leaves ? 1 : 0;
       fits = fits && !is_over && left_out <= 1;
       is_over = is_over || last;
@@ -165,7 +165,7 @@ struct HookList {
   /// Are parameters averaged after this update, the first of which is 1?
   static constexpr bool averages_after([[maybe_unused]] std::uint64_t update) {
     bool due = false;
-    const auto ask = [&]<class Hook>(std::type_identity<Hook>) {
+    [[maybe_unused]] const auto ask = [&]<class Hook>(std::type_identity<Hook>) {
       if constexpr (ParameterAveraging<Hook>) due = due || Hook::averages_parameters(update);
     };
     (ask(std::type_identity<H>{}), ...);
