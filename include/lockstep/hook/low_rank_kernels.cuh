@@ -277,7 +277,7 @@ LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
         for_each([&](std::size_t i) { own[i] = 0; });
         break;
       }
-      const std::uint64_t seed = mix_bits(draw.seed + matrix.parameter);
+      const std::uint64_t seed = random_at(draw.seed, matrix.parameter);
       for_each(
           [&](std::size_t i) { own[i] = static_cast<A>(drawn_element(seed, *draw.step, k, i)); });
     }
