@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <cub/block/block_reduce.cuh>
-#include <limits>
+#include <cuda/std/limits>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
@@ -245,8 +245,8 @@ template <class A>
 LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
     orthogonalize_matrices(const NumberedMatrix* matrices, bool rows, A* factors, A epsilon,
                            LowRankDraw draw) {
-  constexpr A least = 32 * std::numeric_limits<A>::epsilon();
-  constexpr A most = std::numeric_limits<A>::max();
+  constexpr A least = 32 * cuda::std::numeric_limits<A>::epsilon();
+  constexpr A most = cuda::std::numeric_limits<A>::max();
   const NumberedMatrix& matrix = matrices[blockIdx.x];
   const std::size_t length = rows ? matrix.rows : matrix.columns;
   A* const columns = factors + (rows ? matrix.p : matrix.q);
