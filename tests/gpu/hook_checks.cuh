@@ -137,6 +137,7 @@ void train_zero_case(auto& comm, const nlohmann::json& figures, std::size_t numb
   ddp.optimizer().weight_decay = figures.at("weight_decay");
   for (std::size_t s = 0; s < c.steps; ++s) {
     ddp.model().leaves_out_fc2 = std::ranges::find(skipped, s) != skipped.end();
+    ddp.model().gives_zeros = !(std::is_same_v<Ps, UnusedParameters<Zero>> || ...);
     ddp.step(labelled<double>(c.samples(s, comm.rank().value())));
   }
   comm.synchronize();
@@ -151,6 +152,8 @@ void check_zero_filter(auto& comm) {
       train_zero_case<Hooks<SkipZeroGradients>>(comm, all[i], i);
       // A norm that clips nothing has the test for zero ride in its pass.
       train_zero_case<Hooks<SkipZeroGradients>, Clip<1e9>>(comm, all[i], i);
+      // A gradient that nobody has is none to PyTorch either.
+      train_zero_case<UnusedParameters<Zero>>(comm, all[i], i);
     } else {
       train_zero_case<>(comm, all[i], i);
     }

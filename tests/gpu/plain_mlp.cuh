@@ -129,6 +129,7 @@ struct GpuPlainMlp {
   std::size_t out = Out;
   bool waits = false;           // for the stream, in forward: such a step cannot be captured
   bool leaves_out_fc2 = false;  // then fc3 follows fc1, and the gradient of fc2 is zero
+  bool gives_zeros = true;      // where fc2 is left out; else it has no gradient
 
   void shapes(auto& shape) const {
     shape("fc1.weight"_p, hidden, in);
@@ -177,6 +178,7 @@ struct GpuPlainMlp {
     other.out = out;
     other.waits = waits;
     other.leaves_out_fc2 = leaves_out_fc2;
+    other.gives_zeros = gives_zeros;
   }
 
   /// Up to the outputs, which go to `outputs_at()`: there may have to be room first.
@@ -209,15 +211,17 @@ struct GpuPlainMlp {
     mark(step, "fc3.weight"_p);
     run.input_gradient(data(step.param("fc3.weight"_p)), d3, top<A>(batch),
                        leaves_out_fc2 ? d1<A>(batch) : d2<A>(batch), out, hidden);
-    if (leaves_out_fc2) {
+    if (leaves_out_fc2 && gives_zeros) {
       clear(step, "fc2.bias"_p);
       clear(step, "fc2.weight"_p);
-    } else {
+    } else if (!leaves_out_fc2) {
       run.layer_back(slopes(step, "fc2.weight"_p), slopes(step, "fc2.bias"_p), a1<A>(),
                      d2<A>(batch), hidden, hidden);
     }
-    mark(step, "fc2.bias"_p);
-    mark(step, "fc2.weight"_p);
+    if (!leaves_out_fc2 || gives_zeros) {
+      mark(step, "fc2.bias"_p);
+      mark(step, "fc2.weight"_p);
+    }
     if (!leaves_out_fc2) {
       run.input_gradient(data(step.param("fc2.weight"_p)), d2<A>(batch), a1<A>(), d1<A>(batch),
                          hidden, hidden);

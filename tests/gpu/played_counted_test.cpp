@@ -133,6 +133,7 @@ void train_case(const nlohmann::json& figures, std::size_t number) {
     ddp.optimizer().weight_decay = figures.at("weight_decay");
     for (std::size_t s = 0; s < c.steps; ++s) {
       ddp.model().leaves_out_fc2 = std::ranges::find(skipped, s) != skipped.end();
+      ddp.model().gives_zeros = !(std::is_same_v<Ps, UnusedParameters<Zero>> || ...);
       ddp.step(labelled<double>(c.samples(s, comm.rank().value())));
     }
     comm.synchronize();
@@ -149,6 +150,7 @@ BOOST_AUTO_TEST_CASE(parameters_without_a_gradient_are_left_alone_as_pytorch_lea
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].at("filtered")) {
       train_case<Hooks<SkipZeroGradients>>(all[i], i);
+      train_case<UnusedParameters<Zero>>(all[i], i);
     } else {
       train_case<>(all[i], i);
     }
