@@ -158,7 +158,8 @@ class Pipeline<T, Comm, Device, HookList<>> {
     Comm& comm;
     std::span<T> values;
     operator Handle() const {
-      return comm.all_reduce_async(values, operation(comm.world_size().value()), JobCall::step);
+      return comm.all_reduce_async(values, operation(comm.world_size().value()),
+                                   step_call_of_thread());
     }
   };
 

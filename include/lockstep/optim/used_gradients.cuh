@@ -100,9 +100,10 @@ struct FlagBits {
   std::uint32_t words[most / 32];
 };
 
-inline LOCKSTEP_KERNEL spread_flags(FlagBits bits, std::uint8_t* to, std::size_t count) {
+template <class Flag>
+LOCKSTEP_KERNEL spread_flags(FlagBits bits, Flag* to, std::size_t count) {
   const std::size_t i = blockIdx.x * blockDim.x + threadIdx.x;
-  if (i < count) to[i] = bits.words[i / 32] >> (i % 32) & 1U;
+  if (i < count) to[i] = static_cast<Flag>(bits.words[i / 32] >> (i % 32) & 1U);
 }
 
 /// Stores flags, each zero or one. They are part of the launch, so that a captured step keeps those
@@ -115,9 +116,9 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
     FlagBits bits{};
     for (std::size_t i = 0; i != count; ++i)
       bits.words[i / 32] |= std::uint32_t{flags[first + i] != 0} << (i % 32);
-    launch_kernel<spread_flags>("flags", stream,
-                                static_cast<unsigned>((count + threads - 1) / threads), threads,
-                                bits, to + first, count);
+    launch_kernel<spread_flags<std::uint8_t>>(
+        "flags", stream, static_cast<unsigned>((count + threads - 1) / threads), threads, bits,
+        to + first, count);
   }
 }
 

@@ -20,6 +20,7 @@
 #include "lockstep/hook/pipeline.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/riders.hpp"
 
 namespace lockstep::detail {
 
@@ -43,8 +44,9 @@ class HookedReductions {
       const Bucket& bucket = plan.bucket_table[b];
       Slot& slot = slots_[b];
       for (const std::size_t p : plan.members(b)) slot.tensors.push_back(tensor(bucket, p));
-      slot.bucket.emplace(comm, device_, b, bucket.count(),
-                          std::span<const HookedTensor>(slot.tensors), steps_, bytes_);
+      slot.count = bucket.count() + riders_behind<Traits>(b, comm.world_size());
+      slot.bucket.emplace(comm, device_, b, slot.count, std::span<const HookedTensor>(slot.tensors),
+                          steps_, bytes_);
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         std::get<Row<Travelling<T>>>(rows_).slots[b].emplace(*slot.bucket);
       });
@@ -77,8 +79,8 @@ class HookedReductions {
       for_each_pipeline([](std::size_t, auto& pipeline) { pipeline.settle(); });
     }
     slot.under_way = false;
-    const std::size_t count = layout_.plan().bucket_table[bucket].count();
-    std::get<Row<T>>(rows_).slots[bucket]->finish({reinterpret_cast<T*>(slot.gradients), count});
+    std::get<Row<T>>(rows_).slots[bucket]->finish(
+        {reinterpret_cast<T*>(slot.gradients), slot.count});
     if (bucket + 1 == layout_.plan().bucket_count) ++steps_;
   }
 
@@ -144,6 +146,7 @@ class HookedReductions {
     std::vector<HookedTensor> tensors;
     std::optional<Hooked> bucket;
     std::byte* gradients = nullptr;
+    std::size_t count = 0;  // of elements, with riders
     bool under_way = false;
   };
 
