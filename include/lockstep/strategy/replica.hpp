@@ -413,8 +413,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// another sub-graph.
   std::uint64_t graph_variant() const {
     if constexpr (traits::has_subgraphs) {
-      const auto& sets = gradients_.subgraphs();
-      return std::uint64_t{sets.set()} << 32 | sets.chosen();
+      return gradients_.subgraphs().variant(gradients_.used());
     } else {
       return 0;
     }
