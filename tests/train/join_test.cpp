@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks with different numbers of batches, on real processes that share memory.
+#include <array>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -10,6 +12,7 @@
 #include "comm/repeat.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/join.hpp"
 #include "train/run_job.hpp"
 
@@ -233,6 +236,36 @@ BOOST_AUTO_TEST_CASE(a_rank_that_breaks_answers_the_others) {
       require_same(job, "after a break");
       require(job.ddp().updates() == 3 * (epoch.number() + 1), "updates of the last rank");
     }
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_trainer_saves_when_all_are_through_and_goes_on_from_there) {
+  const checkpoints::Folder folder;
+  const ranks::Common<std::array<double, 3>> whole;
+  const auto train = [](Job& job, std::uint64_t until) {
+    const std::size_t me = job.rank().value();
+    const auto own = line(me == 0 ? 6 : 30);
+    std::uint64_t updates = 0;
+    for (auto epoch : job.epochs(3)) {
+      for (const auto& batch : epoch.batches(own, 2)) job.step(batch);
+      updates = job.ddp().updates();
+      if (epoch.number() + 1 == until) break;
+    }
+    return std::array<double, 3>{job.param("slope"_p)(), job.ddp().buffer("batches"_p)(0),
+                                 static_cast<double>(updates)};
+  };
+  run<Job>(2, [&](Job& job) {
+    const auto all = train(job, 3);
+    if (job.rank() == Rank{0}) *whole = all;
+  });
+  run<Job>(2, [&](Job& job) {
+    job.checkpoints({.folder = folder.path, .every_steps = 1});
+    train(job, 2);
+  });
+  run<Job>(2, [&](Job& job) {
+    job.checkpoints({.folder = folder.path, .every_steps = 1, .resume = true});
+    require(train(job, 3) == *whole, "it goes on with the same bits");
+    require(job.summary().epoch == 3, "in the third epoch");
   });
 }
 

@@ -9,6 +9,8 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/core/name.hpp"
+#include "lockstep/hook/compress_to.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/shapes.hpp"
@@ -189,6 +191,16 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>) {
   return {};
 }
 
+/// Do all elements of a bucket come through a hook, each rounded at most?
+template <class Hook>
+inline constexpr bool brings_riders = false;
+template <FloatingElement To>
+inline constexpr bool brings_riders<CompressTo<To>> = true;
+template <class... Stages>
+consteval bool bring_riders(HookList<Stages...>) {
+  return (brings_riders<Stages> && ...);
+}
+
 /// Finds what does not go with ranks that are through before others.
 template <class Policies>
 consteval Finding find_join_fault() {
@@ -197,6 +209,7 @@ consteval Finding find_join_fault() {
     return {Fault::join_with_dp};
   if (Pick<axes::StepExecution, Policies>::captures) return {Fault::join_with_captured};
   if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
+  if (!bring_riders(typename Pick<axes::Hooks, Policies>::stages{})) return {Fault::join_with_hooks};
   return {};
 }
 

@@ -46,6 +46,7 @@ enum class Fault {
   join_with_dp,
   join_with_captured,
   join_with_shared,
+  join_with_hooks,
   // Groups of ranks.
   groups_with_dp,
   groups_of_other_world,
@@ -168,6 +169,10 @@ struct Verdict {
       F != detail::Fault::join_with_shared,
       "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
       "and Sharding<HostShared> reduces no buckets; choose Sharding<Replicated>, its default");
+  static_assert(
+      F != detail::Fault::join_with_hooks,
+      "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
+      "and of the hooks only CompressTo brings all of its elements; leave the others out");
   static_assert(
       F != detail::Fault::groups_with_dp,
       "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "
