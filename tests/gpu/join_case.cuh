@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Ranks with different numbers of batches on GPUs: a case of join.json, and whose buffers are
-/// left in the end. What is wrong is thrown.
+/// @file Ranks with different numbers of batches on GPUs: a case of join.json, and whose buffers
+/// are left in the end. What is wrong is thrown.
 
 #include <algorithm>
 #include <array>
@@ -52,10 +52,10 @@ void train_case(Comm& comm, const nlohmann::json& c) {
   network.in = in;
   network.hidden = c.at("dims").at(1);
   network.out = out;
-  detail::BasicDdp<Marking,
-                   CanonicalPolicies<Device<Cuda>, Optimizer<SGD>,
-                                     Buckets<BucketLimits{600, 1500}>, Ps...>,
-                   Comm>
+  detail::BasicDdp<
+      Marking,
+      CanonicalPolicies<Device<Cuda>, Optimizer<SGD>, Buckets<BucketLimits{600, 1500}>, Ps...>,
+      Comm>
       ddp(comm, network);
   ddp.optimizer().lr = c.at("lr");
   auto joined = ddp.join();
@@ -87,8 +87,7 @@ void train_case(Comm& comm, const nlohmann::json& c) {
                   ", PyTorch has " + std::to_string(want[i]));
   });
   const auto most = std::max_element(batches.begin(), batches.end());  // the lowest of these
-  const std::uint8_t newest =
-      mark_of(static_cast<std::size_t>(most - batches.begin()), *most - 1);
+  const std::uint8_t newest = mark_of(static_cast<std::size_t>(most - batches.begin()), *most - 1);
   std::uint8_t mark = 0;
   check_cuda(cudaMemcpy(&mark, ddp.buffer("mark"_p).data_handle(), 1, cudaMemcpyDefault),
              "cudaMemcpy");

@@ -28,7 +28,8 @@ using namespace std::chrono_literals;
 using ByInitial = PolicyPack<UnevenInputs<Join>, Accumulate<3>, UnusedParameters<Zero>,
                              Buckets<BucketLimits{0, 0}>>;
 /// Divided by the live ranks before the norm is taken; what is not finite is left out.
-using ByLive = PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<2.5>, Anomaly<Skip>>;
+using ByLive =
+    PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<2.5>, Anomaly<Skip>>;
 
 template <class... Ps>
 void check(const Loops& loops, PolicyPack<Ps...>) {
@@ -186,8 +187,8 @@ InMemoryDataset<double, double> line(std::size_t points) {
 
 /// The numbers that all ranks must have the same.
 void require_same(Job& job, const std::string& when) {
-  for (const double mine : {job.param("slope"_p)(), job.ddp().learning_rate(),
-                            job.ddp().buffer("batches"_p)(0)}) {
+  for (const double mine :
+       {job.param("slope"_p)(), job.ddp().learning_rate(), job.ddp().buffer("batches"_p)(0)}) {
     for (const double other : job.all_gather(mine))
       require(other == mine, when + ": ranks have different numbers");
   }

@@ -83,12 +83,14 @@ class GradientBuckets {
 
   // A backward pass.
 
-  void begin_backward(BackwardPass pass, [[maybe_unused]] bool is_live = true) {
+  /// `Live`: this rank has a batch.
+  template <bool Live = true>
+  void begin_backward(BackwardPass pass) {
     pass_ = pass;
     next_ = 0;
     readiness_.reset();
     if constexpr (Traits::joins) {
-      if (pass.synchronizes) board(is_live);
+      if (pass.synchronizes) board(Live);
     }
     if constexpr (is_checked) spoil();
   }
@@ -122,7 +124,7 @@ class GradientBuckets {
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass, false);
+    begin_backward<false>(pass);
     take_missing_as_zero();
   }
 
@@ -363,8 +365,9 @@ class GradientBuckets {
         if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const std::size_t bytes =
-              bucket.bytes + riders_behind<Traits>(next_, comm_.world_size()) * sizeof(T);
+          std::size_t bytes = bucket.bytes;
+          if constexpr (Traits::joins)
+            bytes += riders_behind<Traits>(next_, comm_.world_size()) * sizeof(T);
           const auto travelling = averages<T>(bucket.offset, bytes);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
             execution_.cast(travelling, own<T>(bucket.offset, bytes));
@@ -383,12 +386,11 @@ class GradientBuckets {
   void board(bool is_live) {
     is_boarded_ = true;
     is_averaged_ = false;
-    Traits::with_element(
-        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
-          riders_.board(
-              own<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
-              is_live);
-        });
+    Traits::with_element(layout_.plan().bucket_table[0].element, [&]<class T>(
+                                                                     std::type_identity<T>) {
+      riders_.board(own<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+                    is_live);
+    });
   }
   /// Reads them when they have come, once.
   void settle() {

@@ -44,8 +44,8 @@ class HookedReductions {
       Slot& slot = slots_[b];
       for (const std::size_t p : plan.members(b)) slot.tensors.push_back(tensor(bucket, p));
       slot.count = bucket.count() + riders_behind<Traits>(b, comm.world_size());
-      slot.bucket.emplace(comm, device_, b, slot.count,
-                          std::span<const HookedTensor>(slot.tensors), steps_, bytes_);
+      slot.bucket.emplace(comm, device_, b, slot.count, std::span<const HookedTensor>(slot.tensors),
+                          steps_, bytes_);
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         std::get<Row<Travelling<T>>>(rows_).slots[b].emplace(*slot.bucket);
       });

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicators of a job with `Groups<Grid<W, G>>`: this rank's group, and the ranks that
-/// have its place in the other groups.
+/// @file The communicators of a job with `Groups<Grid<W, G>>`: this rank's group, and the ranks
+/// that have its place in the other groups.
 
 #include <string_view>
 #include <type_traits>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `auto joined = ddp.join();`: the scope of a hand-written loop whose batches may end earlier
-/// on some ranks.
+/// @file `auto joined = ddp.join();`: the scope of a hand-written loop whose batches may end
+/// earlier on some ranks.
 
 #include <cstdio>
 #include <exception>
@@ -11,8 +11,8 @@ namespace lockstep::detail {
 /// Ends with `finish`, or with its scope: this rank then answers the others until no rank has a
 /// batch. An exception that ends the scope is a failure of this rank, which answers nobody.
 template <class Ddp>
-class [[nodiscard("the scope ends at once unless it has a name: auto joined = ddp.join();")]]
-JoinScope {
+class [[nodiscard(
+    "the scope ends at once unless it has a name: auto joined = ddp.join();")]] JoinScope {
  public:
   explicit JoinScope(Ddp& ddp) : ddp_(ddp) { ddp.begin_join(); }
   JoinScope(const JoinScope&) = delete;

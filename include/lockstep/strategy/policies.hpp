@@ -176,9 +176,9 @@ template <class How, class Divisor = DivideByInitial>
 struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {
   static constexpr bool joins = std::is_same_v<How, Join>;
   static constexpr bool divides_by_live = joins && std::is_same_v<Divisor, DivideByLive>;
-  static constexpr bool well_formed =
-      detail::ChoiceOf<How, axes::UnevenInputs> && detail::ChoiceOf<Divisor, axes::JoinDivisor> &&
-      (joins || std::is_same_v<Divisor, DivideByInitial>);
+  static constexpr bool well_formed = detail::ChoiceOf<How, axes::UnevenInputs> &&
+                                      detail::ChoiceOf<Divisor, axes::JoinDivisor> &&
+                                      (joins || std::is_same_v<Divisor, DivideByInitial>);
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::UnevenInputs::name).text(How::name);
     if constexpr (joins) hash.text(Divisor::name);

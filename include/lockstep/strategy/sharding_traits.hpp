@@ -57,9 +57,9 @@ struct ShardingTraits {
   static constexpr std::size_t riders =
       joins ? riders_for(Pick<axes::World, Policies>::static_size) : 0;
 
-  using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                               std::max(shards ? shard_room : 0,
-                                        align_up(riders * sizeof(double)))>;
+  using plan_rules =
+      PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
+                std::max(shards ? shard_room : 0, align_up(riders * sizeof(double)))>;
 };
 
 }  // namespace lockstep::detail

@@ -209,7 +209,8 @@ consteval Finding find_join_fault() {
     return {Fault::join_with_dp};
   if (Pick<axes::StepExecution, Policies>::captures) return {Fault::join_with_captured};
   if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
-  if (!bring_riders(typename Pick<axes::Hooks, Policies>::stages{})) return {Fault::join_with_hooks};
+  if (!bring_riders(typename Pick<axes::Hooks, Policies>::stages{}))
+    return {Fault::join_with_hooks};
   return {};
 }
 
