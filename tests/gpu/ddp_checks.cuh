@@ -391,7 +391,7 @@ void check_join(auto& comm) {
 }
 
 /// The rows and columns of a grid, beside steps of all ranks.
-void check_groups(auto& comm) {
+void check_job_groups(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   const std::size_t world = comm.world_size().value();
   if (world % 2 != 0) return;
@@ -716,7 +716,7 @@ void run_checks(auto& comm, const std::string& name) {
       run("skip_captured", [&] { check_skip<CapturedStep>(comm); });
     }
     run("join", [&] { check_join(comm); });
-    run("groups", [&] { check_groups(comm); });
+    run("job_groups", [&] { check_job_groups(comm); });
     run("outputs", [&] { check_outputs(comm); });
     run("listed", [&] { check_listed<>(comm); });
     if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });

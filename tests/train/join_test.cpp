@@ -3,6 +3,7 @@
 #include <array>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
@@ -95,6 +96,20 @@ BOOST_AUTO_TEST_CASE(a_rank_that_leaves_without_joining_is_named) {
   });
   BOOST_TEST(ends[0].find("rank 1") != std::string::npos, ends[0]);
   BOOST_TEST(ends[1] == "");
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_dies_is_named_to_those_that_are_through) {
+  const Ends ends = ranks::run_processes(3, 20s, [](Shared& comm) {
+    auto ddp = joining_ddp(comm, ByInitial{});
+    auto joined = ddp.join();
+    for (int s = 0; comm.rank() == Rank{1}; ++s) {
+      if (s == 7) raise(SIGKILL);
+      ddp.step(Entry{});
+    }
+    joined.finish();
+  });
+  for (const std::size_t r : {0u, 2u})
+    BOOST_TEST(ends[r].find("rank 1") != std::string::npos, ends[r]);
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_whose_scope_an_exception_ends_answers_nobody) {
