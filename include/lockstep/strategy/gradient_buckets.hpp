@@ -298,9 +298,11 @@ class GradientBuckets {
     if constexpr (Traits::micro_batches > 1) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
       std::size_t most = 0;
-      for (const Bucket& bucket : layout_.plan().buckets()) {
+      for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        const std::size_t count = bucket.count() + riders_behind<Traits>(b, comm_.world_size());
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          most = std::max(most, bucket.count() * sizeof(Accumulator<Travelling<T>>));
+          most = std::max(most, count * sizeof(Accumulator<Travelling<T>>));
         });
       }
       comm_.reserve(most);
