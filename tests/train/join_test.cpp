@@ -255,34 +255,60 @@ BOOST_AUTO_TEST_CASE(a_rank_that_breaks_answers_the_others) {
   });
 }
 
-BOOST_AUTO_TEST_CASE(a_trainer_saves_when_all_are_through_and_goes_on_from_there) {
-  const checkpoints::Folder folder;
-  const ranks::Common<std::array<double, 3>> whole;
-  const auto train = [](Job& job, std::uint64_t until) {
-    const std::size_t me = job.rank().value();
-    const auto own = line(me == 0 ? 6 : 30);
-    std::uint64_t updates = 0;
+// Rank 0 draws 3 samples and rank 1 draws 15: 2 and 8 batches, 4 updates in an epoch.
+BOOST_AUTO_TEST_CASE(a_trainer_saves_while_some_are_through_and_goes_on_from_there) {
+  using Figures = std::array<double, 6>;
+  const ranks::Common<Figures> whole;
+  const auto train = [](Job& job, std::uint64_t fails_at, bool breaks) {
+    const auto own = line(job.rank() == Rank{0} ? 6 : 30);
+    EpochSummary last;
     for (auto epoch : job.epochs(3)) {
-      for (const auto& batch : epoch.batches(own, 2)) job.step(batch);
-      updates = job.ddp().updates();
-      if (epoch.number() + 1 == until) break;
+      for (const auto& batch : epoch.batches(own, 2)) {
+        job.step(batch);
+        if (job.rank() == Rank{1} && job.ddp().updates() == fails_at)
+          throw std::runtime_error("the power is gone");
+        if (breaks && job.rank() == Rank{0}) break;
+      }
+      last = epoch.summary();
     }
-    return std::array<double, 3>{job.param("slope"_p)(), job.ddp().buffer("batches"_p)(0),
-                                 static_cast<double>(updates)};
+    return Figures{job.param("slope"_p)(),
+                   job.ddp().buffer("batches"_p)(0),
+                   static_cast<double>(job.ddp().updates()),
+                   last.loss.value(),
+                   static_cast<double>(last.steps),
+                   static_cast<double>(last.samples)};
   };
-  run<Job>(2, [&](Job& job) {
-    const auto all = train(job, 3);
-    if (job.rank() == Rank{0}) *whole = all;
-  });
-  run<Job>(2, [&](Job& job) {
-    job.checkpoints({.folder = folder.path, .every_steps = 1});
-    train(job, 2);
-  });
-  run<Job>(2, [&](Job& job) {
-    job.checkpoints({.folder = folder.path, .every_steps = 1, .resume = true});
-    require(train(job, 3) == *whole, "it goes on with the same bits");
-    require(job.summary().epoch == 3, "in the third epoch");
-  });
+  for (const bool breaks : {false, true}) {
+    run<Job>(2, [&](Job& job) {
+      const Figures all = train(job, 0, breaks);
+      if (job.rank() == Rank{0}) *whole = all;
+    });
+    // In the last epoch, in one before it, and at the very end of one.
+    for (const std::uint64_t fails_at : {11u, 6u, 8u}) {
+      const checkpoints::Folder folder;
+      CheckpointOptions options;
+      options.folder = folder.path;
+      options.every_steps = 1;
+      options.asynchronous = false;
+      const std::string words = failure<Job>(2, [&](Job& job) {
+        job.checkpoints(options);
+        train(job, fails_at, breaks);
+      });
+      BOOST_TEST(words.find("the power is gone") != std::string::npos, words);
+      options.resume = true;
+      run<Job>(2, [&](Job& job) {
+        job.checkpoints(options);
+        const auto resumed = job.resume();
+        require(resumed && resumed->step == fails_at - 1,
+                "the step before is the newest that is saved");
+        const Figures have = train(job, 0, breaks);
+        for (std::size_t i = 0; i != have.size(); ++i)
+          require(have[i] == (*whole)[i], "figure " + std::to_string(i) + " is " +
+                                              std::to_string(have[i]) + " instead of " +
+                                              std::to_string((*whole)[i]));
+      });
+    }
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_trainer_refuses_other_calls_inside_of_the_loop) {
