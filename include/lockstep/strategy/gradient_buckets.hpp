@@ -85,6 +85,11 @@ class GradientBuckets {
     return second_->data();
   }
 
+  /// The communicators of groups, where buckets are divided inside of these.
+  void use(auto& groups) {
+    if constexpr (Traits::scatters_buckets) reductions_.use(groups);
+  }
+
   // A backward pass.
 
   void begin_backward(BackwardPass pass, [[maybe_unused]] bool is_live = true) {
@@ -368,7 +373,7 @@ class GradientBuckets {
       refuse_gradient(parameter, " was asked for before those of later layers were complete");
     if (earlier != no_bucket) {
       if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
-      wait(earlier);
+      for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
     }
     ring_.take(b);
     ring_.clear_padding(execution_, b);
