@@ -34,6 +34,19 @@ static_assert(Gpus::fingerprint() != Hosts::fingerprint());
 
 }  // namespace change_one_line
 
+namespace sharding {
+
+using Mlp = Mlp784;
+#define Trainer detail::Composed
+using Slices = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy>>;
+using Grads = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>;
+using Whole = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, ByTensor>>;
+#undef Trainer
+static_assert(Slices::fingerprint() != Grads::fingerprint());
+static_assert(Slices::fingerprint() != Whole::fingerprint());
+
+}  // namespace sharding
+
 namespace gpu {
 
 using Classifier = Mlp784;
@@ -316,6 +329,8 @@ Saver saver;  // keeps its memory and its thread for the next save
 saver.save(ddp, "model.safetensors", {.asynchronous = true});
 ddp.step(batch);    // while the file is being written
 saver.finish(ddp);  // throws what went wrong
+
+save(ddp, "whole.safetensors", {.consolidated = true});
 }
 
 }  // namespace checkpoints_of_jobs

@@ -48,6 +48,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::for_each_parameter;
   using Base::for_each_state;
   using Base::grad;
+  using Base::gradient_bytes;
   using Base::group_options;
   using Base::learning_rate;
   using Base::loss_meter;
@@ -61,6 +62,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::set_epoch;
   using Base::set_progress;
   using Base::skipped_steps;
+  using Base::state_bytes;
   using Base::synchronize_buffers;
   using Base::updates;
   using Phases::backward;
@@ -223,6 +225,10 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
                   "add up gradients; add Accumulate<N>, or use World<dynamic>");
+    static_assert(!traits::frees_gradients,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are "
+                  "scattered at once, which no_sync would put off; use Accumulate<N>, or "
+                  "ZeroRedundancy alone");
     return LocalScope<Base>(*this);
   }
 

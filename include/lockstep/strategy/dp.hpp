@@ -126,7 +126,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   void for_each_state(F&& f) const {
     for (const auto& replica : replicas_) {
       std::as_const(*replica).replica().for_each_state(f);
-      if constexpr (!traits::shares_parameters) return;
+      if constexpr (!traits::divides_states) return;
     }
   }
 

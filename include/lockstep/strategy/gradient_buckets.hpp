@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
@@ -20,6 +21,8 @@
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/gradient_ring.hpp"
+#include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -54,6 +57,7 @@ class GradientBuckets {
 
   /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  static constexpr bool frees = Traits::frees_gradients;
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
@@ -61,8 +65,8 @@ class GradientBuckets {
       : comm_(comm),
         execution_(execution),
         layout_(where),
-        arena_(reinterpret_cast<std::byte*>(
-            comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
+        ring_(comm, where),
+        arena_(make_arena()),
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
@@ -81,18 +85,42 @@ class GradientBuckets {
     return second_->data();
   }
 
+  /// The communicators of groups, where buckets are divided inside of these.
+  void use(auto& groups) {
+    if constexpr (Traits::scatters_buckets) reductions_.use(groups);
+  }
+
   // A backward pass.
 
   /// `Live`: this rank has a batch.
   template <bool Live = true>
   void begin_backward(BackwardPass pass) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
     pass_ = pass;
     next_ = 0;
     readiness_.reset();
     if constexpr (Traits::joins) {
       if (pass.synchronizes) board(Live);
     }
-    if constexpr (is_checked) spoil();
+    if constexpr (is_checked && !Traits::frees_gradients) spoil();
+  }
+
+  /// A parameter's gradient, where memory is handed out bucket by bucket.
+  template <class Key>
+  auto freed_gradient(Key key)
+    requires(Traits::frees_gradients)
+  {
+    layout_.require_trained(key);
+    const std::size_t parameter =
+        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t b = parameter < layout_.infos().size()
+                              ? layout_.plan().placements[parameter].bucket
+                              : 0;  // refused where its view is made
+    if (!ring_.holds(b)) claim(b, parameter);
+    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
 
   /// The gradient of a parameter is complete.
@@ -105,9 +133,11 @@ class GradientBuckets {
       if constexpr (Traits::weighs_shares) {
         if (weight_ != 1) execution_.scale(written<T>(tensor.index), weight_);
       }
-      if (pass_.adds)
-        execution_.add(piece_of<T>(arena_, tensor.index),
-                       std::span<const T>(written<T>(tensor.index)));
+      if constexpr (!Traits::frees_gradients) {
+        if (pass_.adds)
+          execution_.add(piece_of<T>(arena_, tensor.index),
+                         std::span<const T>(written<T>(tensor.index)));
+      }
     });
     start_complete_buckets();
   }
@@ -138,6 +168,7 @@ class GradientBuckets {
 
   /// Starts the reductions of gradients whose passes did not synchronize.
   void start_late() {
+    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
     if constexpr (Traits::joins) board(true);
@@ -204,12 +235,24 @@ class GradientBuckets {
                                       bytes / sizeof(T) * sizeof(Travelling<T>));
   }
 
+  /// This rank's averages of a bucket of which it owns a slice.
+  template <class T>
+  std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
+    if constexpr (Traits::frees_gradients) return ring_.template slice<T>(b);
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
+  }
+
   /// **Host** blocks.
   void wait(std::size_t b) {
     if constexpr (Traits::reduces) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        if constexpr (Traits::reduces_early) {
+        if constexpr (Traits::frees_gradients) {
+          if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
+          reductions_.template wait<Travelling<T>>(b);
+          ring_.template keep<T>(execution_, b, pass_.adds);
+        } else if constexpr (Traits::reduces_early) {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
@@ -231,6 +274,7 @@ class GradientBuckets {
   /// program may look at them now. **Host** blocks.
   void average() {
     reduce();
+    if constexpr (Traits::scatters_buckets) gather_averages();
     if constexpr (folds || Traits::divides_by_live) {
       double factor = this->factor();
       if constexpr (Traits::divides_by_live) {
@@ -268,7 +312,11 @@ class GradientBuckets {
   /// A job goes on from another one: the arena is zero, no parameter has been used, and all
   /// gradients count as there, as after a backward pass.
   void begin_anew() {
-    execution_.zero(arena_, layout_.plan().bytes);
+    if constexpr (Traits::frees_gradients) {
+      ring_.clear(execution_);
+    } else {
+      execution_.zero(arena_, layout_.plan().bytes);
+    }
     forget_usage();
     readiness_.reset();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
@@ -285,6 +333,15 @@ class GradientBuckets {
   /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }
 
+  /// The bytes of the gradients that this rank keeps.
+  std::size_t bytes() const {
+    if constexpr (Traits::frees_gradients) {
+      return ring_.bytes();
+    } else {
+      return layout_.plan().bytes * (second_ ? 2 : 1);
+    }
+  }
+
   /// Where gradients travel through hooks: these have counts and states of their own.
   auto& hooked_reductions()
     requires(Traits::is_hooked)
@@ -293,9 +350,49 @@ class GradientBuckets {
   }
 
  private:
+  /// What stands in for a ring where gradients stay whole.
+  struct NoRing {
+    constexpr NoRing(Comm&, const layout&) {}
+  };
+  using Ring =
+      typename std::conditional_t<Traits::frees_gradients,
+                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
+                                  std::type_identity<NoRing>>::type;
+
+  std::byte* make_arena() {
+    if constexpr (Traits::frees_gradients) {
+      return nullptr;
+    } else {
+      return reinterpret_cast<std::byte*>(
+          comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
+    }
+  }
+
+  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
+  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
+    const std::size_t earlier = ring_.holder(b);
+    if (b >= next_ + ring_.slots())
+      refuse_gradient(parameter, " was asked for before those of later layers were complete");
+    if (earlier != no_bucket) {
+      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
+      for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
+    }
+    ring_.take(b);
+    ring_.clear_padding(execution_, b);
+    if constexpr (is_checked) {
+      for (const std::size_t p : layout_.plan().members(b)) spoil(p);
+    }
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
+                                                              std::string_view when) const {
+    fail("backward", {"the gradient of ", layout_.name(parameter), when},
+         "write gradients last layer first, and ask for each when it is written; "
+         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+  }
+
   /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
   void foresee() {
-    if constexpr (Traits::micro_batches > 1) second_arena();
+    if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
       std::size_t most = 0;
       for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
@@ -317,10 +414,12 @@ class GradientBuckets {
   void spoil() {
     if (pass_.adds) second_arena();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (!layout_.plan().is_trained(p)) continue;
-      Traits::with_element(layout_.infos()[p].element,
-                           [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
+      if (layout_.plan().is_trained(p)) spoil(p);
     }
+  }
+  void spoil(std::size_t p) {
+    Traits::with_element(layout_.infos()[p].element,
+                         [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
   }
 
   void require_written() {
@@ -356,26 +455,75 @@ class GradientBuckets {
   /// The gradient of a parameter where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
+    if constexpr (Traits::frees_gradients)
+      return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
     return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
   }
 
   void start_complete_buckets() {
     if constexpr (Traits::reduces_early) {
-      if (!pass_.synchronizes) return;
+      if (!pass_.synchronizes && !Traits::frees_gradients) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
-        if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
+        if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          std::size_t bytes = bucket.bytes;
-          if constexpr (Traits::joins)
-            bytes += riders_behind<Traits>(next_, comm_.world_size()) * sizeof(T);
-          const auto travelling = averages<T>(bucket.offset, bytes);
+          const std::size_t more = riders_behind<Traits>(next_, comm_.world_size());
+          const auto travelling = travelling_gradients<T>(next_, more);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
-            execution_.cast(travelling, own<T>(bucket.offset, bytes));
-          reductions_.start(comm_, next_, travelling);
+            execution_.cast(travelling, own_gradients<T>(next_, more));
+          if constexpr (Traits::scatters_buckets) {
+            reductions_.template start<T>(next_, travelling);
+          } else {
+            reductions_.start(comm_, next_, travelling);
+          }
         });
       }
+    }
+  }
+
+  /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
+  void gather_averages() {
+    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto& space = reductions_.space();
+        const auto whole = averages<T>(bucket.offset, bucket.bytes);
+        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
+      });
+    }
+  }
+
+  /// A bucket's gradients where the model has written them, and where they travel, with so many
+  /// elements behind it.
+  template <class T>
+  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients)
+      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
+    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+  template <class T>
+  std::span<Travelling<T>> travelling_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients) return ring_.template travelling<T>(b);
+    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+
+  /// The same bucket by bucket, each of which gets its memory when the one before has travelled.
+  void take_missing_as_zero_in_turn() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (readiness_.is_ready(p)) {
+          used_[p] = 1;
+          continue;
+        }
+        if (!ring_.holds(b)) claim(b, p);
+        const Placement& placement = layout_.plan().placements[p];
+        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
+        readiness_.mark(p);
+      }
+      start_complete_buckets();
     }
   }
 
@@ -407,6 +555,7 @@ class GradientBuckets {
   }
 
   void take_missing_as_zero() {
+    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
     for (std::size_t p = 0; p != used_.size(); ++p) {
       if constexpr (layout::freezes) {
         if (!layout_.plan().is_trained(p)) continue;
@@ -424,6 +573,7 @@ class GradientBuckets {
 
   std::byte* travelling_arena() {
     std::byte* arena = arena_;
+    if constexpr (Traits::frees_gradients) return arena;
     Traits::with_element(
         layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
           if constexpr (!std::is_same_v<T, Travelling<T>>) {
@@ -434,9 +584,20 @@ class GradientBuckets {
     return arena;
   }
 
+  static constexpr std::size_t most_under_way = [] {
+    if constexpr (Traits::shards) {
+      return most_shards_under_way<Comm>;
+    } else if constexpr (Traits::reduces_early) {
+      return std::size_t{Comm::most_under_way};
+    } else {
+      return std::size_t{0};
+    }
+  }();
+
   Comm& comm_;
   Execution& execution_;
   const layout& layout_;
+  [[no_unique_address]] Ring ring_;
   std::byte* arena_;
   std::byte* averages_;
   [[no_unique_address]] Check check_;

@@ -10,7 +10,6 @@
 #include <optional>
 #include <span>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
@@ -30,6 +29,7 @@
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/owned_parameters.hpp"
+#include "lockstep/strategy/owned_tensors.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -47,12 +47,12 @@ class HostUpdater
  public:
   template <class Execution>
   HostUpdater(Comm& comm, const Execution&, const layout& where, std::byte* parameters)
-      : owned_{comm},
+      : owned_(comm, where, parameters),
         layout_(where),
         parameters_(parameters),
         runs_(where),
         groups_(where),
-        states_(state_bytes()),
+        states_(count_state_bytes()),
         used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
         updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {}
 
@@ -71,10 +71,11 @@ class HostUpdater
       owned_.add_others(squares);
       update_slices(gradients, squares);
     } else {
-      for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
+      for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
         owned_.template reduce<T>(gradients, layout_.plan(), run, make_pass<T>(run, slice, 0));
       });
       require_no_anomaly();
+      if constexpr (Owned::publishes_late) owned_.publish();
     }
   }
 
@@ -84,7 +85,7 @@ class HostUpdater
     count_live(gradients);
     double squares = 0;
     if constexpr (needs_norm) {
-      for_each_run([&]<class T>(const Run& run, const Slice&, std::type_identity<T>) {
+      for_each_run([&]<class T>(const auto& run, const Slice&, std::type_identity<T>) {
         squares += sum_of_squares<T>(gradients.template averages<T>(run.offset, run.bytes));
       });
     }
@@ -93,6 +94,14 @@ class HostUpdater
 
   /// How many updates were left out because of `Anomaly<Skip>`.
   std::uint64_t skipped() const { return skipped_; }
+  /// The bytes of the states that this rank keeps.
+  std::size_t state_bytes() const { return states_.bytes(); }
+  /// The parameters that are coming back from other ranks.
+  auto& gathers()
+    requires(Traits::shards)
+  {
+    return owned_.gathers();
+  }
   /// On a host an anomaly is thrown where it is found.
   static constexpr void require_finite() {}
 
@@ -100,7 +109,7 @@ class HostUpdater
   /// parameter's number, the state's name, and all its values or, from value `first` on, a slice.
   template <class F>
   void for_each_state(const F& f) const {
-    for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
+    for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
       using A = Accumulator<T>;
       const std::size_t stride = align_up(slice.count() * sizeof(A)) / sizeof(A);
       A* const states = reinterpret_cast<A*>(states_.data() + slice.states);
@@ -138,30 +147,26 @@ class HostUpdater
   static constexpr bool divides = Traits::micro_batches > 1 || Traits::divides_by_live;
 
   /// The elements of a run that this rank updates, and where their states begin.
-  struct Slice {
-    std::size_t begin = 0;
-    std::size_t end = 0;
+  struct Slice : Shard {
     std::size_t states = 0;  // bytes
-    constexpr std::size_t count() const { return end - begin; }
   };
 
   /// Calls `f(run, slice, type)` for every run.
   template <class F>
   void for_each_run(const F& f) const {
     std::size_t states = 0;
-    for (const Run& run : runs_.table) {
+    for (const auto& run : runs_.table) {
       Traits::with_element(run.element, [&]<class T>(std::type_identity<T> type) {
-        Slice slice{0, 0, states};
-        std::tie(slice.begin, slice.end) = owned_.template slice<T>(run.count());
+        const Slice slice{owned_.template slice<T>(run), states};
         f(run, slice, type);
         states += Rule::states * align_up(slice.count() * sizeof(Accumulator<T>));
       });
     }
   }
 
-  std::size_t state_bytes() const {
+  std::size_t count_state_bytes() const {
     std::size_t bytes = 0;
-    for_each_run([&]<class T>(const Run&, const Slice& slice, std::type_identity<T>) {
+    for_each_run([&]<class T>(const auto&, const Slice& slice, std::type_identity<T>) {
       bytes += Rule::states * align_up(slice.count() * sizeof(Accumulator<T>));
     });
     return bytes;
@@ -187,14 +192,15 @@ class HostUpdater
   template <class Gradients>
   double reduce_slices(Gradients& gradients) {
     double squares = 0;
-    for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
-      const auto own = gradients.template own<T>(run.offset, run.bytes);
+    for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
+      const std::span<T> own = owned_.template averages<T>(gradients, run, slice);
       owned_.template reduce<T>(gradients, layout_.plan(), run,
                                 [&](std::size_t at, std::span<const T> averages) {
-                                  if (averages.data() != &own[at])
-                                    std::copy(averages.begin(), averages.end(), &own[at]);
+                                  T* const kept = own.data() + (at - slice.begin);
+                                  if (averages.data() != kept)
+                                    std::copy(averages.begin(), averages.end(), kept);
                                 });
-      squares += sum_of_squares<T>(own.subspan(slice.begin, slice.count()));
+      squares += sum_of_squares<T>(own);
     });
     return squares;
   }
@@ -206,9 +212,9 @@ class HostUpdater
       if (!is_finite(squares)) [[unlikely]]
         return skip();
     }
-    for_each_run([&]<class T>(const Run& run, const Slice& slice, std::type_identity<T>) {
-      const auto averages = gradients.template averages<T>(run.offset, run.bytes);
-      make_pass<T>(run, slice, squares)(slice.begin, averages.subspan(slice.begin, slice.count()));
+    for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
+      make_pass<T>(run, slice, squares)(
+          slice.begin, std::span<const T>(owned_.template averages<T>(gradients, run, slice)));
     });
     require_no_anomaly();
     owned_.publish();
@@ -385,7 +391,7 @@ class HostUpdater
   [[no_unique_address]] Owned owned_;
   const layout& layout_;
   std::byte* parameters_;
-  [[no_unique_address]] LayoutRuns<layout> runs_;
+  [[no_unique_address]] typename Owned::Runs runs_;
   [[no_unique_address]] GroupsOf<Traits> groups_;
   HostArena states_;
   double rate_ = 0;
@@ -399,10 +405,21 @@ class HostUpdater
 };
 
 template <class Traits, class Comm>
+auto choose_owned() {
+  if constexpr (Traits::owns_tensors) {
+    return std::type_identity<OwnsTensors<Traits, Comm>>{};
+  } else if constexpr (Traits::shards) {
+    return std::type_identity<OwnsShard<Traits, Comm>>{};
+  } else if constexpr (Traits::shares_parameters) {
+    return std::type_identity<OwnsSlice<Traits, Comm>>{};
+  } else {
+    return std::type_identity<OwnsAll<Traits, Comm>>{};
+  }
+}
+
+template <class Traits, class Comm>
 struct UpdaterOn<Cpu, Traits, Comm> {
-  using Owned =
-      std::conditional_t<Traits::shares_parameters, OwnsSlice<Traits, Comm>, OwnsAll<Traits, Comm>>;
-  using type = HostUpdater<Traits, Comm, Owned>;
+  using type = HostUpdater<Traits, Comm, typename decltype(choose_owned<Traits, Comm>())::type>;
 };
 
 }  // namespace lockstep::detail

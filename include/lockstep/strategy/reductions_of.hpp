@@ -6,6 +6,7 @@
 
 #include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/hooked_reductions.hpp"
+#include "lockstep/strategy/shard_reductions.hpp"
 
 namespace lockstep::detail {
 
@@ -17,6 +18,11 @@ template <class Traits, class Comm, class Execution>
   requires(Traits::is_hooked)
 struct ReductionsFor<Traits, Comm, Execution> {
   using type = HookedReductions<Traits, Comm, Execution>;
+};
+template <class Traits, class Comm, class Execution>
+  requires(Traits::scatters_buckets)
+struct ReductionsFor<Traits, Comm, Execution> {
+  using type = ShardReductions<Traits, Comm>;
 };
 
 /// The reductions of a job's buckets. All kinds are made from the communicator, the execution and

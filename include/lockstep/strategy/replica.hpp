@@ -30,6 +30,7 @@
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_values.hpp"
+#include "lockstep/strategy/sharded_step.hpp"
 
 namespace lockstep {
 
@@ -70,8 +71,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
-  using step_type = std::conditional_t<traits::tracks,
-                                       detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
+  using step_type = detail::StepOf<traits, Model, bare_step, Gradients, Updating>;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
@@ -93,6 +93,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         updater_(comm, execution_, layouts_.parameters, parameters_),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
+    if constexpr (traits::shards_groups) {
+      gradients_.use(groups_);
+      updater_.gathers().use(groups_);
+    }
     built_.leave();
   }
   Replica(const Replica&) = delete;
@@ -124,13 +128,22 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   auto& schedule() { return updater_.schedule(); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
+  /// The bytes of the optimizer's states that this rank keeps.
+  std::size_t state_bytes() const { return updater_.state_bytes(); }
+  /// The bytes of the gradients that it keeps.
+  std::size_t gradient_bytes() const { return gradients_.bytes(); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
 
   auto param(auto key) const { return step_.param(key); }
   auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
-  auto grad(auto key) const { return step_.grad(key); }
+  auto grad(auto key) const {
+    static_assert(!traits::frees_gradients || sizeof(key) == 0,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has whole gradients "
+                  "to look at; use ZeroRedundancy alone");
+    return step_.grad(key);
+  }
 
   /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
   /// had a batch in the step before. **Ranks** all. **Host** blocks.
@@ -185,6 +198,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+    await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
       with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
@@ -197,6 +211,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
+    await_parameters();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
   }
@@ -210,7 +225,13 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
-  void reduce() { gradients_.average(); }
+  template <class T = traits>
+  void reduce() {
+    static_assert(!T::frees_gradients,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
+                  "its slices alone; write reduce_and_update() instead of reduce().update()");
+    gradients_.average();
+  }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
   /// learning rate. It comes before `reduce_and_update`, and is not captured.
@@ -318,13 +339,14 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// added up before it.
   void undo_capture(std::size_t micro_batches) {
     gradients_.forget_reductions();
+    if constexpr (traits::shards) updater_.gathers().forget();
     micro_batches_ = micro_batches;
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
-    if constexpr (traits::tracks) {
+    if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
       return f(step_);
@@ -345,6 +367,12 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
+  /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
+  /// compute stream waits.
+  void await_parameters() {
+    if constexpr (traits::shards) updater_.gathers().wait_all();
+  }
+
   void await_device() const {
     if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
   }
@@ -358,7 +386,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   step_type make_step(std::byte* gradients) {
     const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
-    if constexpr (traits::tracks) {
+    if constexpr (traits::shards) {
+      return step_type(bare, gradients_, updater_.gathers());
+    } else if constexpr (traits::tracks) {
       return step_type(bare, gradients_);
     } else {
       return bare;

@@ -45,6 +45,7 @@ class ReplicaEvaluation {
   /// Calls `f(step)` with the step of an evaluation.
   template <class F>
   auto with_evaluation_step(const F& f) {
+    self().await_parameters();
     typename Self::evaluation_step step(self().step_);
     return f(step);
   }

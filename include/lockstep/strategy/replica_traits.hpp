@@ -70,6 +70,16 @@ struct ReplicaTraits {
   static constexpr bool shards = sharding::shards;
   static constexpr bool frees_gradients = sharding::frees_gradients;
   static constexpr bool owns_tensors = sharding::owns_tensors;
+  /// Are they divided inside of each group, and groups replicas of each other?
+  static constexpr bool shards_groups = [] {
+    if constexpr (has_job_groups) {
+      return shards && EvenTopology<job_topology>;
+    } else {
+      return false;
+    }
+  }();
+  /// Does a rank keep the states of some elements alone?
+  static constexpr bool divides_states = shares_parameters || shards || owns_tensors;
   /// May ranks be through while others still have batches? `may_join` is the policy's answer, also
   /// in a world of one.
   static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
@@ -89,6 +99,8 @@ struct ReplicaTraits {
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
   /// Do gradients travel through hooks? They do in a world of one as well.
   static constexpr bool is_hooked = hooks::has_stages;
+  /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
+  static constexpr bool scatters_buckets = shards && !is_hooked;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
@@ -119,6 +131,11 @@ struct ReplicaTraits {
   /// The type in which gradients of T are reduced.
   template <class T>
   using travelling = std::conditional_t<alone, T, typename precision::template reduced<T>>;
+
+  /// Where ranks own slices of buckets with parameters of T, these begin where 16 bytes of this
+  /// type do, and so do those of parameters and of gradients.
+  template <class T>
+  using sliced = std::conditional_t<(sizeof(travelling<T>) < sizeof(T)), travelling<T>, T>;
 
   /// The element kinds of the parameters, as the model sees them.
   static constexpr const auto& kinds() {

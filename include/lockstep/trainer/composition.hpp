@@ -226,6 +226,15 @@ consteval Finding find_job_groups_fault() {
   return {};
 }
 
+/// Finds what does not go with gradients that are given away.
+template <class Policies>
+consteval Finding find_freed_fault() {
+  if (!ShardingTraits<Policies>::frees_gradients) return {};
+  if (ShardingTraits<Policies>::joins) return {Fault::freed_with_join};
+  if (Pick<axes::Hooks, Policies>::has_stages) return {Fault::freed_with_hooks};
+  return {};
+}
+
 /// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
@@ -271,6 +280,8 @@ consteval Finding find_combination_fault() {
       std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
     return {Fault::malformed_output};
   }
+  constexpr Finding freed = find_freed_fault<Policies>();
+  if constexpr (freed.fault != Fault::none) return freed;
   constexpr Finding uneven = find_join_fault<Policies>();
   if constexpr (uneven.fault != Fault::none) return uneven;
   constexpr Finding groups = find_job_groups_fault<Policies>();

@@ -50,6 +50,9 @@ enum class Fault {
   // Groups of ranks.
   groups_with_dp,
   groups_of_other_world,
+  // Sharding<ZeroRedundancy, Gradients>.
+  freed_with_join,
+  freed_with_hooks,
 };
 
 }  // namespace detail
@@ -181,6 +184,15 @@ struct Verdict {
       F != detail::Fault::groups_of_other_world,
       "lockstep: the topology of Groups<...> is not one of the job's World<N>; give both the same "
       "number of ranks, with groups that divide it, or write Groups<Grid<dynamic, G>>");
+  static_assert(
+      F != detail::Fault::freed_with_join,
+      "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and "
+      "ranks that are through could not answer; use Sharding<ZeroRedundancy> with "
+      "UnevenInputs<Join>");
+  static_assert(
+      F != detail::Fault::freed_with_hooks,
+      "lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps "
+      "slices; use Sharding<ZeroRedundancy> with Hooks");
 };
 
 }  // namespace lockstep

@@ -113,6 +113,10 @@ class Engine {
       make_first_call([&](ncclComm_t comm) {
         return ncclAllGather(data + rank().value() * each, data, each, ncclUint8, comm, stream_);
       });
+      make_first_call([&](ncclComm_t comm) {
+        return ncclReduceScatter(data, data + rank().value() * each, each / sizeof(float),
+                                 ncclFloat32, ncclSum, comm, stream_);
+      });
     }
   }
 
