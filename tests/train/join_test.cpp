@@ -28,9 +28,10 @@ using namespace std::chrono_literals;
 /// Everything at once: unused parameters, micro-batches with tails, a bucket for every parameter.
 using ByInitial = PolicyPack<UnevenInputs<Join>, Accumulate<3>, UnusedParameters<Zero>,
                              Buckets<BucketLimits{0, 0}>>;
-/// Divided by the live ranks before the norm is taken; what is not finite is left out.
-using ByLive =
-    PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<2.5>, Anomaly<Skip>>;
+/// Divided by the live ranks before the norm is taken, each rank with its slices; what is not
+/// finite is left out.
+using ByLive = PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<2.5>, Anomaly<Skip>,
+                          Sharding<ZeroRedundancy>>;
 
 template <class... Ps>
 void check(const Loops& loops, PolicyPack<Ps...>) {
