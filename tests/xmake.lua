@@ -77,8 +77,8 @@ target_end()
 -- Strategies, and ranks that train: real processes, against PyTorch's figures and against one process.
 test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
-    figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
-               "train/sets_test.cpp"},
+    figures = {"train/parity_test.cpp", "train/join_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
+               "train/sets_test.cpp", "train/zero_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
     replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},
@@ -93,7 +93,7 @@ target_end()
 
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
-    test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"}, train = "train/gloo_parity_test.cpp"},
+    test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"}, train = "train/*gloo*_test.cpp"},
                  address)
         add_links("gloo")
     target_end()
@@ -190,7 +190,13 @@ if has_config("gpu") then
     -- DDP, through each backend. (Example 04 has much of it, and is compiled everywhere.)
     gpu_program("ddp_threads", "gpu/ddp_threads.cu", "gpu_all")
     target_end()
-    -- Trainers, through all backends that there are.
+    -- Sharded states, and trainers, through all backends that there are.
+    gpu_program("ddp_zero", "gpu/ddp_zero.cu", "gpu_all")
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
+                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
+        if has_config("nccl") then add_links("nccl") end
+        if has_config("gloo") then add_links("gloo") end
+    target_end()
     gpu_program("trainers", "gpu/trainers.cu", "gpu_all")
         add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
                     "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))

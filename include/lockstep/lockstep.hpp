@@ -13,6 +13,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/device/device_count.hpp"
 #include "lockstep/device/host_arena.hpp"
+#include "lockstep/hook/compress_to.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/model/model.hpp"

@@ -286,8 +286,49 @@ void variable_gathers(auto& comm, std::size_t scale) {
   require(comm.gather_variable(std::vector<T>(), Rank{0}).total() == 0, "nothing for root");
 }
 
-/// All of the three, in small and in large.
+/// A bucket's round of sharded training, asynchronously and in place: every rank gets the sums of
+/// its own piece, changes them, and gets the pieces of all. Two buckets are under way at a time.
+template <class T, class Op>
+void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  const std::string what = reduction_name<T, Op>(n);
+  const std::size_t all = n * world;
+  const auto rounds = [&](std::span<T> buckets) {
+    const std::span<T> first = buckets.first(all);
+    const std::span<T> second = buckets.subspan(all);
+    for (std::size_t i = 0; i < 2 * all; ++i) buckets[i] = value<T>(me, i);
+    {
+      auto a = comm.reduce_scatter_async(first, first.subspan(me * n, n), op);
+      auto b = comm.reduce_scatter_async(second, second.subspan(me * n, n), op);
+      while (!b.test()) std::this_thread::yield();
+      a.wait();
+    }
+    for (std::size_t i = 0; i < 2 * all; ++i) {
+      const bool own = i % all / std::max<std::size_t>(n, 1) == me;
+      require_equal(buckets[i], own ? reduced<T>(op, world, i) : value<T>(me, i),
+                    "reduce_scatter_async", what);
+      if (own) buckets[i] = value<T>(me + 1, i);
+    }
+    {
+      auto a = comm.all_gather_async(first.subspan(me * n, n), first);
+      auto b = comm.all_gather_async(second.subspan(me * n, n), second);
+      a.wait();
+    }
+    for (std::size_t i = 0; i < 2 * all; ++i)
+      require_equal(buckets[i], value<T>(i % all / n + 1, i), "all_gather_async", what);
+  };
+  rounds(comm.template allocate<T>(2 * all));
+  std::vector<T> own(2 * all);
+  rounds(own);
+}
+
+/// All of the four, in small and in large.
 void numbers_and_pieces(auto& comm) {
+  pieces_in_place<float>(comm, 0, Sum{});
+  pieces_in_place<float>(comm, 5, Average{});
+  pieces_in_place<float>(comm, 40'000, Average{});
+  pieces_in_place<BFloat16>(comm, 20'003, Sum{});
   single_numbers(comm);
   truths(comm);
   variable_gathers<float>(comm, 3);

@@ -59,6 +59,7 @@ BOOST_AUTO_TEST_CASE(every_collective_equals_a_plain_reference) {
         every_operation<Half>(comm, n);
         every_operation<std::int32_t>(comm, n);
         every_operation<std::uint8_t>(comm, n);
+        ranks::pieces_in_place<float>(comm, n, Average{});
       }
     }));
   }

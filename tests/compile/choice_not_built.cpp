@@ -9,7 +9,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Trainer<Net, Sharding<ZeroRedundancy>>;
+using Job = Trainer<Net, Buffers<Synced>>;
 #else
 using Job = Trainer<Net, Sharding<Replicated>>;
 #endif

@@ -34,6 +34,19 @@ static_assert(Gpus::fingerprint() != Hosts::fingerprint());
 
 }  // namespace change_one_line
 
+namespace sharding {
+
+using Mlp = Mlp784;
+#define Trainer detail::Composed
+using Slices = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy>>;
+using Grads = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>;
+using Whole = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, ByTensor>>;
+#undef Trainer
+static_assert(Slices::fingerprint() != Grads::fingerprint());
+static_assert(Slices::fingerprint() != Whole::fingerprint());
+
+}  // namespace sharding
+
 namespace gpu {
 
 using Classifier = Mlp784;
@@ -316,9 +329,47 @@ Saver saver;  // keeps its memory and its thread for the next save
 saver.save(ddp, "model.safetensors", {.asynchronous = true});
 ddp.step(batch);    // while the file is being written
 saver.finish(ddp);  // throws what went wrong
+
+save(ddp, "whole.safetensors", {.consolidated = true});
 }
 
 }  // namespace checkpoints_of_jobs
+
+namespace uneven {
+
+using Model = Mlp784;
+using Linear = Mlp784;
+
+using Job = Trainer<Model, UnevenInputs<Join>, Sampler<Distributed, Exact>>;
+
+void train(Job& job, const auto& own_files) {  // each rank may have data of its own
+  for (auto epoch : job.epochs(8)) {
+    for (const auto& batch : epoch.batches(own_files, 32)) job.step(batch);
+    // here all ranks are through, and have the same parameters
+  }
+}
+
+void by_hand(auto& group, auto& loader) {
+DistributedDataParallel<Linear, UnevenInputs<Join, DivideByLive>> ddp(*group);
+auto joined = ddp.join();
+for (const auto& batch : loader) ddp.step(batch);
+joined.finish();  // throws what goes wrong, which a destructor cannot
+}
+
+}  // namespace uneven
+
+namespace groups_of_jobs {
+
+using Model = Mlp784;
+
+using Job = Trainer<Model, Groups<Grid<8, 4>>, World<8>>;  // or Groups<Grid<dynamic, 4>>
+
+double mean_of_my_four(Job& job, double own) {
+  own = job.across().broadcast(own, Rank{0});     // of the ranks with my place in their groups
+  return job.group().all_reduce(own, Average{});  // of my group, whose size the compiler knows
+}
+
+}  // namespace groups_of_jobs
 
 namespace listing {
 
@@ -344,6 +395,36 @@ struct Foreign {
 using Job = Trainer<Foreign>;
 
 }  // namespace listing
+
+namespace sub_graphs {
+
+struct Adapted {  // y = (base + adapter) x or y = base x, squared error
+  using Parameters = ParameterList<Parameter<"base", float>, Parameter<"adapter", float>>;
+  float error = 0;
+
+  float forward(auto& step, const auto& batch) {
+    float slope = step.param("base"_p)();
+    if (step.uses("adapter"_p)) slope += step.param("adapter"_p)();
+    error = slope * batch.inputs[0] - batch.labels[0];
+    return error * error;
+  }
+  void backward(auto& step, const auto& batch) {
+    if (step.uses("adapter"_p)) step.set_grad("adapter"_p, 2 * error * batch.inputs[0]);
+    step.set_grad("base"_p, 2 * error * batch.inputs[0]);
+  }
+};
+
+using Sets = Subgraphs<Subgraph<"plain", "base">, Subgraph<"with_adapter", "base", "adapter">>;
+using Job = Trainer<Adapted, Optimizer<AdamW>, UnusedParameters<Sets>>;
+
+void train(Job& job, const auto& batches, const std::string& kind) {
+  for (const auto& batch : batches) job.step<"with_adapter"_s>(batch);
+  for (const auto& batch : batches) job.step(job.subgraph(kind), batch);  // chosen at run time
+  for (const auto& batch : batches) job.step(batch);                      // the whole model
+}
+template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
+
+}  // namespace sub_graphs
 // clang-format on
 
 int main(int argc, char** argv) {
@@ -370,6 +451,10 @@ int main(int argc, char** argv) {
     training::look(job, none);
   });
   launch<training::Job>(argc, argv, checkpoints_of_jobs::tune);
+  launch<uneven::Job>(argc, argv, [&](uneven::Job& job) { uneven::train(job, none); });
+  uneven::by_hand(group, loader);
+  launch<groups_of_jobs::Job>(
+      argc, argv, [](groups_of_jobs::Job& job) { groups_of_jobs::mean_of_my_four(job, 1); });
   launching::with_a_model(argc, argv);
   return training::run(argc, argv) + launching::run(argc, argv);
 }

@@ -357,9 +357,10 @@ struct Sheet {
 
 /// What nobody used keeps its bits; what one rank used is everybody's. Rank 0's buffers are
 /// everybody's before every forward.
+template <class... Ps>
 void check_unused(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
-  Ddp<Sheet, Comm, UnusedParameters<Zero>, Optimizer<SGD>> ddp(comm);
+  Ddp<Sheet, Comm, UnusedParameters<Zero>, Optimizer<SGD>, Ps...> ddp(comm);
   ddp.optimizer().lr = 1;
   const auto world = static_cast<float>(comm.world_size().value());
   const auto rank = static_cast<float>(comm.rank().value());
@@ -684,7 +685,7 @@ void run_checks(auto& comm, const std::string& name) {
     run("mixed", [&] { check_mixed(comm); });
     if constexpr (captures) run("fallback", [&] { check_fallback(comm); });
     run("phases", [&] { check_phases(comm); });
-    run("unused", [&] { check_unused(comm); });
+    run("unused", [&] { check_unused<>(comm); });
     run("tail", [&] { check_tail<>(comm); });
     run("skip", [&] { check_skip<>(comm); });
     if constexpr (captures) {

@@ -315,9 +315,41 @@ void single_numbers(Comm& comm) {
   require(comm.all_gather(me).back() == world - 1, "every rank's number");
 }
 
-/// Both, in all memory.
+/// A bucket's round of sharded training, asynchronously and in place: every rank gets the sums of
+/// its own piece, and then the pieces of all.
+template <class T, class Op, class Comm>
+void pieces_in_place(Comm& comm, std::size_t n, bool on_host, const Op& op) {
+  const std::size_t me = comm.rank().value();
+  const std::size_t world = comm.world_size().value();
+  const std::string what = "(" + std::string(Op::name) + " of " + std::to_string(n) + " " +
+                           std::string(detail::element_name(element_kind<T>())) + ")";
+  const auto sum = [&](std::size_t i) { return reduced<T>(op, world, i); };
+  Buffer<Comm, T> bucket(comm, n * world, on_host);
+  Buffer<Comm, T> next(comm, n * world, on_host);
+  for (Buffer<Comm, T>* buffer : {&bucket, &next})
+    buffer->fill([&](std::size_t i) { return value<T, Op>(me, i); });
+  const std::span<T> pieces = bucket.span();
+  {
+    auto first = comm.reduce_scatter_async(pieces, pieces.subspan(me * n, n), op);
+    auto second = comm.reduce_scatter_async(next.span(), next.span().subspan(me * n, n), op);
+    first.wait();
+  }
+  for (Buffer<Comm, T>* buffer : {&bucket, &next}) {
+    buffer->expect("reduce_scatter_async" + what,
+                   [&](std::size_t i) { return i / n == me ? sum(i) : value<T, Op>(me, i); });
+  }
+  comm.all_gather_async(pieces.subspan(me * n, n), pieces).wait();
+  bucket.expect("all_gather_async" + what, sum);
+}
+
+/// All three, in all memory.
 template <class Comm>
 void numbers_and_pieces(Comm& comm) {
+  for (const bool on_host : {false, true}) {
+    pieces_in_place<float>(comm, 7, on_host, Average{});
+    pieces_in_place<float>(comm, 30'001, on_host, Sum{});
+    pieces_in_place<BFloat16>(comm, 4096, on_host, Sum{});
+  }
   single_numbers(comm);
   for (const bool on_host : {false, true}) {
     variable_gathers<float>(comm, 3, on_host);

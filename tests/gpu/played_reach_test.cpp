@@ -89,6 +89,7 @@ void every_collective(Comm& comm) {
   for (const std::size_t n : {0, 1, 1001}) {
     exercise::reductions<float>(comm, n, false, Average{});
     exercise::movements<float>(comm, n, false);
+    exercise::pieces_in_place<float>(comm, n, false, Average{});
   }
   exercise::reductions<double>(comm, 1001, false, Max{});
   exercise::variable_gathers<float>(comm, 3, false);

@@ -27,7 +27,7 @@ const std::map<std::string, Folders> table{
     {"comm", {"device", "launch", "topology"}},
     {"optim", {"bucket"}},
     {"data", {"core", "comm"}},
-    {"strategy", {"comm", "bucket", "optim"}},
+    {"strategy", {"comm", "bucket", "optim", "hook"}},
     {"norm", {"comm", "bucket"}},
     {"hook", {"comm", "bucket"}},
     {"checkpoint", {"comm", "bucket"}},

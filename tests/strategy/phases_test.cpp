@@ -23,6 +23,8 @@ struct PlayedReplica {
     static constexpr bool alone = false;
   };
   using Loss = double;
+  using subgraphs = NoSubgraphs;
+  static void choose_subgraph(std::size_t) {}
   template <class>
   static constexpr bool keeps_outputs() {
     return false;

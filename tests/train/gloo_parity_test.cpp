@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every case of ddp.json again, through sockets: Gloo among all ranks, and between hosts.
 #include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cstddef>
 #include <cstdlib>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "comm/gloo_ranks.hpp"
 #include "lockstep/gloo.hpp"
+#include "train/join.hpp"
 #include "train/parity.hpp"
 
 BOOST_AUTO_TEST_SUITE(gloo_parity)
@@ -24,6 +28,30 @@ BOOST_AUTO_TEST_CASE(gloo_trains_as_pytorch_does) {
 BOOST_AUTO_TEST_CASE(a_hierarchy_trains_as_pytorch_does) {
   check_every_case(
       run_by_steps<ranks::PlayedHosts, SmallBuckets, Backend<Hierarchical<Shm, Gloo>>>);
+}
+
+// Ranks that are through before others: one way to divide through each of the two.
+BOOST_AUTO_TEST_CASE(ranks_with_different_numbers_of_batches_train_as_in_pytorch) {
+  const std::size_t live = joining::train_cases<ranks::Sockets, true, Backend<Gloo>>();
+  const std::size_t initial =
+      joining::train_cases<ranks::PlayedHosts, false, Backend<Hierarchical<Shm, Gloo>>>();
+  BOOST_TEST(live + initial == reference("join.json").size());
+}
+
+BOOST_AUTO_TEST_CASE(groups_of_a_job_meet_through_sockets) {
+  const auto sums = [](auto& comm) {
+    using Comm = std::remove_reference_t<decltype(comm)>;
+    detail::JobGroups<Grid<4, 2>, Comm> groups(comm);
+    const std::size_t me = comm.rank().value();
+    ranks::require(groups.group().all_reduce(me) == (me < 2 ? 1u : 5u), "the sum in the group");
+    ranks::require(groups.across().all_reduce(me) == 2 + 2 * (me % 2), "the sum across groups");
+  };
+  for (const Ends& ends :
+       {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), sums),
+        ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20), sums)}) {
+    for (std::size_t r = 0; r < ends.size(); ++r)
+      BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
+  }
 }
 
 // From a job's policies to its communicator, as a trainer does it.

@@ -110,8 +110,11 @@ BOOST_AUTO_TEST_CASE(tools_can_ask_what_is_wrong_without_an_error) {
                 detail::Fault::none);
   static_assert(composition_fault<Net, Shared, ParallelStrategy<DP>, Device<Cuda>> ==
                 detail::Fault::shared_without_shm);
-  static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> ==
-                detail::Fault::choice_not_built);
+  static_assert(composition_fault<Net, Sharding<ZeroRedundancy>> == detail::Fault::none);
+  static_assert(composition_fault<Net, Sharding<ZeroRedundancy, ByTensor>, Backend<Gloo>> ==
+                detail::Fault::none);
+  static_assert(composition_fault<Net, Sharding<Replicated, Gradients>> ==
+                detail::Fault::wrong_choice);
   static_assert(composition_fault<Net, Buffers<Synced>> == detail::Fault::choice_not_built);
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 /// @file The axis of frozen parameters: those that are used and never trained.
 
+#include <cstddef>
 #include <string_view>
 #include <type_traits>
 
@@ -38,10 +39,29 @@ struct FreezingLimits {
   using frozen = Still;
 };
 
-/// By what parameters are laid out. Without frozen ones it is the bucket policy itself.
-template <class Limits, class Still>
-using PlanRules =
-    std::conditional_t<Still::patterns.empty(), Limits, FreezingLimits<Limits, Still>>;
+/// Rules that leave room behind every bucket.
+template <class Rules, std::size_t Bytes>
+struct RoomBehind : Rules {
+  static constexpr std::size_t room = Bytes;
+};
+
+/// By what parameters are laid out, with `Room` bytes behind every bucket. Without frozen ones and
+/// without room it is the bucket policy itself.
+template <class Limits, class Still, std::size_t Room = 0>
+using PlanRules = std::conditional_t<
+    Room == 0, std::conditional_t<Still::patterns.empty(), Limits, FreezingLimits<Limits, Still>>,
+    RoomBehind<std::conditional_t<Still::patterns.empty(), Limits, FreezingLimits<Limits, Still>>,
+               Room>>;
+
+/// The bytes that rules leave behind every bucket.
+template <class Rules>
+constexpr std::size_t room_behind_buckets() {
+  if constexpr (requires { Rules::room; }) {
+    return Rules::room;
+  } else {
+    return 0;
+  }
+}
 
 /// Do these rules freeze a parameter?
 template <class Rules>

@@ -46,13 +46,15 @@ inline constexpr auto static_infos = in_types<Types>(tensor_table<Model, Role>.i
 /// values of class type passed on through alias templates.
 template <class Model, TensorRole Role, class Limits, class Types = DeclaredTypes>
 inline constexpr auto static_plan = make_bucket_plan<tensor_table<Model, Role>.size()>(
-    static_infos<Model, Role, Types>, Limits::limits, [](std::size_t tensor) {
+    static_infos<Model, Role, Types>, Limits::limits,
+    [](std::size_t tensor) {
       if constexpr (freezes_some<Limits>) {
         return is_frozen_name<Limits>(tensor_table<Model, Role>.name(tensor));
       } else {
         return tensor == no_bucket;  // none
       }
-    });
+    },
+    room_behind_buckets<Limits>());
 
 /// The plan's offsets alone: what every view reads.
 template <class Model, TensorRole Role, class Limits, class Types>
@@ -200,9 +202,10 @@ class RunTimeLayout {
       const auto name = [&](std::size_t tensor) { return tensors.name(tensor); };
       if constexpr (TensorListing<Model> && freezes_some<Limits>)
         require_frozen<typename Limits::frozen>(tensors.infos.size(), name);
-      plan = make_bucket_plan<count>(tensors.infos, Limits::limits, [&](std::size_t tensor) {
-        return is_frozen_name<Limits>(name(tensor));
-      });
+      plan = make_bucket_plan<count>(
+          tensors.infos, Limits::limits,
+          [&](std::size_t tensor) { return is_frozen_name<Limits>(name(tensor)); },
+          room_behind_buckets<Limits>());
     }
     decltype(tensors_of(std::declval<const Model&>())) tensors;
     BucketPlan<count> plan;

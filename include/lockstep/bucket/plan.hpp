@@ -32,7 +32,7 @@ struct Placement {
 struct Bucket {
   ElementKind element = ElementKind::unsupported;
   std::size_t offset = 0;         // bytes from the arena's start, aligned
-  std::size_t bytes = 0;          // up to the next bucket, padding included
+  std::size_t bytes = 0;          // padding included, without the room behind it
   std::size_t parameters = 0;     // how many it holds
   std::size_t first_arrival = 0;  // its members in `BucketPlan::arrivals` begin here
   std::size_t completed_by = 0;   // the parameter whose gradient comes last
@@ -108,10 +108,12 @@ struct NoneFrozen {
 /// knows the order of gradients: walk in reverse; append to the open bucket of the element type;
 /// close it when its bytes, without padding, reach the limit. Each element type has a first bucket
 /// of its own. Buckets are ordered by completion, so that none waits for one that completes later.
-/// Tensors with `is_frozen(tensor)` are left out, as PyTorch's are that require no gradient.
+/// Tensors with `is_frozen(tensor)` are left out, as PyTorch's are that require no gradient. Behind
+/// every bucket are `room` bytes that belong to no tensor, a multiple of `arena_alignment`.
 template <std::size_t Count, class IsFrozen = NoneFrozen>
 constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors,
-                                             BucketLimits limits, IsFrozen is_frozen = {}) {
+                                             BucketLimits limits, IsFrozen is_frozen = {},
+                                             std::size_t room = 0) {
   const std::size_t count = tensors.size();
   BucketPlan<Count> plan;
   plan.placements = make_table<Placement, Count>(count);
@@ -175,6 +177,7 @@ constexpr BucketPlan<Count> make_bucket_plan(std::span<const TensorInfo> tensors
       plan.bytes += align_up(plan.placements[i].bytes);
     }
     plan.bucket_table[b].bytes = plan.bytes - plan.bucket_table[b].offset;
+    plan.bytes += room;
   }
   plan.all_bytes = plan.bytes;
   for (std::size_t i = 0; i != count; ++i) {

@@ -9,8 +9,8 @@
 
 namespace lockstep::detail {
 
-/// Neighbouring buckets of one element type. Passes that treat every element alike, such as an
-/// optimizer's update, go over runs and need not stop at buckets.
+/// Neighbouring buckets of one element type, without room between them. Passes that treat every
+/// element alike, such as an optimizer's update, go over runs and need not stop at buckets.
 struct Run {
   ElementKind element = ElementKind::unsupported;
   std::size_t offset = 0;  // bytes from the arena's start
@@ -36,7 +36,9 @@ constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
   table.runs = make_table<Run, Count>(plan.bucket_count);
   for (std::size_t b = 0; b != plan.bucket_count; ++b) {
     const Bucket& bucket = plan.bucket_table[b];
-    if (table.size == 0 || table.runs[table.size - 1].element != bucket.element)
+    const Run* const before = table.size == 0 ? nullptr : &table.runs[table.size - 1];
+    if (before == nullptr || before->element != bucket.element ||
+        before->offset + before->bytes != bucket.offset)
       table.runs[table.size++] = {bucket.element, bucket.offset, 0, b, 0};
     Run& run = table.runs[table.size - 1];
     run.bytes += bucket.bytes;

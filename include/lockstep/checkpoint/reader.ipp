@@ -133,9 +133,12 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     const auto found = std::ranges::lower_bound(recorded, name, {}, &Recorded::first);
     return found == recorded.end() || found->first != name ? nullptr : &found->second;
   };
-  const auto owner = [&](std::string_view name) -> const TensorEntry* {
+  const auto owner_shape = [&](std::string_view name) -> std::optional<std::vector<std::uint64_t>> {
     const std::string_view owner = owner_of(name);
-    return owner.empty() ? nullptr : main.find(owner);
+    if (owner.empty()) return std::nullopt;
+    if (const TensorEntry* const whole = main.find(owner)) return whole->shape;
+    if (const JsonEntry* const shape = recorded_shape(owner)) return shape->naturals();
+    return std::nullopt;
   };
   const auto piece_of = [&](const TensorEntry& entry) -> std::optional<PieceName> {
     const std::string_view name = entry.name;
@@ -144,8 +147,8 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     if (recorded_shape(piece->whole) != nullptr) return piece;
     if (!name.starts_with("lockstep/")) return std::nullopt;
     // A parameter may be called `a@1` itself; a state is never.
-    if (!name.starts_with("lockstep/state/") && owner(name) != nullptr) return std::nullopt;
-    if (owner(piece->whole) == nullptr)
+    if (!name.starts_with("lockstep/state/") && owner_shape(name)) return std::nullopt;
+    if (!owner_shape(piece->whole))
       fail_damaged(path(), text({"nothing says how large '", piece->whole, "' is"}));
     return piece;
   };
@@ -184,7 +187,7 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     }
     if (!is_whole) {
       const JsonEntry* const shape = recorded_shape(tensor.name);
-      tensor.shape = shape != nullptr ? shape->naturals() : owner(tensor.name)->shape;
+      tensor.shape = shape != nullptr ? shape->naturals() : *owner_shape(tensor.name);
       join(tensor);
     }
     tensors_.push_back(std::move(tensor));

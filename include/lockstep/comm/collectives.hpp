@@ -123,14 +123,17 @@ class Collectives {
     return value;
   }
 
-  /// out = every rank's in, one behind the other.
+  /// out = every rank's in, one behind the other. In may be this rank's piece of out.
   template <class In, class Out>
   void all_gather(const In& in, Out&& out) {
-    const auto given = detail::elements_of(in);
-    const detail::calls::AllGather<Common<In, Out>> call{
-        given, detail::elements_of(out), given.size(), Rank{0}, {}, detail::current_job_call()};
-    require_size(call, call.out.size(), call.count * world());
-    self().perform(call);
+    self().perform(make_all_gather(in, out, detail::current_job_call()));
+  }
+  /// The same as an asynchronous call, whose handle is a `Work`. The data belongs to the call until
+  /// it is over. **Host** returns at once where the backend can go on by itself.
+  template <class In, class Out>
+  auto all_gather_async(const In& in, Out&& out,
+                        detail::JobCall part_of = detail::current_job_call()) {
+    return self().start(make_all_gather(in, out, part_of));
   }
   /// Every rank's number, by rank.
   template <detail::SingleElement T>
@@ -198,16 +201,17 @@ class Collectives {
     self().perform(call);
   }
 
-  /// out = op over ranks of this rank's piece of in.
+  /// out = op over ranks of this rank's piece of in. Out may be that piece of in; the others are
+  /// not changed.
   template <class In, class Out, class Op = Sum>
   void reduce_scatter(const In& in, Out&& out, Op op = {}) {
-    using T = Common<In, Out>;
-    require_operation<Out, Op>();
-    const auto got = detail::elements_of(out);
-    const detail::calls::ReduceScatter<T, Op> call{
-        detail::elements_of(in), got, got.size(), Rank{0}, op, detail::current_job_call()};
-    require_size(call, call.in.size(), call.count * world());
-    self().perform(call);
+    self().perform(make_reduce_scatter(in, out, op, detail::current_job_call()));
+  }
+  /// The same as an asynchronous call: see `all_gather_async`.
+  template <class In, class Out, class Op = Sum>
+  auto reduce_scatter_async(const In& in, Out&& out, Op op = {},
+                            detail::JobCall part_of = detail::current_job_call()) {
+    return self().start(make_reduce_scatter(in, out, op, part_of));
   }
 
   /// Piece w of out = piece `rank` of rank w's in. The two must not overlap.
@@ -310,6 +314,25 @@ class Collectives {
   detail::calls::AllReduce<T, Op> make_all_reduce(std::span<T> values, const Op& op,
                                                   detail::JobCall part_of) {
     return {values, values, values.size(), Rank{0}, op, part_of};
+  }
+
+  template <class In, class Out>
+  auto make_all_gather(const In& in, Out&& out, detail::JobCall part_of) {
+    const auto given = detail::elements_of(in);
+    const detail::calls::AllGather<Common<In, Out>> call{
+        given, detail::elements_of(out), given.size(), Rank{0}, {}, part_of};
+    require_size(call, call.out.size(), call.count * world());
+    return call;
+  }
+
+  template <class In, class Out, class Op>
+  auto make_reduce_scatter(const In& in, Out&& out, const Op& op, detail::JobCall part_of) {
+    require_operation<Out, Op>();
+    const auto got = detail::elements_of(out);
+    const detail::calls::ReduceScatter<Common<In, Out>, Op> call{
+        detail::elements_of(in), got, got.size(), Rank{0}, op, part_of};
+    require_size(call, call.in.size(), call.count * world());
+    return call;
   }
 
   template <class Data, class Op>

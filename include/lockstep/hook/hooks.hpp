@@ -2,9 +2,12 @@
 #pragma once
 /// @file The hooks axis: changes to gradients on their way through a reduction.
 
+#include <cstddef>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
+#include "lockstep/hook/hook.hpp"
+#include "lockstep/hook/skip_zero_gradients.hpp"
 
 namespace lockstep {
 
@@ -14,13 +17,23 @@ struct Hooks {
 };
 }  // namespace axes
 
-/// Gradient hooks, applied from left to right: compression, quantisation, a user's own.
-template <class... Pipeline>
+/// Gradient hooks, applied from left to right: compression, quantisation, a user's own. The first
+/// is given a bucket's gradients; what it hands on is given to the next, and what the last one
+/// hands on is averaged over ranks.
+template <class... Given>
 struct Hooks : detail::ValuePolicy<axes::Hooks> {
-  static constexpr bool built() { return sizeof...(Pipeline) == 0; }
+  /// Those that take part in a reduction, in their order.
+  using stages = detail::StagesAmong<Given...>;
+
+  static constexpr bool well_formed =
+      ((detail::filters_updates<Given> || detail::GradientHook<Given>) && ...);
+  /// Do gradients travel in another way than without hooks?
+  static constexpr bool has_stages = stages::size != 0;
+  /// Are parameters left alone whose averaged gradient is zero?
+  static constexpr bool skips_zero_gradients = (detail::filters_updates<Given> || ...);
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Hooks::name);
-    (hash.text(Pipeline::name), ...);
+    (detail::add_hook<Given>(hash), ...);
   }
 };
 

@@ -83,6 +83,18 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
   *state = next;
 }
 
+/// sum = the sum of all partials.
+template <class T>
+LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
+    add_partials(const T* partials, std::size_t count, T* sum) {
+  T mine = 0;
+  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
+  using Reduce = cub::BlockReduce<T, decide_threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  const T all = Reduce(storage).Sum(mine);
+  if (threadIdx.x == 0) *sum = all;
+}
+
 /// How many partial sums `launch_squares` writes.
 template <class T>
 constexpr std::size_t square_partials(std::size_t count) {
@@ -99,6 +111,14 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   const auto blocks = static_cast<unsigned>(square_partials<T>(count));
   launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, NormShape::threads, values,
                                        partials, make_size<Count>(count));
+}
+
+/// Adds up what `launch_squares` wrote, for ranks that have squares of parts of the gradients.
+/// **Stream** in its order. **Host** does not block.
+inline void launch_add_partials(cudaStream_t stream, const double* partials, std::size_t count,
+                                double* sum) {
+  launch_kernel<add_partials<double>>("sum of partials", stream, 1, decide_threads, partials, count,
+                                      sum);
 }
 
 /// Computes the numbers of this step and the state of the next from all `partials`. All values that

@@ -3,6 +3,7 @@
 /// @file The sharding axis: who keeps which parameters and optimizer states.
 
 #include <string_view>
+#include <type_traits>
 
 #include "lockstep/core/choice.hpp"
 
@@ -11,6 +12,9 @@ namespace lockstep {
 namespace axes {
 struct Sharding {
   static constexpr std::string_view name = "Sharding";
+};
+struct Sharded {
+  static constexpr std::string_view name = "Sharded";
 };
 }  // namespace axes
 
@@ -25,13 +29,42 @@ struct HostShared : Choice<axes::Sharding> {
   static constexpr std::string_view name = "HostShared";
 };
 
-/// Each rank keeps and updates its share of the optimizer state (ZeRO).
-struct ZeroRedundancy : PlannedChoice<axes::Sharding> {
+/// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; what is
+/// shared out, and how, is said beside it: `Sharding<ZeroRedundancy, Gradients>`.
+struct ZeroRedundancy : Choice<axes::Sharding> {
   static constexpr std::string_view name = "ZeroRedundancy";
 };
 
-/// The policy that says what each rank keeps and updates: `Sharding<Replicated>`.
-template <class How>
-struct Sharding : detail::ChoicePolicy<axes::Sharding, How> {};
+/// `ZeroRedundancy` of states (and weights of higher precision): every bucket is cut into equal
+/// slices, one for each rank. Gradients stay whole. The default.
+struct States : Choice<axes::Sharded> {
+  static constexpr std::string_view name = "States";
+};
+
+/// The same slices, and a rank keeps the gradients of its own slices alone: others' are given away
+/// as soon as a bucket is reduced.
+struct Gradients : Choice<axes::Sharded> {
+  static constexpr std::string_view name = "Gradients";
+};
+
+/// `ZeroRedundancy` of states by whole parameters, divided as PyTorch's ZeroRedundancyOptimizer
+/// does.
+struct ByTensor : Choice<axes::Sharded> {
+  static constexpr std::string_view name = "ByTensor";
+};
+
+/// The policy that says what each rank keeps and updates: `Sharding<Replicated>`,
+/// `Sharding<ZeroRedundancy>`, `Sharding<ZeroRedundancy, ByTensor>`.
+template <class How, class What = States>
+struct Sharding : detail::ChoicePolicy<axes::Sharding, How> {
+  using what = What;
+  static constexpr bool well_formed =
+      detail::ChoiceOf<How, axes::Sharding> && detail::ChoiceOf<What, axes::Sharded> &&
+      (std::is_same_v<How, ZeroRedundancy> || std::is_same_v<What, States>);
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Sharding::name).text(How::name);
+    if constexpr (!std::is_same_v<What, States>) hash.text(What::name);
+  }
+};
 
 }  // namespace lockstep

@@ -78,7 +78,11 @@ struct UpdateSweep {
   template <std::size_t N>
   __device__ void finish(std::size_t at, Loaded<N> loaded) const {
     if (skip) return;
-    if constexpr (Watches) look(at, loaded.gradient);
+    // What is not finite changes nothing: other ranks may use the parameters before the host of
+    // this one knows.
+    if constexpr (Watches) {
+      if (look(at, loaded.gradient)) return;
+    }
     Packet<Param, N> copy;
 #pragma unroll
     for (std::size_t i = 0; i < N; ++i) {
@@ -102,14 +106,14 @@ struct UpdateSweep {
     }
   }
 
-  /// Tells of the first gradient of a packet that is not finite.
+  /// Tells of the first gradient of a packet that is not finite. Returns whether there is one.
   template <std::size_t N>
-  __device__ void look(std::size_t at, const Packet<Gradient, N>& gradients) const {
+  __device__ bool look(std::size_t at, const Packet<Gradient, N>& gradients) const {
     auto blemishes = blemish(Accumulator<Gradient>{0});
 #pragma unroll
     for (std::size_t i = 0; i < N; ++i)
       blemishes |= blemish(static_cast<Accumulator<Gradient>>(gradients.at[i]));
-    if (blemishes == 0) return;
+    if (blemishes == 0) return false;
     for (std::size_t i = 0; i < N; ++i) {
       if (blemish(static_cast<Accumulator<Gradient>>(gradients.at[i])) == 0) continue;
       atomicMin(&step->watch.record->gradient,
@@ -117,6 +121,7 @@ struct UpdateSweep {
       break;
     }
     tell_anomaly(step->watch, step->step);
+    return true;
   }
 };
 

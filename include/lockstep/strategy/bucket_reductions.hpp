@@ -26,7 +26,10 @@ class BucketReductions {
                                                                  reduction_of_gradients<how>(1)));
 
  public:
-  explicit BucketReductions(std::size_t buckets) : buckets_(buckets) { forget(); }
+  BucketReductions(const Comm&, const auto& /*execution*/, const auto& layout)
+      : buckets_(layout.plan().bucket_count) {
+    forget();
+  }
 
   /// Drops every handle: the reductions were part of a capture that failed and never happened.
   void forget() {
@@ -55,7 +58,7 @@ class BucketReductions {
     std::span<T> gradients;
     operator Handle<T>() const {
       return comm.all_reduce_async(
-          gradients, reduction_of_gradients<how>(comm.world_size().value()), JobCall::step);
+          gradients, reduction_of_gradients<how>(comm.world_size().value()), step_call<Traits>());
     }
   };
 

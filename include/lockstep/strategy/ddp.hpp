@@ -3,10 +3,14 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
 
 #include <cstddef>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/strategy/join_scope.hpp"
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
@@ -45,6 +49,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::for_each_parameter;
   using Base::for_each_state;
   using Base::grad;
+  using Base::gradient_bytes;
   using Base::group_options;
   using Base::learning_rate;
   using Base::loss_meter;
@@ -58,6 +63,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::set_epoch;
   using Base::set_progress;
   using Base::skipped_steps;
+  using Base::state_bytes;
   using Base::synchronize_buffers;
   using Base::updates;
   using Phases::backward;
@@ -89,6 +95,26 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     tell([&] { this->initialize_from_model(seed); });
   }
 
+  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of
+  /// any rank ends its calls too. **Host** and **Stream** as the job's communicator.
+  template <class T = traits>
+  decltype(auto) group() {
+    if constexpr (require_groups<T>()) {
+      return (this->groups().group());
+    } else {
+      return (this->communicator());  // never reached: the missing policy has been reported
+    }
+  }
+  /// The communicator of the ranks that have this rank's place in the other groups.
+  template <class T = traits>
+  decltype(auto) across() {
+    if constexpr (require_groups<T>()) {
+      return (this->groups().across());
+    } else {
+      return (this->communicator());  // never reached: the missing policy has been reported
+    }
+  }
+
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
   /// **Ranks** all. **Host** blocks.
   template <class F>
@@ -105,6 +131,24 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     const auto& placed = this->place(batch);
     return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
   }
+  /// The same with one of `Subgraphs`: `ddp.step<"with_adapter"_s>(batch)`, or with a choice at run
+  /// time, `ddp.step(ddp.subgraph("with_adapter"), batch)`. Micro-batches of one step may use
+  /// different ones. **Ranks** all.
+  template <auto Set, class Batch>
+  Loss step(const Batch& batch) {
+    return step(Set, batch);
+  }
+  template <class Set, class Batch>
+  Loss step(const Set& set, const Batch& batch) {
+    [[maybe_unused]] const auto on = on_device();
+    const auto& placed = this->place(batch);
+    const std::size_t number = subgraph_number<typename Base::subgraphs>(set);
+    return tell_others(replica(), [&] { return run_step(replica(), runner_, placed, number); });
+  }
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) {
+    return find_subgraph<typename Base::subgraphs>(name);
+  }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
@@ -114,6 +158,53 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   /// Forgets the gradients of such batches. **Ranks** all.
   void drop_tail() { this->discard_gradients(); }
+
+  /// With `UnevenInputs<Join>`: ranks may step different numbers of batches until the result ends,
+  /// by its `finish()` or with its scope. **Ranks** all. **Host** does not block here.
+  ///
+  ///     auto joined = ddp.join();
+  ///     for (const auto& batch : loader) ddp.step(batch);
+  ///     joined.finish();
+  template <class T = traits>
+  auto join() {
+    static_assert(T::may_join,
+                  "lockstep: ranks of this job have the same number of batches; add "
+                  "UnevenInputs<Join> to let some be through before others");
+    return JoinScope<BasicDdp>(*this);
+  }
+
+  // The same in parts, for loops that are no scope.
+
+  void begin_join() {
+    require_joined("join");
+    is_joining_ = true;
+  }
+  /// Where the loop is left by an exception.
+  void leave_join() { is_joining_ = false; }
+  bool is_joining() const { return is_joining_; }
+  /// This rank has no more batches: it makes a step of what is too little for one, or drops it, and
+  /// then answers the others until no rank has a batch. **Ranks** all, each when it is through.
+  /// **Host** blocks until all are.
+  void finish_join() {
+    if (!is_joining_) return;
+    is_joining_ = false;
+    tell([&] {
+      if constexpr (traits::template policy<axes::Accumulate>::tail == Tail::step) {
+        Base::step_tail();
+      } else {
+        this->discard_gradients();
+      }
+      if constexpr (traits::joins) {
+        while (this->answer_others()) {
+        }
+      }
+    });
+  }
+  /// Refuses a call of all ranks while some of them may be through.
+  void require_joined(const char* operation) const {
+    if (is_joining_) [[unlikely]]
+      refuse_while_joining(operation);
+  }
 
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
   /// does otherwise. **Host** blocks until all steps are done.
@@ -130,6 +221,16 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
+  /// The same with one of `Subgraphs`: `ddp.forward<"with_adapter"_s>(batch)`.
+  template <auto Set, class Batch>
+  auto forward(const Batch& batch) {
+    return forward(Set, batch);
+  }
+  template <class Set, class Batch>
+  auto forward(const Set& set, const Batch& batch) {
+    return forward_phase<detail::Sync::yes>(replica(), batch,
+                                            subgraph_number<typename Base::subgraphs>(set));
+  }
 
   /// Batches whose gradients are only added up on this rank, and are reduced together with those of
   /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
@@ -138,6 +239,10 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "
                   "add up gradients; add Accumulate<N>, or use World<dynamic>");
+    static_assert(!traits::frees_gradients,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are "
+                  "scattered at once, which no_sync would put off; use Accumulate<N>, or "
+                  "ZeroRedundancy alone");
     return LocalScope<Base>(*this);
   }
 
@@ -154,6 +259,13 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
   }
 
+  /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<Base> in(replica(), Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+
   /// The outputs of this rank's batch in evaluation, a row for each sample, with no communication.
   /// They are valid until the next prediction or forward pass. **Host** blocks until they are
   /// there; on a GPU they are in its memory.
@@ -163,6 +275,11 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
       [[maybe_unused]] const auto on = on_device();
       return Base::predict(this->place(batch), row_count(batch));
     }
+  }
+  template <auto Set, class Batch>
+  auto predict(const Batch& batch) {
+    const EvaluatedSubgraph<Base> in(replica(), Set);
+    return predict(batch);
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
@@ -177,6 +294,21 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
  private:
   Base& replica() { return *this; }
 
+  template <class T>
+  static consteval bool require_groups() {
+    static_assert(T::has_job_groups,
+                  "lockstep: this job has no groups; add a policy such as Groups<Grid<8, 4>>");
+    return T::has_job_groups;
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_while_joining(const char* operation) const {
+    throw Error(operation,
+                "it is called inside of a loop whose batches may have ended on other ranks, which "
+                "will not make this call (UnevenInputs<Join>)",
+                "call it after the loop, or after joined.finish()",
+                const_cast<BasicDdp&>(*this).communicator().rank());
+  }
+
   template <class F>
   void tell(const F& f) {
     [[maybe_unused]] const auto on = on_device();
@@ -184,6 +316,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
 
   [[no_unique_address]] StepRunner<traits> runner_;
+  bool is_joining_ = false;
 };
 
 }  // namespace lockstep::detail

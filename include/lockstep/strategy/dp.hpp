@@ -9,9 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
@@ -126,7 +128,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   void for_each_state(F&& f) const {
     for (const auto& replica : replicas_) {
       std::as_const(*replica).replica().for_each_state(f);
-      if constexpr (!traits::shares_parameters) return;
+      if constexpr (!traits::divides_states) return;
     }
   }
 
@@ -184,10 +186,22 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   /// any case. **Host** blocks, or on a GPU enqueues.
   template <class Batch>
   Loss step(const Batch& batch) {
+    return step(SubgraphChoice{}, batch);
+  }
+  /// The same with one of `Subgraphs`: `dp.step<"with_adapter"_s>(batch)`, or with a choice at run
+  /// time, `dp.step(dp.subgraph("with_adapter"), batch)`.
+  template <auto Set, class Batch>
+  Loss step(const Batch& batch) {
+    return step(Set, batch);
+  }
+  template <class Set, class Batch>
+  Loss step(const Set& set, const Batch& batch) {
+    const std::size_t subgraph = subgraph_number<typename traits::subgraphs>(set);
     if constexpr (traits::alone) {
       [[maybe_unused]] const auto on = on_device();
-      return replicas_[0]->run_alone(batch);
+      return replicas_[0]->run_alone(batch, subgraph);
     } else {
+      for (const auto& replica : replicas_) replica->replica().choose_subgraph(subgraph);
       const BatchCut cut = scatter(batch);
       if constexpr (traits::captures) {
         run_captured(batch, cut);
@@ -196,6 +210,11 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
       }
       return whole_loss();
     }
+  }
+
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) {
+    return find_subgraph<typename traits::subgraphs>(name);
   }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
@@ -396,6 +415,8 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
         [&](std::size_t i) {
           Hash variant;
           for (const std::uint64_t digest : digests) variant.number(digest);
+          if constexpr (traits::has_subgraphs)
+            variant.number(replicas_[i]->replica().graph_variant());
           if constexpr (traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
           replicas_[i]->template run_captured<Batch>(variant.value());
         });

@@ -82,8 +82,12 @@ class GpuStep : public Traits::bare_step {
  protected:
   template <class Key, class Value>
   void write_grad(Key key, const Value& value) const {
-    const auto gradient = this->grad(key);
-    using T = typename decltype(gradient)::value_type;
+    write_view(this->grad(key), key, value);
+  }
+  /// Writes a gradient that lies elsewhere.
+  template <class View, class Key, class Value>
+  void write_view(const View& gradient, Key key, const Value& value) const {
+    using T = typename View::value_type;
     if constexpr (require_device_gradient<T, Value>()) {
       if (!has_shape_of(gradient, value)) refuse_gradient(key, gradient.size(), value.size());
       check_cuda(cudaMemcpyAsync(gradient.data_handle(), value.data_handle(),

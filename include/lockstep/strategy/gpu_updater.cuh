@@ -4,7 +4,6 @@
 
 #include <cuda_runtime_api.h>
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -15,8 +14,9 @@
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/bucket/runs.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/anomaly.hpp"
@@ -28,14 +28,28 @@
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gpu_kept.cuh"
+#include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/riders.cuh"
+#include "lockstep/strategy/tensor_broadcasts.hpp"
+#include "lockstep/strategy/update_pieces.hpp"
+#include "lockstep/strategy/watched_averages.hpp"
 
 namespace lockstep::detail {
+
+/// Every rank updates all parameters by itself.
+struct NothingPublished {
+  constexpr NothingPublished(const auto&, const auto&, std::byte*) {}
+};
 
 /// All work is enqueued on the compute stream. Numbers that change from step to step lie in device
 /// memory, where `begin` puts them: the rest may be replayed as part of a graph.
 ///
 /// Without a norm to wait for, a bucket is updated when it has landed, while later ones travel.
+///
+/// Where ranks own shards of buckets, or whole parameters, a rank updates its own, keeps states and
+/// master weights of these alone, and gets the others' parameters from them.
 template <class Traits, class Comm>
 class GpuUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
@@ -44,6 +58,11 @@ class GpuUpdater
   using Rule = typename Traits::rule;
   static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
+  template <class T, std::size_t Count>
+  using Piece = UpdatePiece<T, Count>;
+  using Published = std::conditional_t<
+      Traits::shards, ParameterGathers<Traits, Comm>,
+      std::conditional_t<Traits::owns_tensors, TensorBroadcasts<Traits, Comm>, NothingPublished>>;
 
  public:
   template <class Execution>
@@ -51,14 +70,14 @@ class GpuUpdater
       : comm_(comm),
         layout_(where),
         parameters_(parameters),
-        runs_(where),
-        masters_(Traits::keeps_masters ? widened(where.plan().bytes) : 0),
-        states_(Rule::states * widened(where.plan().bytes)),
+        kept_(comm, where),
+        published_(comm, where, parameters),
         group_table_(where),
         group_pieces_(upload_groups()),
         numbers_((groups + 1) * size_of_numbers(OptimizerPolicy{})),
         inputs_(groups * size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
+        squares_(adds_squares ? comm.template allocate<double>(1).data() : nullptr),
         state_(execution.step_state()),
         seen_(stops ? sizeof(std::uint32_t) : 0),
         found_(stops ? sizeof(AnomalyRecord) : 0),
@@ -69,18 +88,14 @@ class GpuUpdater
     if (stops) copy_now(found_.data(), &nothing, sizeof nothing);
   }
 
-  /// The weights in their declared type, laid out as the parameters, which have another type.
-  const DeviceArena& masters() const
-    requires(Traits::keeps_masters)
+  /// The states and master weights of the parameters.
+  const GpuKept<Traits, Comm>& kept() const { return kept_; }
+  std::size_t state_bytes() const { return kept_.state_bytes(); }
+  /// The parameters that come from other ranks, bucket by bucket.
+  auto& gathers()
+    requires(Traits::shards)
   {
-    return masters_;
-  }
-  /// Those of one parameter.
-  std::span<float> master_of(std::size_t parameter) const
-    requires(Traits::keeps_masters)
-  {
-    return {reinterpret_cast<float*>(masters_at(layout_.plan().placements[parameter].offset)),
-            layout_.infos()[parameter].count()};
+    return published_;
   }
 
   /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
@@ -118,18 +133,26 @@ class GpuUpdater
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
     if constexpr (Traits::skips_unused) count_used(gradients);
+    if constexpr (Traits::divides_by_live) {
+      gradients.wait(0);
+      if (!gradients.is_averaged()) {
+        count_live_ranks(OptimizerPolicy{}, stream(), gradients.riders().device_live(),
+                         comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
+      }
+    }
     if constexpr (decides) decide(gradients);
     if constexpr (Traits::skips_unused) {
       gradients.reduce();
       update_used(gradients);
     } else if constexpr (decides || Traits::alone) {
-      for_each<Pieces::runs>([&](auto piece) { update_piece(gradients, piece); });
+      kept_.template for_each<Pieces::runs>([&](auto piece) { update_piece(gradients, piece); });
     } else {
-      for_each<Pieces::buckets>([&](auto bucket) {
+      kept_.template for_each<Pieces::buckets>([&](auto bucket) {
         gradients.wait(bucket.number);
         update_piece(gradients, bucket);
       });
     }
+    if constexpr (Traits::divides_states) publish(gradients);
   }
 
   /// Buckets that are averaged already are not waited for.
@@ -138,22 +161,9 @@ class GpuUpdater
     reduce_and_update(gradients);
   }
 
-  /// Calls `f(parameter, state, values, 0)` for every state: the parameter's number, the state's
-  /// name, its values.
   template <class F>
   void for_each_state(const F& f) const {
-    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (!layout_.plan().is_trained(p)) continue;
-      Traits::with_element(layout_.infos()[p].element, [&]<class T>(std::type_identity<T>) {
-        using A = Accumulator<T>;
-        const auto states = states_at(layout_.plan().placements[p].offset);
-        for (std::size_t k = 0; k != Rule::states; ++k) {
-          f(p, state_name<Rule>(k),
-            std::span<A>(reinterpret_cast<A*>(states[k]), layout_.infos()[p].count()),
-            std::size_t{0});
-        }
-      });
-    }
+    kept_.for_each_state(f);
   }
   /// Where unused parameters are skipped: how many updates each parameter had.
   std::span<std::uint64_t> update_counts() { return updates_; }
@@ -186,9 +196,8 @@ class GpuUpdater
   /// part of the method: their steps are skipped, until the scale is too small.
   static constexpr bool watches = stops && !Traits::scales_loss;
   static constexpr std::size_t groups = Traits::groups::count;
-  /// With more buckets than this, kernels for each size would cost the compiler more than they
-  /// save.
-  static constexpr std::size_t most_kernels = 32;
+  /// Are the squares of what ranks own added up over ranks?
+  static constexpr bool adds_squares = decides && Traits::divides_states;
 
   template <class T>
   static constexpr ElementKind travelling = element_kind<typename Traits::template travelling<T>>();
@@ -196,15 +205,6 @@ class GpuUpdater
   template <class T>
   static constexpr ElementKind master =
       Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
-
-  /// The offset of states or master weights, which are in float for elements of 16 bits, else in
-  /// the elements' own type.
-  static constexpr std::size_t widened(std::size_t offset) {
-    bool has_16_bits = false;
-    for (std::size_t k = 0; k != Traits::kinds().size; ++k)
-      has_16_bits = has_16_bits || element_size(Traits::kinds().kinds[k]) == 2;
-    return has_16_bits ? 2 * offset : offset;
-  }
 
   cudaStream_t stream() const { return comm_.gpu().stream(); }
 
@@ -237,8 +237,7 @@ class GpuUpdater
           .on(comm_.rank());
     }
     if (record.loss) throw anomaly_error("the loss is not finite", record.step).on(comm_.rank());
-    const std::size_t elements = (record.gradient - averages_.first) / averages_.travelling;
-    throw anomaly_error(layout_, elements * averages_.element, "not finite",
+    throw anomaly_error(layout_, averages_.offset_of(record.gradient), "not finite",
                         Traits::alone ? "" : "as the average over ranks", record.step)
         .on(comm_.rank());
   }
@@ -273,66 +272,27 @@ class GpuUpdater
   }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
-  /// The pieces of a pass: buckets, which land one by one, or runs of them, which are longer.
-  enum class Pieces : std::uint8_t { buckets, runs };
-
-  template <class T, std::size_t Count>
-  struct Piece {
-    [[no_unique_address]] Size<Count> count;
-    std::size_t number;  // by its place in the arena
-    std::size_t offset;  // bytes
-  };
-
-  template <Pieces What>
-  static constexpr auto pieces_of(const auto& plan, const auto& runs) {
-    if constexpr (What == Pieces::buckets) {
-      return plan.buckets();
-    } else {
-      return std::span<const Run>(runs.begin(), runs.end());
-    }
-  }
-
-  /// Calls `f(piece)` for each piece. Counts are constants where shapes are.
-  template <Pieces What, class F>
-  void for_each(const F& f) const {
-    if constexpr (has_constants<What>()) {
-      constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
-      [&]<std::size_t... I>(std::index_sequence<I...>) {
-        (f(Piece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}), ...);
-      }(std::make_index_sequence<pieces.size()>{});
-    } else {
-      std::size_t number = 0;
-      for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
-        Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
-          f(Piece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
-        });
-      }
-    }
-  }
-
-  template <Pieces What>
-  static constexpr bool has_constants() {
-    if constexpr (layout::is_static) {
-      return pieces_of<What>(layout::plan(), LayoutRuns<layout>::table).size() <= most_kernels;
-    } else {
-      return false;
-    }
-  }
-
   /// Computes norm, clip factor and loss scale from averages as they land.
   template <class Gradients>
   void decide(Gradients& gradients) {
-    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
-      gradients.wait(bucket.number);
-      squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
-                                            partials() + partials_before_[bucket.number],
-                                            bucket.count.value());
-    });
+    std::size_t place = 0;
+    kept_.template for_each<Pieces::buckets>(
+        [&]<class T, std::size_t Count>(const Piece<T, Count>& bucket) {
+          gradients.wait(bucket.number);
+          squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
+                                                partials() + partials_before_[place++],
+                                                bucket.count.value());
+        });
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
     limits.scales_loss = Traits::scales_loss;
     limits.skips = Traits::skips_anomalies;
-    decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(), partials(), partials_before_.back(),
+    if constexpr (adds_squares) {
+      launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
+      add_others();
+    }
+    decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(),
+                   adds_squares ? squares_ : partials(), adds_squares ? 1 : partials_before_.back(),
                    limits, state_, numbers_.data());
     if constexpr (Traits::has_groups) {
       decide_group_numbers(OptimizerPolicy{}, stream(), inputs_.data(), state_, numbers_.data(),
@@ -340,51 +300,74 @@ class GpuUpdater
     }
   }
 
-  /// Plans where each bucket's partial sums begin. Returns their number.
+  /// Squares of what this rank owns become those of all. **Ranks** all.
+  void add_others() {
+    if constexpr (Traits::shards) {
+      published_.space().add_others(*squares_);
+    } else {
+      comm_.all_reduce(std::span(squares_, 1), Sum{}, step_call<Traits>());
+    }
+  }
+
+  /// Lets all ranks have the parameters that this one has updated. A graph ends with all of them
+  /// here. **Ranks** all.
+  template <class Gradients>
+  void publish(Gradients& gradients) {
+    gradients.reduce();  // also of buckets in which this rank owns nothing
+    published_.start_all();
+    if constexpr (Traits::captures) published_.wait_all();
+  }
+
+  /// Plans where each piece's partial sums begin. Returns their number.
   std::size_t plan_partials() {
     partials_before_.assign(1, 0);
-    for_each<Pieces::buckets>([&]<class T, std::size_t Count>(Piece<T, Count> bucket) {
+    kept_.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
+                                                 const Piece<T, Count>& bucket) {
       partials_before_.push_back(partials_before_.back() +
                                  square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
     });
     return partials_before_.back();
   }
 
+  /// The averages of a piece; where gradients are given away, they lie in slices by bucket.
   template <class Gradients, class T, std::size_t Count>
-  static std::byte* averages(Gradients& gradients, const Piece<T, Count>& piece) {
-    return reinterpret_cast<std::byte*>(
-        gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
+  std::byte* averages(Gradients& gradients, const Piece<T, Count>& piece) const {
+    if constexpr (Traits::frees_gradients) {
+      return reinterpret_cast<std::byte*>(
+          gradients.template slice_averages<T>(piece.number, Shard{}).data() +
+          kept_.within(piece.offset) / sizeof(T));
+    } else {
+      return reinterpret_cast<std::byte*>(
+          gradients.template averages<T>(piece.offset, piece.count.value() * sizeof(T)).data());
+    }
   }
 
-  /// The states of the elements from `offset` on; one more, so that the array is never empty.
-  std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
-    std::array<std::byte*, Rule::states + 1> states{};
-    for (std::size_t k = 0; k != Rule::states; ++k)
-      states[k] = states_.data() + widened(k * layout_.plan().bytes + offset);
-    return states;
-  }
   /// The parameters from `offset` on in the type in which they are kept.
   std::byte* masters_at(std::size_t offset) const {
-    return Traits::keeps_masters ? masters_.data() + widened(offset) : parameters_ + offset;
+    return Traits::keeps_masters ? kept_.masters_at(offset) : parameters_ + offset;
   }
 
   template <class Gradients, class T, std::size_t Count>
   void update(Gradients& gradients, const Piece<T, Count>& piece, const std::byte* numbers) {
     update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
         OptimizerPolicy{}, stream(), numbers, masters_at(piece.offset),
-        watched_averages(gradients, piece), states_at(piece.offset).data(),
+        watched_averages(gradients, piece), kept_.states_at(piece.offset).data(),
         parameters_ + piece.offset, piece.count.value());
   }
 
-  /// The averages of a piece. It is remembered where they begin, for what a kernel may find there.
+  /// The averages of a piece. It is remembered where they are, for what a kernel may find there.
   template <class Gradients, class T, std::size_t Count>
   std::byte* watched_averages(Gradients& gradients, const Piece<T, Count>& piece) {
     std::byte* const average = averages(gradients, piece);
     if constexpr (watches) {
-      using Travelling = typename Traits::template travelling<T>;
-      averages_ = {
-          reinterpret_cast<std::uintptr_t>(average) - piece.offset / sizeof(T) * sizeof(Travelling),
-          sizeof(Travelling), sizeof(T)};
+      // In slices by bucket, or in one arena.
+      constexpr bool apart = Traits::frees_gradients;
+      constexpr std::size_t size = sizeof(typename Traits::template travelling<T>);
+      const std::size_t before = apart ? kept_.within(piece.offset) : piece.offset;
+      averages_.note(
+          apart ? piece.number : 0, average - before / sizeof(T) * size, piece.offset - before,
+          apart ? before / sizeof(T) + piece.count.value() : layout_.plan().bytes / sizeof(T), size,
+          sizeof(T));
     }
     return average;
   }
@@ -398,7 +381,7 @@ class GpuUpdater
           GroupPieces{reinterpret_cast<const GroupPiece*>(group_pieces_.data()),
                       group_table_.table.size, piece.offset},
           masters_at(piece.offset), watched_averages(gradients, piece),
-          states_at(piece.offset).data(), parameters_ + piece.offset, piece.count.value());
+          kept_.states_at(piece.offset).data(), parameters_ + piece.offset, piece.count.value());
     } else {
       update(gradients, piece, numbers_.data());
     }
@@ -421,38 +404,36 @@ class GpuUpdater
       if constexpr (Traits::has_groups) group = group_table_.table.groups[p];
       renumber_for(OptimizerPolicy{}, stream(), inputs_of(group), numbers_.data(), updates_[p],
                    own);
-      Traits::with_element(layout_.plan().bucket_table[placement.bucket].element,
-                           [&]<class T>(std::type_identity<T>) {
-                             const Size<dynamic> count{placement.bytes / sizeof(T)};
-                             update(gradients, Piece<T, dynamic>{count, p, placement.offset}, own);
-                           });
+      Traits::with_element(
+          layout_.plan().bucket_table[placement.bucket].element,
+          [&]<class T>(std::type_identity<T>) {
+            kept_.for_each_of(p, [&](std::size_t, std::size_t count, std::size_t offset) {
+              update(gradients, Piece<T, dynamic>{Size<dynamic>{count}, placement.bucket, offset},
+                     own);
+            });
+          });
     }
   }
 
   Comm& comm_;
   const layout& layout_;
   std::byte* parameters_;
-  [[no_unique_address]] LayoutRuns<layout> runs_;
-  DeviceArena masters_;
-  DeviceArena states_;
+  GpuKept<Traits, Comm> kept_;
+  [[no_unique_address]] Published published_;
   [[no_unique_address]] GroupsOf<Traits> group_table_;
   DeviceArena group_pieces_;
   DeviceArena numbers_;  // the step's for every group, and a parameter's own
   DeviceArena inputs_;
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
+  double* squares_;  // of what all ranks own, in the communicator's memory
   StepState* state_;
   // A kernel may still write to host memory when this ends: device memory, which is freed first,
   // is freed when the GPU is done.
   PinnedArena seen_;   // is there an anomaly?
   DeviceArena found_;  // its record
   const double* loss_;
-  /// Where averages begin, and the sizes of an average and of the parameter's element.
-  struct {
-    std::uintptr_t first = 0;
-    std::size_t travelling = 1;
-    std::size_t element = 1;
-  } averages_;
+  WatchedAverages averages_;
   // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
   // it?
   KeptTable<std::uint8_t, counted> used_;

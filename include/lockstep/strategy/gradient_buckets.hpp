@@ -10,7 +10,10 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -18,11 +21,15 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/gradient_ring.hpp"
+#include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/readiness.hpp"
+#include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/riders.hpp"
+#include "lockstep/strategy/subgraph_usage.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
@@ -53,6 +60,7 @@ class GradientBuckets {
 
   /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  static constexpr bool frees = Traits::frees_gradients;
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
@@ -60,12 +68,14 @@ class GradientBuckets {
       : comm_(comm),
         execution_(execution),
         layout_(where),
-        arena_(reinterpret_cast<std::byte*>(
-            comm.template allocate<std::uint8_t>(where.plan().bytes).data())),
+        ring_(comm, where),
+        arena_(make_arena()),
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
-        reductions_(where.plan().bucket_count),
+        sets_(where),
+        riders_(comm),
+        reductions_(comm, execution, where),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
     foresee();
@@ -81,11 +91,43 @@ class GradientBuckets {
 
   // A backward pass.
 
+  /// Where sub-graphs are used and passes are captured, their use has been noted before.
   void begin_backward(BackwardPass pass) {
+    if constexpr (Traits::has_subgraphs && !Traits::captures) sets_.note(used_);
+    begin_pass(pass, true);
+  }
+  void begin_pass(BackwardPass pass, [[maybe_unused]] bool is_live) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
     pass_ = pass;
     next_ = 0;
-    readiness_.reset();
-    if constexpr (is_checked) spoil();
+    if constexpr (Traits::has_subgraphs) {
+      if (!Traits::captures && pass.synchronizes) sets_.settle(comm_, used_);
+      begin_subgraph();
+    } else {
+      readiness_.reset();
+    }
+    if constexpr (Traits::joins) {
+      if (pass.synchronizes) board(is_live);
+    }
+    if constexpr (is_checked && !Traits::frees_gradients) spoil();
+  }
+
+  /// A parameter's gradient, where memory is handed out bucket by bucket.
+  template <class Key>
+  auto freed_gradient(Key key)
+    requires(Traits::frees_gradients)
+  {
+    layout_.require_trained(key);
+    const std::size_t parameter =
+        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t b = parameter < layout_.infos().size()
+                              ? layout_.plan().placements[parameter].bucket
+                              : 0;  // refused where its view is made
+    if (!ring_.holds(b)) claim(b, parameter);
+    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
 
   /// The gradient of a parameter is complete.
@@ -98,9 +140,11 @@ class GradientBuckets {
       if constexpr (Traits::weighs_shares) {
         if (weight_ != 1) execution_.scale(written<T>(tensor.index), weight_);
       }
-      if (pass_.adds)
-        execution_.add(piece_of<T>(arena_, tensor.index),
-                       std::span<const T>(written<T>(tensor.index)));
+      if constexpr (!Traits::frees_gradients) {
+        if (pass_.adds)
+          execution_.add(piece_of<T>(arena_, tensor.index),
+                         std::span<const T>(written<T>(tensor.index)));
+      }
     });
     start_complete_buckets();
   }
@@ -109,15 +153,32 @@ class GradientBuckets {
     if constexpr (is_checked) require_written();
     if constexpr (Traits::skips_unused) {
       take_missing_as_zero();
+    } else if constexpr (Traits::has_subgraphs && Traits::frees_gradients) {
+      if (sets_.misses_some(readiness_)) refuse_missing();
+      take_missing_as_zero();
     } else if (!readiness_.all_ready()) {
-      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
-                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+      refuse_missing();
     }
+  }
+
+  // Sub-graphs.
+
+  /// The set of the next pass, and what has been used since the last update.
+  auto& subgraphs() { return sets_; }
+  const auto& subgraphs() const { return sets_; }
+  auto kept_usage() const { return std::pair(used_, sets_); }
+  void set_usage(const auto& kept) { std::tie(used_, sets_) = kept; }
+  /// The parameters of the next pass's set count as used. **Ranks** all, where they know each
+  /// other's sets and the pass synchronizes.
+  void note_subgraph(bool synchronizes) {
+    sets_.note(used_);
+    if (synchronizes) sets_.settle(comm_, used_);
   }
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass);
+    if constexpr (Traits::subgraphs_agree && !Traits::captures) sets_.note(used_);
+    begin_pass(pass, false);
     take_missing_as_zero();
   }
 
@@ -131,9 +192,58 @@ class GradientBuckets {
 
   /// Starts the reductions of gradients whose passes did not synchronize.
   void start_late() {
+    sets_.settle(comm_, used_);
+    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
+    if constexpr (Traits::joins) board(true);
     start_complete_buckets();
+  }
+
+  /// The gradients that were added up count `factor` times. No bucket is under way.
+  void scale_own(double factor) {
+    for (const Bucket& bucket : layout_.plan().buckets()) {
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+      });
+    }
+  }
+
+  // Where ranks may be through before others.
+
+  /// The ranks that had batches in the round under way, or in the last one. **Host** blocks until
+  /// the first bucket has landed.
+  LiveRanks live()
+    requires(Traits::joins)
+  {
+    wait(0);
+    return riders_.live();
+  }
+  /// The rank that has the newest buffers: it was among the last that had a batch.
+  Rank newest()
+    requires(Traits::joins)
+  {
+    return Rank{riders_.live().lowest};
+  }
+  /// All ranks are through, or begin.
+  void forget_live()
+    requires(Traits::joins)
+  {
+    riders_.begin_anew();
+  }
+  /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
+  /// `average` has done that. **Host** blocks.
+  double live_share()
+    requires(Traits::divides_by_live)
+  {
+    if (is_averaged_) return 1;
+    return static_cast<double>(live().count) / static_cast<double>(comm_.world_size().value());
+  }
+  bool is_averaged() const { return is_averaged_; }
+  auto& riders()
+    requires(Traits::joins)
+  {
+    return riders_;
   }
 
   // For updaters: see GradientSource.
@@ -150,18 +260,35 @@ class GradientBuckets {
                                       bytes / sizeof(T) * sizeof(Travelling<T>));
   }
 
+  /// This rank's averages of a bucket of which it owns a slice.
+  template <class T>
+  std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
+    if constexpr (Traits::frees_gradients) return ring_.template slice<T>(b);
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
+  }
+
   /// **Host** blocks.
   void wait(std::size_t b) {
-    if constexpr (!Traits::alone) {
+    if constexpr (Traits::reduces) {
+      if (!travels(b)) return;
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        if constexpr (Traits::reduces_early) {
+        if constexpr (Traits::frees_gradients) {
+          if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
+          reductions_.template wait<Travelling<T>>(b);
+          ring_.template keep<T>(execution_, b, pass_.adds);
+        } else if constexpr (Traits::reduces_early) {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
-                           reduction_of_gradients<how>(comm_.world_size().value()), JobCall::step);
+                           reduction_of_gradients<how>(comm_.world_size().value()),
+                           step_call<Traits>());
         }
       });
+      if constexpr (Traits::joins) {
+        if (b == 0 && is_boarded_) settle();
+      }
     }
   }
 
@@ -174,12 +301,18 @@ class GradientBuckets {
   /// program may look at them now. **Host** blocks.
   void average() {
     reduce();
-    if constexpr (folds) {
+    if constexpr (Traits::scatters_buckets) gather_averages();
+    if constexpr (folds || Traits::divides_by_live) {
+      double factor = this->factor();
+      if constexpr (Traits::divides_by_live) {
+        factor /= live_share();
+        is_averaged_ = true;
+      }
       const auto& plan = layout_.plan();
-      for (std::size_t b = 0; factor() != 1 && b != plan.bucket_count; ++b) {
+      for (std::size_t b = 0; factor != 1 && b != plan.bucket_count; ++b) {
         const Bucket& bucket = plan.bucket_table[b];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor());
+          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
         });
       }
     }
@@ -191,8 +324,10 @@ class GradientBuckets {
   /// **Host** blocks. Waits for the buckets under way first: a communicator that finishes them
   /// inside of another call no longer knows their types.
   const Usage& agree_on_usage() {
-    if constexpr (Traits::reduces_early) reduce();
-    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{}, JobCall::step);
+    if constexpr (!Traits::alone && !Traits::subgraphs_agree) {
+      if constexpr (Traits::reduces_early) reduce();
+      comm_.all_reduce(used_, Max{}, JobCall::step);
+    }
     return used_;
   }
 
@@ -200,14 +335,20 @@ class GradientBuckets {
 
   /// No parameter has been used since the last update.
   void forget_usage() {
-    if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
+    if constexpr (Traits::notes_usage) std::ranges::fill(used_, std::uint8_t{0});
+    sets_.forget();
   }
 
   /// A job goes on from another one: the arena is zero, no parameter has been used, and all
   /// gradients count as there, as after a backward pass.
   void begin_anew() {
-    execution_.zero(arena_, layout_.plan().bytes);
+    if constexpr (Traits::frees_gradients) {
+      ring_.clear(execution_);
+    } else {
+      execution_.zero(arena_, layout_.plan().bytes);
+    }
     forget_usage();
+    sets_.begin_anew();
     readiness_.reset();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (layout_.plan().is_trained(p)) readiness_.mark(p);
@@ -215,7 +356,7 @@ class GradientBuckets {
   }
   /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
   bool is_used([[maybe_unused]] std::size_t parameter) const {
-    if constexpr (Traits::skips_unused) return used_[parameter] != 0;
+    if constexpr (Traits::notes_usage) return used_[parameter] != 0;
     return true;
   }
   void note_used(std::size_t parameter) { used_[parameter] = 1; }
@@ -223,10 +364,66 @@ class GradientBuckets {
   /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }
 
+  /// The bytes of the gradients that this rank keeps.
+  std::size_t bytes() const {
+    if constexpr (Traits::frees_gradients) {
+      return ring_.bytes();
+    } else {
+      return layout_.plan().bytes * (second_ ? 2 : 1);
+    }
+  }
+
+  /// Where gradients travel through hooks: these have counts and states of their own.
+  auto& hooked_reductions()
+    requires(Traits::is_hooked)
+  {
+    return reductions_;
+  }
+
  private:
+  /// What stands in for a ring where gradients stay whole.
+  struct NoRing {
+    constexpr NoRing(Comm&, const layout&) {}
+  };
+  using Ring =
+      typename std::conditional_t<Traits::frees_gradients,
+                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
+                                  std::type_identity<NoRing>>::type;
+
+  std::byte* make_arena() {
+    if constexpr (Traits::frees_gradients) {
+      return nullptr;
+    } else {
+      return reinterpret_cast<std::byte*>(
+          comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
+    }
+  }
+
+  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
+  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
+    const std::size_t earlier = ring_.holder(b);
+    if (b >= next_ + ring_.slots())
+      refuse_gradient(parameter, " was asked for before those of later layers were complete");
+    if (earlier != no_bucket) {
+      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
+      wait(earlier);
+    }
+    ring_.take(b);
+    ring_.clear_padding(execution_, b);
+    if constexpr (is_checked) {
+      for (const std::size_t p : layout_.plan().members(b)) spoil(p);
+    }
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
+                                                              std::string_view when) const {
+    fail("backward", {"the gradient of ", layout_.name(parameter), when},
+         "write gradients last layer first, and ask for each when it is written; "
+         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+  }
+
   /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
   void foresee() {
-    if constexpr (Traits::micro_batches > 1) second_arena();
+    if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
       std::size_t most = 0;
       for (const Bucket& bucket : layout_.plan().buckets()) {
@@ -246,10 +443,12 @@ class GradientBuckets {
   void spoil() {
     if (pass_.adds) second_arena();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (!layout_.plan().is_trained(p)) continue;
-      Traits::with_element(layout_.infos()[p].element,
-                           [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
+      if (layout_.plan().is_trained(p) && !readiness_.is_ready(p)) spoil(p);
     }
+  }
+  void spoil(std::size_t p) {
+    Traits::with_element(layout_.infos()[p].element,
+                         [&]<class T>(std::type_identity<T>) { check_.spoil(written<T>(p)); });
   }
 
   void require_written() {
@@ -285,33 +484,114 @@ class GradientBuckets {
   /// The gradient of a parameter where the model has just written it.
   template <class T>
   std::span<T> written(std::size_t parameter) const {
+    if constexpr (Traits::frees_gradients)
+      return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
     return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
   }
 
   void start_complete_buckets() {
     if constexpr (Traits::reduces_early) {
-      if (!pass_.synchronizes) return;
+      if (!pass_.synchronizes && !Traits::frees_gradients) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
-        if (next_ >= Comm::most_under_way) wait(next_ - Comm::most_under_way);
+        if (!travels(next_)) continue;
+        if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const auto travelling = averages<T>(bucket.offset, bucket.bytes);
+          const std::size_t more = riders_behind<Traits>(next_, comm_.world_size());
+          const auto travelling = travelling_gradients<T>(next_, more);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
-            execution_.cast(travelling, own<T>(bucket.offset, bucket.bytes));
-          reductions_.start(comm_, next_, travelling);
+            execution_.cast(travelling, own_gradients<T>(next_, more));
+          if constexpr (Traits::scatters_buckets) {
+            reductions_.template start<T>(next_, travelling);
+          } else {
+            reductions_.start(comm_, next_, travelling);
+          }
         });
       }
     }
   }
 
+  /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
+  void gather_averages() {
+    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto& space = reductions_.space();
+        const auto whole = averages<T>(bucket.offset, bucket.bytes);
+        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
+      });
+    }
+  }
+
+  /// A bucket's gradients where the model has written them, and where they travel, with so many
+  /// elements behind it.
+  template <class T>
+  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients)
+      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
+    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+  template <class T>
+  std::span<Travelling<T>> travelling_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients) return ring_.template travelling<T>(b);
+    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+
+  /// The same bucket by bucket, each of which gets its memory when the one before has travelled.
+  void take_missing_as_zero_in_turn() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (readiness_.is_ready(p)) {
+          if constexpr (Traits::skips_unused) used_[p] = 1;
+          continue;
+        }
+        if (!ring_.holds(b)) claim(b, p);
+        const Placement& placement = layout_.plan().placements[p];
+        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
+        readiness_.mark(p);
+      }
+      start_complete_buckets();
+    }
+  }
+
+  /// Where the riders lie behind the first bucket, in bytes from the arena's start.
+  std::size_t riders_at() const {
+    const Bucket& bucket = layout_.plan().bucket_table[0];
+    return bucket.offset + bucket.bytes;
+  }
+  /// Writes the riders of a round that begins.
+  void board(bool is_live) {
+    is_boarded_ = true;
+    is_averaged_ = false;
+    Traits::with_element(layout_.plan().bucket_table[0].element, [&]<class T>(
+                                                                     std::type_identity<T>) {
+      riders_.board(own<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+                    is_live);
+    });
+  }
+  /// Reads them when they have come, once.
+  void settle() {
+    is_boarded_ = false;
+    const auto ranks = static_cast<double>(comm_.world_size().value());
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          riders_.settle(
+              averages<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
+              factor() * ranks);
+        });
+  }
+
   void take_missing_as_zero() {
+    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
     for (std::size_t p = 0; p != used_.size(); ++p) {
       if constexpr (layout::freezes) {
         if (!layout_.plan().is_trained(p)) continue;
       }
       if (readiness_.is_ready(p)) {
-        used_[p] = 1;
+        if constexpr (Traits::skips_unused) used_[p] = 1;
         continue;
       }
       const Placement& placement = layout_.plan().placements[p];
@@ -321,8 +601,42 @@ class GradientBuckets {
     start_complete_buckets();
   }
 
+  /// Gradients outside of the set are zero, unless earlier micro-batches have brought some.
+  void begin_subgraph() {
+    const auto& table = sets_.table();
+    if constexpr (Traits::frees_gradients) {  // memory comes bucket by bucket: zeros come last
+      readiness_.reset();
+      return;
+    }
+    readiness_.reset(table);
+    for (std::size_t i = 0; !pass_.adds && i != table.unused_pieces; ++i)
+      execution_.zero(arena_ + table.unused[i].offset, table.unused[i].bytes);
+  }
+
+  /// Is a bucket reduced? All are, unless every rank knows that no rank has used a member.
+  bool travels([[maybe_unused]] std::size_t bucket) const {
+    if constexpr (Traits::subgraphs_agree && !Traits::frees_gradients) {
+      for (const std::size_t p : layout_.plan().members(bucket)) {
+        if (used_[p] != 0) return true;
+      }
+      return false;
+    } else {
+      return true;
+    }
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
+    if constexpr (Traits::has_subgraphs) {
+      sets_.refuse_missing(layout_, readiness_);
+    } else {
+      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+    }
+  }
+
   std::byte* travelling_arena() {
     std::byte* arena = arena_;
+    if constexpr (Traits::frees_gradients) return arena;
     Traits::with_element(
         layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
           if constexpr (!std::is_same_v<T, Travelling<T>>) {
@@ -333,17 +647,32 @@ class GradientBuckets {
     return arena;
   }
 
+  static constexpr std::size_t most_under_way = [] {
+    if constexpr (Traits::shards) {
+      return most_shards_under_way<Comm>;
+    } else if constexpr (Traits::reduces_early) {
+      return std::size_t{Comm::most_under_way};
+    } else {
+      return std::size_t{0};
+    }
+  }();
+
   Comm& comm_;
   Execution& execution_;
   const layout& layout_;
+  [[no_unique_address]] Ring ring_;
   std::byte* arena_;
   std::byte* averages_;
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
-  BucketReductions<Traits, Comm> reductions_;
+  [[no_unique_address]] SubgraphUsageOf<Traits> sets_;
+  [[no_unique_address]] RidersOf<Traits, Comm> riders_;
+  ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;
-  std::size_t next_ = 0;  // the bucket whose reduction is to start next
+  bool is_boarded_ = false;   // riders are under way
+  bool is_averaged_ = false;  // gradients were made averages, and wait for their update
+  std::size_t next_ = 0;      // the bucket whose reduction is to start next
   double weight_ = 1;
   Usage used_;
 };

@@ -32,7 +32,9 @@ concept AveragingBySums = requires { requires Comm::averages_by_sums; };
 template <class Traits, class Comm>
 constexpr GradientReduction gradient_reduction() {
   if constexpr (Traits::sums_gradients) return GradientReduction::sum;
-  if constexpr (!AveragingBySums<Comm> || Traits::alone) return GradientReduction::average;
+  // Hooks see averages, as those of PyTorch do.
+  if constexpr (!AveragingBySums<Comm> || Traits::alone || Traits::is_hooked)
+    return GradientReduction::average;
   const bool has_halves = []<std::size_t... K>(std::index_sequence<K...>) {
     return (
         std::is_same_v<typename Traits::template travelling<ElementOf<Traits::kinds().kinds[K]>>,

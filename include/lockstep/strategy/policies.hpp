@@ -5,8 +5,11 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/choice.hpp"
+#include "lockstep/core/hash.hpp"
 
 namespace lockstep {
 
@@ -31,6 +34,9 @@ struct LossPlacement {
 };
 struct UnevenInputs {
   static constexpr std::string_view name = "UnevenInputs";
+};
+struct JoinDivisor {
+  static constexpr std::string_view name = "JoinDivisor";
 };
 }  // namespace axes
 
@@ -99,13 +105,7 @@ struct Zero : Choice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Zero";
 };
 
-/// One of the given sets of parameters is used in each step.
-template <class... Sets>
-struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
-  static constexpr std::string_view name = "Subgraphs";
-};
-
-/// The policy for parameters that get no gradient in a step.
+/// The policy for parameters that get no gradient in a step: `Forbid`, `Zero` or `Subgraphs<...>`.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 
@@ -149,13 +149,35 @@ struct Even : Choice<axes::UnevenInputs> {
   static constexpr std::string_view name = "Even";
 };
 
-/// Ranks that are done go on answering the others with zeros.
-struct Join : PlannedChoice<axes::UnevenInputs> {
+/// Ranks that are through answer the others with zeros until all are, as in PyTorch's `join`.
+struct Join : Choice<axes::UnevenInputs> {
   static constexpr std::string_view name = "Join";
 };
 
-/// The policy for ranks that have different numbers of batches.
-template <class How>
-struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {};
+/// Sums of gradients are divided by the number of all ranks: PyTorch's default. A sample weighs as
+/// much when few ranks are left as it did when all had batches.
+struct DivideByInitial : Choice<axes::JoinDivisor> {
+  static constexpr std::string_view name = "DivideByInitial";
+};
+
+/// Sums of gradients are divided by the number of ranks that still have batches.
+struct DivideByLive : Choice<axes::JoinDivisor> {
+  static constexpr std::string_view name = "DivideByLive";
+};
+
+/// The policy for ranks that have different numbers of batches: `UnevenInputs<Join>`, or
+/// `UnevenInputs<Join, DivideByLive>`.
+template <class How, class Divisor = DivideByInitial>
+struct UnevenInputs : detail::ChoicePolicy<axes::UnevenInputs, How> {
+  static constexpr bool joins = std::is_same_v<How, Join>;
+  static constexpr bool divides_by_live = joins && std::is_same_v<Divisor, DivideByLive>;
+  static constexpr bool well_formed = detail::ChoiceOf<How, axes::UnevenInputs> &&
+                                      detail::ChoiceOf<Divisor, axes::JoinDivisor> &&
+                                      (joins || std::is_same_v<Divisor, DivideByInitial>);
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::UnevenInputs::name).text(How::name);
+    if constexpr (joins) hash.text(Divisor::name);
+  }
+};
 
 }  // namespace lockstep

@@ -25,10 +25,13 @@
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
+#include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_values.hpp"
+#include "lockstep/strategy/sharded_step.hpp"
+#include "lockstep/strategy/subgraph_step.hpp"
 
 namespace lockstep {
 
@@ -69,8 +72,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
-  using step_type = std::conditional_t<traits::tracks,
-                                       detail::TrackedStep<Model, bare_step, Gradients>, bare_step>;
+  using step_type = detail::StepOf<traits, Model, bare_step, Gradients, Updating>;
+  using subgraphs = typename traits::subgraphs;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
@@ -86,6 +89,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         execution_(comm),
         layouts_(std::move(layouts)),
         parameters_(agree_and_allocate()),
+        groups_(comm),
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
@@ -106,6 +110,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   Model& model() { return model_; }
   const Model& model() const { return model_; }
   Comm& communicator() { return comm_; }
+  /// The communicators of the job's groups, `Groups<...>`.
+  auto& groups() { return groups_; }
   execution_type& execution() { return execution_; }
 
   /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
@@ -120,18 +126,30 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   auto& schedule() { return updater_.schedule(); }
   double learning_rate() const { return updater_.learning_rate(); }
   std::uint64_t updates() const { return updater_.steps(); }
+  /// The bytes of the optimizer's states that this rank keeps.
+  std::size_t state_bytes() const { return updater_.state_bytes(); }
+  /// The bytes of the gradients that it keeps.
+  std::size_t gradient_bytes() const { return gradients_.bytes(); }
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
 
   auto param(auto key) const { return step_.param(key); }
   auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
-  auto grad(auto key) const { return step_.grad(key); }
+  auto grad(auto key) const {
+    static_assert(!traits::frees_gradients || sizeof(key) == 0,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> no rank has whole gradients "
+                  "to look at; use ZeroRedundancy alone");
+    return step_.grad(key);
+  }
 
-  /// Gives all ranks rank 0's buffers. **Ranks** all. **Host** blocks.
+  /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
+  /// had a batch in the step before. **Ranks** all. **Host** blocks.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
-    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of);
+    Rank root{0};
+    if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
   }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
@@ -148,13 +166,23 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
+  /// The next micro-batch uses a sub-graph, by its number, or the whole model.
+  void choose_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
+  }
+  /// Evaluations and predictions use one from now on.
+  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) evaluated_.number = set;
+  }
+
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
   /// all, or this one with `Sync::no`.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
       if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
+        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
@@ -178,6 +206,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+    [[maybe_unused]] const auto in = in_step();
+    await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
       with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
@@ -190,6 +220,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
+    await_parameters();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
   }
@@ -203,7 +235,14 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
-  void reduce() { gradients_.average(); }
+  template <class T = traits>
+  void reduce() {
+    static_assert(!T::frees_gradients,
+                  "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
+                  "its slices alone; write reduce_and_update() instead of reduce().update()");
+    [[maybe_unused]] const auto in = in_step();
+    gradients_.average();
+  }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
   /// learning rate. It comes before `reduce_and_update`, and is not captured.
@@ -218,6 +257,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks, or on a GPU enqueues.
   void update() {
+    [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
     discard_gradients();
@@ -226,6 +266,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
+    [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);
     discard_gradients();
   }
@@ -247,12 +288,43 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// A step of the micro-batches that were added up without completing one, if there are any: their
-  /// mean, over as many as they are. **Ranks** all, with as many. **Host** as `update`.
+  /// mean, over as many as they are. **Ranks** all, with as many; under `UnevenInputs<Join>` those
+  /// that have some, while others make a whole step. **Host** as `update`.
   void step_tail() {
     if (micro_batches_ == 0) return;
-    begin_update(micro_batches_);
+    [[maybe_unused]] const auto in = in_step();
+    if constexpr (traits::joins) {
+      // Other ranks divide by the number of micro-batches of a whole step.
+      if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::step_call<traits>());
+      if (traits::micro_batches > 1 && micro_batches_ != traits::micro_batches)
+        gradients_.scale_own(static_cast<double>(traits::micro_batches) /
+                             static_cast<double>(micro_batches_));
+      begin_update();
+    } else {
+      begin_update(micro_batches_);
+    }
     gradients_.start_late();
     reduce_and_update();
+  }
+
+  /// The part that a rank without batches has in a step of the others: zeros, and the same update.
+  /// Returns false, without an update, where no rank had a batch. **Ranks** all. **Host** blocks
+  /// until it is known who had one.
+  bool answer_others()
+    requires(traits::joins)
+  {
+    if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::step_call<traits>());
+    backward_without_samples(Sync::yes);
+    const bool goes_on = gradients_.live().count != 0;
+    if (goes_on) {
+      begin_update();
+      reduce_and_update();
+    } else {
+      gradients_.reduce();  // no bucket stays under way
+      discard_gradients();
+      gradients_.forget_live();  // all have the newest buffers
+    }
+    return goes_on;
   }
 
   /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** blocks until all
@@ -274,20 +346,54 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
+    if constexpr (traits::has_subgraphs) {
+      if (completes_step()) gradients_.forget_usage();
+    }
     micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
     execution_.note_forward();
   }
-  /// A micro-batch was to be captured and could not be: nothing of it has run. `micro_batches` were
-  /// added up before it.
-  void undo_capture(std::size_t micro_batches) {
+  /// What a micro-batch that is captured may change on the host.
+  auto before_capture() const {
+    if constexpr (traits::has_subgraphs) {
+      return std::pair(micro_batches_, gradients_.kept_usage());
+    } else {
+      return std::pair(micro_batches_, 0);
+    }
+  }
+  /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
+  /// `before`.
+  void undo_capture(const auto& before) {
     gradients_.forget_reductions();
-    micro_batches_ = micro_batches;
+    if constexpr (traits::shards) updater_.gathers().forget();
+    micro_batches_ = before.first;
+    if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
+  }
+  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  void note_subgraph() {
+    if constexpr (traits::has_subgraphs) gradients_.note_subgraph(completes_step());
+  }
+  /// A number that differs where the work of a micro-batch does, because it or one before it uses
+  /// another sub-graph.
+  std::uint64_t graph_variant() const {
+    if constexpr (traits::has_subgraphs) {
+      const auto& sets = gradients_.subgraphs();
+      return std::uint64_t{sets.set()} << 32 | sets.chosen();
+    } else {
+      return 0;
+    }
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
-    if constexpr (traits::tracks) {
+    if constexpr (traits::has_subgraphs) {
+      const bool adds = !traits::frees_gradients && micro_batches_ != 0;
+      const step_type& step = adds ? adding_step() : step_;
+      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
+        detail::SubgraphStep<step_type, subgraphs, set> used(step);
+        return f(used);
+      });
+    } else if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
       return f(step_);
@@ -300,6 +406,16 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return execution_.meter();
   }
 
+  /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
+  /// since the last update, while the result lives.
+  auto in_step() const {
+    if constexpr (traits::compares_subgraphs) {
+      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
+    } else {
+      return 0;
+    }
+  }
+
  private:
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
     throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
@@ -307,6 +423,12 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
+
+  /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
+  /// compute stream waits.
+  void await_parameters() {
+    if constexpr (traits::shards) updater_.gathers().wait_all();
+  }
 
   void await_device() const {
     if constexpr (detail::StreamCommunicator<Comm>) comm_.synchronize();
@@ -321,7 +443,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   step_type make_step(std::byte* gradients) {
     const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
-    if constexpr (traits::tracks) {
+    if constexpr (traits::shards) {
+      return step_type(bare, gradients_, updater_.gathers());
+    } else if constexpr (traits::tracks) {
       return step_type(bare, gradients_);
     } else {
       return bare;
@@ -358,9 +482,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   void broadcast(std::byte* data, std::size_t size,
-                 detail::JobCall part_of = detail::current_job_call()) {
+                 detail::JobCall part_of = detail::current_job_call(), Rank root = Rank{0}) {
     if (size == 0) return;
-    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), Rank{0}, part_of);
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
   }
 
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
@@ -369,12 +493,18 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   [[no_unique_address]] execution_type execution_;
   [[no_unique_address]] layouts_type layouts_;
   std::byte* parameters_;
+  [[no_unique_address]] detail::JobGroupsOf<traits, Comm> groups_;
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
+  struct Evaluated {
+    std::size_t number = detail::whole_model;
+  };
+  struct Whole {};
+  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, Evaluated, Whole> evaluated_;
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;

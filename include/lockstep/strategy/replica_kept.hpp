@@ -22,7 +22,7 @@
 
 namespace lockstep::detail {
 
-/// A base of `Self`, the replica. None of its members communicates.
+/// A base of `Self`, the replica. None of its members begins to communicate.
 template <class Self>
 class ReplicaKept {
  public:
@@ -30,11 +30,13 @@ class ReplicaKept {
   /// micro-batches of a step, gradients, in the order of roles. Names and data are valid as long as
   /// the replica is.
   ///
-  /// Where unused parameters are skipped, the count of a parameter's updates is its state "step",
+  /// Where updates leave parameters out, the count of a parameter's updates is its state "step",
   /// and a gradient that is not saved is that of a parameter that this rank has not used: it is
   /// zero.
   template <KeptFor For = KeptFor::saving, class F>
   void for_each_kept(const F& f) {
+    [[maybe_unused]] const auto on = self().on_device();
+    self().await_parameters();
     give_parameters<For>(f);
     give_buffers<For>(f);
     give_states<For>(f);
@@ -55,6 +57,7 @@ class ReplicaKept {
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = self().on_device();
     if (!Self::traits::tracks && progress.micro_batches != 0) refuse_gradients();
+    self().await_parameters();
     self().await_device();
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
@@ -79,9 +82,10 @@ class ReplicaKept {
   /// another type. **Host** blocks.
   void copy_in(const KeptPiece& piece, const std::byte* from) {
     [[maybe_unused]] const auto on = self().on_device();
+    self().await_parameters();
     self().await_device();
     self().copies_.in(piece, from);
-    if constexpr (Self::traits::skips_unused) {
+    if constexpr (Self::traits::notes_usage) {
       if (piece.role == KeptRole::gradient) self().gradients_.note_used(piece.tensor);
     }
   }
@@ -127,7 +131,8 @@ class ReplicaKept {
   template <KeptFor For, class F>
   void give_parameters(const F& f) {
     using traits = typename Self::traits;
-    if (For == KeptFor::saving && !is_first()) return;
+    constexpr bool divides_masters = traits::keeps_masters && traits::divides_states;
+    if (For == KeptFor::saving && !divides_masters && !is_first()) return;
     const auto& layout = self().layouts_.parameters;
     const auto declared =
         declared_infos<typename traits::declared_layout, typename traits::parameter_types>(layout);
@@ -137,15 +142,32 @@ class ReplicaKept {
       piece.shared = traits::shares_parameters;
       if constexpr (traits::keeps_masters) {
         if (layout.plan().is_trained(p)) {
-          const auto master = self().updater_.master_of(p);
-          piece.derived = piece.data;
-          piece.derived_kind = piece.held;
-          piece.data = reinterpret_cast<std::byte*>(master.data());
-          piece.held = element_kind<typename decltype(master)::element_type>();
+          give_masters<For>(piece, f);
+          continue;
         }
       }
-      f(static_cast<const KeptPiece&>(piece));
+      if (For == KeptFor::loading || is_first()) f(static_cast<const KeptPiece&>(piece));
     }
+  }
+
+  /// A parameter's weights of higher precision, from all ranks together. A rank that keeps some of
+  /// them loads the parameter as the model uses it as well, which it has whole.
+  template <KeptFor For, class F>
+  void give_masters(const KeptPiece& parameter, const F& f) {
+    constexpr bool divides = Self::traits::divides_states;
+    if (divides && For == KeptFor::loading) f(parameter);
+    self().updater_.kept().for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
+      KeptPiece piece = parameter;
+      piece.first = first;
+      piece.count = values.size();
+      if constexpr (!divides) {
+        piece.derived = piece.data;
+        piece.derived_kind = piece.held;
+      }
+      piece.data = reinterpret_cast<std::byte*>(values.data());
+      piece.held = element_kind<typename decltype(values)::element_type>();
+      f(static_cast<const KeptPiece&>(piece));
+    });
   }
 
   template <KeptFor For, class F>
@@ -177,10 +199,10 @@ class ReplicaKept {
       piece.held = element_kind<T>();
       return piece;
     };
-    if (all || traits::shares_parameters) {
+    if (all || traits::divides_states) {
       self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
     }
-    if constexpr (traits::skips_unused) {
+    if constexpr (traits::counts_updates) {
       const std::span<std::uint64_t> counts = self().updater_.update_counts();
       for (std::size_t p = 0; all && p != counts.size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;
@@ -196,6 +218,10 @@ class ReplicaKept {
   void give_gradients(const F& f) {
     if constexpr (Self::traits::tracks) {
       if (For == KeptFor::saving && self().micro_batches_ == 0) return;
+      if constexpr (Self::traits::frees_gradients) {
+        if (For == KeptFor::saving) refuse_slices();
+        return;
+      }
       const auto& layout = self().layouts_.parameters;
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;
@@ -206,6 +232,12 @@ class ReplicaKept {
     }
   }
 
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_slices() const {
+    throw Error("save",
+                "the job is between the micro-batches of a step, whose gradients have been "
+                "scattered already (Sharding<ZeroRedundancy, Gradients>)",
+                "save after the last micro-batch of a step", self().comm_.rank());
+  }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradients() const {
     throw Error("resume",
                 "it goes on between the micro-batches of a step, and this job's steps have one "

@@ -9,23 +9,26 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/hook/hooks.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
 #include "lockstep/optim/schedule.hpp"
-#include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
+#include "lockstep/strategy/sharding_traits.hpp"
+#include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {
@@ -44,7 +47,8 @@ struct ReplicaTraits {
   using precision = choice<axes::Precision>;
   using parameter_types = typename precision::parameter_types;
   using buffer_types = typename precision::buffer_types;
-  using plan_rules = PlanRules<policy<axes::Buckets>, policy<axes::Frozen>>;
+  using sharding = ShardingTraits<Policies>;
+  using plan_rules = typename sharding::plan_rules;
   using layout = Layout<Model, plan_rules, parameter_types>;
   using declared_layout = Layout<Model, plan_rules>;
   using buffer_layout = BufferLayout<Model, buffer_types>;
@@ -52,14 +56,31 @@ struct ReplicaTraits {
   using rule = choice<axes::Optimizer>;
   using curve = choice<axes::Schedule>;
   using groups = policy<axes::ParameterGroups>;
+  using hooks = policy<axes::Hooks>;
+
+  /// The groups of ranks that the job has.
+  using job_topology =
+      typename policy<axes::Groups>::template in_world<policy<axes::World>::static_size>;
+  static constexpr bool has_job_groups = !std::is_same_v<job_topology, NoGroups>;
 
   /// For each parameter 1 if a rank has used it since the last update, else 0.
   using Usage = KeptTable<std::uint8_t, layout::count>;
 
   /// A world that the compiler knows to be of one.
   static constexpr bool alone = policy<axes::World>::static_size == 1;
-  static constexpr bool shares_parameters =
-      !alone && std::is_same_v<choice<axes::Sharding>, HostShared>;
+  static constexpr bool shares_parameters = sharding::shares_parameters;
+  static constexpr bool shards = sharding::shards;
+  static constexpr bool frees_gradients = sharding::frees_gradients;
+  static constexpr bool owns_tensors = sharding::owns_tensors;
+  /// Does a rank keep the states of some elements alone?
+  static constexpr bool divides_states = shares_parameters || shards || owns_tensors;
+  /// May ranks be through while others still have batches? `may_join` is the policy's answer, also
+  /// in a world of one.
+  static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
+  static constexpr bool joins = sharding::joins;
+  static constexpr std::size_t riders = sharding::riders;
+  /// Are sums divided by the ranks that still have batches?
+  static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;
   static constexpr bool clips = policy<axes::Clip>::clips;
   /// Have sets of parameters numbers of their own?
@@ -69,18 +90,35 @@ struct ReplicaTraits {
   static constexpr bool scales_loss = precision::scales_loss;
   static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
   static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
+  /// Does a missing gradient count as zero?
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
+  /// Does every step use one of the declared sets of parameters?
+  using subgraphs = SubgraphsIn<choice<axes::UnusedParameters>>;
+  static constexpr bool has_subgraphs = subgraphs::count > 1;
+  /// Do gradients know which parameters a rank has used since the last update?
+  static constexpr bool notes_usage = skips_unused || has_subgraphs;
+  /// Are parameters left alone whose averaged gradient is zero?
+  static constexpr bool skips_zero_gradients = policy<axes::Hooks>::skips_zero_gradients;
+  /// Are there updates that leave parameters out? Then each has its own count of updates.
+  static constexpr bool counts_updates = notes_usage || skips_zero_gradients;
+  /// Do gradients travel through hooks? They do in a world of one as well.
+  static constexpr bool is_hooked = hooks::has_stages;
+  /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
+  static constexpr bool scatters_buckets = shards && !is_hooked;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.
-  static constexpr bool tracks = is_checked || !alone || micro_batches > 1 || skips_unused;
+  static constexpr bool tracks =
+      is_checked || !alone || micro_batches > 1 || notes_usage || is_hooked;
 
+  /// Are gradients reduced at all?
+  static constexpr bool reduces = !alone || is_hooked;
   /// Does the reduction of a bucket start with its last gradient, while backward continues? Where
   /// ranks share parameters the updater reduces instead, after backward: a rank that updates its
   /// slice must know that no other rank still reads it.
-  static constexpr bool reduces_early = !alone && !shares_parameters;
+  static constexpr bool reduces_early = reduces && !shares_parameters;
 
   /// Does every rank have a share of one batch, as the replicas of DP do?
   static constexpr bool scatters = !alone && std::is_same_v<choice<axes::ParallelStrategy>, DP>;
@@ -88,6 +126,12 @@ struct ReplicaTraits {
   /// loss's gradient, and the parts are summed.
   static constexpr bool takes_loss_of_outputs =
       OutputDeclaring<Model> && std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  /// Do all ranks know which sub-graph each of them uses? Replicas of DP are told the same.
+  static constexpr bool subgraphs_agree =
+      has_subgraphs && (alone || scatters || subgraphs::same_on_all_ranks);
+  /// Do ranks compare it, in the descriptions of their calls?
+  static constexpr bool compares_subgraphs = subgraphs_agree && !alone && !scatters;
+
   static constexpr bool gathers_outputs = scatters && takes_loss_of_outputs;
   static constexpr bool sums_gradients = gathers_outputs;
   /// Otherwise a replica's gradient is that of the mean over its share. Shares can differ in size,
@@ -97,6 +141,11 @@ struct ReplicaTraits {
   /// The type in which gradients of T are reduced.
   template <class T>
   using travelling = std::conditional_t<alone, T, typename precision::template reduced<T>>;
+
+  /// Where ranks own slices of buckets with parameters of T, these begin where 16 bytes of this
+  /// type do, and so do those of parameters and of gradients.
+  template <class T>
+  using sliced = std::conditional_t<(sizeof(travelling<T>) < sizeof(T)), travelling<T>, T>;
 
   /// The element kinds of the parameters, as the model sees them.
   static constexpr const auto& kinds() {
@@ -110,6 +159,14 @@ struct ReplicaTraits {
         kind, std::forward<F>(f));
   }
 };
+
+/// The job's call that a step's collectives are part of. Where ranks compare sub-graphs, the
+/// replica has told the thread which are used.
+template <class Traits>
+constexpr JobCall step_call() {
+  if constexpr (Traits::compares_subgraphs) return job_call_of_thread();
+  return JobCall::step;
+}
 
 /// The groups of a replica's parameters; nothing where there is one group.
 template <class Traits>

@@ -44,9 +44,9 @@ class ReplicaValues {
   }
   /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
   /// view of one axis, and for weights of higher precision under the name "master". With
-  /// `Sharding<HostShared>` a rank keeps its slice alone, and not every parameter has elements in
-  /// it: `f(parameter, state, view, first)` gets the place of the view's first element in the
-  /// parameter.
+  /// `Sharding<HostShared>` and `Sharding<ZeroRedundancy>` a rank keeps its slices alone, and not
+  /// every parameter has elements in them: `f(parameter, state, view, first)` gets the place of the
+  /// view's first element in the parameter.
   template <class F>
   void for_each_state(F&& f) const {
     [[maybe_unused]] const auto on = self().on_device();
@@ -63,7 +63,9 @@ class ReplicaValues {
     };
     if constexpr (Self::traits::keeps_masters) {
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {
-        if (layout.plan().is_trained(p)) give(p, "master", self().updater_.master_of(p), 0);
+        if (!layout.plan().is_trained(p)) continue;
+        self().updater_.kept().for_each_master(
+            p, [&](auto values, std::size_t first) { give(p, "master", values, first); });
       }
     }
     self().updater_.for_each_state(give);
@@ -76,16 +78,18 @@ class ReplicaValues {
     using traits = typename Self::traits;
     [[maybe_unused]] const auto on = self().on_device();
     auto& comm = self().comm_;
+    const auto masters = allocate_masters();
     self().settle_allocations();
+    self().await_parameters();
     if constexpr (traits::shares_parameters) comm.barrier();  // no rank reads them any more
-    if (comm.rank() == Rank{0}) write_initial_values(f, seed);
+    if (comm.rank() == Rank{0}) write_initial_values(f, seed, masters);
     if constexpr (traits::shares_parameters) {
       comm.barrier();
     } else {
       self().broadcast(self().parameters_, self().layouts_.parameters.plan().all_bytes);
-      if constexpr (traits::keeps_masters)
-        self().broadcast(self().updater_.masters().data(), self().updater_.masters().bytes());
+      if constexpr (traits::keeps_masters) self().updater_.kept().distribute_masters(masters);
     }
+    if constexpr (traits::joins) self().gradients_.forget_live();
     self().synchronize_buffers();
     self().await_device();  // who looks at the values next need not know of streams
   }
@@ -98,14 +102,24 @@ class ReplicaValues {
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
 
+  /// Room for weights of higher precision; nothing where there are none.
+  auto allocate_masters() const {
+    if constexpr (Self::traits::keeps_masters) {
+      return self().updater_.kept().allocate_masters();
+    } else {
+      return nullptr;
+    }
+  }
+
   template <class F>
-  void write_initial_values(F&& f, Seed seed) {
+  void write_initial_values(F&& f, Seed seed, [[maybe_unused]] const auto& allocated) {
     using Model = typename Self::model_type;
     using Declared = typename Self::traits::declared_layout;
     const Declared declared(self().model_);
     const BufferLayout<Model> declared_buffers(self().model_);
     std::byte* masters = nullptr;
-    if constexpr (Self::traits::keeps_masters) masters = self().updater_.masters().data();
+    if constexpr (Self::traits::keeps_masters)
+      masters = self().updater_.kept().masters_in(allocated);
     self().execution_.initialize(self().model_, {self().parameters_, nullptr, self().buffers_},
                                  masters, [&](auto parameters, auto buffers) {
                                    InitialValues<Model, Declared, BufferLayout<Model>,

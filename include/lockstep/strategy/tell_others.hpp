@@ -41,10 +41,15 @@ auto tell_others_of(Comm& comm, const F& f) -> decltype(f()) {
   }
 }
 
-/// Calls `f()`, and tells the other ranks of a replica's communicator if it throws.
+/// Calls `f()`, and tells the other ranks of a replica's communicator if it throws, also those that
+/// are in a call of the job's groups.
 template <class Replica, class F>
 auto tell_others(Replica& replica, const F& f) -> decltype(f()) {
-  return tell_others_of<Replica::traits::alone>(replica.communicator(), f);
+  if constexpr (Replica::traits::has_job_groups) {
+    return tell_others_of<Replica::traits::alone>(replica.groups(), f);
+  } else {
+    return tell_others_of<Replica::traits::alone>(replica.communicator(), f);
+  }
 }
 
 }  // namespace lockstep::detail

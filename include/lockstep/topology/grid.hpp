@@ -38,6 +38,8 @@ class Grid : public detail::TopologyQueries<Grid<WorldRanks, GroupRanks>> {
                 "smaller than the others; choose a group size that divides it");
 
  public:
+  static constexpr std::size_t static_group_ranks = GroupRanks;
+
   constexpr Grid()
     requires(WorldRanks != dynamic && GroupRanks != dynamic)
   = default;

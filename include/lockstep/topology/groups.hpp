@@ -1,21 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Explicit lists of groups, in any order and of any sizes:
-/// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`.
+/// `Groups<World<4>, Group<0, 3>, Group<2, 1>>`; and `Groups<Grid<8, 4>>`, the policy that gives a
+/// job the groups of a topology.
 
 #include <array>
+#include <concepts>
 #include <cstddef>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
+#include "lockstep/core/choice.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/partition.hpp"
 #include "lockstep/topology/topology.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
+
+namespace axes {
+struct Groups {
+  static constexpr std::string_view name = "Groups";
+};
+}  // namespace axes
 
 /// The ranks of one group, leader first.
 template <std::size_t... Ranks>
@@ -63,12 +76,68 @@ consteval Partition<WorldRanks> make_partition() {
   return Partition<WorldRanks>::of(WorldRanks, ranks, sizes);
 }
 
+/// Stands for the groups of a job that has none.
+struct NoGroups {};
+
+template <class T>
+inline constexpr bool is_world = false;
+template <std::size_t N>
+inline constexpr bool is_world<World<N>> = true;
+template <class T>
+inline constexpr std::size_t ranks_of_world = 0;
+template <std::size_t N>
+inline constexpr std::size_t ranks_of_world<World<N>> = N;
+
+/// The topology `T` in a world of `N` ranks: one whose world was left to the job is as static as
+/// the job's.
+template <class T, std::size_t N>
+struct InWorld {
+  using type = T;
+};
+template <std::size_t GroupRanks, std::size_t N>
+  requires(N != dynamic && GroupRanks != dynamic && divides(GroupRanks, N))
+struct InWorld<Grid<dynamic, GroupRanks>, N> {
+  using type = Grid<N, GroupRanks>;
+};
+
+/// Can a job of `N` ranks, or of as many as the command says (`dynamic`), have these groups?
+template <class T, std::size_t N>
+consteval bool fits_world() {
+  using Placed = typename InWorld<T, N>::type;
+  if constexpr (std::is_empty_v<Placed> && std::default_initializable<Placed>) {
+    return N == dynamic || Placed{}.world_size().value() == N;
+  } else {
+    return N == dynamic;  // else a grid whose groups do not divide the world
+  }
+}
+
+/// A topology that the compiler knows, or that a job makes from its number of ranks.
+template <class T>
+concept JobTopology = Topology<T> && !is_world<T> &&
+                      ((std::is_empty_v<T> && std::default_initializable<T>) ||
+                       std::constructible_from<T, WorldSize>);
+
+/// The topology in a world of so many ranks.
+template <JobTopology T>
+T topology_for([[maybe_unused]] WorldSize world) {
+  if constexpr (std::default_initializable<T>) {
+    return T{};
+  } else {
+    return T(world);
+  }
+}
+
 }  // namespace detail
 
-/// Groups as listed. Together they hold every rank of the world once.
-template <class WorldPolicy, class... Listed>
+/// Groups as listed. Together they hold every rank of the world once. `Groups<T>` of a topology is
+/// a policy instead (see below), and `Groups<>` the one of jobs without groups.
+template <class WorldPolicy = detail::NoGroups, class... Listed>
 class Groups : public detail::PartitionQueries<Groups<WorldPolicy, Listed...>> {
-  static constexpr std::size_t world_ranks = WorldPolicy::static_size;
+  static_assert(detail::is_world<WorldPolicy>,
+                "lockstep: Groups takes a world and its groups, Groups<World<4>, Group<0, 3>, "
+                "Group<1, 2>>, or as a job's policy one topology whose group size is known, "
+                "Groups<Grid<8, 4>> or Groups<Grid<dynamic, 4>>");
+  static constexpr std::size_t world_ranks = detail::ranks_of_world<WorldPolicy>;
   static_assert(
       world_ranks != dynamic,
       "lockstep: groups listed as types need a world of known size; write World<N>, or give "
@@ -117,6 +186,46 @@ class Groups<World<dynamic>> : public detail::PartitionQueries<Groups<World<dyna
 
  private:
   detail::Partition<dynamic> partition_;
+};
+
+/// The policy that gives a job the groups of a topology, such as `Groups<Grid<8, 4>>` or, where the
+/// command says how many ranks there are, `Groups<Grid<dynamic, 4>>`: `job.group()` is the
+/// communicator of this rank's group, and `job.across()` that of the ranks which have the same
+/// place in the other groups.
+template <detail::JobTopology T>
+class Groups<T> : public detail::ValuePolicy<axes::Groups> {
+ public:
+  using topology = T;
+  /// The topology in a job of `N` ranks.
+  template <std::size_t N>
+  using in_world = typename detail::InWorld<T, N>::type;
+  template <std::size_t N>
+  static constexpr bool fits = detail::fits_world<T, N>();
+
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Groups::name);
+    if constexpr (std::is_empty_v<T> && std::default_initializable<T>) {
+      constexpr T topology{};
+      for (std::size_t r = 0; r != topology.world_size().value(); ++r) {
+        hash.number(topology.group_rank(Rank{r}).value());
+        hash.number(topology.local_group_rank(Rank{r}).value());
+      }
+    } else if constexpr (requires { T::static_group_ranks; }) {
+      hash.number(T::static_group_ranks);
+    }
+  }
+};
+
+/// The policy of a job without groups.
+template <>
+class Groups<> : public detail::ValuePolicy<axes::Groups> {
+ public:
+  using topology = detail::NoGroups;
+  template <std::size_t N>
+  using in_world = detail::NoGroups;
+  template <std::size_t N>
+  static constexpr bool fits = true;
+  static constexpr void fingerprint(detail::Hash& hash) { hash.text(axes::Groups::name); }
 };
 
 static_assert(Topology<Groups<World<3>, Group<0, 2>, Group<1>>> &&

@@ -42,6 +42,8 @@ consteval std::size_t static_group_size() {
     for (std::size_t g = 1; g < topology.group_world_size(); ++g)
       if (topology.group_size(GroupRank{g}) != topology.group_size(GroupRank{0})) return dynamic;
     return topology.group_size(GroupRank{0});
+  } else if constexpr (requires { T::static_group_ranks; }) {
+    return T::static_group_ranks;
   } else {
     return dynamic;
   }

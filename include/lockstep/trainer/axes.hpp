@@ -23,30 +23,29 @@
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/precision.hpp"
+#include "lockstep/strategy/sharding_traits.hpp"
+#include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
 namespace detail {
 
-/// Do ranks share a host's memory, as replicas of one process always do?
-template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
-inline constexpr bool shares_memory = std::is_same_v<DevicePolicy, Device<Cpu>> &&
-                                      (std::is_same_v<BackendPolicy, Backend<Shm>> ||
-                                       std::is_same_v<StrategyPolicy, ParallelStrategy<DP>>);
-
 /// One default per axis. Two depend on other policies: the ranks of a GPU job communicate through
 /// NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where memory
-/// is shared, parameters live in it once.
-template <class StrategyPolicy, class DevicePolicy, class BackendPolicy>
+/// is shared, parameters live in it once, unless hooks want whole buckets or ranks may
+/// be through before others.
+template <class StrategyPolicy, class DevicePolicy, class BackendPolicy, class HooksPolicy,
+          class UnevenPolicy>
 using DefaultPolicies = PolicyPack<
     StrategyPolicy, DevicePolicy, BackendPolicy, World<dynamic>, Sampler<Distributed, Padding>,
     Optimizer<SGD>, ParameterGroups<>, Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>,
     Clip<>, Buffers<Broadcast>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
     EagerStep, LossOnOutput,
-    Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy>,
+    Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
+                                    !HooksPolicy::has_stages && !UnevenPolicy::joins,
                                 HostShared, Replicated>>,
-    Hooks<>, Progress<Callers>, Anomaly<Stop>>;
+    Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>>;
 
 template <class... Ps>
 struct DefaultsFor {
@@ -55,7 +54,8 @@ struct DefaultsFor {
   static constexpr bool has_gpu_ranks = std::is_same_v<DevicePolicy, Device<Cuda>> &&
                                         std::is_same_v<StrategyPolicy, ParallelStrategy<DDP>>;
   using BackendPolicy = PickOr<Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>, Ps...>;
-  using type = DefaultPolicies<StrategyPolicy, DevicePolicy, BackendPolicy>;
+  using type = DefaultPolicies<StrategyPolicy, DevicePolicy, BackendPolicy, PickOr<Hooks<>, Ps...>,
+                               PickOr<UnevenInputs<Even>, Ps...>>;
 };
 
 }  // namespace detail

@@ -22,6 +22,9 @@ namespace lockstep {
 struct SaveOptions {
   bool asynchronous = false;  ///< a thread writes; of a `Saver` only
   WhenBusy when_busy = WhenBusy::wait;
+  /// One file that has everything, also where ranks keep parts of the states: rank 0 joins the
+  /// ranks' files, through the disk.
+  bool consolidated = false;
   std::uint64_t epoch = 0;                 ///< the epoch that is under way, from 0
   std::optional<double> best{};            ///< the best score so far
   std::optional<SamplerState> position{};  ///< `loader.state()` or `sampler.state()`

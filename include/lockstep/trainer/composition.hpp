@@ -189,6 +189,84 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>) {
   return {};
 }
 
+/// A sub-graph that no parameter to train is in, among those of the model.
+template <class Model, class Still, class Set>
+consteval Finding find_subgraph_fault() {
+  if constexpr (TensorListing<Model>) {
+    return {};
+  } else {
+    constexpr Finding pattern = find_pattern_fault<Model, Set>();
+    if constexpr (pattern.fault != Fault::none) return pattern;
+    constexpr const auto& table = parameter_table<Model>;
+    for (std::size_t i = 0; i != table.size(); ++i) {
+      if (Set::match(table.name(i)) && !Still::match(table.name(i))) return {};
+    }
+    return {Fault::subgraph_without_parameters, Set::name};
+  }
+}
+
+template <class Model, class Policies, bool Same, class... Sets>
+consteval Finding find_subgraphs_fault(SubgraphList<Same, Sets...>) {
+  using List = SubgraphList<Same, Sets...>;
+  if (sizeof...(Sets) > (Same ? most_compared_subgraphs : std::size_t{31}))
+    return {Fault::too_many_subgraphs};
+  for (std::size_t set = 1; set != List::count; ++set) {
+    if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
+      return {Fault::subgraph_declared_twice, List::name_of(set)};
+  }
+  Finding found;
+  const auto note = [&found](Finding finding) {
+    if (found.fault == Fault::none) found = finding;
+  };
+  (note(find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()), ...);
+  return found;
+}
+
+template <class Model, class Policies>
+consteval Finding find_subgraphs_fault() {
+  using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
+  if constexpr (requires { typename Meaning::list; }) {
+    if constexpr (Meaning::list::count == 1) return {Fault::subgraphs_not_declared};
+    return find_subgraphs_fault<Model, Policies>(typename Meaning::list{});
+  } else {
+    return {};
+  }
+}
+
+/// Finds what does not go with ranks that are through before others.
+template <class Policies>
+consteval Finding find_join_fault() {
+  if (!Pick<axes::UnevenInputs, Policies>::joins) return {};
+  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::join_with_dp};
+  if (Pick<axes::StepExecution, Policies>::captures) return {Fault::join_with_captured};
+  if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
+  if (SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>::same_on_all_ranks)
+    return {Fault::join_with_same_subgraph};
+  return {};
+}
+
+/// Finds groups of ranks that a job cannot have.
+template <class Policies>
+consteval Finding find_job_groups_fault() {
+  using Divided = Pick<axes::Groups, Policies>;
+  if (!std::is_same_v<Divided, Groups<>> &&
+      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::groups_with_dp};
+  if (!Divided::template fits<Pick<axes::World, Policies>::static_size>)
+    return {Fault::groups_of_other_world};
+  return {};
+}
+
+/// Finds what does not go with gradients that are given away.
+template <class Policies>
+consteval Finding find_freed_fault() {
+  if (!ShardingTraits<Policies>::frees_gradients) return {};
+  if (ShardingTraits<Policies>::joins) return {Fault::freed_with_join};
+  if (Pick<axes::Hooks, Policies>::has_stages) return {Fault::freed_with_hooks};
+  return {};
+}
+
 /// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
 consteval Finding find_combination_fault() {
@@ -204,6 +282,8 @@ consteval Finding find_combination_fault() {
   constexpr Finding group =
       find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{});
   if constexpr (group.fault != Fault::none) return group;
+  constexpr Finding subgraphs = find_subgraphs_fault<Model, Policies>();
+  if constexpr (subgraphs.fault != Fault::none) return subgraphs;
   if (on_cpu &&
       (std::is_same_v<Transport, Nccl> || std::is_same_v<Transport, Hierarchical<Shm, Nccl>>))
     return {Fault::nccl_on_cpu};
@@ -224,6 +304,10 @@ consteval Finding find_combination_fault() {
     if (on_cpu) return {Fault::captured_on_cpu};
     if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
       return {Fault::captured_with_unused};
+    using Sets = SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>;
+    if (is_ddp && Pick<axes::World, Policies>::static_size != 1 && Sets::count > 1 &&
+        !Sets::same_on_all_ranks)
+      return {Fault::captured_with_union};
     if (is_ddp && std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
       return {Fault::captured_with_exact};
     if (is_ddp && Pick<axes::World, Policies>::static_size != 1 &&
@@ -234,6 +318,12 @@ consteval Finding find_combination_fault() {
       std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
     return {Fault::malformed_output};
   }
+  constexpr Finding freed = find_freed_fault<Policies>();
+  if constexpr (freed.fault != Fault::none) return freed;
+  constexpr Finding uneven = find_join_fault<Policies>();
+  if constexpr (uneven.fault != Fault::none) return uneven;
+  constexpr Finding groups = find_job_groups_fault<Policies>();
+  if constexpr (groups.fault != Fault::none) return groups;
   return {};
 }
 

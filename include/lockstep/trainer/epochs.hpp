@@ -80,21 +80,34 @@ class EpochBatches {
   };
 
   Iterator begin() {
-    {
+    const Seed seed = trainer_.sampler_options().seed;
+    if constexpr (Trainer::joins) {
+      trainer_.own_wrapper().require_joined("batches");
+      trainer_.begin_data(sampler_);
       const InJobCall in(JobCall::batches);
-      require_same_data(trainer_.own_communicator(), sampler_.samples(), options_,
-                        trainer_.sampler_options().seed);
+      const std::size_t most = most_batches(trainer_.own_communicator(), size(), seed);
+      if (most == 0) refuse_nothing();
+      trainer_.open_data(most);
+    } else {
+      {
+        const InJobCall in(JobCall::batches);
+        require_same_data(trainer_.own_communicator(), sampler_.samples(), options_, seed);
+      }
+      trainer_.begin_data(sampler_);
+      require_even();
+      trainer_.open_data(size());
     }
-    trainer_.begin_data(sampler_);
-    require_even();
-    trainer_.open_data(size());
     return Iterator(*this);
   }
   std::default_sentinel_t end() const { return {}; }
 
   /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
   ~EpochBatches() {
-    if (!unwinds_.is_exception()) trainer_.leave_data_after_break(loader_.waited());
+    if (!unwinds_.is_exception()) {
+      trainer_.leave_data_after_break(loader_.waited());
+    } else if constexpr (Trainer::joins) {
+      trainer_.own_wrapper().leave_join();
+    }
   }
   EpochBatches(const EpochBatches&) = delete;
   EpochBatches& operator=(const EpochBatches&) = delete;
@@ -112,13 +125,7 @@ class EpochBatches {
   void require_even() const {
     const std::size_t world = trainer_.world_size().value();
     const Rank last{world - 1};
-    if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) {
-      throw Error("epoch",
-                  "there is no batch to train on: " + std::to_string(sampler_.samples()) +
-                      " samples among " + std::to_string(world) + " ranks, in batches of " +
-                      std::to_string(options_.batch_size),
-                  "make batches smaller, or leave drop_last and DropLast out", trainer_.rank());
-    }
+    if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) refuse_nothing();
     const std::size_t begun = sampler_.state().first;  // by another world, which has stopped
     const std::size_t most = batches_from(begun, Rank{0});
     const std::size_t least = batches_from(begun, last);
@@ -127,9 +134,18 @@ class EpochBatches {
                 "rank 0 has " + std::to_string(most) + " batches and rank " +
                     std::to_string(world - 1) + " has " + std::to_string(least),
                 begun == 0
-                    ? "train with Padding, DropLast or Masked, or with a batch size that divides"
+                    ? "train with Padding, DropLast or Masked, with a batch size that divides, or "
+                      "with UnevenInputs<Join>"
                     : "resume with a number of ranks or a batch size that divides what is left",
                 trainer_.rank());
+  }
+
+  [[noreturn]] void refuse_nothing() const {
+    throw Error("epoch",
+                "there is no batch to train on: " + std::to_string(sampler_.samples()) +
+                    " samples among " + std::to_string(trainer_.world_size().value()) +
+                    " ranks, in batches of " + std::to_string(options_.batch_size),
+                "make batches smaller, or leave drop_last and DropLast out", trainer_.rank());
   }
 
   Trainer& trainer_;

@@ -5,11 +5,11 @@
 #include <cstdint>
 
 #include "lockstep/bucket/bare_step.hpp"
-#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/trainer/axes.hpp"
 
 namespace lockstep::detail {
@@ -25,7 +25,7 @@ struct ComposedJob {
   using policy = Pick<Axis, Policies>;
 
   using memory = typename policy<axes::Device>::choice::memory;
-  using plan_rules = PlanRules<policy<axes::Buckets>, policy<axes::Frozen>>;
+  using plan_rules = typename ShardingTraits<Policies>::plan_rules;
   using layout = Layout<Model, plan_rules>;
   using buffer_layout = BufferLayout<Model>;
 

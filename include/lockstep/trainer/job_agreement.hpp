@@ -3,11 +3,13 @@
 /// @file What the ranks of a job compare before they train: numbers and data.
 
 #include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <string>
 #include <string_view>
 
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/data/loader.hpp"
@@ -43,6 +45,17 @@ void require_same_data(Comm& comm, std::size_t samples, const LoaderOptions& opt
                                  " samples", options.drop_last ? ", full ones only" : "",
                                  "\na sampler with seed ", seed.value(), "\n"});
   require_agreement(comm, hash_of(data), [&] { return data; });
+}
+
+/// Compares seeds over ranks that may have data of their own. Returns the most batches of any rank.
+/// **Ranks** all. **Host** blocks.
+template <class Comm>
+std::size_t most_batches(Comm& comm, std::size_t batches, Seed seed) {
+  const std::string sampler = text({"a sampler with seed ", seed.value(), "\n"});
+  require_agreement(comm, hash_of(sampler), [&] { return sampler; });
+  std::uint64_t most[] = {batches};
+  comm.all_reduce(most, Max{});
+  return most[0];
 }
 
 }  // namespace lockstep::detail

@@ -40,6 +40,8 @@ class JobBase : public ComposedJob<Model, Policies> {
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
   using wrapper = typename Training::wrapper;
   static constexpr bool is_one_process = is_dp<Policies>;
+  /// May ranks have different numbers of batches?
+  static constexpr bool joins = traits::joins;
   static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
   static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
@@ -150,9 +152,16 @@ class JobBase : public ComposedJob<Model, Policies> {
   /// The begin of a call that all ranks make.
   [[nodiscard]] auto enter(const char* operation) {
     require_all_ranks(operation);
+    if constexpr (traits::joins) wrapped_.require_joined(operation);
+    return wrapped_.on_device();
+  }
+  /// The begin of a step, which ranks may make while others are through.
+  [[nodiscard]] auto enter_step() {
+    require_all_ranks("step");
     return wrapped_.on_device();
   }
   Comm& own_communicator() { return comm_; }
+  wrapper& own_wrapper() { return wrapped_; }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* operation) {
     if (failure_) {
       is_held_up_ = false;

@@ -3,6 +3,7 @@
 /// @file The checkpoints of a trainer: saved now and then or when the program says so, and gone on
 /// from.
 
+#include <chrono>
 #include <memory>
 #include <optional>
 #include <string>
@@ -151,9 +152,22 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     if (!this->is_in_loop()) save_if_due();
   }
 
+  /// Where some ranks may be through already, it is time to save when all are.
   void end_batch() {
     Base::end_batch();
-    if (checkpoints_) save_if_due();
+    if constexpr (!Base::traits::joins) {
+      if (checkpoints_) save_if_due();
+    }
+  }
+  void leave_data(std::chrono::duration<double> waits) {
+    [[maybe_unused]] const bool was_in_loop = this->is_in_loop();
+    Base::leave_data(waits);
+    if constexpr (Base::traits::joins) {
+      if (was_in_loop && checkpoints_) save_if_due();
+    }
+  }
+  void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
+    Base::leave_data_after_break([&] { leave_data(waits); });
   }
 
   void end_epoch() { end_epoch(this->is_last_epoch()); }

@@ -27,6 +27,17 @@ class JobCollectives {
   /// (`new_group`, `join_groups`). With `ParallelStrategy<DP>` it is a world of one.
   auto& communicator() { return comm(); }
 
+  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`, and that of the ranks which
+  /// have its place in the other groups: `job.group().all_reduce(sum)`. **Ranks** the group's.
+  template <class J = Job>
+  decltype(auto) group() {
+    return static_cast<J&>(*this).ddp().group();
+  }
+  template <class J = Job>
+  decltype(auto) across() {
+    return static_cast<J&>(*this).ddp().across();
+  }
+
   // Collectives over ranks, of one number, which is given and returned by value, or of memory: a
   // span, a vector, an array or a view. On GPUs too, memory may be the host's; it is then staged
   // and the host waits for the result. Device memory is reduced where it is.

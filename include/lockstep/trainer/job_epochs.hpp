@@ -194,6 +194,7 @@ class JobEpochs : public JobBase<Model, Policies> {
     }
     steps_before_batch_ = display_.steps();
     if (resumes_loop_) resumed_.reset();
+    if constexpr (traits::joins) wrapped_.begin_join();
   }
 
   /// The loop has the next batch; `over` counts it.
@@ -207,6 +208,7 @@ class JobEpochs : public JobBase<Model, Policies> {
 
   /// The loop has no more batches, or a `break` has ended it.
   void leave_data(std::chrono::duration<double> waits) {
+    if constexpr (traits::joins) wrapped_.finish_join();
     loop_is_over_ = true;
     close_data(waits);
   }
@@ -224,12 +226,15 @@ class JobEpochs : public JobBase<Model, Policies> {
     double totals[] = {sum, samples};
     comm_.all_reduce(totals, Sum{});
     if (totals[1] > 0) closed_->loss = totals[0] / totals[1];
+    if constexpr (traits::joins) count_all_ranks(*closed_);
     scores_of_data_ = shown_scores_.size();
     display_.clear();
   }
 
-  void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
-    this->after_break([&] { leave_data(waits); });
+  /// `leave()` leaves the data.
+  template <class Leave>
+  void leave_data_after_break(const Leave& leave) noexcept {
+    this->after_break(leave);
     if (this->is_held_up_) under_way_ = false;
   }
 
@@ -376,6 +381,16 @@ class JobEpochs : public JobBase<Model, Policies> {
     const auto over = static_cast<double>(at.first + at.position * at.world.value());
     const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
     return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
+  }
+
+  /// Ranks have different numbers of steps and samples. **Ranks** all. **Host** blocks.
+  void count_all_ranks(EpochSummary& summary) {
+    std::uint64_t samples[] = {summary.samples / this->world_size().value()};
+    comm_.all_reduce(samples, Sum{});
+    std::uint64_t steps[] = {summary.steps};
+    comm_.all_reduce(steps, Max{});
+    summary.samples = samples[0];
+    summary.steps = steps[0];
   }
 
   /// What is too little for a step is no part of the next epoch's first one.

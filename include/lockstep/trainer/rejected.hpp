@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -101,10 +103,37 @@ class RejectedWrapper {
   void synchronize() const {}
 
   RejectedPhase forward(const auto&) const { std::terminate(); }
+  RejectedPhase forward(const auto&, const auto&) const { std::terminate(); }
+  template <auto Set>
+  RejectedPhase forward(const auto&) const {
+    std::terminate();
+  }
   const RejectedWrapper& no_sync() const { std::terminate(); }
+  const RejectedWrapper& join() const { std::terminate(); }
+  void finish() const {}
+  const RejectedWrapper& group() const { std::terminate(); }
+  const RejectedWrapper& across() const { std::terminate(); }
+  void all_reduce(const auto&...) const {}
+  void broadcast(const auto&...) const {}
+  Rank rank() const { std::terminate(); }
+  WorldSize world_size() const { std::terminate(); }
   double step(const auto&) const { std::terminate(); }
+  double step(const auto&, const auto&) const { std::terminate(); }
+  template <auto Set>
+  double step(const auto&) const {
+    std::terminate();
+  }
+  static SubgraphChoice subgraph(std::string_view) { std::terminate(); }
   AnyView<HostMemory, float> predict(const auto&) const { std::terminate(); }
+  template <auto Set>
+  AnyView<HostMemory, float> predict(const auto&) const {
+    std::terminate();
+  }
   double evaluate(const auto&) const { std::terminate(); }
+  template <auto Set>
+  double evaluate(const auto&...) const {
+    std::terminate();
+  }
   void evaluate(const auto&, auto&) const {}
   template <class Batch>
   std::size_t captured_graphs() const {

@@ -92,6 +92,8 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   AnyView<HostMemory, float> predict(const auto&, std::size_t) const { std::terminate(); }
   AnyView<HostMemory, float> predict(const auto&, const PredictOptions&) const { std::terminate(); }
   const RejectedTrainer& communicator() const { std::terminate(); }
+  const RejectedTrainer& group() const { std::terminate(); }
+  const RejectedTrainer& across() const { std::terminate(); }
   void all_reduce(const auto&...) const {}
   void broadcast(const auto&...) const {}
   void all_gather(const auto&, const auto&) const {}

@@ -33,6 +33,7 @@ struct RankFile {
   bool is_copied = false;             // does it wait for copies?
   CheckpointFacts facts;              // of rank 0
   std::vector<ExpectedShard> shards;  // of rank 0
+  std::string part;                   // of rank 0, where all files become one: its own
   std::function<void()> written;      // of rank 0
 };
 
@@ -62,7 +63,11 @@ struct SaveAnnouncement {
 
 /// Rank 0's file, after those of all other ranks.
 LOCKSTEP_INLINE void commit_all(RankFile& file, const std::vector<ShardFile>& shards) {
-  commit(file.path, file.file, shards);
+  if (file.part.empty() || shards.empty()) {
+    commit(file.path, file.file, shards);
+  } else {
+    commit_whole(file.path, file.part, file.file, shards);
+  }
   if (file.written) file.written();
 }
 
@@ -96,6 +101,21 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const K
       result.push_back({piece_name(tensor.name, piece->first), {piece}});
   }
   return result;
+}
+
+/// The shapes of parameters, where ranks have saved them in pieces: no file has them whole.
+LOCKSTEP_INLINE void add_shapes(const KeptJob& job, RankFile& file) {
+  const auto is_part = [](const KeptPiece& piece) {
+    return piece.role == KeptRole::parameter && !piece.is_whole();
+  };
+  if (std::ranges::none_of(file.pieces, is_part)) return;
+  Json shapes = Json::object();
+  for (const KeptPiece& piece : job.pieces(KeptFor::loading)) {
+    if (piece.role != KeptRole::parameter) continue;
+    const std::span extents(piece.whole.extents.data(), piece.whole.rank);
+    shapes.set(piece.name, Json::array_of(extents));
+  }
+  file.file.facts.add("shapes", std::move(shapes));
 }
 
 /// Can it be written from where it is?
@@ -199,6 +219,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
   file->pieces = job.pieces(KeptFor::saving);
   if (me == 0) {
     file->path = path;
+    if (options.consolidated) file->part = beside(path, shard_name(path, token, me, told.size()));
     file->written = options.written;
     CheckpointFacts& facts = file->facts;
     facts.version = version;
@@ -217,6 +238,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
     }
     facts.common = unpack_values(pack_values(options.common));
     file->file.facts = json_of(facts);
+    add_shapes(job, *file);
     add_value_tensors(facts, file->file.tensors);
   } else {
     file->path = beside(path, shard_name(path, token, me, told.size()));

@@ -38,6 +38,11 @@ std::optional<std::vector<ShardFile>> await_shards(const std::string& path,
 /// the shards of the file that it has replaced; where it fails, those of this one.
 void commit(const std::string& path, FileToWrite& file, const std::vector<ShardFile>& shards);
 
+/// The same, with all tensors in the one file. The parts, and rank 0's own that is `part`, are
+/// removed.
+void commit_whole(const std::string& path, const std::string& part, FileToWrite& file,
+                  const std::vector<ShardFile>& shards);
+
 }  // namespace lockstep::detail
 
 #if !defined(LOCKSTEP_COMPILED)

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
+#include <span>
+#include <utility>
 
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/checkpoint/safetensors_file.hpp"
@@ -59,6 +61,49 @@ LOCKSTEP_INLINE void commit(const std::string& path, FileToWrite& file,
     throw;
   }
   for (const std::string& name : replaced) remove_beside(path, name);
+}
+
+/// A file with the tensors of a checkpoint, which are read when they are written.
+LOCKSTEP_INLINE FileToWrite joined_file(const CheckpointReader& parts, Json facts,
+                                        std::vector<std::byte>& window) {
+  FileToWrite file;
+  file.facts = std::move(facts);
+  for (const StoredTensor& tensor : parts.tensors()) {
+    const std::size_t size = element_size(tensor.kind());
+    const auto bytes = static_cast<std::size_t>(tensor.count) * size;
+    const auto read = [&parts, &tensor, &window, size](std::uint64_t at, std::size_t n) {
+      parts.read(tensor, at / size, n / size, window.data());
+      return std::span<const std::byte>(window.data(), n);
+    };
+    file.tensors.push_back({tensor.name,
+                            tensor.kind(),
+                            tensor.shape,
+                            {static_cast<const std::byte*>(nullptr), bytes},
+                            read});
+  }
+  return file;
+}
+
+LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& part,
+                                  FileToWrite& file, const std::vector<ShardFile>& shards) {
+  const Json facts = file.facts;  // without the index of the parts
+  const auto remove_parts = [&] {
+    ::unlink(part.c_str());
+    for (const ShardFile& shard : shards) remove_beside(path, shard.name);
+  };
+  try {
+    file.facts.set("files", index_of(shards));
+    write_file(part, file);
+    const CheckpointReader parts(part);
+    std::vector<std::byte> window(write_chunk_bytes);
+    FileToWrite whole = joined_file(parts, facts, window);
+    whole.metadata = file.metadata;
+    commit(path, whole, {});
+  } catch (...) {
+    remove_parts();
+    throw;
+  }
+  remove_parts();
 }
 
 /// How long rank 0 waits for another rank's part of an asynchronous save.

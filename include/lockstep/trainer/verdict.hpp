@@ -33,15 +33,31 @@ enum class Fault {
   pattern_without_match,
   everything_frozen,
   group_without_parameters,
+  subgraphs_not_declared,
+  subgraph_without_parameters,
+  subgraph_declared_twice,
+  too_many_subgraphs,
   nccl_on_cpu,
   shared_without_shm,
   mixed_on_cpu,
   mixed_of_other_types,
   captured_on_cpu,
   captured_with_unused,
+  captured_with_union,
   captured_with_exact,
   captured_through_host,
   malformed_output,
+  // Ranks that are through before others.
+  join_with_dp,
+  join_with_captured,
+  join_with_shared,
+  join_with_same_subgraph,
+  // Groups of ranks.
+  groups_with_dp,
+  groups_of_other_world,
+  // Sharding<ZeroRedundancy, Gradients>.
+  freed_with_join,
+  freed_with_hooks,
 };
 
 }  // namespace detail
@@ -106,15 +122,27 @@ struct Verdict {
   static_assert(F != detail::Fault::clip_not_positive,
                 "lockstep: Clip needs a norm above zero; leave Clip out to clip nothing");
   static_assert(F != detail::Fault::pattern_without_match,
-                "lockstep: no parameter matches a pattern of Frozen or of a group; compare it with "
-                "the names in "
-                "the model's ParameterList (the compiler prints the pattern beside this sentence)");
+                "lockstep: no parameter matches a pattern of Frozen, of a group or of a sub-graph; "
+                "compare it with the names in the model's ParameterList (the compiler prints the "
+                "pattern beside this sentence)");
   static_assert(F != detail::Fault::everything_frozen,
                 "lockstep: Frozen matches every parameter, and nothing is left to train; freeze "
                 "fewer");
   static_assert(F != detail::Fault::group_without_parameters,
                 "lockstep: one of ParameterGroups has no parameter to train; earlier groups or "
                 "Frozen have all that it contains (the compiler prints its number, from 1)");
+  static_assert(F != detail::Fault::subgraphs_not_declared,
+                "lockstep: Subgraphs<...> declares no sub-graph; write Subgraphs<Subgraph<"
+                "\"with_adapter\", \"fc1.*\", \"adapter.*\">, ...>, or leave it out");
+  static_assert(F != detail::Fault::subgraph_without_parameters,
+                "lockstep: a sub-graph contains no parameter to train; add a pattern, or freeze "
+                "fewer (the compiler prints its name beside this sentence)");
+  static_assert(F != detail::Fault::subgraph_declared_twice,
+                "lockstep: two sub-graphs have one name, or one has none; give each its own (the "
+                "compiler prints the name beside this sentence)");
+  static_assert(F != detail::Fault::too_many_subgraphs,
+                "lockstep: a job has at most 31 sub-graphs, and 14 with SameOnAllRanks; let one "
+                "contain more parameters");
   static_assert(
       F != detail::Fault::nccl_on_cpu,
       "lockstep: Backend<Nccl> moves GPU memory and this is a CPU job; add Device<Cuda>, or "
@@ -137,6 +165,10 @@ struct Verdict {
       "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, which "
       "a captured step cannot change; keep one of the two");
   static_assert(
+      F != detail::Fault::captured_with_union,
+      "lockstep: ranks that capture a step replay it together and must use one sub-graph; write "
+      "Subgraphs<SameOnAllRanks, ...>, or leave CapturedStep out");
+  static_assert(
       F != detail::Fault::captured_with_exact,
       "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
       "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
@@ -149,6 +181,38 @@ struct Verdict {
       F != detail::Fault::malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
       "ParallelStrategy<DP> to gather it; or use LossOnReplica");
+  static_assert(
+      F != detail::Fault::join_with_dp,
+      "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "
+      "of ParallelStrategy<DP> share one; leave it out, or use ParallelStrategy<DDP>");
+  static_assert(
+      F != detail::Fault::join_with_captured,
+      "lockstep: with UnevenInputs<Join> ranks that are through run other work than those that "
+      "have batches, and CapturedStep needs all ranks to replay together; keep one of the two");
+  static_assert(
+      F != detail::Fault::join_with_shared,
+      "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
+      "and Sharding<HostShared> reduces no buckets; choose Sharding<Replicated>, its default");
+  static_assert(F != detail::Fault::join_with_same_subgraph,
+                "lockstep: with UnevenInputs<Join> a rank that is through does not know which "
+                "sub-graph the others use; leave SameOnAllRanks out of Subgraphs");
+  static_assert(
+      F != detail::Fault::groups_with_dp,
+      "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "
+      "ParallelStrategy<DDP>, or leave Groups out");
+  static_assert(
+      F != detail::Fault::groups_of_other_world,
+      "lockstep: the topology of Groups<...> is not one of the job's World<N>; give both the same "
+      "number of ranks, with groups that divide it, or write Groups<Grid<dynamic, G>>");
+  static_assert(
+      F != detail::Fault::freed_with_join,
+      "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and "
+      "ranks that are through could not answer; use Sharding<ZeroRedundancy> with "
+      "UnevenInputs<Join>");
+  static_assert(
+      F != detail::Fault::freed_with_hooks,
+      "lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps "
+      "slices; use Sharding<ZeroRedundancy> with Hooks");
 };
 
 }  // namespace lockstep

@@ -72,6 +72,7 @@ struct WrapperParts<BasicDp<M, P, Meeting>> {
 template <class Wrapper>
 void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const JointRanks&)> f) {
   using Parts = WrapperParts<Wrapper>;
+  if constexpr (!Parts::is_one_process) wrapped.require_joined("checkpoints");
   [[maybe_unused]] const auto on = wrapped.on_device();
   const InJobCall in(call);
   const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
@@ -87,6 +88,7 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
   using Model = typename Parts::model;
   using Policies = typename Parts::policies;
   using traits = ReplicaTraits<Model, Policies>;
+  if constexpr (!Parts::is_one_process) wrapped.require_joined("checkpoints");
   [[maybe_unused]] const auto on = wrapped.on_device();
   const InJobCall in(call);
   const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };

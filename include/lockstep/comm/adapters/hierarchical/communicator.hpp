@@ -28,8 +28,9 @@ namespace lockstep {
 
 /// An all-reduce has three stages: reduce inside each host, reduce each piece between hosts, gather
 /// inside each host. The data crosses the network once for each host, not once for each rank, and
-/// all ranks carry the same share of it. Results are the same bits on all ranks. Other collectives
-/// use the network alone, or both communicators where none joins all ranks.
+/// all ranks carry the same share of it. A reduce-scatter of much data is the first two stages, an
+/// all-gather the last two. Results are the same bits on all ranks. Other collectives use the
+/// network alone, or both communicators where none joins all ranks.
 ///
 /// A failure in one stage ends all of them, on all ranks.
 ///
@@ -102,10 +103,7 @@ class HierarchicalCommunicator
       stages_->flat().perform(call);
     } else {
       stages_->queue().drain();
-      if constexpr (C::kind == detail::CollectiveKind::all_reduce) {
-        if (goes_by_stages(call)) return stages_->all_reduce(call);
-      }
-      stages_->through_flat([&](Flat& flat) { flat.perform(call); });
+      make(*stages_, call);
     }
   }
 
@@ -117,8 +115,8 @@ class HierarchicalCommunicator
   template <class C>
   auto start(const C& call) {
     stages_->raise_fault();
-    const auto make = [stages = stages_.get(), call] { stages->all_reduce(call); };
-    return Work<detail::PendingInQueue<Stages, decltype(make)>>(std::in_place, *stages_, make);
+    const auto later = [stages = stages_.get(), call] { make(*stages, call); };
+    return Work<detail::PendingInQueue<Stages, decltype(later)>>(std::in_place, *stages_, later);
   }
 
   template <class T>
@@ -142,10 +140,30 @@ class HierarchicalCommunicator
   }
 
  private:
+  /// Fewer bytes than these wait for hosts rather than for their turn on the network.
+  static constexpr std::size_t few_bytes = 64 << 10;
+
+  template <class C>
+  static void make(Stages& stages, const C& call) {
+    constexpr auto kind = C::kind;
+    if constexpr (kind == detail::CollectiveKind::all_reduce) {
+      if (takes(stages, call)) return stages.all_reduce(call);
+    } else if constexpr (kind == detail::CollectiveKind::reduce_scatter) {
+      if (is_large(call.in) && takes(stages, call)) return stages.reduce_scatter(call);
+    } else if constexpr (kind == detail::CollectiveKind::all_gather) {
+      if (is_large(call.out) && takes(stages, call)) return stages.all_gather(call);
+    }
+    stages.through_flat([&](Flat& flat) { flat.perform(call); });
+  }
+
+  template <class T>
+  static bool is_large(std::span<T> pieces) {
+    return pieces.size_bytes() > few_bytes;
+  }
   /// On GPUs the stages handle device memory only; calls with host memory use the network alone.
   template <class C>
-  bool goes_by_stages(const C& call) const {
-    return call.count == 0 || detail::passes_of(stages_->inside()).takes(call.in.data());
+  static bool takes(Stages& stages, const C& call) {
+    return call.count == 0 || detail::passes_of(stages.inside()).takes(call.in.data());
   }
 
   std::unique_ptr<Stages> stages_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The communicators of a hierarchy, and the all-reduce in three stages.
+/// @file The communicators of a hierarchy, and the collectives that go by stages.
 
 #include <algorithm>
 #include <concepts>
@@ -110,10 +110,7 @@ class Stages {
   /// that every rank uses its share of the network; then gathers inside the host.
   template <class T, class Op>
   void all_reduce(const calls::AllReduce<T, Op>& call) {
-    fault_.raise();
-    const Call described = call.call();
-    // Different calls can have equal pieces, so whole calls are compared first.
-    stage(Part::flat, described, [&] { flat_.agree(described); });
+    const Call described = agreed(call);
     const std::size_t most = most_elements<Prepared<T, Op>>();
     for (std::size_t begin = 0; begin < call.count; begin += most) {
       const std::size_t n = std::min(most, call.count - begin);
@@ -121,8 +118,81 @@ class Stages {
     }
   }
 
+  /// Every rank gives each place of its host what the ranks with this place are to get. Places
+  /// combine that, and then with the same place of all hosts.
+  template <class T, class Op>
+  void reduce_scatter(const calls::ReduceScatter<T, Op>& call) {
+    const Call described = agreed(call);
+    in_columns<Prepared<T, Op>>(
+        call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
+          using Value = Prepared<T, Op>;
+          const Combining<Op> combining(call.op);
+          const std::size_t foreseen = piece_bytes(foreseen_);
+          const std::span<Value> piece = memory<Value>(described, pieces_, column, foreseen);
+          const std::span<Value> dealt =
+              memory<Value>(described, whole_, column * places(), foreseen * places());
+          for_each_place([&](std::size_t rank, std::size_t place) {
+            passes_of(inside_).prepare(call.in.subspan(rank * call.count + begin, n),
+                                       dealt.subspan(place * n, n), call.op);
+          });
+          stage(Part::inside, described, [&] { inside_.reduce_scatter(dealt, piece, combining); });
+          const std::span<Value> own = memory<Value>(described, finished_, n, foreseen);
+          stage(Part::between, described, [&] { between_.reduce_scatter(piece, own, combining); });
+          passes_of(inside_).finish(std::span<const Value>(own), call.out.subspan(begin, n),
+                                    call.op, flat_.world_size().value());
+        });
+  }
+
+  /// Gathers between the hosts, so that every rank uses its share of the network, then inside.
+  template <class T>
+  void all_gather(const calls::AllGather<T>& call) {
+    const Call described = agreed(call);
+    in_columns<T>(call.count, [&](std::size_t begin, std::size_t n, std::size_t column) {
+      const std::size_t foreseen = piece_bytes(foreseen_);
+      const std::span<T> piece = memory<T>(described, pieces_, column, foreseen);
+      stage(Part::between, described,
+            [&] { between_.all_gather(call.in.subspan(begin, n), piece); });
+      const std::span<T> all = memory<T>(described, whole_, column * places(), foreseen * places());
+      stage(Part::inside, described, [&] { inside_.all_gather(piece, all); });
+      for_each_place([&](std::size_t rank, std::size_t place) {
+        passes_of(inside_).copy(std::span<const T>(all).subspan(place * n, n),
+                                call.out.subspan(rank * call.count + begin, n));
+      });
+    });
+  }
+
  private:
   enum class Part { inside, between, flat };
+
+  /// Different calls can have equal pieces, so whole calls are compared first.
+  template <class C>
+  Call agreed(const C& call) {
+    fault_.raise();
+    const Call described = call.call();
+    stage(Part::flat, described, [&] { flat_.agree(described); });
+    return described;
+  }
+
+  /// Calls `f(begin, n, column)` for elements [begin, begin + n) of every rank's `count`, as many
+  /// as memory is there for. `column` elements are those of all ranks with one place.
+  template <class Value, class F>
+  void in_columns(std::size_t count, const F& f) {
+    const std::size_t world = flat_.world_size().value();
+    const std::size_t most = std::max<std::size_t>(1, most_elements<Value>() / world);
+    for (std::size_t begin = 0; begin < count; begin += most) {
+      const std::size_t n = std::min(most, count - begin);
+      f(begin, n, n * hosts_.count());
+    }
+  }
+  /// Calls `f(rank, i)` for every rank, where i counts ranks place by place.
+  template <class F>
+  void for_each_place(const F& f) const {
+    for (std::size_t host = 0; host != hosts_.count(); ++host) {
+      const auto& ranks = hosts_.ranks(host);
+      for (std::size_t place = 0; place != ranks.size(); ++place)
+        f(ranks[place], place * hosts_.count() + host);
+    }
+  }
 
   void begin() {
     if constexpr (!works_on_host<Inside>) {

@@ -113,6 +113,10 @@ class Engine {
       make_first_call([&](ncclComm_t comm) {
         return ncclAllGather(data + rank().value() * each, data, each, ncclUint8, comm, stream_);
       });
+      make_first_call([&](ncclComm_t comm) {
+        return ncclReduceScatter(data, data + rank().value() * each, each / sizeof(float),
+                                 ncclFloat32, ncclSum, comm, stream_);
+      });
     }
   }
 
@@ -245,6 +249,7 @@ class Engine {
   void replay(const StepGraph& graph) {
     Call call;
     call.kind = CollectiveKind::replay;
+    call.part_of = step_call_of_thread(JobCall::none);
     raise_fault();
     require_no_capture(call, "replay it outside of the step");
     if (!graph) graph.launch(gpu().stream());  // throws, and says why there is none

@@ -169,12 +169,20 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
-  /// Memory outside of arenas is reduced at once, and the handle is of an empty call.
+  /// Memory outside of arenas is worked on at once, and the handle is of an empty call.
   template <class T, class Op>
   auto start(const detail::calls::AllReduce<T, Op>& call) {
     const auto offset = location(call);
     if (!offset) all_reduce_staged(call);
     return start_all_reduce(offset ? call : call.on({}, {}, 0), offset.value_or(0));
+  }
+  template <class T>
+  auto start(const detail::calls::AllGather<T>& call) {
+    return start_any_exchange(call);
+  }
+  template <class T, class Op>
+  auto start(const detail::calls::ReduceScatter<T, Op>& call) {
+    return start_any_exchange(call);
   }
 
   /// Compares a call over ranks that something else makes.
@@ -273,43 +281,71 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     }
   }
 
+  /// The pieces of what a rank gives.
+  template <class C>
+  std::size_t pieces() const {
+    return C::deals_pieces ? peers().world() : 1;
+  }
+
   /// Every other collective: each rank offers what it gives, then takes what it needs of the
   /// others.
   template <class C>
   void exchange(const C& call) {
+    // A rank that gives nothing cannot know where the root's memory is: scatter is always staged.
+    const bool knows = C::kind != detail::CollectiveKind::scatter ||
+                       is_small<typename C::element>(pieces<C>() * call.count);
+    const auto offset = knows ? location(call) : std::nullopt;
+    if (offset) {
+      start_exchange(call, *offset).wait();
+    } else {
+      exchange_staged(call);
+    }
+  }
+
+  template <class C>
+  auto start_any_exchange(const C& call) {
+    const auto offset = location(call);
+    if (!offset) exchange_staged(call);
+    return start_exchange(offset ? call : call.on({}, {}, 0), offset.value_or(0));
+  }
+
+  /// Starts an exchange of data that is small or lies in arenas, this rank's at `offset`.
+  template <class C>
+  auto start_exchange(const C& call, std::uint64_t offset) {
+    using T = typename C::element;
+    const bool small = is_small<T>(pieces<C>() * call.count);
+    const auto work = [peers = peers(), call, small](std::uint64_t ticket) {
+      const auto take = [&](const auto& source) {
+        detail::take_from_all<Ranks>(call, peers.rank(), peers.world(), source, call.count, 0,
+                                     call.count);
+      };
+      if (small) {
+        take(peers.template in_slots<T>(ticket));
+      } else {
+        take(peers.template in_arenas<T>(ticket));
+      }
+    };
+    return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
+  }
+
+  /// Exchanges private memory, as much at a time as the staging area holds.
+  template <class C>
+  void exchange_staged(const C& call) {
     using T = typename C::element;
     const auto peers = this->peers();
-    const std::size_t pieces = C::deals_pieces ? peers.world() : 1;
-    const auto take = [&](const auto& source, std::size_t stride, std::size_t begin,
-                          std::size_t n) {
-      detail::take_from_all<Ranks>(call, peers.rank(), peers.world(), source, stride, begin, n);
-    };
     detail::Call described = call.call();
-    if (is_small<T>(pieces * call.count)) {
-      post<T>(described, call.in, 0, false, [&](std::uint64_t ticket) {
-        take(peers.template in_slots<T>(ticket), call.count, 0, call.count);
-      }).wait();
-      return;
-    }
-    // A rank that gives nothing cannot know where the root's memory is: scatter is always staged.
-    const auto offset = C::kind == detail::CollectiveKind::scatter ? std::nullopt : location(call);
-    described.staged = !offset;
-    if (offset) {
-      post<T>(described, {}, *offset, true, [&](std::uint64_t ticket) {
-        take(peers.template in_arenas<T>(ticket), call.count, 0, call.count);
-      }).wait();
-      return;
-    }
-    // As much at a time as the staging area holds.
+    described.staged = true;
+    const std::size_t rows = pieces<C>();
     const std::size_t most =
-        std::max<std::size_t>(1, detail::shm::staging_bytes / sizeof(T) / pieces);
+        std::max<std::size_t>(1, detail::shm::staging_bytes / sizeof(T) / rows);
     T* const staging = peers.template in_staging<T>()(peers.me());
     for (std::size_t begin = 0; begin < call.count; begin += most) {
       const std::size_t n = std::min(most, call.count - begin);
-      for (std::size_t p = 0; p < pieces && !call.in.empty(); ++p)
+      for (std::size_t p = 0; p < rows && !call.in.empty(); ++p)
         detail::copy_elements(call.in.data() + p * call.count + begin, staging + p * n, n);
       post<T>(described, {}, 0, true, [&](std::uint64_t) {
-        take(peers.template in_staging<T>(), n, begin, n);
+        detail::take_from_all<Ranks>(call, peers.rank(), peers.world(),
+                                     peers.template in_staging<T>(), n, begin, n);
       }).wait();
     }
   }

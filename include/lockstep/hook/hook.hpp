@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The concept of a gradient hook, and the questions that a pipeline asks of one.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/core/hash.hpp"
+
+namespace lockstep {
+
+/// A parameter's gradient in a bucket. A matrix has the parameter's first extent as its rows and
+/// all others as its columns; a vector has one column.
+struct HookedTensor {
+  std::size_t parameter = 0;  ///< its number, as the model lists parameters
+  std::size_t first = 0;      ///< its first element in the bucket
+  std::size_t rows = 1;
+  std::size_t columns = 1;
+
+  constexpr std::size_t count() const { return rows * columns; }
+};
+
+namespace detail {
+
+// A hook is a class with a name and one nested template, for which an object is made for every
+// bucket, with the type of its elements:
+//
+//     struct Sign {
+//       static constexpr std::string_view name = "Sign";
+//       template <class T>
+//       struct Bucket {
+//         void begin(std::span<T> values, auto& next) { ...; next.begin(values); }
+//         void finish(std::span<T> values, auto& next) { next.finish(values); ...; }
+//       };
+//     };
+//
+// `begin` is called when a bucket's gradients are complete, while backward continues: it hands on
+// what should travel. `finish` is called when the averages are needed, and leaves them in `values`.
+// It may hand on more, in rounds of `next.begin` and `next.finish`. Whatever is handed on is
+// averaged over ranks, in place; it stays where it is between the two calls. **Ranks** all make the
+// same calls, with as many elements.
+//
+// What a `Bucket` may have beyond that:
+// - a constructor `explicit Bucket(auto& bucket)`, which is given the `HookedBucket`;
+// - `using Sends = U`, where it hands on elements of another type than its own;
+// - a second template argument, `template <class T, class Device> struct Bucket`: `bucket.device()`
+//   is one, and knows the passes over memory of the host or of a GPU;
+// - `for_each_kept(f)`, which calls `f(parameter, state, span, Keeper)` for all that the bucket
+//   keeps from step to step: checkpoints have it.
+// The hook itself may have `fingerprint(Hash&)`, where its name does not say everything, and
+// `rounds`, how many times a bucket calls `next.begin` in a step: one where it is not said.
+
+template <template <class> class>
+struct OneArgument;
+template <template <class, class> class>
+struct TwoArguments;
+
+template <class H>
+concept HookOfElements = requires { typename OneArgument<H::template Bucket>; };
+template <class H>
+concept HookOfDevices = requires { typename TwoArguments<H::template Bucket>; };
+
+/// A class that can be one of `Hooks<...>` and takes part in reductions.
+template <class H>
+concept GradientHook = requires {
+  { H::name } -> std::convertible_to<std::string_view>;
+} && (HookOfElements<H> || HookOfDevices<H>);
+
+/// A hook's object for buckets of T.
+template <class H, class T, class Device>
+struct BucketOfHook {
+  using type = typename H::template Bucket<T>;
+};
+template <HookOfDevices H, class T, class Device>
+struct BucketOfHook<H, T, Device> {
+  using type = typename H::template Bucket<T, Device>;
+};
+
+/// The type of the elements that a hook's object for buckets of T hands on.
+template <class B, class T>
+struct SentBy {
+  using type = T;
+};
+template <class B, class T>
+  requires requires { typename B::Sends; }
+struct SentBy<B, T> {
+  using type = typename B::Sends;
+};
+
+/// How often a hook hands on in a step.
+template <class H>
+constexpr std::size_t rounds_of() {
+  if constexpr (requires { H::rounds; }) {
+    return H::rounds;
+  } else {
+    return 1;
+  }
+}
+
+/// A list of hooks.
+template <class... H>
+struct HookList {
+  static constexpr std::size_t size = sizeof...(H);
+  /// Does one hand on more than once? Then collectives begin while other buckets are under way.
+  static constexpr bool has_rounds = ((rounds_of<H>() > 1) || ...);
+};
+
+template <class List, class... H>
+struct SelectStages {
+  using type = List;
+};
+template <class... Taken, class First, class... Rest>
+struct SelectStages<HookList<Taken...>, First, Rest...>
+    : SelectStages<
+          std::conditional_t<GradientHook<First>, HookList<Taken..., First>, HookList<Taken...>>,
+          Rest...> {};
+
+/// The hooks that take part in reductions, in their order.
+template <class... H>
+using StagesAmong = typename SelectStages<HookList<>, H...>::type;
+
+/// Adds a hook to a job's fingerprint.
+template <class H>
+constexpr void add_hook(Hash& hash) {
+  hash.text(H::name);
+  if constexpr (requires { H::fingerprint(hash); }) H::fingerprint(hash);
+}
+
+/// Who keeps a state of a hook: every rank its own, or all ranks the same.
+enum class Keeper : std::uint8_t { each_rank, all_ranks };
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The hooks of one bucket as a chain: each stage hands on to the next, the last one to the
+/// communicator.
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/hook/hook.hpp"
+
+namespace lockstep {
+
+/// A bucket, as a hook's object sees it when it is made. It outlives that object.
+template <class Comm, class Device>
+class HookedBucket {
+ public:
+  HookedBucket(Comm& comm, Device& device, std::size_t number, std::size_t count,
+               std::span<const HookedTensor> tensors, const std::uint64_t& step,
+               std::uint64_t& bytes)
+      : comm_(comm),
+        device_(device),
+        number_(number),
+        count_(count),
+        tensors_(tensors),
+        step_(step),
+        bytes_(bytes) {}
+
+  /// The bucket's number: buckets begin in this order.
+  std::size_t number() const { return number_; }
+  /// Elements, with those between tensors, which are zero.
+  std::size_t count() const { return count_; }
+  /// The gradients in it, in the order in which they lie there.
+  std::span<const HookedTensor> tensors() const { return tensors_; }
+  /// How many reductions are over, of all buckets: 0 in the first step.
+  std::uint64_t step() const { return step_; }
+
+  Rank rank() const { return comm_.rank(); }
+  std::size_t ranks() const { return comm_.world_size().value(); }
+  Comm& communicator() { return comm_; }
+  Device& device() { return device_; }
+
+  /// Memory that the communicator communicates best, zeroed, for what is handed on. It lives as
+  /// long as the communicator. **Ranks** all, with the same count, when the object is made.
+  template <class T>
+  std::span<T> allocate(std::size_t count) {
+    return count == 0 ? std::span<T>() : comm_.template allocate<T>(count);
+  }
+
+  /// Counts elements that this rank hands to a collective.
+  void count_sent(std::size_t bytes) { bytes_ += bytes; }
+
+ private:
+  Comm& comm_;
+  Device& device_;
+  std::size_t number_;
+  std::size_t count_;
+  std::span<const HookedTensor> tensors_;
+  const std::uint64_t& step_;
+  std::uint64_t& bytes_;
+};
+
+namespace detail {
+
+/// A hook's object, made from the bucket if it can be.
+template <class Own, class Bucket>
+Own make_bucket_of_hook(Bucket& bucket) {
+  if constexpr (std::is_constructible_v<Own, Bucket&>) {
+    return Own(bucket);
+  } else {
+    return Own();
+  }
+}
+
+/// The stages of a pipeline for buckets of T: those of `Rest...` after `First`. Without any, the
+/// communicator.
+template <class T, class Comm, class Device, class List>
+class Pipeline;
+
+/// The last stage: averages over ranks.
+template <class T, class Comm, class Device>
+class Pipeline<T, Comm, Device, HookList<>> {
+  /// A sum of many `Half` could leave its range where the communicator divides at the end. Each is
+  /// divided before by a power of two, which is exact, and the rest of the factor comes after.
+  static constexpr bool divides_first =
+      std::is_same_v<T, Half> && requires { requires Comm::averages_by_sums; };
+  static auto operation([[maybe_unused]] std::size_t ranks) {
+    if constexpr (divides_first) {
+      return PreMultipliedSum<float>(1 / static_cast<float>(std::bit_ceil(ranks)));
+    } else {
+      return Average{};
+    }
+  }
+  using Handle =
+      decltype(std::declval<Comm&>().all_reduce_async(std::declval<std::span<T>>(), operation(1)));
+
+ public:
+  explicit Pipeline(HookedBucket<Comm, Device>& bucket) : bucket_(bucket) {}
+
+  /// Starts an average over ranks, in place. **Ranks** all. **Host** returns at once where the
+  /// communicator can go on by itself.
+  void begin(std::span<T> values) {
+    bucket_.count_sent(values.size_bytes());
+    work_.emplace(Start{bucket_.communicator(), values});
+  }
+  /// The average is there, or on a GPU what is enqueued from here on sees it.
+  void finish([[maybe_unused]] std::span<T> values) {
+    settle();
+    if constexpr (divides_first) {
+      const std::size_t ranks = bucket_.ranks();
+      if (!std::has_single_bit(ranks))
+        bucket_.device().scale(
+            values, static_cast<double>(std::bit_ceil(ranks)) / static_cast<double>(ranks));
+    }
+  }
+
+  /// Brings what every rank has in `own` to all of them, one behind the other. In `begin`.
+  template <class U>
+  void begin_gather(std::span<const U> own, std::span<U> all) {
+    bucket_.count_sent(own.size_bytes());
+    static_cast<void>(all);
+  }
+  /// In `finish`, with the same memory.
+  template <class U>
+  void finish_gather(std::span<const U> own, std::span<U> all) {
+    bucket_.communicator().all_gather(own, all);
+  }
+
+  /// Waits for what is under way, which `finish` does otherwise.
+  void settle() {
+    if (!work_) return;
+    work_->wait();
+    work_.reset();
+  }
+  void forget() {
+    if (work_) work_->forget();
+    work_.reset();
+  }
+  template <class F>
+  static constexpr void for_each_kept(const F&) {}
+
+ private:
+  /// Converts to the handle itself, so that the handle is made where it stays.
+  struct Start {
+    Comm& comm;
+    std::span<T> values;
+    operator Handle() const {
+      return comm.all_reduce_async(values, operation(comm.world_size().value()),
+                                   step_call_of_thread());
+    }
+  };
+
+  HookedBucket<Comm, Device>& bucket_;
+  std::optional<Handle> work_;
+};
+
+template <class T, class Comm, class Device, class First, class... Rest>
+class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
+  using Own = typename BucketOfHook<First, T, Device>::type;
+  using Next = Pipeline<typename SentBy<Own, T>::type, Comm, Device, HookList<Rest...>>;
+
+ public:
+  explicit Pipeline(HookedBucket<Comm, Device>& bucket)
+      : own_(make_bucket_of_hook<Own>(bucket)), next_(bucket) {}
+
+  void begin(std::span<T> values) { own_.begin(values, next_); }
+  void finish(std::span<T> values) { own_.finish(values, next_); }
+
+  void settle() { next_.settle(); }
+  void forget() { next_.forget(); }
+
+  /// Calls `f(hook, parameter, state, values, keeper)` for all that the stages keep.
+  template <class F>
+  void for_each_kept(const F& f) {
+    const auto give = [&](std::size_t parameter, std::string_view state, auto values,
+                          Keeper keeper) { f(First::name, parameter, state, values, keeper); };
+    if constexpr (requires { own_.for_each_kept(give); }) own_.for_each_kept(give);
+    next_.for_each_kept(f);
+  }
+
+ private:
+  Own own_;
+  Next next_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep

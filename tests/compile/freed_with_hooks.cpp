@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps slices
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Hooks<CompressTo<BFloat16>>, Sharding<ZeroRedundancy, Gradients>>;
+#else
+using Job = Trainer<Net, Hooks<CompressTo<BFloat16>>, Sharding<ZeroRedundancy>>;
+#endif

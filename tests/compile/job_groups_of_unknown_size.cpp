@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: Groups takes a world and its groups
+#include "lockstep/topology/grid.hpp"
+#include "lockstep/topology/groups.hpp"
+
+using namespace lockstep;
+
+#ifdef REJECT
+using Divided = Groups<Grid<8, dynamic>>;
+#else
+using Divided = Groups<Grid<dynamic, 4>>;
+#endif
+static_assert(sizeof(Divided) != 0);

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, ParallelStrategy<DP>, Groups<Grid<4, 2>>>;
+#else
+using Job = Trainer<Net, ParallelStrategy<DDP>, Groups<Grid<4, 2>>>;
+#endif

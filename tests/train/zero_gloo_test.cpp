@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+// Sharding<ZeroRedundancy> through sockets: PyTorch's figures, Replicated's numbers, and every
+// policy beside it.
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+
+#include "comm/gloo_ranks.hpp"
+#include "lockstep/gloo.hpp"
+#include "train/closeness.hpp"
+#include "train/sheet.hpp"
+#include "train/zero.hpp"
+
+BOOST_AUTO_TEST_SUITE(zero_through_sockets)
+
+namespace {
+
+using namespace zero;
+using ranks::PlayedHosts;
+using ranks::Sockets;
+using Hosts = Backend<Hierarchical<Shm, Gloo>>;
+
+/// All that changes an update, at once.
+template <class Sharing>
+using Busy =
+    DistributedDataParallel<train::Sheet<float, double, float>, Backend<Gloo>, Optimizer<AdamW>,
+                            Sharing, Buckets<BucketLimits{0, 0}>, UnusedParameters<Zero>,
+                            Anomaly<Skip>, Clip<0.5>, ParameterGroups<Named<"b">>, Accumulate<2>>;
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(states_are_scattered_as_pytorch_trains) {
+  check_every_case(run_case<Sockets, AnyCase<States, Backend<Gloo>>>);
+}
+BOOST_AUTO_TEST_CASE(gradients_are_scattered_as_pytorch_trains) {
+  check_every_case(run_case<Sockets, AnyCase<Gradients, Backend<Gloo>>>);
+}
+BOOST_AUTO_TEST_CASE(whole_parameters_are_sent_as_pytorch_trains) {
+  check_every_case(run_case<Sockets, AnyCase<ByTensor, Backend<Gloo>>>);
+}
+BOOST_AUTO_TEST_CASE(hosts_scatter_states_as_pytorch_trains) {
+  check_every_case(run_case<PlayedHosts, AnyCase<States, Hosts>>);
+}
+
+BOOST_AUTO_TEST_CASE(scattered_states_give_the_numbers_of_replicas) {
+  ranks::Chance chance;
+  for (int i = 0; i < ranks::repetitions(3, 40); ++i) {
+    const Case c(chance);
+    const Numbers copies =
+        train_ranks<Sockets, Plain<Sharding<Replicated>, Backend<Gloo>>>(c, "copies");
+    train::require_close(
+        train_ranks<Sockets, Plain<Sharding<ZeroRedundancy>, Backend<Gloo>>>(c, "states"), copies,
+        c.text());
+  }
+}
+
+namespace {
+
+/// What rank r gives in micro-batch m: some parameters unused, one step not finite.
+train::Entry busy_entry(std::size_t m, std::size_t rank) {
+  const auto x = static_cast<double>(m + 1);
+  const auto r = static_cast<double>(rank);
+  train::Entry entry{.gradient = {0.5 * x - r, 0.25 * r + 0.125 * x, r - 0.375 * x}};
+  if (m / 2 == 1) entry.used = {true, false, rank == 1};
+  if (m == 5 && rank == 0) entry.gradient[1] = std::nan("");
+  return entry;
+}
+
+template <class Job>
+Numbers train_busily(std::size_t world) {
+  const ranks::Common<std::array<double, 113>> result;
+  const Ends ends = ranks::run_processes<Sockets>(world, std::chrono::seconds(20), [&](auto& comm) {
+    Job ddp(comm);
+    ddp.optimizer().lr = 0.05;
+    ddp.optimizer(Named<"b">{}).lr = 0.02;
+    for (std::size_t m = 0; m < 10; ++m) ddp.step(busy_entry(m, comm.rank().value()));
+    require(ddp.skipped_steps() == 1, "one step is not finite");
+    std::size_t i = 0;
+    for (std::size_t p = 0; p < 3; ++p)
+      for (std::size_t k = 0; k < train::sheet_sizes[p]; ++k)
+        if (comm.rank() == Rank{0}) (*result)[i++] = train::value(ddp, p, k);
+  });
+  for (const std::string& end : ends) BOOST_TEST(end == "", world << " ranks: " << end);
+  return {result->begin(), result->end()};
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(all_policies_of_an_update_work_on_slices) {
+  for (const std::size_t world : {1, 2, 3}) {
+    const auto copies = train_busily<Busy<Sharding<Replicated>>>(world);
+    const auto states = train_busily<Busy<Sharding<ZeroRedundancy>>>(world);
+    for (std::size_t i = 0; i < 113; ++i)
+      BOOST_TEST(std::abs(states[i] - copies[i]) <= 1e-6, world << " ranks, " << i);
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
