@@ -34,6 +34,43 @@ static_assert(Gpus::fingerprint() != Hosts::fingerprint());
 
 }  // namespace change_one_line
 
+namespace hooked {
+
+using Mlp = Mlp784;
+#define Trainer detail::Composed
+using Halved = Trainer<Mlp, Hooks<CompressTo<BFloat16>>>;                  // 16 bits on the wire
+using LowRank = Trainer<Mlp, Hooks<PowerSGD<2>>, Optimizer<SGDMomentum>>;  // narrow matrices
+using Sparse = Trainer<Mlp, Hooks<TopK<0.01>>>;                            // the largest hundredth
+using Seldom = Trainer<Mlp, Hooks<LocalSGD<8>>>;                           // every 8 steps
+using Both = Trainer<Mlp, Hooks<PowerSGD<1>, CompressTo<BFloat16>>>;       // from left to right
+#undef Trainer
+static_assert(LowRank::fingerprint() != Both::fingerprint());
+static_assert(Halved::fingerprint() != Sparse::fingerprint());
+static_assert(Seldom::fingerprint() != Sparse::fingerprint());
+
+struct Noise {  // every rank adds noise to its gradients before they are averaged
+  static constexpr std::string_view name = "Noise";
+  template <class T>
+  struct Bucket {
+    RandomStream random;
+    explicit Bucket(auto& bucket) : random(rank_seed(Seed{bucket.number()}, bucket.rank())) {}
+    void begin(std::span<T> gradients, auto& next) {  // the gradients are complete
+      for (T& value : gradients) value += static_cast<T>(random.normal(0, 0.01));
+      next.begin(gradients);  // what is handed on travels; backward goes on meanwhile
+    }
+    void finish(std::span<T> gradients, auto& next) { next.finish(gradients); }  // averages
+  };
+};
+using Private = Trainer<Mlp, Hooks<Noise, CompressTo<BFloat16>>>;
+using Shared = ShmCommunicator<>;
+void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu, Shared>,
+                          detail::HookList<Noise, CompressTo<BFloat16>>>& pipeline,
+         std::span<float> gradients) {
+  pipeline.begin(gradients);
+  pipeline.finish(gradients);
+}
+
+}  // namespace hooked
 namespace sharding {
 
 using Mlp = Mlp784;

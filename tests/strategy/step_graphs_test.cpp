@@ -73,6 +73,7 @@ struct PlayedReplica {
     note_replay();
     return forwards;
   }
+  static constexpr std::uint64_t begin_graph() { return 0; }
   void note_replay() {
     added = completes_step() ? 0 : added + 1;
     ++forwards;

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -42,7 +41,7 @@ class HookedBucket {
   /// The gradients in it, in the order in which they lie there.
   std::span<const HookedTensor> tensors() const { return tensors_; }
   /// How many reductions are over, of all buckets: 0 in the first step.
-  std::uint64_t step() const { return step_; }
+  const std::uint64_t& step() const { return step_; }
 
   Rank rank() const { return comm_.rank(); }
   std::size_t ranks() const { return comm_.world_size().value(); }
@@ -56,7 +55,12 @@ class HookedBucket {
     return count == 0 ? std::span<T>() : comm_.template allocate<T>(count);
   }
 
-  /// Counts elements that this rank hands to a collective.
+  /// The same bucket with other elements, which are of no tensor.
+  HookedBucket of_others(std::size_t count) const {
+    return HookedBucket(comm_, device_, number_, count, {}, step_, bytes_);
+  }
+
+  /// Counts bytes that this rank hands to a collective.
   void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
  private:
@@ -170,7 +174,9 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
 
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket)
-      : own_(make_bucket_of_hook<Own>(bucket)), next_(bucket) {}
+      : own_(make_bucket_of_hook<Own>(bucket)), handed_on_(handed_on(bucket)), next_(handed_on_) {}
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
 
   void begin(std::span<T> values) { own_.begin(values, next_); }
   void finish(std::span<T> values) { own_.finish(values, next_); }
@@ -178,17 +184,25 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   void settle() { next_.settle(); }
   void forget() { next_.forget(); }
 
-  /// Calls `f(hook, parameter, state, values, keeper)` for all that the stages keep.
+  /// Calls `f(parameter, state, values, keeper)` for all that the stages keep.
   template <class F>
   void for_each_kept(const F& f) {
-    const auto give = [&](std::size_t parameter, std::string_view state, auto values,
-                          Keeper keeper) { f(First::name, parameter, state, values, keeper); };
-    if constexpr (requires { own_.for_each_kept(give); }) own_.for_each_kept(give);
+    if constexpr (requires { own_.for_each_kept(f); }) own_.for_each_kept(f);
     next_.for_each_kept(f);
   }
 
  private:
+  /// The bucket as the next stage sees it: another one where this stage hands on something else.
+  HookedBucket<Comm, Device> handed_on(const HookedBucket<Comm, Device>& bucket) const {
+    if constexpr (requires { own_.most_sent(); }) {
+      return bucket.of_others(own_.most_sent());
+    } else {
+      return bucket;
+    }
+  }
+
   Own own_;
+  HookedBucket<Comm, Device> handed_on_;
   Next next_;
 };
 

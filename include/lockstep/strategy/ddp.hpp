@@ -39,6 +39,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::await_copies;
   using Base::begin_schedule;
   using Base::buffer;
+  using Base::bytes_sent;
   using Base::communicator;
   using Base::copy_in;
   using Base::copy_out;
@@ -158,6 +159,14 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   /// Forgets the gradients of such batches. **Ranks** all.
   void drop_tail() { this->discard_gradients(); }
+
+  /// With `LocalSGD`: all ranks' parameters become their average, before the model is used
+  /// elsewhere in the middle of a period. **Ranks** all. **Host** as `step`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    tell([&] { Base::average_parameters(); });
+  }
 
   /// With `UnevenInputs<Join>`: ranks may step different numbers of batches until the result ends,
   /// by its `finish()` or with its scope. **Ranks** all. **Host** does not block here.

@@ -331,6 +331,9 @@ class GradientBuckets {
     return used_;
   }
 
+  /// Which parameters this rank has used since the last update.
+  const Usage& used() const { return used_; }
+
   // After a step.
 
   /// No parameter has been used since the last update.

@@ -260,7 +260,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
-    discard_gradients();
+    end_update();
   }
 
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
@@ -268,7 +268,39 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   void reduce_and_update() {
     [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);
-    discard_gradients();
+    end_update();
+  }
+
+  /// All ranks' parameters become their average, where `LocalSGD` lets ranks train alone: before a
+  /// model is used elsewhere, in the middle of a period. **Ranks** all. **Host** as `update`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    [[maybe_unused]] const auto on = on_device();
+    for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
+      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+        const auto average = [&](const auto& own) {
+          gradients_.hooked_reductions().count_sent(own.size_bytes());
+          comm_.all_reduce(own, Average{}, detail::JobCall::step);
+        };
+        if constexpr (traits::keeps_masters) {
+          const auto masters = updater_.masters_of(bucket);
+          average(masters);
+          execution_.cast(values, masters);
+        } else {
+          average(values);
+        }
+      });
+    }
+  }
+
+  /// The bytes that this rank has handed to collectives for gradients, or parameters, since it was
+  /// made: what hooks save on the wire.
+  std::uint64_t bytes_sent()
+    requires(traits::is_hooked)
+  {
+    return gradients_.hooked_reductions().bytes_sent();
   }
 
   /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where a
@@ -346,6 +378,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
+    if constexpr (counts_hooks) {
+      if (completes_step()) gradients_.hooked_reductions().note_replay();
+    }
     if constexpr (traits::has_subgraphs) {
       if (completes_step()) gradients_.forget_usage();
     }
@@ -364,6 +399,8 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// `before`.
   void undo_capture(const auto& before) {
     gradients_.forget_reductions();
+    if constexpr (counts_hooks)
+      gradients_.hooked_reductions().go_back(before_.steps, before_.bytes);
     if constexpr (traits::shards) updater_.gathers().forget();
     micro_batches_ = before.first;
     if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
@@ -381,6 +418,19 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     } else {
       return 0;
     }
+  }
+  /// Where micro-batches run as graphs: the next one may be captured. Micro-batches that share a
+  /// graph have equal results.
+  std::uint64_t begin_graph() {
+    if constexpr (counts_hooks) {
+      auto& reductions = gradients_.hooked_reductions();
+      reductions.note_step(before_.steps, before_.bytes);
+      before_ = {reductions.steps(), reductions.bytes_sent()};
+      if (!completes_step()) return 0;
+      reductions.tell_step();
+      return reductions.phase();
+    }
+    return 0;
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
@@ -417,12 +467,20 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
  private:
+  void end_update() {
+    if constexpr (traits::averages_parameters) {
+      if (traits::hooks::stages::averages_after(updates())) average_parameters();
+    }
+    discard_gradients();
+  }
+
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
     throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
         .on(comm_.rank());
   }
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
+  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
 
   /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
   /// compute stream waits.
@@ -500,6 +558,13 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
+  struct HookCounts {
+    std::uint64_t steps = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct NoCounts {};
+  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, NoCounts>
+      before_;  // the latest micro-batch
   struct Evaluated {
     std::size_t number = detail::whole_model;
   };

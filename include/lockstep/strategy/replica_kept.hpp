@@ -15,6 +15,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/strategy/kept_copies.hpp"
@@ -41,6 +42,8 @@ class ReplicaKept {
     give_buffers<For>(f);
     give_states<For>(f);
     give_gradients<For>(f);
+    give_hooks<For>(f);
+    give_local<For>(f);
   }
 
   /// Everything beside tensors. **Host** on a GPU, blocks until all steps are done.
@@ -62,6 +65,8 @@ class ReplicaKept {
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
     if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
+    if constexpr (Self::traits::is_hooked)
+      self().gradients_.hooked_reductions().begin_anew(progress.updates);
     self().await_device();
   }
 
@@ -208,7 +213,6 @@ class ReplicaKept {
         if (!layout.plan().is_trained(p)) continue;
         KeptPiece piece = give(p, "step", counts.subspan(p, 1), 0);
         piece.whole = {piece.held, 0, {}};
-        piece.on_host = true;
         f(static_cast<const KeptPiece&>(piece));
       }
     }
@@ -229,6 +233,48 @@ class ReplicaKept {
         f(piece_of(KeptRole::gradient, p, layout, layout.infos()[p].element,
                    self().gradients_.arena()));
       }
+    }
+  }
+
+  /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
+  /// others by rank.
+  template <KeptFor For, class F>
+  void give_hooks(const F& f) {
+    if constexpr (Self::traits::is_hooked) {
+      const auto& layout = self().layouts_.parameters;
+      self().gradients_.hooked_reductions().for_each_kept(
+          [&](std::size_t p, std::string_view state, auto values, Keeper keeper) {
+            using T = typename decltype(values)::element_type;
+            const bool own = keeper == Keeper::each_rank;
+            if (For == KeptFor::saving && !own && !is_first()) return;
+            KeptPiece piece = piece_of(own ? KeptRole::local : KeptRole::state, p, layout,
+                                       element_kind<T>(), nullptr);
+            piece.state = state;
+            if (values.size() != piece.whole.count()) {  // it is no copy of the parameter
+              piece.whole = {element_kind<T>(), 1, {values.size()}};
+              piece.count = values.size();
+            }
+            piece.data = reinterpret_cast<std::byte*>(values.data());
+            piece.held = element_kind<T>();
+            f(static_cast<const KeptPiece&>(piece));
+          });
+    }
+  }
+
+  /// Where ranks train alone between averages: the parameters and states of every rank.
+  template <KeptFor For, class F>
+  void give_local(const F& f) {
+    if constexpr (Self::traits::averages_parameters) {
+      const auto give = [&](const KeptPiece& piece) {
+        if (!self().layouts_.parameters.plan().is_trained(piece.tensor)) return;
+        KeptPiece own = piece;
+        if (piece.role == KeptRole::parameter) own.state = "parameter";
+        own.role = KeptRole::local;
+        own.averaged = true;
+        f(static_cast<const KeptPiece&>(own));
+      };
+      give_parameters<KeptFor::loading>(give);
+      give_states<KeptFor::loading>(give);
     }
   }
 

@@ -103,6 +103,8 @@ struct ReplicaTraits {
   static constexpr bool counts_updates = notes_usage || skips_zero_gradients;
   /// Do gradients travel through hooks? They do in a world of one as well.
   static constexpr bool is_hooked = hooks::has_stages;
+  /// Do ranks update with their own gradients, and average parameters now and then?
+  static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
   static constexpr bool scatters_buckets = shards && !is_hooked;
   static constexpr bool broadcasts_buffers =

@@ -21,9 +21,10 @@ namespace lockstep::detail {
 
 /// Micro-batches that share a graph have equal batches and equal values of this.
 struct GraphKind {
-  bool adds;              ///< gradients are added to those of earlier micro-batches
-  bool completes_step;    ///< reduction and update follow
-  std::uint64_t variant;  ///< differs where another rank's batch differs
+  bool adds;                ///< gradients are added to those of earlier micro-batches
+  bool completes_step;      ///< reduction and update follow
+  std::uint64_t variant;    ///< differs where another rank's batch differs
+  std::uint64_t phase = 0;  ///< differs where hooks do other work
   friend bool operator==(const GraphKind&, const GraphKind&) = default;
 };
 
@@ -148,9 +149,11 @@ class CapturedSteps {
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue,
            std::uint64_t variant = 0) {
     const auto before = replica.before_capture();
+    const std::uint64_t phase = replica.begin_graph();
     graphs_.get<StepGraphs<typename Replica::communicator_type, Batch>>().run(
-        replica.communicator(), batch, {before.first != 0, replica.completes_step(), variant},
-        enqueue, [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
+        replica.communicator(), batch,
+        {before.first != 0, replica.completes_step(), variant, phase}, enqueue,
+        [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
     return replica.execution().latest_loss();
   }
 

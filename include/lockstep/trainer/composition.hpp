@@ -189,6 +189,24 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>) {
   return {};
 }
 
+/// Finds hooks that cannot be, and policies that do not go with hooks.
+template <class Policies>
+consteval Finding find_hook_fault() {
+  using Given = Pick<axes::Hooks, Policies>;
+  if (!Given::has_stages) return {};
+  if (!Given::stages::has_good_numbers) return {Fault::hook_out_of_range};
+  if (!Given::stages::is_in_order) return {Fault::hooks_out_of_order};
+  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::hooks_with_dp};
+  if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared>)
+    return {Fault::hooks_with_host_shared};
+  if (Given::stages::averages_parameters &&
+      (std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> ||
+       Pick<axes::Precision, Policies>::choice::scales_loss))
+    return {Fault::local_sgd_with_skip};
+  return {};
+}
+
 /// A sub-graph that no parameter to train is in, among those of the model.
 template <class Model, class Still, class Set>
 consteval Finding find_subgraph_fault() {
@@ -324,7 +342,7 @@ consteval Finding find_combination_fault() {
   if constexpr (uneven.fault != Fault::none) return uneven;
   constexpr Finding groups = find_job_groups_fault<Policies>();
   if constexpr (groups.fault != Fault::none) return groups;
-  return {};
+  return find_hook_fault<Policies>();
 }
 
 template <class Model, class... Ps>

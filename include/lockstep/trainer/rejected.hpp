@@ -86,6 +86,8 @@ class RejectedWrapper {
   double learning_rate() const { std::terminate(); }
   std::uint64_t updates() const { std::terminate(); }
   std::size_t replicas() const { std::terminate(); }
+  std::uint64_t bytes_sent() const { std::terminate(); }
+  void average_parameters() const {}
   AnyView<HostMemory, float> param(const auto&) const { std::terminate(); }
   AnyView<HostMemory, float> grad(const auto&) const { std::terminate(); }
   AnyView<HostMemory, float> buffer(const auto&) const { std::terminate(); }

@@ -47,6 +47,11 @@ enum class Fault {
   captured_with_exact,
   captured_through_host,
   malformed_output,
+  hook_out_of_range,
+  hooks_out_of_order,
+  hooks_with_host_shared,
+  hooks_with_dp,
+  local_sgd_with_skip,
   // Ranks that are through before others.
   join_with_dp,
   join_with_captured,
@@ -181,6 +186,26 @@ struct Verdict {
       F != detail::Fault::malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
       "ParallelStrategy<DP> to gather it; or use LossOnReplica");
+  static_assert(
+      F != detail::Fault::hook_out_of_range,
+      "lockstep: a hook's number is out of range; PowerSGD needs a rank of 1 or more, TopK a share "
+      "above 0 and at most 1, LocalSGD 1 step or more");
+  static_assert(
+      F != detail::Fault::hooks_out_of_order,
+      "lockstep: these hooks cannot follow each other; give one of PowerSGD, TopK, LocalSGD and "
+      "NoReduction, and TopK last, because it gathers what the others would average");
+  static_assert(
+      F != detail::Fault::hooks_with_host_shared,
+      "lockstep: Sharding<HostShared> reduces slices where they are used, and hooks want whole "
+      "buckets; choose Sharding<Replicated>, or leave the hooks out");
+  static_assert(
+      F != detail::Fault::hooks_with_dp,
+      "lockstep: the replicas of ParallelStrategy<DP> add gradients where they lie and send "
+      "nothing that a hook could change; use ParallelStrategy<DDP>, or leave the hooks out");
+  static_assert(
+      F != detail::Fault::local_sgd_with_skip,
+      "lockstep: with LocalSGD every rank has gradients of its own, and Anomaly<Skip> or a loss "
+      "scale would skip updates on some ranks only; leave one of the two out");
   static_assert(
       F != detail::Fault::join_with_dp,
       "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "
