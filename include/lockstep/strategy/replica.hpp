@@ -467,6 +467,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
  private:
   void end_update() {
+    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
     if constexpr (traits::averages_parameters) {
       if (traits::hooks::stages::averages_after(updates())) average_parameters();
     }

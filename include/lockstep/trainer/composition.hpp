@@ -204,6 +204,9 @@ consteval Finding find_hook_fault() {
       (std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> ||
        Pick<axes::Precision, Policies>::choice::scales_loss))
     return {Fault::local_sgd_with_skip};
+  if (Given::stages::averages_parameters &&
+      std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, ZeroRedundancy>)
+    return {Fault::local_sgd_with_shards};
   return {};
 }
 
