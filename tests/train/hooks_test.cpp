@@ -16,8 +16,6 @@
 #include <iterator>
 #include <limits>
 #include <map>
-#include <memory>
-#include <optional>
 #include <span>
 #include <sstream>
 #include <string>
@@ -25,7 +23,6 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
-#include "lockstep/core/random_stream.hpp"
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/no_reduction.hpp"
@@ -35,6 +32,7 @@
 #include "lockstep/trainer/saving.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"
+#include "train/piped.hpp"
 #include "train/plain_mlp.hpp"
 #include "train/sheet.hpp"
 
@@ -48,67 +46,11 @@ using checkpoints::tensors_of;
 
 // Pipelines alone, on gradients that tests make up.
 
-struct Shape {
-  std::size_t rows = 1;
-  std::size_t columns = 1;
-};
-
-/// A bucket of such gradients on one rank, with a pipeline.
 template <class T, class... Hook>
-struct Piped {
-  using Device = detail::HookDevice<Cpu, Shared>;
-
-  Piped(Shared& comm, const std::vector<Shape>& shapes) : device(comm) {
-    for (const Shape& shape : shapes) {
-      tensors.push_back({tensors.size(), count, shape.rows, shape.columns});
-      count += shape.rows * shape.columns + 5;  // as plans do, with a gap
-    }
-    values = comm.allocate<T>(count);
-    bucket.emplace(comm, device, 0, count, std::span<const HookedTensor>(tensors), step, bytes);
-    pipeline.emplace(*bucket);
-  }
-
-  /// One reduction of what `gradient(tensor, element)` says.
-  template <class F>
-  void reduce(const F& gradient) {
-    for (const HookedTensor& tensor : tensors) {
-      for (std::size_t i = 0; i != tensor.count(); ++i)
-        values[tensor.first + i] =
-            static_cast<T>(static_cast<detail::Accumulator<T>>(gradient(tensor, i)));
-    }
-    pipeline->begin(values);
-    pipeline->finish(values);
-    ++step;
-  }
-  double at(const HookedTensor& tensor, std::size_t i) const {
-    return static_cast<double>(static_cast<detail::Accumulator<T>>(values[tensor.first + i]));
-  }
-  /// What this rank keeps of a gradient, not sent yet.
-  double residual(const HookedTensor& of, std::size_t i) {
-    double found = 0;
-    pipeline->for_each_kept([&](std::size_t parameter, std::string_view state, auto kept, auto) {
-      if (parameter == of.parameter && state.ends_with("residual")) found = kept[i];
-    });
-    return found;
-  }
-
-  Device device;
-  std::uint64_t step = 0;
-  std::uint64_t bytes = 0;
-  std::size_t count = 0;
-  std::vector<HookedTensor> tensors;
-  std::span<T> values;
-  std::optional<HookedBucket<Shared, Device>> bucket;
-  std::optional<detail::Pipeline<T, Shared, Device, detail::HookList<Hook...>>> pipeline;
-};
-
-/// Any number that depends on all of these.
-double noise(std::size_t salt, std::size_t rank, std::size_t step, std::size_t tensor,
-             std::size_t element) {
-  RandomStream stream(Seed{salt * 1000003 + rank * 10007 + step * 101 + tensor});
-  stream.discard(element);
-  return stream.uniform() * 2 - 1;
-}
+using Piped = piped::Bucket<Shared, T, Hook...>;
+using piped::noise;
+using piped::require_near;
+using piped::Shape;
 
 /// Runs `f(comm)` on so many processes, none of which may fail.
 template <class F>
@@ -116,11 +58,6 @@ void on_ranks(std::size_t world, const std::string& what, const F& f) {
   const Ends ends = ranks::run(As::processes, world, f);
   for (std::size_t r = 0; r < world; ++r)
     BOOST_TEST(ends[r] == "", what << ", " << world << " ranks: rank " << r << ": " << ends[r]);
-}
-
-void require_near(double have, double want, double tolerance, const std::string& what) {
-  require(std::abs(have - want) <= tolerance * std::max(1.0, std::abs(want)),
-          what + ": " + std::to_string(have) + " instead of " + std::to_string(want));
 }
 
 /// Shapes with matrices of all kinds: wide, tall, of one row, and vectors.
