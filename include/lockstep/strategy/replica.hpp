@@ -95,6 +95,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         updater_(comm, execution_, layouts_.parameters, parameters_),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
+    if constexpr (traits::shards_groups) {
+      gradients_.use(groups_);
+      updater_.gathers().use(groups_);
+    }
     built_.leave();
   }
   Replica(const Replica&) = delete;
