@@ -78,7 +78,7 @@ target_end()
 test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
     figures = {"train/parity_test.cpp", "train/join_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
-               "train/sets_test.cpp", "train/zero_test.cpp"},
+               "train/sets_test.cpp", "train/hooks_test.cpp", "train/zero_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
     replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},
@@ -202,6 +202,11 @@ if has_config("gpu") then
                     "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
         if has_config("nccl") then add_links("nccl") end
         if has_config("gloo") then add_links("gloo") end
+    target_end()
+    -- Hooks, and updates that leave parameters out.
+    gpu_program("hooks_gpu", "gpu/hooks.cu", "gpu_all")
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
+        if has_config("nccl") then add_links("nccl") end
     target_end()
     -- DP, whose replicas are threads as well.
     gpu_program("dp", "gpu/dp.cu", "gpu_all")

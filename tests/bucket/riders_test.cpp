@@ -25,8 +25,8 @@ LiveRanks travel(const std::vector<bool>& live, double before, double after) {
   std::vector<T> sum(riders_for(live.size()), T{});
   for (std::size_t r = 0; r != live.size(); ++r) {
     for (std::size_t at = 0; at != sum.size(); ++at) {
-      const T own = static_cast<T>(static_cast<A>(rider_of<T>(at, r, live[r])) *
-                                   static_cast<A>(before));
+      const T own =
+          static_cast<T>(static_cast<A>(rider_of<T>(at, r, live[r])) * static_cast<A>(before));
       sum[at] = static_cast<T>(static_cast<A>(sum[at]) + static_cast<A>(own));
     }
   }

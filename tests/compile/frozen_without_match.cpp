@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: no parameter matches a pattern of Frozen or of a group
+// expect: lockstep: no parameter matches a pattern of Frozen, of a group or of a sub-graph
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;

@@ -5,8 +5,7 @@
 using namespace lockstep;
 using phases::Net;
 
-void end(DistributedDataParallel<Net, Sharding<ZeroRedundancy, Gradients>>& ddp,
-         const int& batch) {
+void end(DistributedDataParallel<Net, Sharding<ZeroRedundancy, Gradients>>& ddp, const int& batch) {
 #ifdef REJECT
   static_cast<void>(ddp.forward(batch).backward().reduce().update());
 #else

@@ -34,6 +34,43 @@ static_assert(Gpus::fingerprint() != Hosts::fingerprint());
 
 }  // namespace change_one_line
 
+namespace hooked {
+
+using Mlp = Mlp784;
+#define Trainer detail::Composed
+using Halved = Trainer<Mlp, Hooks<CompressTo<BFloat16>>>;                  // 16 bits on the wire
+using LowRank = Trainer<Mlp, Hooks<PowerSGD<2>>, Optimizer<SGDMomentum>>;  // narrow matrices
+using Sparse = Trainer<Mlp, Hooks<TopK<0.01>>>;                            // the largest hundredth
+using Seldom = Trainer<Mlp, Hooks<LocalSGD<8>>>;                           // every 8 steps
+using Both = Trainer<Mlp, Hooks<PowerSGD<1>, CompressTo<BFloat16>>>;       // from left to right
+#undef Trainer
+static_assert(LowRank::fingerprint() != Both::fingerprint());
+static_assert(Halved::fingerprint() != Sparse::fingerprint());
+static_assert(Seldom::fingerprint() != Sparse::fingerprint());
+
+struct Noise {  // every rank adds noise to its gradients before they are averaged
+  static constexpr std::string_view name = "Noise";
+  template <class T>
+  struct Bucket {
+    RandomStream random;
+    explicit Bucket(auto& bucket) : random(rank_seed(Seed{bucket.number()}, bucket.rank())) {}
+    void begin(std::span<T> gradients, auto& next) {  // the gradients are complete
+      for (T& value : gradients) value += static_cast<T>(random.normal(0, 0.01));
+      next.begin(gradients);  // what is handed on travels; backward goes on meanwhile
+    }
+    void finish(std::span<T> gradients, auto& next) { next.finish(gradients); }  // averages
+  };
+};
+using Private = Trainer<Mlp, Hooks<Noise, CompressTo<BFloat16>>>;
+using Shared = ShmCommunicator<>;
+void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu, Shared>,
+                          detail::HookList<Noise, CompressTo<BFloat16>>>& pipeline,
+         std::span<float> gradients) {
+  pipeline.begin(gradients);
+  pipeline.finish(gradients);
+}
+
+}  // namespace hooked
 namespace sharding {
 
 using Mlp = Mlp784;
@@ -395,6 +432,36 @@ struct Foreign {
 using Job = Trainer<Foreign>;
 
 }  // namespace listing
+
+namespace sub_graphs {
+
+struct Adapted {  // y = (base + adapter) x or y = base x, squared error
+  using Parameters = ParameterList<Parameter<"base", float>, Parameter<"adapter", float>>;
+  float error = 0;
+
+  float forward(auto& step, const auto& batch) {
+    float slope = step.param("base"_p)();
+    if (step.uses("adapter"_p)) slope += step.param("adapter"_p)();
+    error = slope * batch.inputs[0] - batch.labels[0];
+    return error * error;
+  }
+  void backward(auto& step, const auto& batch) {
+    if (step.uses("adapter"_p)) step.set_grad("adapter"_p, 2 * error * batch.inputs[0]);
+    step.set_grad("base"_p, 2 * error * batch.inputs[0]);
+  }
+};
+
+using Sets = Subgraphs<Subgraph<"plain", "base">, Subgraph<"with_adapter", "base", "adapter">>;
+using Job = Trainer<Adapted, Optimizer<AdamW>, UnusedParameters<Sets>>;
+
+void train(Job& job, const auto& batches, const std::string& kind) {
+  for (const auto& batch : batches) job.step<"with_adapter"_s>(batch);
+  for (const auto& batch : batches) job.step(job.subgraph(kind), batch);  // chosen at run time
+  for (const auto& batch : batches) job.step(batch);                      // the whole model
+}
+template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
+
+}  // namespace sub_graphs
 // clang-format on
 
 int main(int argc, char** argv) {

@@ -127,7 +127,9 @@ struct GpuPlainMlp {
   std::size_t in = In;
   std::size_t hidden = Hidden;
   std::size_t out = Out;
-  bool waits = false;  // for the stream, in forward: such a step cannot be captured
+  bool waits = false;           // for the stream, in forward: such a step cannot be captured
+  bool leaves_out_fc2 = false;  // then fc3 follows fc1, and the gradient of fc2 is zero
+  bool gives_zeros = true;      // where fc2 is left out; else it has no gradient
 
   void shapes(auto& shape) const {
     shape("fc1.weight"_p, hidden, in);
@@ -175,6 +177,8 @@ struct GpuPlainMlp {
     other.hidden = hidden;
     other.out = out;
     other.waits = waits;
+    other.leaves_out_fc2 = leaves_out_fc2;
+    other.gives_zeros = gives_zeros;
   }
 
   /// Up to the outputs, which go to `outputs_at()`: there may have to be room first.
@@ -189,9 +193,11 @@ struct GpuPlainMlp {
     if (waits) check_cuda(cudaStreamSynchronize(step.stream()), "cudaStreamSynchronize");
     run.linear(data(step.param("fc1.weight"_p)), data(step.param("fc1.bias"_p)), batch.inputs,
                a1<A>(), hidden, in, true);
-    run.linear(data(step.param("fc2.weight"_p)), data(step.param("fc2.bias"_p)), a1<A>(),
-               a2<A>(batch), hidden, hidden, true);
-    run.linear(data(step.param("fc3.weight"_p)), data(step.param("fc3.bias"_p)), a2<A>(batch),
+    if (!leaves_out_fc2) {
+      run.linear(data(step.param("fc2.weight"_p)), data(step.param("fc2.bias"_p)), a1<A>(),
+                 a2<A>(batch), hidden, hidden, true);
+    }
+    run.linear(data(step.param("fc3.weight"_p)), data(step.param("fc3.bias"_p)), top<A>(batch),
                outputs_at(), out, hidden, false);
   }
 
@@ -199,18 +205,27 @@ struct GpuPlainMlp {
   template <class A>
   void go_back(auto& step, const auto& batch, const A* d3) {
     const auto run = kernels(step, batch);
-    run.layer_back(slopes(step, "fc3.weight"_p), slopes(step, "fc3.bias"_p), a2<A>(batch), d3, out,
+    run.layer_back(slopes(step, "fc3.weight"_p), slopes(step, "fc3.bias"_p), top<A>(batch), d3, out,
                    hidden);
     mark(step, "fc3.bias"_p);
     mark(step, "fc3.weight"_p);
-    run.input_gradient(data(step.param("fc3.weight"_p)), d3, a2<A>(batch), d2<A>(batch), out,
-                       hidden);
-    run.layer_back(slopes(step, "fc2.weight"_p), slopes(step, "fc2.bias"_p), a1<A>(), d2<A>(batch),
-                   hidden, hidden);
-    mark(step, "fc2.bias"_p);
-    mark(step, "fc2.weight"_p);
-    run.input_gradient(data(step.param("fc2.weight"_p)), d2<A>(batch), a1<A>(), d1<A>(batch),
-                       hidden, hidden);
+    run.input_gradient(data(step.param("fc3.weight"_p)), d3, top<A>(batch),
+                       leaves_out_fc2 ? d1<A>(batch) : d2<A>(batch), out, hidden);
+    if (leaves_out_fc2 && gives_zeros) {
+      clear(step, "fc2.bias"_p);
+      clear(step, "fc2.weight"_p);
+    } else if (!leaves_out_fc2) {
+      run.layer_back(slopes(step, "fc2.weight"_p), slopes(step, "fc2.bias"_p), a1<A>(),
+                     d2<A>(batch), hidden, hidden);
+    }
+    if (!leaves_out_fc2 || gives_zeros) {
+      mark(step, "fc2.bias"_p);
+      mark(step, "fc2.weight"_p);
+    }
+    if (!leaves_out_fc2) {
+      run.input_gradient(data(step.param("fc2.weight"_p)), d2<A>(batch), a1<A>(), d1<A>(batch),
+                         hidden, hidden);
+    }
     run.layer_back(slopes(step, "fc1.weight"_p), slopes(step, "fc1.bias"_p), batch.inputs,
                    d1<A>(batch), hidden, in);
     mark(step, "fc1.bias"_p);
@@ -222,6 +237,15 @@ struct GpuPlainMlp {
     void* address = nullptr;
     if_trained(step, key, [&](auto& trained) { address = data(trained.grad(key)); });
     return address;
+  }
+  static void clear(auto& step, auto key) {
+    if_trained(step, key, [&](auto& trained) {
+      const auto view = trained.grad(key);
+      check_cuda(
+          cudaMemsetAsync(view.data_handle(), 0,
+                          view.size() * sizeof(typename decltype(view)::value_type), step.stream()),
+          "cudaMemsetAsync");
+    });
   }
   static void mark(auto& step, auto key) {
     if_trained(step, key, [&](auto& trained) { trained.ready(key); });
@@ -248,6 +272,11 @@ struct GpuPlainMlp {
   template <class A>
   A* a2(const auto& batch) const {
     return a1<A>() + batch.size() * hidden;
+  }
+  /// What fc3 is given.
+  template <class A>
+  A* top(const auto& batch) const {
+    return leaves_out_fc2 ? a1<A>() : a2<A>(batch);
   }
   template <class A>
   A* d1(const auto& batch) const {
@@ -291,6 +320,16 @@ struct GpuSplitMlp : GpuPlainMlp<T, In, Hidden, Out> {
   using GpuPlainMlp<T, In, Hidden, Out>::backward;
   void backward(auto& step, const auto& batch, auto gradients) {
     this->go_back(step, batch, static_cast<const T*>(gradients.data_handle()));
+  }
+};
+
+/// The same, which leaves out fc2 where the step's sub-graph does.
+template <class T, std::size_t In, std::size_t Hidden, std::size_t Out>
+struct GpuSubgraphMlp : GpuPlainMlp<T, In, Hidden, Out> {
+  void forward(auto& step, const auto& batch) {
+    this->leaves_out_fc2 = !step.uses("fc2.weight"_p);
+    this->gives_zeros = false;
+    GpuPlainMlp<T, In, Hidden, Out>::forward(step, batch);
   }
 };
 

@@ -6,7 +6,7 @@
 ///
 /// The threads of a block run from the last to the first, and each to its end: a kernel that
 /// synchronises its threads cannot be played, except by `cub::BlockReduce`, whose result is the
-/// first thread's alone (played/cub/block/block_reduce.cuh).
+/// first thread's alone (played/cub/block/block_reduce.cuh), or with one thread.
 
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
@@ -56,8 +56,11 @@ T atomicMin(T* at, T value) {
   }
   return old;
 }
+/// Kernels whose threads wait for each other are played with one thread.
+inline void __syncthreads() {}
 using std::exp;
 using std::log;
+using std::sqrt;
 
 #include "lockstep/device/cuda/launch.cuh"
 

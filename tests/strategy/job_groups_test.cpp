@@ -70,17 +70,16 @@ BOOST_AUTO_TEST_CASE(rows_and_columns_of_a_grid_are_a_jobs_communicators) {
 }
 
 BOOST_AUTO_TEST_CASE(a_world_that_does_not_fit_is_an_error_in_words) {
-  all_say(ranks::run_processes(3, 20s,
-                               [](Shared& comm) {
-                                 DistributedDataParallel<Sheet<>, Groups<Grid<dynamic, 2>>> ddp(
-                                     comm);
-                               }),
-          "a world of 3 does not divide into groups of 2");
-  all_say(ranks::run_processes(2, 20s,
-                               [](Shared& comm) {
-                                 const detail::JobGroups<Grid<4, 2>, Shared> groups(comm);
-                               }),
-          "the topology is for 4 ranks and the communicator has 2");
+  all_say(
+      ranks::run_processes(3, 20s,
+                           [](Shared& comm) {
+                             DistributedDataParallel<Sheet<>, Groups<Grid<dynamic, 2>>> ddp(comm);
+                           }),
+      "a world of 3 does not divide into groups of 2");
+  all_say(
+      ranks::run_processes(
+          2, 20s, [](Shared& comm) { const detail::JobGroups<Grid<4, 2>, Shared> groups(comm); }),
+      "the topology is for 4 ranks and the communicator has 2");
 }
 
 BOOST_AUTO_TEST_CASE(any_topology_divides_a_job) {
@@ -95,18 +94,17 @@ BOOST_AUTO_TEST_CASE(any_topology_divides_a_job) {
 }
 
 BOOST_AUTO_TEST_CASE(a_failing_step_ends_the_calls_of_groups) {
-  all_say(ranks::run_processes(4, 20s,
-                               [](Shared& comm) {
-                                 DistributedDataParallel<Sheet<>, Groups<Grid<dynamic, 2>>> ddp(
-                                     comm);
-                                 Entry entry;
-                                 if (comm.rank() == Rank{3})
-                                   entry.trouble = Entry::Trouble::in_forward;
-                                 if (comm.rank() == Rank{2}) ddp.group().barrier();
-                                 if (comm.rank() == Rank{1}) ddp.across().barrier();
-                                 ddp.step(entry);
-                               }),
-          "forward ran out of luck");
+  all_say(
+      ranks::run_processes(4, 20s,
+                           [](Shared& comm) {
+                             DistributedDataParallel<Sheet<>, Groups<Grid<dynamic, 2>>> ddp(comm);
+                             Entry entry;
+                             if (comm.rank() == Rank{3}) entry.trouble = Entry::Trouble::in_forward;
+                             if (comm.rank() == Rank{2}) ddp.group().barrier();
+                             if (comm.rank() == Rank{1}) ddp.across().barrier();
+                             ddp.step(entry);
+                           }),
+      "forward ran out of luck");
 }
 
 BOOST_AUTO_TEST_CASE(jobs_with_other_groups_have_other_fingerprints) {

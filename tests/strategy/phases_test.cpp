@@ -21,8 +21,11 @@ namespace {
 struct PlayedReplica {
   struct traits {
     static constexpr bool alone = false;
+    static constexpr bool has_job_groups = false;
   };
   using Loss = double;
+  using subgraphs = NoSubgraphs;
+  static void choose_subgraph(std::size_t) {}
   template <class>
   static constexpr bool keeps_outputs() {
     return false;

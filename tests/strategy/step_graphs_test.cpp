@@ -62,6 +62,7 @@ struct PlayedReplica {
   communicator_type comm{0, 2};
   std::size_t added = 0;
   std::size_t forwards = 0;
+  std::size_t subgraph = 0;
 
   communicator_type& communicator() { return comm; }
   std::size_t micro_batches() const { return added; }
@@ -72,14 +73,20 @@ struct PlayedReplica {
     note_replay();
     return forwards;
   }
+  static constexpr std::uint64_t begin_graph() { return 0; }
   void note_replay() {
     added = completes_step() ? 0 : added + 1;
     ++forwards;
   }
-  void undo_capture(std::size_t before) {
+  auto before_capture() const { return std::pair(added, 0); }
+  void undo_capture(const auto& before) {
     comm.calls.push_back("undo");
-    added = before;
+    added = before.first;
   }
+  void choose_subgraph(std::size_t set) { subgraph = set; }
+  static int in_step() { return 0; }
+  void note_subgraph() {}
+  std::uint64_t graph_variant() const { return subgraph; }
   PlayedReplica& execution() { return *this; }
   std::size_t latest_loss() const { return forwards; }
 
@@ -122,6 +129,23 @@ BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {
   BOOST_TEST((run(1) == Calls{"capture", "run", "replay"}));
   BOOST_TEST((run(1) == Calls{"replay", "note"}));
   BOOST_TEST((run(2) == Calls{"capture", "run", "replay"}));
+}
+
+BOOST_AUTO_TEST_CASE(a_sub_graph_is_a_graph_of_its_own) {
+  PlayedReplica<false> replica;
+  CapturedSteps steps;
+  const auto step = [&](std::size_t subgraph) {
+    for (int m = 0; m != 2; ++m) run_step(replica, steps, 5, subgraph);
+    return replica.take_calls();
+  };
+  const Calls by_calls{"run 5", "begin", "run 5"};
+  const Calls captured{"capture", "run 5", "replay", "begin", "capture", "run 5", "replay"};
+  BOOST_TEST((step(1) == by_calls));
+  BOOST_TEST((step(2) == by_calls));
+  BOOST_TEST((step(1) == captured));
+  BOOST_TEST((step(2) == captured));
+  BOOST_TEST((step(1) == Calls{"replay", "begin", "replay"}));
+  BOOST_TEST((steps.graphs<PlayedReplica<false>, int>()) == 4u);
 }
 
 BOOST_AUTO_TEST_CASE(a_step_that_cannot_be_captured_runs_by_calls_ever_after) {

@@ -46,9 +46,9 @@ BOOST_AUTO_TEST_CASE(groups_of_a_job_meet_through_sockets) {
     ranks::require(groups.group().all_reduce(me) == (me < 2 ? 1u : 5u), "the sum in the group");
     ranks::require(groups.across().all_reduce(me) == 2 + 2 * (me % 2), "the sum across groups");
   };
-  for (const Ends& ends : {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), sums),
-                           ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20),
-                                                                    sums)}) {
+  for (const Ends& ends :
+       {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), sums),
+        ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20), sums)}) {
     for (std::size_t r = 0; r < ends.size(); ++r)
       BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
   }

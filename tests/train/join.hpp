@@ -66,8 +66,8 @@ void train_case(auto& comm, const nlohmann::json& c) {
     for (std::size_t i = 0; i < want.size(); ++i) {
       const double have = view.data_handle()[i];
       require(std::abs(have - want[i]) <= 1e-9 * std::max(std::abs(want[i]), 1e-3),
-              name + "[" + std::to_string(i) + "] is " + std::to_string(have) +
-                  ", PyTorch has " + std::to_string(want[i]));
+              name + "[" + std::to_string(i) + "] is " + std::to_string(have) + ", PyTorch has " +
+                  std::to_string(want[i]));
     }
   });
 }
@@ -84,10 +84,8 @@ std::size_t train_cases() {
     BOOST_TEST_REQUIRE(c.at("batches_per_rank").size() == world, name);
     if (c.at("divide_by_initial_world_size") == ByLive) continue;
     ++trained;
-    const Ends ends =
-        ranks::run_processes<Meeting>(world, std::chrono::seconds(20), [&](auto& comm) {
-          train_case<Divided, Ps...>(comm, c);
-        });
+    const Ends ends = ranks::run_processes<Meeting>(
+        world, std::chrono::seconds(20), [&](auto& comm) { train_case<Divided, Ps...>(comm, c); });
     for (std::size_t r = 0; r < world; ++r)
       BOOST_TEST(ends[r] == "", name << ", rank " << r << ": " << ends[r]);
   }

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every case of ddp.json on real processes that share memory.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <cstddef>
 #include <exception>
 #include <string>
+#include <vector>
 
 #include "train/parity.hpp"
 
@@ -44,7 +47,62 @@ void require_complaint(const std::string& words, const auto& change) {
   BOOST_TEST(complaint.find(words) != std::string::npos, "not '" << words << "': " << complaint);
 }
 
+/// A case of zero_filter.json, in which fc2 takes no part in some steps.
+struct FilterCase {
+  ReferenceCase reference;
+  std::vector<std::size_t> skipped;
+  bool filtered = false;
+};
+
+FilterCase filter_case(std::size_t number, nlohmann::json c) {
+  const nlohmann::json decay = c.at("weight_decay");
+  c["accumulate"] = 1;
+  c["clip"] = nullptr;
+  c["hyper"] = {{"lr", c.at("lr")}, {"weight_decay", decay}};
+  c["mean_loss"] = std::vector<double>(c.at("steps").get<std::size_t>());
+  FilterCase result{reference_case(number, c), c.at("skipped_steps"), c.at("filtered")};
+  result.reference.name = "zero_filter.json, case " + std::to_string(number);
+  return result;
+}
+
+template <class... Ps>
+Ends run_filtered(const FilterCase& c) {
+  const ReferenceCase& figures = c.reference;
+  return train_on_processes<Meeting>(figures, [&](auto& comm) {
+    DistributedDataParallel<Network, Optimizer<ReferenceRule>, Accumulate<1>, Clip<>, Ps...> ddp(
+        comm, figures.model<Network>());
+    choose_rule(ddp.optimizer(), figures);
+    for (std::size_t s = 0; s < figures.steps; ++s) {
+      ddp.model().leaves_out_fc2 = std::ranges::find(c.skipped, s) != c.skipped.end();
+      ddp.step(figures.samples(s, comm.rank().value()));
+    }
+    require_parameters(figures, ddp, [](const auto& view) {
+      return std::vector<double>(view.data_handle(), view.data_handle() + view.size());
+    });
+  });
+}
+
+/// Every case of zero_filter.json, under policies that say how parameters are kept.
+template <class... Ps>
+void check_every_filter_case() {
+  std::size_t cases = 0;
+  for (const nlohmann::json& figures : reference("zero_filter.json")) {
+    const FilterCase c = filter_case(cases++, figures);
+    const Ends ends =
+        c.filtered ? run_filtered<Hooks<SkipZeroGradients>, Ps...>(c) : run_filtered<Ps...>(c);
+    BOOST_TEST(ends.size() == c.reference.world);
+    for (std::size_t r = 0; r < ends.size(); ++r)
+      BOOST_TEST(ends[r] == "", c.reference.name << ", rank " << r << ": " << ends[r]);
+  }
+  BOOST_TEST(cases != 0u, "zero_filter.json has no cases");
+}
+
 }  // namespace
+
+BOOST_AUTO_TEST_CASE(gradients_of_zero_are_skipped_as_pytorch_skips_missing_ones) {
+  check_every_filter_case<>();
+  check_every_filter_case<Sharding<Replicated>, SmallBuckets>();
+}
 
 BOOST_AUTO_TEST_CASE(shared_parameters_train_as_in_pytorch) {
   check_every_case(run_by_steps<Meeting>);

@@ -64,6 +64,7 @@ struct PlainMlp {
   std::size_t hidden = Hidden;
   std::size_t out = Out;
   double loss_scale = 1;
+  bool leaves_out_fc2 = false;  // its gradient is then zero
 
   void shapes(auto& shape) const {
     shape("fc1.weight"_p, hidden, in);
@@ -117,7 +118,11 @@ struct PlainMlp {
   /// Up to the last layer's outputs.
   void run(auto& step, const Samples& batch, std::vector<double>& outputs) {
     linear(step.param("fc1.weight"_p), step.param("fc1.bias"_p), batch.x, a1, true);
-    linear(step.param("fc2.weight"_p), step.param("fc2.bias"_p), a1, a2, true);
+    if (leaves_out_fc2) {
+      a2 = a1;
+    } else {
+      linear(step.param("fc2.weight"_p), step.param("fc2.bias"_p), a1, a2, true);
+    }
     linear(step.param("fc3.weight"_p), step.param("fc3.bias"_p), a2, outputs, false);
   }
 
@@ -125,8 +130,12 @@ struct PlainMlp {
   void go_back(auto& step, const Samples& batch, std::vector<double> d) {
     layer_back(step, "fc3.weight"_p, "fc3.bias"_p, a2, d);
     d = input_gradient(step.param("fc3.weight"_p), d, a2);
-    layer_back(step, "fc2.weight"_p, "fc2.bias"_p, a1, d);
-    d = input_gradient(step.param("fc2.weight"_p), d, a1);
+    if (leaves_out_fc2) {
+      layer_back(step, "fc2.weight"_p, "fc2.bias"_p, a1, std::vector<double>(a1.size(), 0));
+    } else {
+      layer_back(step, "fc2.weight"_p, "fc2.bias"_p, a1, d);
+      d = input_gradient(step.param("fc2.weight"_p), d, a1);
+    }
     layer_back(step, "fc1.weight"_p, "fc1.bias"_p, batch.x, d);
   }
 

@@ -31,6 +31,7 @@ struct Entry {
 
   std::array<double, 3> gradient{};  // of element i: gradient * (1 + i)
   std::array<bool, 3> used{true, true, true};
+  std::size_t zeros = 0;  // so many elements of every gradient are zero
   Trouble trouble = Trouble::none;
   double loss = 0;
 };
@@ -58,7 +59,10 @@ struct Sheet {
     });
   }
 
-  double forward(auto&, const Entry& entry) {
+  std::string subgraph;  // of the latest forward pass
+
+  double forward(auto& step, const Entry& entry) {
+    if constexpr (requires { step.subgraph(); }) subgraph = step.subgraph().name();
     if (entry.trouble == Entry::Trouble::in_forward)
       throw std::runtime_error("forward ran out of luck");
     return entry.loss;
@@ -91,7 +95,7 @@ struct Sheet {
     if_trained(step, key, [&](auto& trained) {
       const auto view = trained.grad(key);
       for (std::size_t i = 0; i < view.size(); ++i)
-        view(i) = to(view(i), slope(entry.gradient[p], i));
+        view(i) = to(view(i), i < entry.zeros ? 0 : slope(entry.gradient[p], i));
       trained.ready(key);
     });
   }
@@ -134,9 +138,9 @@ struct PlainSheet {
       for (std::size_t i = 0; i < 70; ++i) values[p][i] = start(p, i);
     }
   }
-  void update(std::size_t p, double gradient) {
+  void update(std::size_t p, double gradient, std::size_t zeros = 0) {
     for (std::size_t i = 0; i < sheet_sizes[p]; ++i)
-      rules[p][i].update(values[p][i], slope(gradient, i));
+      rules[p][i].update(values[p][i], i < zeros ? 0 : slope(gradient, i));
   }
   double operator()(std::size_t p, std::size_t i) const { return values[p][i]; }
 };

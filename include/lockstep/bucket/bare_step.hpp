@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <initializer_list>
+#include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
@@ -22,6 +24,15 @@ template <class Step, class Key>
   requires requires(Key key) { std::remove_cvref_t<Step>::trains(key); }
 constexpr bool trains(Key key) {
   return std::remove_cvref_t<Step>::trains(key);
+}
+
+/// Does a step of this type use a declared parameter, or is it none of the step's sub-graph?
+///
+///     if constexpr (uses<decltype(step)>("adapter.weight"_p)) { ... }
+template <class Step, class Key>
+  requires requires(Key key) { std::remove_cvref_t<Step>::uses(key); }
+constexpr bool uses(Key key) {
+  return std::remove_cvref_t<Step>::uses(key);
 }
 
 }  // namespace lockstep
@@ -110,6 +121,23 @@ class BareStep {
     return parameters_.trains(key);
   }
 
+  /// Does this step use a parameter? Steps of sub-graphs do not use all.
+  template <class Key>
+  static constexpr bool uses(Key)
+    requires(!TensorListing<Model>)
+  {
+    static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
+    return true;
+  }
+  template <class Key>
+  bool uses(Key) const
+    requires TensorListing<Model>
+  {
+    return true;
+  }
+  /// The sub-graph that this step uses: here the whole model.
+  static constexpr UsedSubgraph<NoSubgraphs, whole_model> subgraph() { return {}; }
+
   /// Writes a gradient and says that it is complete. `value` is a number for a scalar parameter; a
   /// view, a range or a list in braces, with a number for every element, for a tensor.
   template <class Key, class Value = std::initializer_list<double>>
@@ -123,6 +151,13 @@ class BareStep {
   static constexpr bool is_training() { return true; }
 
  protected:
+  /// Empty for a number that no listed parameter has.
+  template <class Key>
+  constexpr std::string_view name_of(Key key) const {
+    const std::size_t parameter = find_tensor<Model, TensorRole::parameter>(key).index;
+    return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
+  }
+
   template <class Key, class Value>
   constexpr void write_grad(Key key, const Value& value) const {
     static_assert(std::is_same_v<Memory, HostMemory>,

@@ -11,7 +11,13 @@
 
 namespace lockstep::detail {
 
-enum class KeptRole : std::uint8_t { parameter, buffer, state, gradient };
+enum class KeptRole : std::uint8_t {
+  parameter,
+  buffer,
+  state,
+  gradient,
+  local,  ///< a state that every rank keeps for itself: of a hook, or of ranks that train alone
+};
 
 /// For what pieces are handed out. All ranks together save every piece once: parameters, buffers
 /// that are the same on all ranks, and states that are, come from rank 0. Every rank loads all that
@@ -23,7 +29,7 @@ struct KeptPiece {
   KeptRole role = KeptRole::parameter;
   std::size_t tensor = 0;  ///< the number of the parameter or buffer, as the model lists them
   std::string_view name;   ///< of the parameter or buffer
-  std::string_view state;  ///< of the optimizer, where the role is that
+  std::string_view state;  ///< of the optimizer or a hook, where the role is that
   TensorInfo whole;        ///< the shape of the whole tensor, and its type in a file
   std::size_t first = 0;   ///< the place of the first element in the whole tensor
   std::size_t count = 0;   ///< elements
@@ -37,6 +43,9 @@ struct KeptPiece {
   std::size_t rank = 0;  ///< who keeps it: a rank of DDP, or a replica of DP
   /// It lies in memory that all ranks share: rank 0 writes it, while no other rank is in a step.
   bool shared = false;
+  /// Of a local state: a job of another number of ranks goes on with the mean of all ranks', not
+  /// with sums as for gradients.
+  bool averaged = false;
 
   constexpr bool is_whole() const { return count == whole.count(); }
 

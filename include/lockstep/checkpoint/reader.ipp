@@ -74,17 +74,22 @@ LOCKSTEP_INLINE std::optional<PieceName> as_piece(std::string_view name) {
 }
 
 /// The parameter or buffer that `lockstep/state/<parameter>/<state>`,
-/// `lockstep/gradient/<rank>/<parameter>` or `lockstep/buffer/<rank>/<buffer>` belongs to.
+/// `lockstep/local/<rank>/<parameter>/<state>`, `lockstep/gradient/<rank>/<parameter>` or
+/// `lockstep/buffer/<rank>/<buffer>` belongs to.
 LOCKSTEP_INLINE std::string_view owner_of(std::string_view name) {
   constexpr std::string_view state = "lockstep/state/";
   if (name.starts_with(state)) {
     const std::size_t slash = name.rfind('/');
     return slash < state.size() ? "" : name.substr(state.size(), slash - state.size());
   }
-  for (const std::string_view role : {"lockstep/gradient/", "lockstep/buffer/"}) {
+  constexpr std::string_view local = "lockstep/local/";
+  constexpr std::string_view roles[] = {"lockstep/gradient/", "lockstep/buffer/", local};
+  for (const std::string_view role : roles) {
     if (!name.starts_with(role)) continue;
     const std::size_t slash = name.find('/', role.size());
-    return slash == std::string_view::npos ? "" : name.substr(slash + 1);
+    if (slash == std::string_view::npos) return "";
+    const std::size_t end = role == local ? name.rfind('/') : name.size();
+    return end <= slash ? "" : name.substr(slash + 1, end - slash - 1);
   }
   return "";
 }

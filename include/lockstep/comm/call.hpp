@@ -57,10 +57,22 @@ enum class JobCall : std::uint16_t {
   reduce_metrics,
   save,
   load,
+  /// From here on a step of sub-graphs: the other bits say which, the lowest the whole model.
+  step_of_subgraphs = 0x8000,
 };
+
+/// A step that uses these sets, by bits.
+constexpr JobCall step_of_subgraphs(std::uint32_t sets) {
+  return static_cast<JobCall>(static_cast<std::uint32_t>(JobCall::step_of_subgraphs) | sets);
+}
+/// How many sets can be told apart so, beside the whole model.
+inline constexpr std::size_t most_compared_subgraphs = 14;
 
 inline constexpr std::string_view job_call_names[] = {
     "", "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics", "save", "load"};
+
+/// A call in words.
+std::string job_call_text(JobCall call);
 
 /// The job's call that this thread is in.
 inline JobCall& job_call_of_thread() {
@@ -69,6 +81,13 @@ inline JobCall& job_call_of_thread() {
 }
 constexpr JobCall current_job_call() {
   return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
+}
+
+/// The call of a step, for collectives that do not know the job: it has told its thread where ranks
+/// compare sub-graphs, and otherwise it is this one.
+inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
+  const JobCall call = job_call_of_thread();
+  return call >= JobCall::step_of_subgraphs ? call : otherwise;
 }
 
 /// Collectives of this thread are part of a job's call while this object lives. The collectives of

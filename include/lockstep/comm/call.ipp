@@ -7,10 +7,22 @@
 
 namespace lockstep::detail {
 
+LOCKSTEP_INLINE std::string job_call_text(JobCall call) {
+  const auto bits = static_cast<std::uint32_t>(call);
+  if (bits < static_cast<std::uint32_t>(JobCall::step_of_subgraphs))
+    return std::string(job_call_names[bits]);
+  std::string words = "step";
+  for (std::uint32_t set = 0; set <= most_compared_subgraphs; ++set) {
+    if ((bits >> set & 1) == 0) continue;
+    words.append(words == "step" ? " of " : " and ");
+    words.append(set == 0 ? std::string("the whole model") : detail::text({"sub-graph ", set}));
+  }
+  return words;
+}
+
 LOCKSTEP_INLINE std::string Call::text() const {
   if (part_of == JobCall::none) return collective_text();
-  const std::string_view job_call = job_call_names[static_cast<std::size_t>(part_of)];
-  return detail::text({job_call, " (its ", collective_text(), ")"});
+  return detail::text({job_call_text(part_of), " (its ", collective_text(), ")"});
 }
 
 LOCKSTEP_INLINE std::string Call::collective_text() const {

@@ -39,9 +39,15 @@ template <class Axis, class C>
 struct ChoicePolicy {
   using axis = Axis;
   using choice = C;
-  static constexpr bool well_formed = ChoiceOf<C, Axis>;
+  static constexpr bool well_formed = [] {
+    if constexpr (ChoiceOf<C, Axis> && requires { C::well_formed; }) return C::well_formed;
+    return ChoiceOf<C, Axis>;
+  }();
   static constexpr bool built() { return C::built; }
-  static constexpr void fingerprint(Hash& hash) { hash.text(Axis::name).text(C::name); }
+  static constexpr void fingerprint(Hash& hash) {
+    hash.text(Axis::name).text(C::name);
+    if constexpr (requires { C::fingerprint(hash); }) C::fingerprint(hash);
+  }
 };
 
 /// The base of every policy that is a number, or a few: always built, checked by its own rule.

@@ -22,6 +22,8 @@ struct CompressTo {
           ? "CompressTo<BFloat16>"
           : (std::same_as<To, float> ? "CompressTo<float>" : "CompressTo<double>");
 
+  static constexpr bool changes_only_type = true;
+
   template <class T, class Device>
   class Bucket {
    public:
@@ -31,12 +33,14 @@ struct CompressTo {
         : device_(bucket.device()), sent_(bucket.template allocate<To>(bucket.count())) {}
 
     void begin(std::span<T> values, auto& next) {
-      device_.cast(sent_, values);
-      next.begin(sent_);
+      const std::span<To> sent = sent_.first(values.size());
+      device_.cast(sent, values);
+      next.begin(sent);
     }
     void finish(std::span<T> values, auto& next) {
-      next.finish(sent_);
-      device_.cast(values, sent_);
+      const std::span<To> sent = sent_.first(values.size());
+      next.finish(sent);
+      device_.cast(values, sent);
     }
 
    private:

@@ -48,10 +48,12 @@ namespace detail {
 // - `using Sends = U`, where it hands on elements of another type than its own;
 // - a second template argument, `template <class T, class Device> struct Bucket`: `bucket.device()`
 //   is one, and knows the passes over memory of the host or of a GPU;
+// - `most_sent()`, the most elements that it hands on at once, where these are not the bucket's;
 // - `for_each_kept(f)`, which calls `f(parameter, state, span, Keeper)` for all that the bucket
 //   keeps from step to step: checkpoints have it.
-// The hook itself may have `fingerprint(Hash&)`, where its name does not say everything, and
-// `rounds`, how many times a bucket calls `next.begin` in a step: one where it is not said.
+// The hook itself may have `fingerprint(Hash&)`, where its name does not say everything,
+// `rounds`, how many times a bucket calls `next.begin` in a step: one where it is not said, and
+// `phase(step)`, where steps differ in what they enqueue: steps of one phase can share a graph.
 
 template <template <class> class>
 struct OneArgument;
@@ -100,12 +102,75 @@ constexpr std::size_t rounds_of() {
   }
 }
 
+/// Are a hook's numbers in their range?
+template <class H>
+constexpr bool has_good_numbers() {
+  if constexpr (requires { H::well_formed; }) return H::well_formed;
+  return true;
+}
+/// Does nothing come after a hook, because it does not hand on what should be averaged?
+template <class H>
+inline constexpr bool comes_last = requires { requires H::is_last; };
+/// Does a hook bear no other of its kind: one that leaves something out?
+template <class H>
+inline constexpr bool leaves_out = requires { requires H::is_alone_of_its_kind; };
+/// Does a hook hand on every element, in another type?
+template <class H>
+inline constexpr bool only_converts = requires { requires H::changes_only_type; };
+/// Does a hook have parameters averaged after some updates?
+template <class H>
+concept ParameterAveraging = requires { H::averages_parameters(std::uint64_t{1}); };
+
+/// Which of its kinds of steps a hook makes after so many steps. A captured step can be replayed
+/// for others of its kind.
+template <class H>
+constexpr std::uint64_t phase_of([[maybe_unused]] std::uint64_t step) {
+  if constexpr (requires { H::phase(step); }) {
+    return H::phase(step);
+  } else {
+    return 0;
+  }
+}
+
 /// A list of hooks.
 template <class... H>
 struct HookList {
   static constexpr std::size_t size = sizeof...(H);
   /// Does one hand on more than once? Then collectives begin while other buckets are under way.
   static constexpr bool has_rounds = ((rounds_of<H>() > 1) || ...);
+  static constexpr bool has_good_numbers = (detail::has_good_numbers<H>() && ...);
+  /// Can they follow each other so?
+  static constexpr bool is_in_order = [] {
+    std::size_t left_out = 0;
+    bool is_over = false;
+    bool fits = true;
+    [[maybe_unused]] const auto add = [&](bool leaves, bool last) {
+      left_out += leaves ? 1 : 0;
+      fits = fits && !is_over && left_out <= 1;
+      is_over = is_over || last;
+    };
+    (add(leaves_out<H>, comes_last<H>), ...);
+    return fits;
+  }();
+  /// The kind of step that all of them make after so many steps.
+  static constexpr std::uint64_t phase([[maybe_unused]] std::uint64_t step) {
+    std::uint64_t phase = 0;
+    ((phase = 16 * phase + phase_of<H>(step)), ...);
+    return phase;
+  }
+  /// Does every element travel, if in another type?
+  static constexpr bool only_convert = (only_converts<H> && ...);
+  /// Do ranks train alone for some steps?
+  static constexpr bool averages_parameters = (ParameterAveraging<H> || ...);
+  /// Are parameters averaged after this update, the first of which is 1?
+  static constexpr bool averages_after([[maybe_unused]] std::uint64_t update) {
+    bool due = false;
+    [[maybe_unused]] const auto ask = [&]<class Hook>(std::type_identity<Hook>) {
+      if constexpr (ParameterAveraging<Hook>) due = due || Hook::averages_parameters(update);
+    };
+    (ask(std::type_identity<H>{}), ...);
+    return due;
+  }
 };
 
 template <class List, class... H>

@@ -8,7 +8,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -42,7 +41,7 @@ class HookedBucket {
   /// The gradients in it, in the order in which they lie there.
   std::span<const HookedTensor> tensors() const { return tensors_; }
   /// How many reductions are over, of all buckets: 0 in the first step.
-  std::uint64_t step() const { return step_; }
+  const std::uint64_t& step() const { return step_; }
 
   Rank rank() const { return comm_.rank(); }
   std::size_t ranks() const { return comm_.world_size().value(); }
@@ -56,7 +55,12 @@ class HookedBucket {
     return count == 0 ? std::span<T>() : comm_.template allocate<T>(count);
   }
 
-  /// Counts elements that this rank hands to a collective.
+  /// The same bucket with other elements, which are of no tensor.
+  HookedBucket of_others(std::size_t count) const {
+    return HookedBucket(comm_, device_, number_, count, {}, step_, bytes_);
+  }
+
+  /// Counts bytes that this rank hands to a collective.
   void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
  private:
@@ -123,18 +127,6 @@ class Pipeline<T, Comm, Device, HookList<>> {
     }
   }
 
-  /// Brings what every rank has in `own` to all of them, one behind the other. In `begin`.
-  template <class U>
-  void begin_gather(std::span<const U> own, std::span<U> all) {
-    bucket_.count_sent(own.size_bytes());
-    static_cast<void>(all);
-  }
-  /// In `finish`, with the same memory.
-  template <class U>
-  void finish_gather(std::span<const U> own, std::span<U> all) {
-    bucket_.communicator().all_gather(own, all);
-  }
-
   /// Waits for what is under way, which `finish` does otherwise.
   void settle() {
     if (!work_) return;
@@ -154,7 +146,8 @@ class Pipeline<T, Comm, Device, HookList<>> {
     Comm& comm;
     std::span<T> values;
     operator Handle() const {
-      return comm.all_reduce_async(values, operation(comm.world_size().value()), JobCall::step);
+      return comm.all_reduce_async(values, operation(comm.world_size().value()),
+                                   step_call_of_thread());
     }
   };
 
@@ -162,14 +155,61 @@ class Pipeline<T, Comm, Device, HookList<>> {
   std::optional<Handle> work_;
 };
 
+/// The last stage behind a hook that nothing comes after: it gathers words, too.
+template <class T, class Comm, class Device>
+class GatheringEnd : public Pipeline<T, Comm, Device, HookList<>> {
+  using Base = Pipeline<T, Comm, Device, HookList<>>;
+  using Word = std::uint32_t;
+  using Handle = decltype(std::declval<Comm&>().all_gather_async(
+      std::declval<std::span<const Word>>(), std::declval<std::span<Word>>()));
+
+ public:
+  explicit GatheringEnd(HookedBucket<Comm, Device>& bucket) : Base(bucket), bucket_(bucket) {}
+
+  /// Brings what every rank has in `own` to all of them, one behind the other. **Ranks** and
+  /// **Host** as `begin`.
+  void begin_gather(std::span<const Word> own, std::span<Word> all) {
+    bucket_.count_sent(own.size_bytes());
+    gather_.emplace(Start{bucket_.communicator(), own, all});
+  }
+  void finish_gather() { settle(); }
+
+  void settle() {
+    Base::settle();
+    if (!gather_) return;
+    gather_->wait();
+    gather_.reset();
+  }
+  void forget() {
+    Base::forget();
+    if (gather_) gather_->forget();
+    gather_.reset();
+  }
+
+ private:
+  struct Start {
+    Comm& comm;
+    std::span<const Word> own;
+    std::span<Word> all;
+    operator Handle() const { return comm.all_gather_async(own, all, step_call_of_thread()); }
+  };
+
+  HookedBucket<Comm, Device>& bucket_;
+  std::optional<Handle> gather_;
+};
+
 template <class T, class Comm, class Device, class First, class... Rest>
 class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   using Own = typename BucketOfHook<First, T, Device>::type;
-  using Next = Pipeline<typename SentBy<Own, T>::type, Comm, Device, HookList<Rest...>>;
+  using Next =
+      std::conditional_t<comes_last<First>, GatheringEnd<T, Comm, Device>,
+                         Pipeline<typename SentBy<Own, T>::type, Comm, Device, HookList<Rest...>>>;
 
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket)
-      : own_(make_bucket_of_hook<Own>(bucket)), next_(bucket) {}
+      : own_(make_bucket_of_hook<Own>(bucket)), handed_on_(handed_on(bucket)), next_(handed_on_) {}
+  Pipeline(const Pipeline&) = delete;
+  Pipeline& operator=(const Pipeline&) = delete;
 
   void begin(std::span<T> values) { own_.begin(values, next_); }
   void finish(std::span<T> values) { own_.finish(values, next_); }
@@ -177,17 +217,25 @@ class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   void settle() { next_.settle(); }
   void forget() { next_.forget(); }
 
-  /// Calls `f(hook, parameter, state, values, keeper)` for all that the stages keep.
+  /// Calls `f(parameter, state, values, keeper)` for all that the stages keep.
   template <class F>
   void for_each_kept(const F& f) {
-    const auto give = [&](std::size_t parameter, std::string_view state, auto values,
-                          Keeper keeper) { f(First::name, parameter, state, values, keeper); };
-    if constexpr (requires { own_.for_each_kept(give); }) own_.for_each_kept(give);
+    if constexpr (requires { own_.for_each_kept(f); }) own_.for_each_kept(f);
     next_.for_each_kept(f);
   }
 
  private:
+  /// The bucket as the next stage sees it: another one where this stage hands on something else.
+  HookedBucket<Comm, Device> handed_on(const HookedBucket<Comm, Device>& bucket) const {
+    if constexpr (requires { own_.most_sent(); }) {
+      return bucket.of_others(own_.most_sent());
+    } else {
+      return bucket;
+    }
+  }
+
   Own own_;
+  HookedBucket<Comm, Device> handed_on_;
   Next next_;
 };
 

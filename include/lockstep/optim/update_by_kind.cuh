@@ -118,26 +118,6 @@ void decide_group_numbers(Optimizer<R>, cudaStream_t stream, const std::byte* in
                                   reinterpret_cast<StepNumbers<R>*>(numbers), groups);
 }
 
-/// Computes a step's numbers for a parameter with its own count of updates.
-template <class Rule>
-LOCKSTEP_KERNEL renumber(const StepInputs<Rule>* inputs, const StepNumbers<Rule>* step,
-                         std::uint64_t updates, StepNumbers<Rule>* out) {
-  const bool skip = step->skip;
-  *out = step_numbers<Rule>(inputs->options, inputs->lr, updates, step->in_double.scale);
-  out->skip = skip;
-  out->step = step->step;
-  out->watch = step->watch;
-}
-
-template <class R>
-void renumber_for(Optimizer<R>, cudaStream_t stream, const std::byte* inputs,
-                  const std::byte* numbers, std::uint64_t updates, std::byte* out) {
-  launch_kernel<renumber<R>>("renumber", stream, 1, 1,
-                             reinterpret_cast<const StepInputs<R>*>(inputs),
-                             reinterpret_cast<const StepNumbers<R>*>(numbers), updates,
-                             reinterpret_cast<StepNumbers<R>*>(out));
-}
-
 }  // namespace detail
 
 }  // namespace lockstep

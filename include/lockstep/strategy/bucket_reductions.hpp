@@ -58,7 +58,7 @@ class BucketReductions {
     std::span<T> gradients;
     operator Handle<T>() const {
       return comm.all_reduce_async(
-          gradients, reduction_of_gradients<how>(comm.world_size().value()), JobCall::step);
+          gradients, reduction_of_gradients<how>(comm.world_size().value()), step_call<Traits>());
     }
   };
 

@@ -3,9 +3,12 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
 
 #include <cstddef>
+#include <cstdint>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/join_scope.hpp"
@@ -33,14 +36,17 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using typename Base::evaluation_step;
   using typename Base::Loss;
   using typename Base::step_type;
+  using typename Base::subgraphs;
 
   using Base::await_copies;
   using Base::begin_schedule;
   using Base::buffer;
+  using Base::bytes_sent;
   using Base::communicator;
   using Base::copy_in;
   using Base::copy_out;
   using Base::copy_outputs;
+  using Base::evaluate_subgraph;
   using Base::for_each_buffer;
   using Base::for_each_gradient;
   using Base::for_each_kept;
@@ -129,6 +135,24 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     const auto& placed = this->place(batch);
     return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
   }
+  /// The same with one of `Subgraphs`: `ddp.step<"with_adapter"_s>(batch)`, or with a choice at run
+  /// time, `ddp.step(ddp.subgraph("with_adapter"), batch)`. Micro-batches of one step may use
+  /// different ones. **Ranks** all.
+  template <auto Set, class Batch>
+  Loss step(const Batch& batch) {
+    return step(Set, batch);
+  }
+  template <class Set, class Batch>
+  Loss step(const Set& set, const Batch& batch) {
+    [[maybe_unused]] const auto on = on_device();
+    const auto& placed = this->place(batch);
+    const std::size_t number = subgraph_number<typename Base::subgraphs>(set);
+    return tell_others(replica(), [&] { return run_step(replica(), runner_, placed, number); });
+  }
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) {
+    return find_subgraph<typename Base::subgraphs>(name);
+  }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
@@ -138,6 +162,14 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   /// Forgets the gradients of such batches. **Ranks** all.
   void drop_tail() { this->discard_gradients(); }
+
+  /// With `LocalSGD`: all ranks' parameters become their average, before the model is used
+  /// elsewhere in the middle of a period. **Ranks** all. **Host** as `step`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    tell([&] { Base::average_parameters(); });
+  }
 
   /// With `UnevenInputs<Join>`: ranks may step different numbers of batches until the result ends,
   /// by its `finish()` or with its scope. **Ranks** all. **Host** does not block here.
@@ -163,23 +195,38 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
   /// This rank has no more batches: it makes a step of what is too little for one, or drops it, and
-  /// then answers the others until no rank has a batch. **Ranks** all, each when it is through.
-  /// **Host** blocks until all are.
-  void finish_join() {
+  /// then answers the others until no rank has a batch. `after_update()` is called after each
+  /// update that is made here: all ranks meet there, if those that have batches do after each of
+  /// theirs.
+  /// **Ranks** all, each when it is through. **Host** blocks until all are.
+  template <class F>
+  void finish_join(const F& after_update) {
     if (!is_joining_) return;
     is_joining_ = false;
+    const std::uint64_t before = updates();
     tell([&] {
       if constexpr (traits::template policy<axes::Accumulate>::tail == Tail::step) {
         Base::step_tail();
       } else {
         this->discard_gradients();
       }
-      if constexpr (traits::joins) {
-        while (this->answer_others()) {
-        }
-      }
     });
+    if (updates() != before) after_update();
+    if constexpr (traits::joins) {
+      const auto answer = [&] {
+        bool goes_on = false;
+        tell([&] { goes_on = this->answer_others(); });
+        return goes_on;
+      };
+      while (answer()) after_update();
+    }
   }
+  void finish_join() {
+    finish_join([] {});
+  }
+  /// All ranks make a call after the same update, whether they are through or not: the call is not
+  /// refused while the result lives.
+  [[nodiscard]] auto all_meet() { return Meeting(is_joining_); }
   /// Refuses a call of all ranks while some of them may be through.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]
@@ -201,6 +248,16 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
+  /// The same with one of `Subgraphs`: `ddp.forward<"with_adapter"_s>(batch)`.
+  template <auto Set, class Batch>
+  auto forward(const Batch& batch) {
+    return forward(Set, batch);
+  }
+  template <class Set, class Batch>
+  auto forward(const Set& set, const Batch& batch) {
+    return forward_phase<detail::Sync::yes>(replica(), batch,
+                                            subgraph_number<typename Base::subgraphs>(set));
+  }
 
   /// Batches whose gradients are only added up on this rank, and are reduced together with those of
   /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
@@ -229,6 +286,13 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
     Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
   }
 
+  /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+
   /// The outputs of this rank's batch in evaluation, a row for each sample, with no communication.
   /// They are valid until the next prediction or forward pass. **Host** blocks until they are
   /// there; on a GPU they are in its memory.
@@ -238,6 +302,11 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
       [[maybe_unused]] const auto on = on_device();
       return Base::predict(this->place(batch), row_count(batch));
     }
+  }
+  template <auto Set, class Batch>
+  auto predict(const Batch& batch) {
+    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
+    return predict(batch);
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
@@ -258,6 +327,18 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
                   "lockstep: this job has no groups; add a policy such as Groups<Grid<8, 4>>");
     return T::has_job_groups;
   }
+
+  class Meeting {
+   public:
+    explicit Meeting(bool& flag) : flag_(flag), before_(std::exchange(flag, false)) {}
+    ~Meeting() { flag_ = before_; }
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+
+   private:
+    bool& flag_;
+    bool before_;
+  };
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_while_joining(const char* operation) const {
     throw Error(operation,

@@ -9,9 +9,11 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
@@ -46,6 +48,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 
  public:
+  using subgraphs = typename traits::subgraphs;
   using model_type = Model;
   using Loss = typename LedReplica::Loss;
 
@@ -184,10 +187,22 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   /// any case. **Host** blocks, or on a GPU enqueues.
   template <class Batch>
   Loss step(const Batch& batch) {
+    return step(SubgraphChoice{}, batch);
+  }
+  /// The same with one of `Subgraphs`: `dp.step<"with_adapter"_s>(batch)`, or with a choice at run
+  /// time, `dp.step(dp.subgraph("with_adapter"), batch)`.
+  template <auto Set, class Batch>
+  Loss step(const Batch& batch) {
+    return step(Set, batch);
+  }
+  template <class Set, class Batch>
+  Loss step(const Set& set, const Batch& batch) {
+    const std::size_t subgraph = subgraph_number<subgraphs>(set);
     if constexpr (traits::alone) {
       [[maybe_unused]] const auto on = on_device();
-      return replicas_[0]->run_alone(batch);
+      return replicas_[0]->run_alone(batch, subgraph);
     } else {
+      for (const auto& replica : replicas_) replica->replica().choose_subgraph(subgraph);
       const BatchCut cut = scatter(batch);
       if constexpr (traits::captures) {
         run_captured(batch, cut);
@@ -197,6 +212,9 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
       return whole_loss();
     }
   }
+
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Host** as `step`.
@@ -252,6 +270,17 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
+  /// The same with one of `Subgraphs`: `dp.evaluate<"with_adapter"_s>(batch)`.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<BasicDp> in(*this, Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  void evaluate_subgraph(std::size_t set) {
+    for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
+  }
+
   /// The model's outputs of a whole batch in evaluation, a row for each sample, in order. They are
   /// valid until the next prediction, step or evaluation. **Host** blocks until they are there; on
   /// GPUs they are in the memory of the output device.
@@ -269,6 +298,11 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
           [&](std::size_t i) { replicas_[i]->template predict_only<Batch>(); });
       return std::as_const(*replicas_[root_]).all_outputs();
     }
+  }
+  template <auto Set, class Batch>
+  auto predict(const Batch& batch) {
+    const EvaluatedSubgraph<BasicDp> in(*this, Set);
+    return predict(batch);
   }
   /// Copies such outputs into the host's memory. **Host** blocks.
   template <class Rows>
@@ -396,6 +430,8 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
         [&](std::size_t i) {
           Hash variant;
           for (const std::uint64_t digest : digests) variant.number(digest);
+          if constexpr (traits::has_subgraphs)
+            variant.number(replicas_[i]->replica().graph_variant());
           if constexpr (traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
           replicas_[i]->template run_captured<Batch>(variant.value());
         });

@@ -224,6 +224,7 @@ class DpReplica {
                   "batch a default constructor, or leave CapturedStep out");
     const Share<Batch> nothing{};
     tell([&] {
+      replica_.note_subgraph();
       if (replica_.completes_step()) replica_.begin_update();
       runner_.run(
           replica_, has_samples() ? share<Batch>() : nothing, [&] { enqueue<Batch>(); }, variant);
@@ -232,8 +233,8 @@ class DpReplica {
 
   /// The step of a replica that is alone in its world.
   template <class Batch>
-  Loss run_alone(const Batch& batch) {
-    return run_step(replica_, runner_, replica_.place(batch));
+  Loss run_alone(const Batch& batch, std::size_t subgraph) {
+    return run_step(replica_, runner_, replica_.place(batch), subgraph);
   }
 
   /// How many graphs there are for batches of this type.

@@ -18,6 +18,8 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/near_batch.cuh"
 #include "lockstep/device/device.hpp"
+#include "lockstep/hook/hook_device.cuh"
+#include "lockstep/hook/low_rank.cuh"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"

@@ -28,6 +28,7 @@
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gpu_counted_update.cuh"
 #include "lockstep/strategy/gpu_kept.cuh"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -56,8 +57,9 @@ class GpuUpdater
   using Clock = typename GpuUpdater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
+  using Counted = std::conditional_t<Traits::counts_updates,
+                                     GpuCountedUpdates<Comm, OptimizerPolicy>, NoCountedUpdates>;
   template <class T, std::size_t Count>
   using Piece = UpdatePiece<T, Count>;
   using Published = std::conditional_t<
@@ -74,7 +76,7 @@ class GpuUpdater
         published_(comm, where, parameters),
         group_table_(where),
         group_pieces_(upload_groups()),
-        numbers_((groups + 1) * size_of_numbers(OptimizerPolicy{})),
+        numbers_(groups * size_of_numbers(OptimizerPolicy{})),
         inputs_(groups * size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
         squares_(adds_squares ? comm.template allocate<double>(1).data() : nullptr),
@@ -82,8 +84,7 @@ class GpuUpdater
         seen_(stops ? sizeof(std::uint32_t) : 0),
         found_(stops ? sizeof(AnomalyRecord) : 0),
         loss_(execution.loss_value()),
-        used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
-        updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {
+        counted_(comm, where.plan(), [this](std::size_t p) { return group_of(p); }) {
     const AnomalyRecord nothing;
     if (stops) copy_now(found_.data(), &nothing, sizeof nothing);
   }
@@ -96,6 +97,13 @@ class GpuUpdater
     requires(Traits::shards)
   {
     return published_;
+  }
+
+  /// The master weights of a bucket, of which this rank updates all.
+  std::span<float> masters_of(const Bucket& bucket) const
+    requires(Traits::keeps_masters)
+  {
+    return {reinterpret_cast<float*>(masters_at(bucket.offset)), bucket.count()};
   }
 
   /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
@@ -128,11 +136,9 @@ class GpuUpdater
   /// How many updates were left out because of `Anomaly<Skip>`. **Host** blocks.
   std::uint64_t skipped() const { return step_state().skips; }
 
-  /// **Host** enqueues, and waits for usage where unused parameters are skipped. **Stream** after
-  /// backward.
+  /// **Host** enqueues. **Stream** after backward.
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
-    if constexpr (Traits::skips_unused) count_used(gradients);
     if constexpr (Traits::divides_by_live) {
       gradients.wait(0);
       if (!gradients.is_averaged()) {
@@ -140,11 +146,10 @@ class GpuUpdater
                          comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
       }
     }
-    if constexpr (decides) decide(gradients);
-    if constexpr (Traits::skips_unused) {
-      gradients.reduce();
-      update_used(gradients);
-    } else if constexpr (decides || Traits::alone) {
+    if constexpr (decides && !Traits::counts_updates) decide(gradients);
+    if constexpr (Traits::counts_updates) {
+      update_counted(gradients);
+    } else if constexpr (decides || !Traits::reduces) {
       kept_.template for_each<Pieces::runs>([&](auto piece) { update_piece(gradients, piece); });
     } else {
       kept_.template for_each<Pieces::buckets>([&](auto bucket) {
@@ -165,8 +170,8 @@ class GpuUpdater
   void for_each_state(const F& f) const {
     kept_.for_each_state(f);
   }
-  /// Where unused parameters are skipped: how many updates each parameter had.
-  std::span<std::uint64_t> update_counts() { return updates_; }
+  /// Where parameters can be left out: how many updates each parameter had, in device memory.
+  std::span<std::uint64_t> update_counts() { return counted_.updates(); }
 
   /// **Host** blocks.
   void tell_progress(ReplicaProgress& progress) const {
@@ -184,7 +189,7 @@ class GpuUpdater
     state.skips = progress.skipped;
     if (progress.loss_scale) state.loss_scale = *progress.loss_scale;
     copy_now(state_, &state, sizeof state);
-    for (std::uint64_t& count : updates_) count = progress.counted;
+    if constexpr (Traits::counts_updates) counted_.set_updates(progress.counted);
   }
 
  private:
@@ -251,7 +256,7 @@ class GpuUpdater
 
   /// Stores the numbers of a group's update on the GPU.
   void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
-    if constexpr (decides || Traits::skips_unused)
+    if constexpr (decides || Traits::counts_updates)
       store_inputs(OptimizerPolicy{}, stream(), inputs_of(group), options, rate, scale, watch());
     if constexpr (!decides) {
       store_numbers(OptimizerPolicy{}, stream(), numbers_of(group), options, rate, this->steps(),
@@ -279,9 +284,14 @@ class GpuUpdater
     kept_.template for_each<Pieces::buckets>(
         [&]<class T, std::size_t Count>(const Piece<T, Count>& bucket) {
           gradients.wait(bucket.number);
-          squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket),
-                                                partials() + partials_before_[place++],
-                                                bucket.count.value());
+          double* const own = partials() + partials_before_[place++];
+          if constexpr (Traits::skips_zero_gradients) {
+            counted_.template use_nonzero<travelling<T>>(
+                bucket.offset, sizeof(T), averages(gradients, bucket), bucket.count.value(), own);
+          } else {
+            squares_by_kind<travelling<T>, Count>(stream(), averages(gradients, bucket), own,
+                                                  bucket.count.value());
+          }
         });
     StepLimits limits;
     if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
@@ -294,7 +304,7 @@ class GpuUpdater
     decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(),
                    adds_squares ? squares_ : partials(), adds_squares ? 1 : partials_before_.back(),
                    limits, state_, numbers_.data());
-    if constexpr (Traits::has_groups) {
+    if constexpr (Traits::has_groups && !Traits::counts_updates) {
       decide_group_numbers(OptimizerPolicy{}, stream(), inputs_.data(), state_, numbers_.data(),
                            groups);
     }
@@ -305,7 +315,7 @@ class GpuUpdater
     if constexpr (Traits::shards) {
       published_.space().add_others(*squares_);
     } else {
-      comm_.all_reduce(std::span(squares_, 1), Sum{}, JobCall::step);
+      comm_.all_reduce(std::span(squares_, 1), Sum{}, step_call<Traits>());
     }
   }
 
@@ -387,32 +397,57 @@ class GpuUpdater
     }
   }
 
-  template <class Gradients>
-  void count_used(Gradients& gradients) {
-    used_ = gradients.agree_on_usage();
-    for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
+  std::size_t group_of([[maybe_unused]] std::size_t parameter) const {
+    if constexpr (Traits::has_groups) return group_table_.table.groups[parameter];
+    return 0;
   }
 
-  /// Updates parameters one by one, as the host's updater does.
+  /// Updates the parameters that the step uses, each with its own count of updates, as the host's
+  /// updater does: those that some rank has used, or whose averages are not all zero.
   template <class Gradients>
-  void update_used(Gradients& gradients) {
-    for (std::size_t p = 0; p != used_.size(); ++p) {
-      if (used_[p] == 0) continue;
-      const auto& placement = layout_.plan().placements[p];
-      std::byte* const own = numbers_of(groups);
-      std::size_t group = 0;
-      if constexpr (Traits::has_groups) group = group_table_.table.groups[p];
-      renumber_for(OptimizerPolicy{}, stream(), inputs_of(group), numbers_.data(), updates_[p],
-                   own);
-      Traits::with_element(
-          layout_.plan().bucket_table[placement.bucket].element,
-          [&]<class T>(std::type_identity<T>) {
-            kept_.for_each_of(p, [&](std::size_t, std::size_t count, std::size_t offset) {
-              update(gradients, Piece<T, dynamic>{Size<dynamic>{count}, placement.bucket, offset},
-                     own);
-            });
-          });
+  void update_counted(Gradients& gradients) {
+    constexpr bool finds = Traits::skips_zero_gradients;
+    const auto& plan = layout_.plan();
+    if constexpr (finds && !decides && Traits::reduces && !Traits::divides_states) {
+      kept_.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
+                                                   const Piece<T, Count>& bucket) {
+        gradients.wait(bucket.number);
+        use_nonzero(gradients, bucket);
+        const Bucket& members = plan.bucket_table[bucket.number];
+        counted_.number(inputs_.data(), numbers_.data(), members.first_arrival, members.parameters);
+        update_used(gradients, bucket);
+      });
+    } else {
+      if constexpr (!finds) {
+        gradients.reduce();
+        counted_.use(gradients.used());
+        if constexpr (!Traits::alone && !Traits::subgraphs_agree) counted_.agree();
+      }
+      if constexpr (decides) {
+        decide(gradients);
+      } else if constexpr (finds) {
+        if constexpr (Traits::reduces) gradients.reduce();
+        kept_.template for_each<Pieces::runs>(
+            [&](const auto& run) { use_nonzero(gradients, run); });
+      }
+      // A rank that owns a part of a parameter has seen that part alone.
+      if constexpr (finds && Traits::divides_states) counted_.agree();
+      counted_.number(inputs_.data(), numbers_.data(), 0, plan.trained);
+      kept_.template for_each<Pieces::runs>([&](const auto& run) { update_used(gradients, run); });
     }
+  }
+  template <class Gradients, class T, std::size_t Count>
+  void use_nonzero(Gradients& gradients, const Piece<T, Count>& piece) {
+    counted_.template use_nonzero<travelling<T>>(piece.offset, sizeof(T),
+                                                 averages(gradients, piece), piece.count.value());
+  }
+  template <class Gradients, class T, std::size_t Count>
+  void update_used(Gradients& gradients, const Piece<T, Count>& piece) {
+    update_counted_by_kind<master<T>, travelling<T>, element_kind<T>(), watches>(
+        OptimizerPolicy{}, stream(), numbers_.data(), counted_.numbers(),
+        counted_.where(piece.offset, sizeof(T)), masters_at(piece.offset),
+        watched_averages(gradients, piece), kept_.states_at(piece.offset).data(),
+        parameters_ + piece.offset, piece.count.value());
   }
 
   Comm& comm_;
@@ -422,7 +457,7 @@ class GpuUpdater
   [[no_unique_address]] Published published_;
   [[no_unique_address]] GroupsOf<Traits> group_table_;
   DeviceArena group_pieces_;
-  DeviceArena numbers_;  // the step's for every group, and a parameter's own
+  DeviceArena numbers_;  // the step's for every group
   DeviceArena inputs_;
   std::vector<std::size_t> partials_before_;
   DeviceArena partials_;
@@ -434,10 +469,7 @@ class GpuUpdater
   DeviceArena found_;  // its record
   const double* loss_;
   WatchedAverages averages_;
-  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
-  // it?
-  KeptTable<std::uint8_t, counted> used_;
-  KeptTable<std::uint64_t, counted> updates_;
+  [[no_unique_address]] Counted counted_;
 };
 
 template <class Traits, class Comm>

@@ -11,7 +11,9 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
@@ -27,6 +29,7 @@
 #include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/riders.hpp"
+#include "lockstep/strategy/subgraph_usage.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
 namespace lockstep::detail {
@@ -70,6 +73,7 @@ class GradientBuckets {
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
+        sets_(where),
         riders_(comm),
         reductions_(comm, execution, where),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
@@ -92,16 +96,28 @@ class GradientBuckets {
 
   // A backward pass.
 
-  void begin_backward(BackwardPass pass, [[maybe_unused]] bool is_live = true) {
+  /// Where sub-graphs are used and passes are captured, their use has been noted before.
+  void begin_backward(BackwardPass pass) {
+    if constexpr (Traits::has_subgraphs && !Traits::captures) sets_.note(used_);
+    begin_pass<true>(pass);
+  }
+  /// `Live`: this rank has a batch.
+  template <bool Live>
+  void begin_pass(BackwardPass pass) {
     if constexpr (Traits::frees_gradients) {
       reduce();
       ring_.forget_holders();
     }
     pass_ = pass;
     next_ = 0;
-    readiness_.reset();
+    if constexpr (Traits::has_subgraphs) {
+      if (!Traits::captures && pass.synchronizes) sets_.settle(comm_, used_);
+      begin_subgraph();
+    } else {
+      readiness_.reset();
+    }
     if constexpr (Traits::joins) {
-      if (pass.synchronizes) board(is_live);
+      if (pass.synchronizes) board(Live);
     }
     if constexpr (is_checked && !Traits::frees_gradients) spoil();
   }
@@ -144,15 +160,32 @@ class GradientBuckets {
     if constexpr (is_checked) require_written();
     if constexpr (Traits::skips_unused) {
       take_missing_as_zero();
+    } else if constexpr (Traits::has_subgraphs && Traits::frees_gradients) {
+      if (sets_.misses_some(readiness_)) refuse_missing();
+      take_missing_as_zero();
     } else if (!readiness_.all_ready()) {
-      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
-                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+      refuse_missing();
     }
+  }
+
+  // Sub-graphs.
+
+  /// The set of the next pass, and what has been used since the last update.
+  auto& subgraphs() { return sets_; }
+  const auto& subgraphs() const { return sets_; }
+  auto kept_usage() const { return std::pair(used_, sets_); }
+  void set_usage(const auto& kept) { std::tie(used_, sets_) = kept; }
+  /// The parameters of the next pass's set count as used. **Ranks** all, where they know each
+  /// other's sets and the pass synchronizes.
+  void note_subgraph(bool synchronizes) {
+    sets_.note(used_);
+    if (synchronizes) sets_.settle(comm_, used_);
   }
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    begin_backward(pass, false);
+    if constexpr (Traits::subgraphs_agree && !Traits::captures) sets_.note(used_);
+    begin_pass<false>(pass);
     take_missing_as_zero();
   }
 
@@ -166,6 +199,7 @@ class GradientBuckets {
 
   /// Starts the reductions of gradients whose passes did not synchronize.
   void start_late() {
+    sets_.settle(comm_, used_);
     if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
@@ -193,16 +227,16 @@ class GradientBuckets {
     return riders_.live();
   }
   /// The rank that has the newest buffers: it was among the last that had a batch.
-  Rank newest()
+  Rank newest() const
     requires(Traits::joins)
   {
     return Rank{riders_.live().lowest};
   }
-  /// All ranks are through, or begin.
-  void forget_live()
+  /// All ranks are through, or begin; `newest` has the newest buffers.
+  void forget_live(Rank newest = Rank{0})
     requires(Traits::joins)
   {
-    riders_.begin_anew();
+    riders_.begin_anew(newest.value());
   }
   /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
   /// `average` has done that. **Host** blocks.
@@ -244,6 +278,7 @@ class GradientBuckets {
   /// **Host** blocks.
   void wait(std::size_t b) {
     if constexpr (Traits::reduces) {
+      if (!travels(b)) return;
       const Bucket& bucket = layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
@@ -254,7 +289,8 @@ class GradientBuckets {
           reductions_.template wait<Travelling<T>>(b);
         } else {
           comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
-                           reduction_of_gradients<how>(comm_.world_size().value()), JobCall::step);
+                           reduction_of_gradients<how>(comm_.world_size().value()),
+                           step_call<Traits>());
         }
       });
       if constexpr (Traits::joins) {
@@ -295,16 +331,22 @@ class GradientBuckets {
   /// **Host** blocks. Waits for the buckets under way first: a communicator that finishes them
   /// inside of another call no longer knows their types.
   const Usage& agree_on_usage() {
-    if constexpr (Traits::reduces_early) reduce();
-    if constexpr (!Traits::alone) comm_.all_reduce(used_, Max{}, JobCall::step);
+    if constexpr (!Traits::alone && !Traits::subgraphs_agree) {
+      if constexpr (Traits::reduces_early) reduce();
+      comm_.all_reduce(used_, Max{}, JobCall::step);
+    }
     return used_;
   }
+
+  /// Which parameters this rank has used since the last update.
+  const Usage& used() const { return used_; }
 
   // After a step.
 
   /// No parameter has been used since the last update.
   void forget_usage() {
-    if constexpr (Traits::skips_unused) std::ranges::fill(used_, std::uint8_t{0});
+    if constexpr (Traits::notes_usage) std::ranges::fill(used_, std::uint8_t{0});
+    sets_.forget();
   }
 
   /// A job goes on from another one: the arena is zero, no parameter has been used, and all
@@ -316,6 +358,7 @@ class GradientBuckets {
       execution_.zero(arena_, layout_.plan().bytes);
     }
     forget_usage();
+    sets_.begin_anew();
     readiness_.reset();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if (layout_.plan().is_trained(p)) readiness_.mark(p);
@@ -323,7 +366,7 @@ class GradientBuckets {
   }
   /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
   bool is_used([[maybe_unused]] std::size_t parameter) const {
-    if constexpr (Traits::skips_unused) return used_[parameter] != 0;
+    if constexpr (Traits::notes_usage) return used_[parameter] != 0;
     return true;
   }
   void note_used(std::size_t parameter) { used_[parameter] = 1; }
@@ -393,9 +436,11 @@ class GradientBuckets {
     if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
       std::size_t most = 0;
-      for (const Bucket& bucket : layout_.plan().buckets()) {
+      for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        const std::size_t count = bucket.count() + riders_behind<Traits>(b, comm_.world_size());
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          most = std::max(most, bucket.count() * sizeof(Accumulator<Travelling<T>>));
+          most = std::max(most, count * sizeof(Accumulator<Travelling<T>>));
         });
       }
       comm_.reserve(most);
@@ -410,7 +455,7 @@ class GradientBuckets {
   void spoil() {
     if (pass_.adds) second_arena();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (layout_.plan().is_trained(p)) spoil(p);
+      if (layout_.plan().is_trained(p) && !readiness_.is_ready(p)) spoil(p);
     }
   }
   void spoil(std::size_t p) {
@@ -461,6 +506,7 @@ class GradientBuckets {
       if (!pass_.synchronizes && !Traits::frees_gradients) return;
       const auto& plan = layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+        if (!travels(next_)) continue;
         if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
@@ -511,7 +557,7 @@ class GradientBuckets {
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
       for (const std::size_t p : layout_.plan().members(b)) {
         if (readiness_.is_ready(p)) {
-          used_[p] = 1;
+          if constexpr (Traits::skips_unused) used_[p] = 1;
           continue;
         }
         if (!ring_.holds(b)) claim(b, p);
@@ -557,7 +603,7 @@ class GradientBuckets {
         if (!layout_.plan().is_trained(p)) continue;
       }
       if (readiness_.is_ready(p)) {
-        used_[p] = 1;
+        if constexpr (Traits::skips_unused) used_[p] = 1;
         continue;
       }
       const Placement& placement = layout_.plan().placements[p];
@@ -565,6 +611,39 @@ class GradientBuckets {
       readiness_.mark(p);
     }
     start_complete_buckets();
+  }
+
+  /// Gradients outside of the set are zero, unless earlier micro-batches have brought some.
+  void begin_subgraph() {
+    const auto& table = sets_.table();
+    if constexpr (Traits::frees_gradients) {  // memory comes bucket by bucket: zeros come last
+      readiness_.reset();
+      return;
+    }
+    readiness_.reset(table);
+    for (std::size_t i = 0; !pass_.adds && i != table.unused_pieces; ++i)
+      execution_.zero(arena_ + table.unused[i].offset, table.unused[i].bytes);
+  }
+
+  /// Is a bucket reduced? All are, unless every rank knows that no rank has used a member.
+  bool travels([[maybe_unused]] std::size_t bucket) const {
+    if constexpr (Traits::subgraphs_agree && !Traits::frees_gradients) {
+      for (const std::size_t p : layout_.plan().members(bucket)) {
+        if (used_[p] != 0) return true;
+      }
+      return false;
+    } else {
+      return true;
+    }
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
+    if constexpr (Traits::has_subgraphs) {
+      sets_.refuse_missing(layout_, readiness_);
+    } else {
+      throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+                  "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+    }
   }
 
   std::byte* travelling_arena() {
@@ -599,6 +678,7 @@ class GradientBuckets {
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
+  [[no_unique_address]] SubgraphUsageOf<Traits> sets_;
   [[no_unique_address]] RidersOf<Traits, Comm> riders_;
   ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;

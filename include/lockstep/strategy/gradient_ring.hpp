@@ -32,7 +32,7 @@ class GradientRing {
   /// One bucket is written, one travels, and one has room for what a model writes ahead. Where
   /// gradients may be missing, no bucket is known to be complete before backward ends, and all have
   /// room.
-  static constexpr std::size_t most_slots = Traits::skips_unused ? dynamic : 3;
+  static constexpr std::size_t most_slots = Traits::notes_usage ? dynamic : 3;
 
   GradientRing(Comm& comm, const layout& where)
       : layout_(where),

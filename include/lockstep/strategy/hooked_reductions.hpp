@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -80,17 +81,54 @@ class HookedReductions {
     slot.under_way = false;
     std::get<Row<T>>(rows_).slots[bucket]->finish(
         {reinterpret_cast<T*>(slot.gradients), slot.count});
-    if (bucket + 1 == layout_.plan().bucket_count) ++steps_;
   }
 
-  /// How many reductions of all buckets are over.
+  /// A step is over, whichever buckets have travelled in it.
+  void count_step() { ++steps_; }
+  /// How many steps are over.
   std::uint64_t steps() const { return steps_; }
-  /// Goes on after so many.
-  void set_steps(std::uint64_t steps) { steps_ = steps; }
+  /// Goes on after so many, with states that are zero until they are copied in.
+  void begin_anew(std::uint64_t steps) {
+    steps_ = steps;
+    for_each_kept(
+        [&](std::size_t, std::string_view, auto values, Keeper) { device_.zero(values); });
+  }
   /// The bytes that this rank has handed to collectives.
   std::uint64_t bytes_sent() const { return bytes_; }
+  void count_sent(std::size_t bytes) { bytes_ += bytes; }
 
-  /// Calls `f(hook, parameter, state, values, keeper)` for all that hooks keep from step to step.
+  // Where steps are captured.
+
+  /// The kind of the step that comes next.
+  std::uint64_t phase() const { return Stages::phase(steps_); }
+  /// Tells a device that the step comes next, whether it is captured or replayed.
+  void tell_step() {
+    if constexpr (requires { device_.set_step(steps_); }) device_.set_step(steps_);
+  }
+  /// A step has been enqueued, after which there were so many steps and bytes more: others of its
+  /// kind will send as much.
+  void note_step(std::uint64_t steps, std::uint64_t bytes) {
+    if (steps_ == steps) return;
+    const std::uint64_t phase = Stages::phase(steps);
+    for (auto& [known, sent] : sent_) {
+      if (known == phase) return;
+    }
+    sent_.emplace_back(phase, bytes_ - bytes);
+  }
+  /// A step has run as a graph.
+  void note_replay() {
+    for (const auto& [known, sent] : sent_) {
+      if (known == phase()) bytes_ += sent;
+    }
+    ++steps_;
+  }
+  /// Steps since so many steps and bytes were part of a capture that failed.
+  void go_back(std::uint64_t steps, std::uint64_t bytes) {
+    steps_ = steps;
+    bytes_ = bytes;
+  }
+
+  /// Calls `f(parameter, state, values, keeper)` for all that hooks keep from step to step.
   template <class F>
   void for_each_kept(const F& f) {
     for_each_pipeline([&](std::size_t, auto& pipeline) { pipeline.for_each_kept(f); });
@@ -144,6 +182,7 @@ class HookedReductions {
   const layout& layout_;
   std::uint64_t steps_ = 0;
   std::uint64_t bytes_ = 0;
+  std::vector<std::pair<std::uint64_t, std::uint64_t>> sent_;  // bytes by phase, of captured steps
   std::unique_ptr<Slot[]> slots_;
   decltype(make_rows(std::make_index_sequence<Traits::kinds().size>{})) rows_;
 };

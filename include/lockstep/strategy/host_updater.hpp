@@ -28,6 +28,7 @@
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/counted_updates.hpp"
 #include "lockstep/strategy/owned_parameters.hpp"
 #include "lockstep/strategy/owned_tensors.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -42,7 +43,6 @@ class HostUpdater
   using Clock = typename HostUpdater::UpdateClock;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  static constexpr std::size_t counted = Traits::skips_unused ? layout::count : 0;
 
  public:
   template <class Execution>
@@ -53,8 +53,7 @@ class HostUpdater
         runs_(where),
         groups_(where),
         states_(count_state_bytes()),
-        used_(make_kept_table<std::uint8_t, counted>(where.infos().size())),
-        updates_(make_kept_table<std::uint64_t, counted>(where.infos().size())) {}
+        counted_(comm, where) {}
 
   /// Begins an update from the sum of this many micro-batches.
   void begin(std::size_t micro_batches = Traits::micro_batches) {
@@ -64,31 +63,38 @@ class HostUpdater
 
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
-    count_used(gradients);
+    counted_.begin(gradients);
     count_live(gradients);
     if constexpr (needs_norm) {
       double squares = reduce_slices(gradients);
       owned_.add_others(squares);
+      if constexpr (Traits::skips_zero_gradients) counted_.decide();
       update_slices(gradients, squares);
     } else {
       for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
         owned_.template reduce<T>(gradients, layout_.plan(), run, make_pass<T>(run, slice, 0));
       });
+      if constexpr (Traits::skips_zero_gradients) update_zeros();
       require_no_anomaly();
+      counted_.end();
       if constexpr (Owned::publishes_late) owned_.publish();
     }
   }
 
   template <class Gradients>
   void update_averaged(Gradients& gradients) {
-    count_used(gradients);
+    counted_.begin(gradients);
     count_live(gradients);
     double squares = 0;
-    if constexpr (needs_norm) {
+    if constexpr (needs_norm || Traits::skips_zero_gradients) {
       for_each_run([&]<class T>(const auto& run, const Slice&, std::type_identity<T>) {
-        squares += sum_of_squares<T>(gradients.template averages<T>(run.offset, run.bytes));
+        const auto averages = gradients.template averages<T>(run.offset, run.bytes);
+        if constexpr (needs_norm) squares += sum_of_squares<T>(averages);
+        if constexpr (Traits::skips_zero_gradients)
+          note_zeros<T>(run, {{0, run.count()}, 0}, 0, averages);
       });
     }
+    if constexpr (Traits::skips_zero_gradients) counted_.decide();
     update_slices(gradients, squares);
   }
 
@@ -127,8 +133,8 @@ class HostUpdater
       }
     });
   }
-  /// Where unused parameters are skipped: how many updates each parameter had.
-  std::span<std::uint64_t> update_counts() { return updates_; }
+  /// Where updates leave parameters out: how many each parameter had.
+  std::span<std::uint64_t> update_counts() { return counted_.counts(); }
 
   void tell_progress(ReplicaProgress& progress) const {
     Clock::tell_progress(progress);
@@ -138,7 +144,7 @@ class HostUpdater
   void take_progress(const ReplicaProgress& progress) {
     Clock::take_progress(progress);
     skipped_ = progress.skipped;
-    std::ranges::fill(updates_, progress.counted);
+    counted_.set_counts(progress.counted);
   }
 
  private:
@@ -172,15 +178,6 @@ class HostUpdater
     return bytes;
   }
 
-  /// Where unused parameters are skipped, finds the used ones and counts their updates.
-  template <class Gradients>
-  void count_used(Gradients& gradients) {
-    if constexpr (Traits::skips_unused) {
-      used_ = gradients.agree_on_usage();
-      for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] += used_[p];
-    }
-  }
-
   /// Averages are over all ranks: that of the live ones is larger, as one of fewer micro-batches.
   template <class Gradients>
   void count_live([[maybe_unused]] Gradients& gradients) {
@@ -196,6 +193,8 @@ class HostUpdater
       const std::span<T> own = owned_.template averages<T>(gradients, run, slice);
       owned_.template reduce<T>(gradients, layout_.plan(), run,
                                 [&](std::size_t at, std::span<const T> averages) {
+                                  if constexpr (Traits::skips_zero_gradients)
+                                    note_zeros(run, slice, at, averages);
                                   T* const kept = own.data() + (at - slice.begin);
                                   if (averages.data() != kept)
                                     std::copy(averages.begin(), averages.end(), kept);
@@ -217,14 +216,12 @@ class HostUpdater
           slice.begin, std::span<const T>(owned_.template averages<T>(gradients, run, slice)));
     });
     require_no_anomaly();
+    counted_.end();
     owned_.publish();
   }
 
   /// A skipped update does not count, as in PyTorch.
-  [[gnu::cold]] void skip() {
-    ++skipped_;
-    for (std::size_t p = 0; p != used_.size(); ++p) updates_[p] -= used_[p];
-  }
+  [[gnu::cold]] void skip() { ++skipped_; }
   /// The number of this update for the rule, from 1.
   std::uint64_t number() const {
     if constexpr (Traits::skips_anomalies) return this->steps() - skipped_;
@@ -243,10 +240,9 @@ class HostUpdater
                        Traits::template policy<axes::Clip>::norm);
   }
 
-  /// A pass over a run: `pass(at, averages)` updates elements from `at` on. Constants are computed
-  /// here.
+  /// A pass over a run in which all elements have the constants of one group.
   template <class T>
-  auto make_pass(const Run& run, const Slice& slice, double squares) const {
+  auto update_pass(const Run& run, const Slice& slice, double squares) const {
     using A = Accumulator<T>;
     const auto scale = [&] {
       if constexpr (Traits::clips || divides) {
@@ -265,17 +261,26 @@ class HostUpdater
     for (std::size_t k = 0; k != Rule::states; ++k) {
       pass.states[k] = reinterpret_cast<A*>(states_.data() + slice.states + k * stride);
     }
-    if constexpr (!Traits::skips_unused && !Traits::has_groups && !Traits::stops_at_anomaly) {
+    return pass;
+  }
+
+  /// A pass over a run: `pass(at, averages)` updates elements from `at` on. Constants are computed
+  /// here.
+  template <class T>
+  auto make_pass(const Run& run, const Slice& slice, double squares) const {
+    using A = Accumulator<T>;
+    auto pass = update_pass<T>(run, slice, squares);
+    if constexpr (!Traits::counts_updates && !Traits::has_groups && !Traits::stops_at_anomaly) {
       return pass;
     } else {
       std::array<decltype(pass.update), Traits::has_groups ? Traits::groups::count : 0> constants;
       for (std::size_t group = 0; group != constants.size(); ++group)
         constants[group] = constants_of<A>(group, number());
-      return [this, &run, pass, constants](std::size_t at, std::span<const T> averages,
-                                           auto... sources) {
+      return [this, &run, slice, pass, constants](std::size_t at, std::span<const T> averages,
+                                                  auto... sources) {
         bool finite = true;
-        if constexpr (Traits::skips_unused) {
-          finite = update_used(run, pass, at, averages);
+        if constexpr (Traits::counts_updates) {
+          finite = update_used(run, slice, pass, at, averages);
         } else if constexpr (Traits::has_groups) {
           finite = update_groups(run, pass, constants, at, averages);
         } else {
@@ -334,24 +339,68 @@ class HostUpdater
   }
 
   /// Updates parameters one by one, each with its own count of updates, as PyTorch does. Parameters
-  /// that no rank used are left out.
+  /// that are not used are left out. Where gradients of zero are skipped, the elements of one wait
+  /// until an average comes that is not zero.
   template <class T, class Pass>
-  bool update_used(const Run& run, const Pass& pass, std::size_t at,
+  bool update_used(const Run& run, const Slice& slice, const Pass& pass, std::size_t at,
                    std::span<const T> averages) const {
     bool finite = true;
-    for (std::size_t p = 0; p != used_.size(); ++p) {
-      const Placement& placement = layout_.plan().placements[p];
-      if (used_[p] == 0 || placement.offset < run.offset ||
-          placement.offset >= run.offset + run.bytes)
-        continue;
-      const std::size_t first = (placement.offset - run.offset) / sizeof(T);
-      const std::size_t begin = std::max(at, first);
-      const std::size_t end = std::min(at + averages.size(), first + placement.bytes / sizeof(T));
-      if (begin >= end) continue;
-      finite &= pass.with(constants_of<Accumulator<T>>(group_of(p), updates_[p]), begin,
-                          averages.subspan(begin - at, end - begin));
-    }
+    counted_.template for_each_part<T>(
+        run, at, averages.size(), [&](std::size_t p, std::size_t begin, std::size_t end) {
+          const auto part = averages.subspan(begin - at, end - begin);
+          const auto constants = constants_of<Accumulator<T>>(group_of(p), counted_.number(p));
+          if constexpr (Traits::skips_zero_gradients) {
+            if (counted_.is_undecided(p)) {
+              if (note_part(run, slice, p, end, part)) return;
+              const std::size_t first = counted_.template elements_of<T>(run, p).first;
+              update_with_zeros<T>(pass, constants, std::max(slice.begin, first), begin);
+            }
+          }
+          finite &= pass.with(constants, begin, part);
+        });
     return finite;
+  }
+
+  /// Takes note of averages that end at element `end`. Returns whether they are all zero.
+  template <class T>
+  bool note_part(const Run& run, const Slice& slice, std::size_t p, std::size_t end,
+                 std::span<const T> averages) const {
+    const auto [first, last] = counted_.template elements_of<T>(run, p);
+    return counted_.note(p, averages, end == std::min(slice.end, last),
+                         first < slice.begin || last > slice.end);
+  }
+  template <class T>
+  void note_zeros(const Run& run, const Slice& slice, std::size_t at,
+                  std::span<const T> averages) const {
+    counted_.template for_each_part<T>(
+        run, at, averages.size(), [&](std::size_t p, std::size_t begin, std::size_t end) {
+          if (counted_.is_undecided(p))
+            note_part(run, slice, p, end, averages.subspan(begin - at, end - begin));
+        });
+  }
+
+  template <class T, class Pass>
+  static void update_with_zeros(const Pass& pass, const auto& constants, std::size_t begin,
+                                std::size_t end) {
+    static constexpr std::array<T, 256> zeros{};
+    for (std::size_t at = begin; at < end; at += zeros.size())
+      pass.with(constants, at, std::span(zeros).first(std::min(zeros.size(), end - at)));
+  }
+
+  /// Decides which gradients are zero, and updates this rank's parts that are zero where the rest
+  /// of the parameter is not.
+  void update_zeros() {
+    if (!counted_.decide()) return;
+    for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
+      const auto pass = update_pass<T>(run, slice, 0);
+      counted_.template for_each_part<T>(
+          run, slice.begin, slice.count(), [&](std::size_t p, std::size_t begin, std::size_t end) {
+            if (counted_.has_zeros(p))
+              update_with_zeros<T>(
+                  pass, constants_of<Accumulator<T>>(group_of(p), counted_.number(p)), begin, end);
+          });
+    });
+    if constexpr (!Owned::publishes_late) owned_.publish();
   }
 
   /// Updates piece by piece, each with the constants of its group.
@@ -398,10 +447,7 @@ class HostUpdater
   double micro_batches_ = static_cast<double>(Traits::micro_batches);
   std::uint64_t skipped_ = 0;
   mutable std::optional<Found> found_;  // in the update that is under way
-  // Where unused parameters are skipped, for each parameter: is it used, and how many updates had
-  // it?
-  KeptTable<std::uint8_t, counted> used_;
-  KeptTable<std::uint64_t, counted> updates_;
+  [[no_unique_address]] mutable CountedUpdatesOf<Traits, Comm> counted_;
 };
 
 template <class Traits, class Comm>

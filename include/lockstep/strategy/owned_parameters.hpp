@@ -7,10 +7,10 @@
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"
 
 namespace lockstep::detail {
@@ -73,16 +73,16 @@ struct OwnsSlice {
   void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
     comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
                       reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
-                      JobCall::step);
+                      step_call<Traits>());
   }
   template <class T, class Gradients>
   static std::span<T> averages(Gradients& gradients, const Run& run, Shard slice) {
     return gradients.template own<T>(run.offset, run.bytes).subspan(slice.begin, slice.count());
   }
   void add_others(double& squares) const {
-    comm.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step);
+    comm.all_reduce(std::span(&squares, 1), Sum{}, step_call<Traits>());
   }
-  void publish() const { comm.barrier(JobCall::step); }
+  void publish() const { comm.barrier(step_call<Traits>()); }
   static const char* whose() { return "as the average over ranks"; }
 
   Comm& comm;

@@ -10,10 +10,10 @@
 #include <vector>
 
 #include "lockstep/bucket/runs.hpp"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/greedy_partition.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"
 
 namespace lockstep::detail {
@@ -92,12 +92,12 @@ class OwnsTensors {
         .subspan(slice.begin, slice.count());
   }
   void add_others(double& squares) const {
-    comm_.all_reduce(std::span(&squares, 1), Sum{}, JobCall::step);
+    comm_.all_reduce(std::span(&squares, 1), Sum{}, step_call<Traits>());
   }
   /// Every rank broadcasts all of its parameters in one call.
   void publish() const {
     if constexpr (Traits::shares_parameters) {
-      comm_.barrier(JobCall::step);
+      comm_.barrier(step_call<Traits>());
     } else {
       for (std::size_t w = 0; w != pieces_.size(); ++w) send_all(w);
     }
@@ -126,7 +126,7 @@ class OwnsTensors {
       copy(owner, [](std::byte* packed, std::byte* piece, std::size_t n) {
         std::memcpy(packed, piece, n);
       });
-    comm_.broadcast(packed_.first(bytes), Rank{owner}, JobCall::step);
+    comm_.broadcast(packed_.first(bytes), Rank{owner}, step_call<Traits>());
     if (!mine)
       copy(owner, [](std::byte* packed, std::byte* piece, std::size_t n) {
         std::memcpy(piece, packed, n);

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <type_traits>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/tell_others.hpp"
@@ -164,13 +165,14 @@ class [[nodiscard("backward comes next")]] Forwarded
 /// Runs a batch's forward pass, and tells all ranks if it fails. A model that declares outputs runs
 /// in two parts, so that they can be looked at.
 template <Sync S, class Replica, class Batch>
-auto forward_phase(Replica& replica, const Batch& batch) {
+auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = whole_model) {
   [[maybe_unused]] const auto on = replica.on_device();
   const auto& placed = replica.place(batch);
   using Placed = std::remove_cvref_t<decltype(placed)>;
   std::size_t rows = 0;
   if constexpr (Replica::template keeps_outputs<Placed>()) rows = row_count(batch);
   const auto forward = [&] {
+    replica.choose_subgraph(subgraph);
     if constexpr (Replica::template keeps_outputs<Placed>()) {
       return replica.forward_with_outputs(placed, rows, S);
     } else {
@@ -192,6 +194,17 @@ class LocalScope {
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
+
+  /// With a sub-graph, by its key or as a choice.
+  template <auto Set, class Batch>
+  auto forward(const Batch& batch) {
+    return forward(Set, batch);
+  }
+  template <class Set, class Batch>
+  auto forward(const Set& set, const Batch& batch) {
+    return forward_phase<Sync::no>(replica_, batch,
+                                   subgraph_number<typename Replica::subgraphs>(set));
+  }
 
  private:
   Replica& replica_;

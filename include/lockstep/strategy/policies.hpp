@@ -7,6 +7,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/choice.hpp"
 #include "lockstep/core/hash.hpp"
 
@@ -104,13 +105,7 @@ struct Zero : Choice<axes::UnusedParameters> {
   static constexpr std::string_view name = "Zero";
 };
 
-/// One of the given sets of parameters is used in each step.
-template <class... Sets>
-struct Subgraphs : PlannedChoice<axes::UnusedParameters> {
-  static constexpr std::string_view name = "Subgraphs";
-};
-
-/// The policy for parameters that get no gradient in a step.
+/// The policy for parameters that get no gradient in a step: `Forbid`, `Zero` or `Subgraphs<...>`.
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 

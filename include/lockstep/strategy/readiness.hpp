@@ -29,6 +29,14 @@ class Readiness {
     all_missing_ = plan.trained;
   }
 
+  /// One of a sub-graph begins: nothing is expected of parameters that it does not use.
+  template <class Table>
+  void reset(const Table& table) {
+    for (std::size_t p = 0; p != ready_.size(); ++p) ready_[p] = table.contains(p) ? 0 : 1;
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) missing_[b] = table.members[b];
+    all_missing_ = table.parameters;
+  }
+
   /// Marks a gradient as arrived; it must be the first time in this pass.
   void mark(std::size_t parameter) {
     if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]

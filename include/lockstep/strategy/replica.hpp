@@ -31,6 +31,7 @@
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_values.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
+#include "lockstep/strategy/subgraph_step.hpp"
 
 namespace lockstep {
 
@@ -72,6 +73,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
   using step_type = detail::StepOf<traits, Model, bare_step, Gradients, Updating>;
+  using subgraphs = typename traits::subgraphs;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. **Ranks** all.
   /// **Host** blocks.
@@ -168,13 +170,23 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
+  /// The next micro-batch uses a sub-graph, by its number, or the whole model.
+  void choose_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
+  }
+  /// Evaluations and predictions use one from now on.
+  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) evaluated_.number = set;
+  }
+
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
   /// all, or this one with `Sync::no`.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
       if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::JobCall::step);
+        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
@@ -198,6 +210,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
+    [[maybe_unused]] const auto in = in_step();
     await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
@@ -211,6 +224,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
     await_parameters();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
@@ -230,6 +244,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     static_assert(!T::frees_gradients,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
                   "its slices alone; write reduce_and_update() instead of reduce().update()");
+    [[maybe_unused]] const auto in = in_step();
     gradients_.average();
   }
 
@@ -246,16 +261,50 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks, or on a GPU enqueues.
   void update() {
+    [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
-    discard_gradients();
+    end_update();
   }
 
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
+    [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);
-    discard_gradients();
+    end_update();
+  }
+
+  /// All ranks' parameters become their average, where `LocalSGD` lets ranks train alone: before a
+  /// model is used elsewhere, in the middle of a period. **Ranks** all. **Host** as `update`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    [[maybe_unused]] const auto on = on_device();
+    for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
+      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+        const auto average = [&](const auto& own) {
+          gradients_.hooked_reductions().count_sent(own.size_bytes());
+          comm_.all_reduce(own, Average{}, detail::JobCall::step);
+        };
+        if constexpr (traits::keeps_masters) {
+          const auto masters = updater_.masters_of(bucket);
+          average(masters);
+          execution_.cast(values, masters);
+        } else {
+          average(values);
+        }
+      });
+    }
+  }
+
+  /// The bytes that this rank has handed to collectives for gradients, or parameters, since it was
+  /// made: what hooks save on the wire.
+  std::uint64_t bytes_sent()
+    requires(traits::is_hooked)
+  {
+    return gradients_.hooked_reductions().bytes_sent();
   }
 
   /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where a
@@ -279,9 +328,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// that have some, while others make a whole step. **Host** as `update`.
   void step_tail() {
     if (micro_batches_ == 0) return;
+    [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::JobCall::step);
+      if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::step_call<traits>());
       if (traits::micro_batches > 1 && micro_batches_ != traits::micro_batches)
         gradients_.scale_own(static_cast<double>(traits::micro_batches) /
                              static_cast<double>(micro_batches_));
@@ -299,7 +349,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   bool answer_others()
     requires(traits::joins)
   {
-    if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::JobCall::step);
+    if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::step_call<traits>());
     backward_without_samples(Sync::yes);
     const bool goes_on = gradients_.live().count != 0;
     if (goes_on) {
@@ -332,21 +382,71 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
+    if constexpr (counts_hooks) {
+      if (completes_step()) gradients_.hooked_reductions().note_replay();
+    }
+    if constexpr (traits::has_subgraphs) {
+      if (completes_step()) gradients_.forget_usage();
+    }
     micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
     execution_.note_forward();
   }
-  /// A micro-batch was to be captured and could not be: nothing of it has run. `micro_batches` were
-  /// added up before it.
-  void undo_capture(std::size_t micro_batches) {
+  /// What a micro-batch that is captured may change on the host.
+  auto before_capture() const {
+    if constexpr (traits::has_subgraphs) {
+      return std::pair(micro_batches_, gradients_.kept_usage());
+    } else {
+      return std::pair(micro_batches_, 0);
+    }
+  }
+  /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
+  /// `before`.
+  void undo_capture(const auto& before) {
     gradients_.forget_reductions();
+    if constexpr (counts_hooks)
+      gradients_.hooked_reductions().go_back(before_.steps, before_.bytes);
     if constexpr (traits::shards) updater_.gathers().forget();
-    micro_batches_ = micro_batches;
+    micro_batches_ = before.first;
+    if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
+  }
+  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  void note_subgraph() {
+    if constexpr (traits::has_subgraphs) gradients_.note_subgraph(completes_step());
+  }
+  /// A number that differs where the work of a micro-batch does, because it or one before it uses
+  /// another sub-graph.
+  std::uint64_t graph_variant() const {
+    if constexpr (traits::has_subgraphs) {
+      return gradients_.subgraphs().variant(gradients_.used());
+    } else {
+      return 0;
+    }
+  }
+  /// Where micro-batches run as graphs: the next one may be captured. Micro-batches that share a
+  /// graph have equal results.
+  std::uint64_t begin_graph() {
+    if constexpr (counts_hooks) {
+      auto& reductions = gradients_.hooked_reductions();
+      reductions.note_step(before_.steps, before_.bytes);
+      before_ = {reductions.steps(), reductions.bytes_sent()};
+      if (!completes_step()) return 0;
+      reductions.tell_step();
+      return reductions.phase();
+    }
+    return 0;
   }
 
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
-    if constexpr (traits::tracks && !traits::frees_gradients) {
+    if constexpr (traits::has_subgraphs) {
+      const bool adds = !traits::frees_gradients && micro_batches_ != 0;
+      const step_type& step = adds ? adding_step() : step_;
+      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
+        detail::SubgraphStep<step_type, subgraphs, set> used(step);
+        return f(used);
+      });
+    } else if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
       return f(step_);
@@ -359,13 +459,32 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return execution_.meter();
   }
 
+  /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
+  /// since the last update, while the result lives.
+  auto in_step() const {
+    if constexpr (traits::compares_subgraphs) {
+      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
+    } else {
+      return 0;
+    }
+  }
+
  private:
+  void end_update() {
+    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
+    if constexpr (traits::averages_parameters) {
+      if (traits::hooks::stages::averages_after(updates())) average_parameters();
+    }
+    discard_gradients();
+  }
+
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
     throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
         .on(comm_.rank());
   }
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
+  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
 
   /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
   /// compute stream waits.
@@ -443,6 +562,18 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
+  struct HookCounts {
+    std::uint64_t steps = 0;
+    std::uint64_t bytes = 0;
+  };
+  struct NoCounts {};
+  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, NoCounts>
+      before_;  // the latest micro-batch
+  struct Evaluated {
+    std::size_t number = detail::whole_model;
+  };
+  struct Whole {};
+  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, Evaluated, Whole> evaluated_;
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;

@@ -11,6 +11,7 @@
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/subgraph_step.hpp"
 
 namespace lockstep::detail {
 
@@ -46,8 +47,17 @@ class ReplicaEvaluation {
   template <class F>
   auto with_evaluation_step(const F& f) {
     self().await_parameters();
-    typename Self::evaluation_step step(self().step_);
-    return f(step);
+    if constexpr (Self::traits::has_subgraphs) {
+      using sets = typename Self::subgraphs;
+      return with_subgraph<sets::count>(self().evaluated_.number, [&](auto set) {
+        EvaluationStep<SubgraphStep<typename Self::bare_step, sets, set>> step(
+            SubgraphStep<typename Self::bare_step, sets, set>(self().step_));
+        return f(step);
+      });
+    } else {
+      typename Self::evaluation_step step(self().step_);
+      return f(step);
+    }
   }
 
   // Outputs of models that declare them.
@@ -82,6 +92,7 @@ class ReplicaEvaluation {
   /// `forward` in two parts: outputs, which are kept, and the loss that is taken of them.
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
+    [[maybe_unused]] const auto in = self().in_step();
     if constexpr (Self::traits::broadcasts_buffers) {
       if (sync == Sync::yes) self().synchronize_buffers();
     }

@@ -15,6 +15,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/strategy/kept_copies.hpp"
@@ -30,7 +31,7 @@ class ReplicaKept {
   /// micro-batches of a step, gradients, in the order of roles. Names and data are valid as long as
   /// the replica is.
   ///
-  /// Where unused parameters are skipped, the count of a parameter's updates is its state "step",
+  /// Where updates leave parameters out, the count of a parameter's updates is its state "step",
   /// and a gradient that is not saved is that of a parameter that this rank has not used: it is
   /// zero.
   template <KeptFor For = KeptFor::saving, class F>
@@ -41,6 +42,8 @@ class ReplicaKept {
     give_buffers<For>(f);
     give_states<For>(f);
     give_gradients<For>(f);
+    give_hooks<For>(f);
+    give_local<For>(f);
   }
 
   /// Everything beside tensors. **Host** on a GPU, blocks until all steps are done.
@@ -49,6 +52,10 @@ class ReplicaKept {
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
     progress.micro_batches = self().micro_batches_;
+    if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
+      const Rank newest = self().gradients_.newest();
+      if (newest != Rank{0}) progress.newest_buffers = newest.value();
+    }
     return progress;
   }
   /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
@@ -62,6 +69,14 @@ class ReplicaKept {
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
     if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
+    if constexpr (Self::traits::joins) {
+      // In another world any rank will do: all have the buffers that were saved.
+      const std::uint64_t newest = progress.newest_buffers.value_or(0);
+      self().gradients_.forget_live(
+          Rank{newest < self().comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
+    }
+    if constexpr (Self::traits::is_hooked)
+      self().gradients_.hooked_reductions().begin_anew(progress.updates);
     self().await_device();
   }
 
@@ -85,7 +100,7 @@ class ReplicaKept {
     self().await_parameters();
     self().await_device();
     self().copies_.in(piece, from);
-    if constexpr (Self::traits::skips_unused) {
+    if constexpr (Self::traits::notes_usage) {
       if (piece.role == KeptRole::gradient) self().gradients_.note_used(piece.tensor);
     }
   }
@@ -211,13 +226,12 @@ class ReplicaKept {
     if (all || (traits::divides_states && saves_own())) {
       self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
     }
-    if constexpr (traits::skips_unused) {
+    if constexpr (traits::counts_updates) {
       const std::span<std::uint64_t> counts = self().updater_.update_counts();
       for (std::size_t p = 0; all && p != counts.size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;
         KeptPiece piece = give(p, "step", counts.subspan(p, 1), 0);
         piece.whole = {piece.held, 0, {}};
-        piece.on_host = true;
         f(static_cast<const KeptPiece&>(piece));
       }
     }
@@ -238,6 +252,48 @@ class ReplicaKept {
         f(piece_of(KeptRole::gradient, p, layout, layout.infos()[p].element,
                    self().gradients_.arena()));
       }
+    }
+  }
+
+  /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
+  /// others by rank.
+  template <KeptFor For, class F>
+  void give_hooks(const F& f) {
+    if constexpr (Self::traits::is_hooked) {
+      const auto& layout = self().layouts_.parameters;
+      self().gradients_.hooked_reductions().for_each_kept(
+          [&](std::size_t p, std::string_view state, auto values, Keeper keeper) {
+            using T = typename decltype(values)::element_type;
+            const bool own = keeper == Keeper::each_rank;
+            if (For == KeptFor::saving && !own && !is_first()) return;
+            KeptPiece piece = piece_of(own ? KeptRole::local : KeptRole::state, p, layout,
+                                       element_kind<T>(), nullptr);
+            piece.state = state;
+            if (values.size() != piece.whole.count()) {  // it is no copy of the parameter
+              piece.whole = {element_kind<T>(), 1, {values.size()}};
+              piece.count = values.size();
+            }
+            piece.data = reinterpret_cast<std::byte*>(values.data());
+            piece.held = element_kind<T>();
+            f(static_cast<const KeptPiece&>(piece));
+          });
+    }
+  }
+
+  /// Where ranks train alone between averages: the parameters and states of every rank.
+  template <KeptFor For, class F>
+  void give_local(const F& f) {
+    if constexpr (Self::traits::averages_parameters) {
+      const auto give = [&](const KeptPiece& piece) {
+        if (!self().layouts_.parameters.plan().is_trained(piece.tensor)) return;
+        KeptPiece own = piece;
+        if (piece.role == KeptRole::parameter) own.state = "parameter";
+        own.role = KeptRole::local;
+        own.averaged = true;
+        f(static_cast<const KeptPiece&>(own));
+      };
+      give_parameters<KeptFor::loading>(give);
+      give_states<KeptFor::loading>(give);
     }
   }
 

@@ -12,6 +12,8 @@
 #include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
@@ -96,9 +98,21 @@ struct ReplicaTraits {
   static constexpr bool scales_loss = precision::scales_loss;
   static constexpr bool stops_at_anomaly = std::is_same_v<choice<axes::Anomaly>, Stop>;
   static constexpr bool skips_anomalies = std::is_same_v<choice<axes::Anomaly>, Skip>;
+  /// Does a missing gradient count as zero?
   static constexpr bool skips_unused = std::is_same_v<choice<axes::UnusedParameters>, Zero>;
+  /// Does every step use one of the declared sets of parameters?
+  using subgraphs = SubgraphsIn<choice<axes::UnusedParameters>>;
+  static constexpr bool has_subgraphs = subgraphs::count > 1;
+  /// Do gradients know which parameters a rank has used since the last update?
+  static constexpr bool notes_usage = skips_unused || has_subgraphs;
+  /// Are parameters left alone whose averaged gradient is zero?
+  static constexpr bool skips_zero_gradients = policy<axes::Hooks>::skips_zero_gradients;
+  /// Are there updates that leave parameters out? Then each has its own count of updates.
+  static constexpr bool counts_updates = notes_usage || skips_zero_gradients;
   /// Do gradients travel through hooks? They do in a world of one as well.
   static constexpr bool is_hooked = hooks::has_stages;
+  /// Do ranks update with their own gradients, and average parameters now and then?
+  static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
   static constexpr bool scatters_buckets = shards && !is_hooked;
   static constexpr bool broadcasts_buffers =
@@ -107,7 +121,7 @@ struct ReplicaTraits {
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.
   static constexpr bool tracks =
-      is_checked || !alone || micro_batches > 1 || skips_unused || is_hooked;
+      is_checked || !alone || micro_batches > 1 || notes_usage || is_hooked;
 
   /// Are gradients reduced at all?
   static constexpr bool reduces = !alone || is_hooked;
@@ -122,6 +136,12 @@ struct ReplicaTraits {
   /// loss's gradient, and the parts are summed.
   static constexpr bool takes_loss_of_outputs =
       OutputDeclaring<Model> && std::is_same_v<policy<axes::LossPlacement>, LossOnOutput>;
+  /// Do all ranks know which sub-graph each of them uses? Replicas of DP are told the same.
+  static constexpr bool subgraphs_agree =
+      has_subgraphs && (alone || scatters || subgraphs::same_on_all_ranks);
+  /// Do ranks compare it, in the descriptions of their calls?
+  static constexpr bool compares_subgraphs = subgraphs_agree && !alone && !scatters;
+
   static constexpr bool gathers_outputs = scatters && takes_loss_of_outputs;
   static constexpr bool sums_gradients = gathers_outputs;
   /// Otherwise a replica's gradient is that of the mean over its share. Shares can differ in size,
@@ -149,6 +169,14 @@ struct ReplicaTraits {
         kind, std::forward<F>(f));
   }
 };
+
+/// The job's call that a step's collectives are part of. Where ranks compare sub-graphs, the
+/// replica has told the thread which are used.
+template <class Traits>
+constexpr JobCall step_call() {
+  if constexpr (Traits::compares_subgraphs) return job_call_of_thread();
+  return JobCall::step;
+}
 
 /// The groups of a replica's parameters; nothing where there is one group.
 template <class Traits>

@@ -8,11 +8,11 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
 #include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"
 
 namespace lockstep::detail {
@@ -55,18 +55,19 @@ class ShardSpace {
   auto scatter(std::span<T> pieces) const {
     return comm_->reduce_scatter_async(
         pieces, own_piece(pieces),
-        reduction_of_gradients<gradient_reduction<Traits, Comm>()>(shards()), JobCall::step);
+        reduction_of_gradients<gradient_reduction<Traits, Comm>()>(shards()), step_call<Traits>());
   }
 
   /// Every piece = that of the rank that owns it. **Ranks** all.
   template <class T>
   auto gather(std::span<T> pieces) const {
-    return comm_->all_gather_async(std::span<const T>(own_piece(pieces)), pieces, JobCall::step);
+    return comm_->all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
+                                   step_call<Traits>());
   }
 
   /// A number = its sum over the shards of all buckets. **Ranks** all. **Host** blocks.
   void add_others(double& number) const {
-    comm_->all_reduce(std::span(&number, 1), Sum{}, JobCall::step);
+    comm_->all_reduce(std::span(&number, 1), Sum{}, step_call<Traits>());
   }
 
  private:
@@ -85,7 +86,7 @@ class ScatterAcross {
 
   void wait() {
     inside_.wait();
-    across_.all_reduce(own_, op_, JobCall::step);
+    across_.all_reduce(own_, op_, step_call_of_thread());
   }
   void forget() { inside_.forget(); }
 
@@ -142,7 +143,7 @@ class ShardSpace<Traits, Comm> {
                             ? how
                             : GradientReduction::sum > (1);
     const auto start = [&] {
-      return groups_->group().reduce_scatter_async(pieces, own, inside, JobCall::step);
+      return groups_->group().reduce_scatter_async(pieces, own, inside, step_call<Traits>());
     };
     return ScatterAcross<decltype(start()), std::remove_reference_t<decltype(groups_->across())>, T,
                          std::remove_const_t<decltype(across)>>(std::in_place, start,
@@ -151,10 +152,10 @@ class ShardSpace<Traits, Comm> {
   template <class T>
   auto gather(std::span<T> pieces) const {
     return groups_->group().all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
-                                             JobCall::step);
+                                             step_call<Traits>());
   }
   void add_others(double& number) const {
-    groups_->group().all_reduce(std::span(&number, 1), Sum{}, JobCall::step);
+    groups_->group().all_reduce(std::span(&number, 1), Sum{}, step_call<Traits>());
   }
 
  private:

@@ -21,9 +21,10 @@ namespace lockstep::detail {
 
 /// Micro-batches that share a graph have equal batches and equal values of this.
 struct GraphKind {
-  bool adds;              ///< gradients are added to those of earlier micro-batches
-  bool completes_step;    ///< reduction and update follow
-  std::uint64_t variant;  ///< differs where another rank's batch differs
+  bool adds;                ///< gradients are added to those of earlier micro-batches
+  bool completes_step;      ///< reduction and update follow
+  std::uint64_t variant;    ///< differs where another rank's batch differs
+  std::uint64_t phase = 0;  ///< differs where hooks do other work
   friend bool operator==(const GraphKind&, const GraphKind&) = default;
 };
 
@@ -147,9 +148,11 @@ class CapturedSteps {
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue,
            std::uint64_t variant = 0) {
-    const std::size_t before = replica.micro_batches();
+    const auto before = replica.before_capture();
+    const std::uint64_t phase = replica.begin_graph();
     graphs_.get<StepGraphs<typename Replica::communicator_type, Batch>>().run(
-        replica.communicator(), batch, {before != 0, replica.completes_step(), variant}, enqueue,
+        replica.communicator(), batch,
+        {before.first != 0, replica.completes_step(), variant, phase}, enqueue,
         [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
     return replica.execution().latest_loss();
   }
@@ -167,13 +170,19 @@ class CapturedSteps {
 template <class Traits>
 using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
 
-/// One micro-batch of a replica that runs by itself. Returns its loss.
+/// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
+/// graphs of its own. Returns its loss.
 template <class Replica, class Runner, class Batch>
-typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed) {
+typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed,
+                                std::size_t subgraph = 0) {
+  replica.choose_subgraph(subgraph);
+  [[maybe_unused]] const auto in = replica.in_step();
   if constexpr (Runner::captures) {
+    replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();
   }
-  return runner.run(replica, placed, [&] { return replica.run_micro_batch(placed); });
+  return runner.run(
+      replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
 }
 
 }  // namespace lockstep::detail

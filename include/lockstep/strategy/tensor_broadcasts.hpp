@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/owned_tensors.hpp"
@@ -38,7 +37,8 @@ class TensorBroadcasts {
   void start_all() const {
     for (const Piece& piece : pieces_) {
       auto* const data = reinterpret_cast<std::uint8_t*>(parameters_ + piece.begin);
-      comm_.broadcast(std::span(data, piece.end - piece.begin), Rank{piece.owner}, JobCall::step);
+      comm_.broadcast(std::span(data, piece.end - piece.begin), Rank{piece.owner},
+                      step_call<Traits>());
     }
   }
   static constexpr void wait_all() {}

@@ -113,9 +113,9 @@ consteval bool fits_world() {
 
 /// A topology that the compiler knows, or that a job makes from its number of ranks.
 template <class T>
-concept JobTopology =
-    Topology<T> && !is_world<T> &&
-    ((std::is_empty_v<T> && std::default_initializable<T>) || std::constructible_from<T, WorldSize>);
+concept JobTopology = Topology<T> && !is_world<T> &&
+                      ((std::is_empty_v<T> && std::default_initializable<T>) ||
+                       std::constructible_from<T, WorldSize>);
 
 /// The topology in a world of so many ranks.
 template <JobTopology T>

@@ -32,11 +32,20 @@ inline constexpr std::string_view reserved_prefix = "lockstep/";
 std::string stored_name(const KeptPiece& piece);
 
 /// A name in its parts: `lockstep/state/<parameter>/<state>`, `lockstep/gradient/<rank>/<name>`,
-/// `lockstep/buffer/<rank>/<name>`, or a parameter's or buffer's alone.
+/// `lockstep/buffer/<rank>/<name>`, `lockstep/local/<rank>/<parameter>/<state>`, or a parameter's
+/// or buffer's alone.
 struct StoredName {
-  enum class Kind : std::uint8_t { plain, state, gradient, buffer, other } kind = Kind::plain;
+  enum class Kind : std::uint8_t {
+    plain,
+    state,
+    gradient,
+    buffer,
+    local,
+    other
+  } kind = Kind::plain;
   std::string_view name;   // of the parameter or buffer
   std::string_view extra;  // the state, or the rank
+  std::string_view state;  // of a rank's own
 };
 StoredName parse_stored_name(std::string_view name);
 /// The same with another parameter's or buffer's name.

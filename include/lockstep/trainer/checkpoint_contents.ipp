@@ -26,6 +26,8 @@ LOCKSTEP_INLINE std::string stored_name(const KeptPiece& piece) {
       return text({"lockstep/state/", piece.name, "/", piece.state});
     case KeptRole::gradient:
       return text({"lockstep/gradient/", piece.rank, "/", piece.name});
+    case KeptRole::local:
+      return text({"lockstep/local/", piece.rank, "/", piece.name, "/", piece.state});
     case KeptRole::buffer:
       if (piece.rank != 0) return text({"lockstep/buffer/", piece.rank, "/", piece.name});
       break;
@@ -37,7 +39,7 @@ LOCKSTEP_INLINE std::string stored_name(const KeptPiece& piece) {
 
 LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view name) {
   using Kind = StoredName::Kind;
-  if (!name.starts_with(reserved_prefix)) return {Kind::plain, name, {}};
+  if (!name.starts_with(reserved_prefix)) return {Kind::plain, name, {}, {}};
   const std::string_view rest = name.substr(reserved_prefix.size());
   const auto after = [&](std::string_view prefix) {
     return rest.starts_with(prefix) ? rest.substr(prefix.size()) : std::string_view();
@@ -45,15 +47,22 @@ LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view name) {
   if (const std::string_view state = after("state/"); !state.empty()) {
     const std::size_t slash = state.rfind('/');
     if (slash != std::string_view::npos)
-      return {Kind::state, state.substr(0, slash), state.substr(slash + 1)};
+      return {Kind::state, state.substr(0, slash), state.substr(slash + 1), {}};
   }
   for (const Kind kind : {Kind::gradient, Kind::buffer}) {
     const std::string_view of_rank = after(kind == Kind::gradient ? "gradient/" : "buffer/");
     const std::size_t slash = of_rank.find('/');
     if (slash != std::string_view::npos && !of_rank.empty())
-      return {kind, of_rank.substr(slash + 1), of_rank.substr(0, slash)};
+      return {kind, of_rank.substr(slash + 1), of_rank.substr(0, slash), {}};
   }
-  return {Kind::other, name, {}};
+  if (const std::string_view local = after("local/"); !local.empty()) {
+    const std::size_t first = local.find('/');
+    const std::size_t last = local.rfind('/');
+    if (first != std::string_view::npos && first < last)
+      return {Kind::local, local.substr(first + 1, last - first - 1), local.substr(0, first),
+              local.substr(last + 1)};
+  }
+  return {Kind::other, name, {}, {}};
 }
 
 LOCKSTEP_INLINE std::string renamed(const StoredName& stored, std::string_view name) {
@@ -64,6 +73,8 @@ LOCKSTEP_INLINE std::string renamed(const StoredName& stored, std::string_view n
       return text({"lockstep/gradient/", stored.extra, "/", name});
     case StoredName::Kind::buffer:
       return text({"lockstep/buffer/", stored.extra, "/", name});
+    case StoredName::Kind::local:
+      return text({"lockstep/local/", stored.extra, "/", name, "/", stored.state});
     default:
       return std::string(name);
   }
@@ -239,6 +250,7 @@ LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
   json.add("knows_epoch", progress.knows_epoch);
   json.add("curve_ahead", progress.curve_ahead);
   json.add("micro_batches", progress.micro_batches);
+  if (progress.newest_buffers) json.add("newest_buffers", *progress.newest_buffers);
   if (progress.loss_scale) {
     json.add("loss_scale", Json::object()
                                .add("scale", static_cast<double>(progress.loss_scale->scale))
@@ -260,6 +272,7 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   progress.knows_epoch = entry.at("knows_epoch").boolean();
   progress.curve_ahead = entry.at("curve_ahead").natural();
   progress.micro_batches = entry.at("micro_batches").natural();
+  if (const auto newest = entry.find("newest_buffers")) progress.newest_buffers = newest->natural();
   if (const auto scale = entry.find("loss_scale")) {
     progress.loss_scale.emplace();
     progress.loss_scale->scale = static_cast<float>(scale->at("scale").real());

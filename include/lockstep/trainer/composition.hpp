@@ -9,6 +9,8 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/core/name.hpp"
+#include "lockstep/hook/compress_to.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/shapes.hpp"
@@ -189,6 +191,81 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>) {
   return {};
 }
 
+/// Finds hooks that cannot be, and policies that do not go with hooks.
+template <class Policies>
+consteval Finding find_hook_fault() {
+  using Given = Pick<axes::Hooks, Policies>;
+  if (!Given::has_stages) return {};
+  if (!Given::stages::has_good_numbers) return {Fault::hook_out_of_range};
+  if (!Given::stages::is_in_order) return {Fault::hooks_out_of_order};
+  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::hooks_with_dp};
+  if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared>)
+    return {Fault::hooks_with_host_shared};
+  if (Given::stages::averages_parameters &&
+      (std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> ||
+       Pick<axes::Precision, Policies>::choice::scales_loss))
+    return {Fault::local_sgd_with_skip};
+  if (Given::stages::averages_parameters &&
+      std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, ZeroRedundancy>)
+    return {Fault::local_sgd_with_shards};
+  return {};
+}
+
+/// A sub-graph that no parameter to train is in, among those of the model.
+template <class Model, class Still, class Set>
+consteval Finding find_subgraph_fault() {
+  if constexpr (TensorListing<Model>) {
+    return {};
+  } else {
+    constexpr Finding pattern = find_pattern_fault<Model, Set>();
+    if constexpr (pattern.fault != Fault::none) return pattern;
+    constexpr const auto& table = parameter_table<Model>;
+    for (std::size_t i = 0; i != table.size(); ++i) {
+      if (Set::match(table.name(i)) && !Still::match(table.name(i))) return {};
+    }
+    return {Fault::subgraph_without_parameters, Set::name};
+  }
+}
+
+template <class Model, class Policies, bool Same, class... Sets>
+consteval Finding find_subgraphs_fault(SubgraphList<Same, Sets...>) {
+  using List = SubgraphList<Same, Sets...>;
+  if (sizeof...(Sets) > (Same ? most_compared_subgraphs : std::size_t{31}))
+    return {Fault::too_many_subgraphs};
+  for (std::size_t set = 1; set != List::count; ++set) {
+    if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
+      return {Fault::subgraph_declared_twice, List::name_of(set)};
+  }
+  Finding found;
+  const auto note = [&found](Finding finding) {
+    if (found.fault == Fault::none) found = finding;
+  };
+  (note(find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()), ...);
+  return found;
+}
+
+template <class Model, class Policies>
+consteval Finding find_subgraphs_fault() {
+  using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
+  if constexpr (requires { typename Meaning::list; }) {
+    if constexpr (Meaning::list::count == 1) return {Fault::subgraphs_not_declared};
+    return find_subgraphs_fault<Model, Policies>(typename Meaning::list{});
+  } else {
+    return {};
+  }
+}
+
+/// Do all elements of a bucket come through a hook, each rounded at most?
+template <class Hook>
+inline constexpr bool brings_riders = false;
+template <FloatingElement To>
+inline constexpr bool brings_riders<CompressTo<To>> = true;
+template <class... Stages>
+consteval bool bring_riders(HookList<Stages...>) {
+  return (brings_riders<Stages> && ...);
+}
+
 /// Finds what does not go with ranks that are through before others.
 template <class Policies>
 consteval Finding find_join_fault() {
@@ -197,6 +274,10 @@ consteval Finding find_join_fault() {
     return {Fault::join_with_dp};
   if (Pick<axes::StepExecution, Policies>::captures) return {Fault::join_with_captured};
   if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
+  if (SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>::same_on_all_ranks)
+    return {Fault::join_with_same_subgraph};
+  if (!bring_riders(typename Pick<axes::Hooks, Policies>::stages{}))
+    return {Fault::join_with_hooks};
   return {};
 }
 
@@ -236,6 +317,8 @@ consteval Finding find_combination_fault() {
   constexpr Finding group =
       find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{});
   if constexpr (group.fault != Fault::none) return group;
+  constexpr Finding subgraphs = find_subgraphs_fault<Model, Policies>();
+  if constexpr (subgraphs.fault != Fault::none) return subgraphs;
   if (on_cpu &&
       (std::is_same_v<Transport, Nccl> || std::is_same_v<Transport, Hierarchical<Shm, Nccl>>))
     return {Fault::nccl_on_cpu};
@@ -256,6 +339,10 @@ consteval Finding find_combination_fault() {
     if (on_cpu) return {Fault::captured_on_cpu};
     if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
       return {Fault::captured_with_unused};
+    using Sets = SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>;
+    if (is_ddp && Pick<axes::World, Policies>::static_size != 1 && Sets::count > 1 &&
+        !Sets::same_on_all_ranks)
+      return {Fault::captured_with_union};
     if (is_ddp && std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
       return {Fault::captured_with_exact};
     if (is_ddp && Pick<axes::World, Policies>::static_size != 1 &&
@@ -272,7 +359,7 @@ consteval Finding find_combination_fault() {
   if constexpr (uneven.fault != Fault::none) return uneven;
   constexpr Finding groups = find_job_groups_fault<Policies>();
   if constexpr (groups.fault != Fault::none) return groups;
-  return {};
+  return find_hook_fault<Policies>();
 }
 
 template <class Model, class... Ps>

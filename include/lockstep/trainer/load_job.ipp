@@ -129,6 +129,8 @@ LOCKSTEP_INLINE Resumed load_job(const KeptJob& job, const std::string& path,
     PieceReader reader(job, *plan.reader);
     reader.read(plan.pieces);
     for (const LoadedPiece& loaded : plan.gradients) reader.read_gradient(loaded, factor);
+    for (const LoadedPiece& loaded : plan.averaged)
+      reader.read_gradient(loaded, 1 / static_cast<double>(loaded.sources.size()));
     set_values(options.values, plan.values);
     set_values(options.common, plan.common);
     return std::string();

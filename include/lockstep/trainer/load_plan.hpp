@@ -22,7 +22,7 @@ namespace lockstep::detail {
 std::string_view operation_of(LoadWhat what);
 
 /// A piece of the job, and the tensors of the file from which it is read: one, except for
-/// gradients, which are the sums of all of them.
+/// gradients and what ranks keep for themselves, which are the sums of all of them.
 struct LoadedPiece {
   KeptPiece piece;
   std::vector<const StoredTensor*> sources;
@@ -33,7 +33,8 @@ struct LoadPlan {
   std::unique_ptr<CheckpointReader> reader;
   CheckpointFacts facts;  // without the program's values
   std::vector<LoadedPiece> pieces;
-  std::vector<LoadedPiece> gradients;
+  std::vector<LoadedPiece> gradients;  // with what ranks have of gradients, and did not send
+  std::vector<LoadedPiece> averaged;
   std::vector<SavedValue> values;
   std::vector<SavedValue> common;
   LoadReport report;

@@ -76,6 +76,7 @@ class LoadPlanning {
   const StoredTensor* find(const std::string& name) const;
   void want(const KeptPiece& piece, LoadFindings& found, std::set<const StoredTensor*>& used);
   void want_gradient(const KeptPiece& piece, LoadFindings& found);
+  void want_local(const KeptPiece& piece, LoadFindings& found);
   bool fits(const KeptPiece& piece, const StoredTensor& stored, LoadFindings& found) const;
   KeptPiece own_part(const KeptPiece& piece) const;
   void compare_kept_values(LoadFindings& found);
@@ -150,7 +151,8 @@ LOCKSTEP_INLINE bool LoadPlanning::fits(const KeptPiece& piece, const StoredTens
     return false;
   }
   const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
-  const bool may_differ = options_.convert || piece.role == KeptRole::gradient;
+  const bool may_differ = options_.convert || piece.role == KeptRole::gradient ||
+                          (piece.role == KeptRole::local && !piece.averaged);
   if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
   found.mismatches.push_back(
       text({"type mismatch for ", stored.name, ": ", stored.element->name, " in the file, ",
@@ -188,9 +190,12 @@ LOCKSTEP_INLINE void LoadPlanning::want(const KeptPiece& piece, LoadFindings& fo
   if (fits(piece, *stored, found)) plan_.pieces.push_back({own_part(piece), {stored}});
 }
 
-/// Replica r of n goes on with the gradients of the replicas r, r + n, ... that were saved.
+/// Replica r of n goes on with the gradients of the replicas r, r + n, ... that were saved, and
+/// likewise with what these had not sent of them.
 LOCKSTEP_INLINE void LoadPlanning::want_gradient(const KeptPiece& piece, LoadFindings& found) {
-  if (what_ != LoadWhat::job || plan_.facts.progress.micro_batches == 0) return;
+  const bool is_residual = piece.role == KeptRole::local && what_ != LoadWhat::parameters;
+  const bool goes_on = what_ == LoadWhat::job && plan_.facts.progress.micro_batches != 0;
+  if (!is_residual && !goes_on) return;
   LoadedPiece loaded{piece, {}};
   for (std::size_t k = piece.rank; k < plan_.facts.shape.replicas; k += job_.shape.replicas) {
     KeptPiece of_rank = piece;
@@ -199,6 +204,23 @@ LOCKSTEP_INLINE void LoadPlanning::want_gradient(const KeptPiece& piece, LoadFin
     if (stored != nullptr && fits(piece, *stored, found)) loaded.sources.push_back(stored);
   }
   if (!loaded.sources.empty()) plan_.gradients.push_back(std::move(loaded));
+}
+
+/// What a rank had for itself it has again. Where there were more ranks or fewer, all go on with
+/// the mean, as after the average that they would have made next.
+LOCKSTEP_INLINE void LoadPlanning::want_local(const KeptPiece& piece, LoadFindings& found) {
+  if (!piece.averaged) return want_gradient(piece, found);
+  if (what_ == LoadWhat::parameters) return;
+  LoadedPiece loaded{piece, {}};
+  const bool same = plan_.facts.shape.replicas == job_.shape.replicas;
+  for (std::size_t k = 0; k != plan_.facts.shape.replicas; ++k) {
+    if (same && k != piece.rank) continue;
+    KeptPiece of_rank = piece;
+    of_rank.rank = k;
+    const StoredTensor* const stored = find(stored_name(of_rank));
+    if (stored != nullptr && fits(piece, *stored, found)) loaded.sources.push_back(stored);
+  }
+  if (!loaded.sources.empty()) plan_.averaged.push_back(std::move(loaded));
 }
 
 LOCKSTEP_INLINE LoadFindings LoadPlanning::match() {
@@ -211,6 +233,8 @@ LOCKSTEP_INLINE LoadFindings LoadPlanning::match() {
     if (is_plain) known.insert(piece.name);
     if (piece.role == KeptRole::gradient) {
       want_gradient(piece, found);
+    } else if (piece.role == KeptRole::local) {
+      want_local(piece, found);
     } else if (is_plain || what_ != LoadWhat::parameters) {
       want(piece, found, used);
     }
@@ -265,7 +289,8 @@ LOCKSTEP_INLINE void LoadPlanning::judge_accumulation() {
          job_.ranks.rank);
   plan_.notes.push_back(difference + ": they are forgotten");
   plan_.facts.progress.micro_batches = 0;
-  plan_.gradients.clear();
+  std::erase_if(plan_.gradients,
+                [](const LoadedPiece& loaded) { return loaded.piece.role == KeptRole::gradient; });
 }
 
 LOCKSTEP_INLINE std::string short_list(const Names& names) {

@@ -7,8 +7,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -84,6 +86,8 @@ class RejectedWrapper {
   double learning_rate() const { std::terminate(); }
   std::uint64_t updates() const { std::terminate(); }
   std::size_t replicas() const { std::terminate(); }
+  std::uint64_t bytes_sent() const { std::terminate(); }
+  void average_parameters() const {}
   AnyView<HostMemory, float> param(const auto&) const { std::terminate(); }
   AnyView<HostMemory, float> grad(const auto&) const { std::terminate(); }
   AnyView<HostMemory, float> buffer(const auto&) const { std::terminate(); }
@@ -101,6 +105,11 @@ class RejectedWrapper {
   void synchronize() const {}
 
   RejectedPhase forward(const auto&) const { std::terminate(); }
+  RejectedPhase forward(const auto&, const auto&) const { std::terminate(); }
+  template <auto Set>
+  RejectedPhase forward(const auto&) const {
+    std::terminate();
+  }
   const RejectedWrapper& no_sync() const { std::terminate(); }
   const RejectedWrapper& join() const { std::terminate(); }
   void finish() const {}
@@ -111,8 +120,22 @@ class RejectedWrapper {
   Rank rank() const { std::terminate(); }
   WorldSize world_size() const { std::terminate(); }
   double step(const auto&) const { std::terminate(); }
+  double step(const auto&, const auto&) const { std::terminate(); }
+  template <auto Set>
+  double step(const auto&) const {
+    std::terminate();
+  }
+  static SubgraphChoice subgraph(std::string_view) { std::terminate(); }
   AnyView<HostMemory, float> predict(const auto&) const { std::terminate(); }
+  template <auto Set>
+  AnyView<HostMemory, float> predict(const auto&...) const {
+    std::terminate();
+  }
   double evaluate(const auto&) const { std::terminate(); }
+  template <auto Set>
+  double evaluate(const auto&...) const {
+    std::terminate();
+  }
   void evaluate(const auto&, auto&) const {}
   template <class Batch>
   std::size_t captured_graphs() const {

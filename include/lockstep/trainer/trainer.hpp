@@ -7,6 +7,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
@@ -16,6 +17,7 @@
 #include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/subgraph_step.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/fit.hpp"
 #include "lockstep/trainer/job_agreement.hpp"
@@ -69,14 +71,21 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// its replicas share the batch. **Ranks** all. **Host** blocks.
   template <class Batch>
   typename wrapper::Loss step(const Batch& batch) {
-    [[maybe_unused]] const auto on = this->enter_step();
-    const auto loss = wrapped_.step(batch);
-    std::size_t samples = 1;
-    if constexpr (requires { batch.size(); }) samples = batch.size();
-    if (this->count_step(loss, samples)) [[unlikely]]
-      this->after_step();
-    return loss;
+    return run_step(batch, [&] { return wrapped_.step(batch); });
   }
+  /// The same with one of the job's `Subgraphs`: `job.step<"with_adapter"_s>(batch)`, or with a
+  /// choice at run time, `job.step(job.subgraph("with_adapter"), batch)`. Micro-batches of one step
+  /// may use different ones. **Ranks** all. **Host** blocks.
+  template <auto Set, class Batch>
+  typename wrapper::Loss step(const Batch& batch) {
+    return step(Set, batch);
+  }
+  template <class Set, class Batch>
+  typename wrapper::Loss step(const Set& set, const Batch& batch) {
+    return run_step(batch, [&] { return wrapped_.step(set, batch); });
+  }
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) { return wrapper::subgraph(name); }
 
   /// Evaluates the model on all samples of a data set, each counted once in any world, by
   /// `model.evaluate(step, batch, tally)` or, without that, by its mean loss. The epoch's summary
@@ -97,6 +106,19 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
     const Scores scores = reduce(comm_, tally);
     this->show(scores, name);
     return scores;
+  }
+
+  /// The same with one of the job's `Subgraphs`: `job.evaluate<"with_adapter"_s>(test, 500)`, and
+  /// `job.predict<"with_adapter"_s>(test, 500)`. **Ranks** all, with one set. **Host** blocks.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<wrapper> in(wrapped_, Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+  template <auto Set, class... Arguments>
+  auto predict(Arguments&&... arguments) {
+    const EvaluatedSubgraph<wrapper> in(wrapped_, Set);
+    return predict(std::forward<Arguments>(arguments)...);
   }
 
   /// The usual loop in one call: every epoch trains on `train` and, where there is one, evaluates
@@ -147,6 +169,17 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
  private:
   using Base::comm_;
   using Base::wrapped_;
+
+  template <class Batch, class Step>
+  typename wrapper::Loss run_step(const Batch& batch, const Step& run) {
+    [[maybe_unused]] const auto on = this->enter_step();
+    const auto loss = run();
+    std::size_t samples = 1;
+    if constexpr (requires { batch.size(); }) samples = batch.size();
+    if (this->count_step(loss, samples)) [[unlikely]]
+      this->after_step();
+    return loss;
+  }
 
   template <class, Dataset>
   friend class EpochBatches;

@@ -33,19 +33,32 @@ enum class Fault {
   pattern_without_match,
   everything_frozen,
   group_without_parameters,
+  subgraphs_not_declared,
+  subgraph_without_parameters,
+  subgraph_declared_twice,
+  too_many_subgraphs,
   nccl_on_cpu,
   shared_without_shm,
   mixed_on_cpu,
   mixed_of_other_types,
   captured_on_cpu,
   captured_with_unused,
+  captured_with_union,
   captured_with_exact,
   captured_through_host,
   malformed_output,
+  hook_out_of_range,
+  hooks_out_of_order,
+  hooks_with_host_shared,
+  hooks_with_dp,
+  local_sgd_with_skip,
+  local_sgd_with_shards,
   // Ranks that are through before others.
   join_with_dp,
   join_with_captured,
   join_with_shared,
+  join_with_same_subgraph,
+  join_with_hooks,
   // Groups of ranks.
   groups_with_dp,
   groups_of_other_world,
@@ -116,15 +129,27 @@ struct Verdict {
   static_assert(F != detail::Fault::clip_not_positive,
                 "lockstep: Clip needs a norm above zero; leave Clip out to clip nothing");
   static_assert(F != detail::Fault::pattern_without_match,
-                "lockstep: no parameter matches a pattern of Frozen or of a group; compare it with "
-                "the names in "
-                "the model's ParameterList (the compiler prints the pattern beside this sentence)");
+                "lockstep: no parameter matches a pattern of Frozen, of a group or of a sub-graph; "
+                "compare it with the names in the model's ParameterList (the compiler prints the "
+                "pattern beside this sentence)");
   static_assert(F != detail::Fault::everything_frozen,
                 "lockstep: Frozen matches every parameter, and nothing is left to train; freeze "
                 "fewer");
   static_assert(F != detail::Fault::group_without_parameters,
                 "lockstep: one of ParameterGroups has no parameter to train; earlier groups or "
                 "Frozen have all that it contains (the compiler prints its number, from 1)");
+  static_assert(F != detail::Fault::subgraphs_not_declared,
+                "lockstep: Subgraphs<...> declares no sub-graph; write Subgraphs<Subgraph<"
+                "\"with_adapter\", \"fc1.*\", \"adapter.*\">, ...>, or leave it out");
+  static_assert(F != detail::Fault::subgraph_without_parameters,
+                "lockstep: a sub-graph contains no parameter to train; add a pattern, or freeze "
+                "fewer (the compiler prints its name beside this sentence)");
+  static_assert(F != detail::Fault::subgraph_declared_twice,
+                "lockstep: two sub-graphs have one name, or one has none; give each its own (the "
+                "compiler prints the name beside this sentence)");
+  static_assert(F != detail::Fault::too_many_subgraphs,
+                "lockstep: a job has at most 31 sub-graphs, and 14 with SameOnAllRanks; let one "
+                "contain more parameters");
   static_assert(
       F != detail::Fault::nccl_on_cpu,
       "lockstep: Backend<Nccl> moves GPU memory and this is a CPU job; add Device<Cuda>, or "
@@ -147,6 +172,10 @@ struct Verdict {
       "lockstep: with UnusedParameters<Zero> the host decides in every step what is updated, which "
       "a captured step cannot change; keep one of the two");
   static_assert(
+      F != detail::Fault::captured_with_union,
+      "lockstep: ranks that capture a step replay it together and must use one sub-graph; write "
+      "Subgraphs<SameOnAllRanks, ...>, or leave CapturedStep out");
+  static_assert(
       F != detail::Fault::captured_with_exact,
       "lockstep: with Sampler<Distributed, Exact> ranks can have last batches of different sizes, "
       "and CapturedStep needs all ranks to replay together; use Padding, DropLast or Masked");
@@ -160,6 +189,30 @@ struct Verdict {
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
       "ParallelStrategy<DP> to gather it; or use LossOnReplica");
   static_assert(
+      F != detail::Fault::hook_out_of_range,
+      "lockstep: a hook's number is out of range; PowerSGD needs a rank of 1 or more, TopK a share "
+      "above 0 and at most 1, LocalSGD 1 step or more");
+  static_assert(
+      F != detail::Fault::hooks_out_of_order,
+      "lockstep: these hooks cannot follow each other; give one of PowerSGD, TopK, LocalSGD and "
+      "NoReduction, and TopK last, because it gathers what the others would average");
+  static_assert(
+      F != detail::Fault::hooks_with_host_shared,
+      "lockstep: Sharding<HostShared> reduces slices where they are used, and hooks want whole "
+      "buckets; choose Sharding<Replicated>, or leave the hooks out");
+  static_assert(
+      F != detail::Fault::hooks_with_dp,
+      "lockstep: the replicas of ParallelStrategy<DP> add gradients where they lie and send "
+      "nothing that a hook could change; use ParallelStrategy<DDP>, or leave the hooks out");
+  static_assert(
+      F != detail::Fault::local_sgd_with_skip,
+      "lockstep: with LocalSGD every rank has gradients of its own, and Anomaly<Skip> or a loss "
+      "scale would skip updates on some ranks only; leave one of the two out");
+  static_assert(
+      F != detail::Fault::local_sgd_with_shards,
+      "lockstep: with LocalSGD every rank updates all parameters by itself, and with "
+      "Sharding<ZeroRedundancy> its share of them; keep one of the two");
+  static_assert(
       F != detail::Fault::join_with_dp,
       "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "
       "of ParallelStrategy<DP> share one; leave it out, or use ParallelStrategy<DDP>");
@@ -171,6 +224,13 @@ struct Verdict {
       F != detail::Fault::join_with_shared,
       "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
       "and Sharding<HostShared> reduces no buckets; choose Sharding<Replicated>, its default");
+  static_assert(F != detail::Fault::join_with_same_subgraph,
+                "lockstep: with UnevenInputs<Join> a rank that is through does not know which "
+                "sub-graph the others use; leave SameOnAllRanks out of Subgraphs");
+  static_assert(
+      F != detail::Fault::join_with_hooks,
+      "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
+      "and of the hooks only CompressTo brings all of its elements; leave the others out");
   static_assert(
       F != detail::Fault::groups_with_dp,
       "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "

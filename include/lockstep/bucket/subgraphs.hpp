@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Declared sets of parameters, of which every step uses one.
+
+#include <array>
+#include <cstddef>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/core/choice.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/name.hpp"
+#include "lockstep/core/pattern.hpp"
+
+namespace lockstep {
+
+namespace axes {
+struct UnusedParameters;
+}  // namespace axes
+
+/// A set of parameters under a name: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`, where `*`
+/// stands for any characters.
+template <Name Text, Name... Patterns>
+struct Subgraph : detail::NamePatterns<Patterns...> {
+  static constexpr std::string_view name = Text.view();
+};
+
+/// The first argument of `Subgraphs`: a rank that uses another set than the others is an error that
+/// all ranks get, and buckets without a used parameter do not travel.
+struct SameOnAllRanks {};
+
+namespace detail {
+
+template <class Set>
+inline constexpr bool is_subgraph = false;
+template <Name Text, Name... Patterns>
+inline constexpr bool is_subgraph<Subgraph<Text, Patterns...>> = true;
+
+/// The name of a sub-graph as a type.
+template <Name Text>
+struct SubgraphKey {
+  static constexpr std::string_view name = Text.view();
+};
+template <class Key>
+inline constexpr bool is_subgraph_key = false;
+template <Name Text>
+inline constexpr bool is_subgraph_key<SubgraphKey<Text>> = true;
+
+/// The number of the whole model among a job's sets, in front of the declared ones.
+inline constexpr std::size_t whole_model = 0;
+
+/// The declared sets of a job. Set 0 is the whole model.
+template <bool Same, class... Sets>
+struct SubgraphList {
+  static constexpr bool same_on_all_ranks = Same;
+  static constexpr std::size_t count = sizeof...(Sets) + 1;
+  static constexpr bool well_formed = (is_subgraph<Sets> && ...);
+
+  static constexpr std::string_view name_of(std::size_t set) {
+    if constexpr (well_formed) {
+      return std::array<std::string_view, count>{"", Sets::name...}[set];
+    } else {
+      return "";
+    }
+  }
+  /// Does a set contain a parameter?
+  static constexpr bool contains(std::size_t set, [[maybe_unused]] std::string_view parameter) {
+    if (set == whole_model) return true;
+    std::size_t number = 0;
+    bool found = false;
+    ((++number == set && (found = Sets::match(parameter), true)) || ...);
+    return found;
+  }
+  /// The number of a declared set, or `count` for another name.
+  static constexpr std::size_t number_of(std::string_view name) {
+    std::size_t set = 1;
+    while (set != count && name_of(set) != name) ++set;
+    return set;
+  }
+  static constexpr void fingerprint(Hash& hash) {
+    hash.number(Same ? 1 : 0).number(sizeof...(Sets));
+    (fingerprint_of<Sets>(hash), ...);
+  }
+
+ private:
+  template <class Set>
+  static constexpr void fingerprint_of(Hash& hash) {
+    hash.text(Set::name);
+    Set::fingerprint_patterns(hash);
+  }
+};
+
+template <class... Sets>
+struct SubgraphsOf {
+  using type = SubgraphList<false, Sets...>;
+};
+template <class... Sets>
+struct SubgraphsOf<SameOnAllRanks, Sets...> {
+  using type = SubgraphList<true, Sets...>;
+};
+
+/// A job without sub-graphs.
+using NoSubgraphs = SubgraphList<false>;
+
+}  // namespace detail
+
+/// Every step uses one of these sets of parameters, or the whole model: `job.step<"name"_s>(batch)`
+/// or `job.step(batch)`. The optimizer leaves parameters alone that no rank used; those that a
+/// rank did not use and another did count as zero there. With `SameOnAllRanks` as the first
+/// argument, ranks that choose differently are an error.
+template <class... Sets>
+struct Subgraphs : Choice<axes::UnusedParameters>, detail::SubgraphsOf<Sets...>::type {
+  static constexpr std::string_view name = "Subgraphs";
+  using list = typename detail::SubgraphsOf<Sets...>::type;
+};
+
+namespace detail {
+
+template <class Meaning>
+struct SubgraphsMeant {
+  using type = NoSubgraphs;
+};
+template <class... Sets>
+struct SubgraphsMeant<Subgraphs<Sets...>> {
+  using type = typename Subgraphs<Sets...>::list;
+};
+/// The sets of a choice of `UnusedParameters`.
+template <class Meaning>
+using SubgraphsIn = typename SubgraphsMeant<Meaning>::type;
+
+}  // namespace detail
+
+/// One of a job's sub-graphs, or its whole model, chosen at run time: `job.subgraph("name")`.
+class SubgraphChoice {
+ public:
+  constexpr SubgraphChoice() = default;  // the whole model
+  constexpr SubgraphChoice(std::size_t number, std::string_view name)
+      : number_(number), name_(name) {}
+
+  constexpr bool is_whole_model() const { return number_ == detail::whole_model; }
+  /// From 1, in the order of declaration; 0 is the whole model.
+  constexpr std::size_t number() const { return number_; }
+  constexpr std::string_view name() const { return name_; }
+  friend constexpr bool operator==(const SubgraphChoice& a, const SubgraphChoice& b) {
+    return a.number_ == b.number_;
+  }
+
+ private:
+  std::size_t number_ = detail::whole_model;
+  std::string_view name_;
+};
+
+namespace detail {
+
+/// The set that a key names among those of a job: one instantiation, and one error, for each name.
+template <class List, class Key>
+struct NamedSubgraph {
+ private:
+  static constexpr std::size_t found = [] {
+    if constexpr (is_subgraph_key<Key>) {
+      return List::number_of(Key::name);
+    } else {
+      return List::count;
+    }
+  }();
+  static_assert(is_subgraph_key<Key>,
+                "lockstep: the key of a sub-graph is its name with _s behind it; write "
+                "job.step<\"with_adapter\"_s>(batch), and using namespace lockstep");
+  static_assert(!is_subgraph_key<Key> || List::count != 1,
+                "lockstep: this job declares no sub-graphs; add UnusedParameters<Subgraphs<"
+                "Subgraph<\"name\", \"pattern.*\">, ...>>, or step without a name");
+  static_assert(!is_subgraph_key<Key> || List::count == 1 || found != List::count,
+                "lockstep: the job declares no sub-graph of this name; compare the spelling with "
+                "its Subgraphs (the compiler prints the name beside this sentence)");
+
+ public:
+  static constexpr std::size_t number = found == List::count ? whole_model : found;
+};
+
+/// A declared set, by its key or as a choice.
+template <class List, class Set>
+constexpr std::size_t subgraph_number([[maybe_unused]] const Set& set) {
+  if constexpr (std::is_same_v<Set, SubgraphChoice>) {
+    return set.number();
+  } else {
+    return NamedSubgraph<List, Set>::number;
+  }
+}
+
+[[noreturn]] inline void refuse_subgraph(std::string_view name, const std::string& declared) {
+  throw Error("subgraph", "the job declares no sub-graph " + std::string(name),
+              "choose one of: " + declared);
+}
+
+/// A declared set whose name comes at run time.
+template <class List>
+SubgraphChoice find_subgraph(std::string_view name) {
+  const std::size_t set = List::number_of(name);
+  if (set == List::count) {
+    std::string declared;
+    for (std::size_t s = 1; s != List::count; ++s)
+      declared.append(s == 1 ? "" : ", ").append(List::name_of(s));
+    refuse_subgraph(name, declared);
+  }
+  return {set, List::name_of(set)};
+}
+
+/// The set that a step uses, as its model sees it: `step.subgraph() == "with_adapter"_s`.
+template <class List, std::size_t Set>
+struct UsedSubgraph {
+  static constexpr std::string_view name() { return List::name_of(Set); }
+  static constexpr bool is_whole_model() { return Set == whole_model; }
+  constexpr operator SubgraphChoice() const { return {Set, name()}; }
+
+  /// In a job without sub-graphs no set is used, so that a model fits both.
+  template <class Key>
+    requires is_subgraph_key<Key>
+  friend constexpr bool operator==(UsedSubgraph, Key) {
+    if constexpr (List::count == 1) {
+      return false;
+    } else {
+      return NamedSubgraph<List, Key>::number == Set;
+    }
+  }
+};
+
+}  // namespace detail
+
+inline namespace literals {
+
+/// `"with_adapter"_s`: the key of a sub-graph.
+template <Name Text>
+constexpr detail::SubgraphKey<Text> operator""_s() {
+  return {};
+}
+
+}  // namespace literals
+
+}  // namespace lockstep

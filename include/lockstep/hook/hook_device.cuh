@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The device of hooks on a GPU: everything is enqueued on the compute stream, and may be
+/// part of a captured step.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+
+#include "lockstep/bucket/pack.cuh"
+#include "lockstep/core/element.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/store.cuh"
+#include "lockstep/device/device.hpp"
+#include "lockstep/hook/hook_device.hpp"
+
+namespace lockstep::detail {
+
+/// Elements of device memory, zeroed at first.
+template <class T>
+class DeviceElements {
+ public:
+  DeviceElements() = default;
+  explicit DeviceElements(std::size_t count) : arena_(count * sizeof(T)), count_(count) {}
+  std::span<T> span() { return {reinterpret_cast<T*>(arena_.data()), count_}; }
+
+ private:
+  DeviceArena arena_{0};
+  std::size_t count_ = 0;
+};
+
+/// The passes of a GPU, for which only its stream is needed. Arrays begin at multiples of 16 bytes.
+class GpuHookDevice {
+ public:
+  template <class T>
+  using Memory = DeviceElements<T>;
+
+  explicit GpuHookDevice(cudaStream_t stream) : stream_(stream) {}
+
+  cudaStream_t stream() const { return stream_; }
+
+  /// The number of the step under way, in device memory: where kernels need it, because a captured
+  /// step was captured with another. **Stream** `set_step` in its order.
+  const std::uint64_t* step() { return step_.span().data(); }
+  void set_step(std::uint64_t step) { launch_store(stream_, step_.span().data(), step); }
+
+  /// Memory of at least so many bytes for passes that keep nothing there: all buckets have the
+  /// same, since the stream does one pass after the other. When a hook's object is made.
+  void reserve_scratch(std::size_t bytes) {
+    if (bytes > scratch_.bytes()) scratch_ = DeviceArena(bytes);
+  }
+  std::byte* scratch() const { return scratch_.data(); }
+
+  /// **Host** blocks: only when a hook's object is made.
+  template <class T>
+  static Memory<T> allocate(std::size_t count) {
+    return Memory<T>(count);
+  }
+  template <class To, class From>
+  void cast(std::span<To> to, std::span<From> from) const {
+    launch_cast<dynamic, PackShape, SameElement<std::remove_const_t<From>>, SameElement<To>>(
+        stream_, from.data(), to.data(), 1, to.size());
+  }
+  template <class T>
+  void scale(std::span<T> values, double factor) const {
+    launch_cast<dynamic, PackShape, SameElement<T>, SameElement<T>>(
+        stream_, values.data(), values.data(), factor, values.size());
+  }
+  template <class T>
+  void copy(std::span<T> to, std::span<const T> from) const {
+    if (from.empty()) return;
+    check_cuda(
+        cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream_),
+        "cudaMemcpyAsync");
+  }
+  template <class T>
+  void zero(std::span<T> values) const {
+    if (values.empty()) return;
+    check_cuda(cudaMemsetAsync(values.data(), 0, values.size_bytes(), stream_), "cudaMemsetAsync");
+  }
+
+ private:
+  cudaStream_t stream_;
+  DeviceElements<std::uint64_t> step_{1};
+  DeviceArena scratch_{0};
+};
+
+template <class Comm>
+class HookDevice<Cuda, Comm> : public GpuHookDevice {
+ public:
+  explicit HookDevice(Comm& comm) : GpuHookDevice(comm.gpu().stream()) {}
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `LocalSGD<Every>`: ranks train alone, and average their parameters now and then.
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+
+#include "lockstep/core/hash.hpp"
+#include "lockstep/hook/hook.hpp"
+
+namespace lockstep {
+
+struct LocalSgdOptions {
+  /// In so many first steps gradients are averaged (post-local SGD).
+  std::uint64_t start = 0;
+};
+
+/// Every rank updates with its own gradients, and after `Every` such updates ranks average their
+/// parameters: PyTorch's `post_localSGD_hook` with a `PeriodicModelAverager`. States of the
+/// optimizer stay each rank's own.
+template <std::size_t Every, LocalSgdOptions Options = LocalSgdOptions{}>
+struct LocalSGD {
+  static constexpr std::string_view name = "LocalSGD";
+  static constexpr bool well_formed = Every > 0;
+  static constexpr bool is_alone_of_its_kind = true;
+  /// Steps before the start, steps of a rank alone, and those that end with an average.
+  static constexpr std::uint64_t phase(std::uint64_t step) {
+    if (step < Options.start) return 0;
+    return averages_parameters(step + 1) ? 2 : 1;
+  }
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.number(Every).number(Options.start);
+  }
+
+  /// Are parameters averaged after this update, the first of which is 1?
+  static constexpr bool averages_parameters(std::uint64_t update) {
+    return update > Options.start && (update - Options.start) % Every == 0;
+  }
+
+  template <class T>
+  class Bucket {
+   public:
+    explicit Bucket(auto& bucket) : step_(bucket.step()) {}
+
+    void begin(std::span<T> values, auto& next) {
+      under_way_ = step_ < Options.start;
+      if (under_way_) next.begin(values);
+    }
+    void finish(std::span<T> values, auto& next) {
+      if (under_way_) next.finish(values);
+    }
+
+   private:
+    const std::uint64_t& step_;
+    bool under_way_ = false;
+  };
+};
+
+}  // namespace lockstep

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: a hook's number is out of range
+#include "lockstep/hook/top_k.hpp"
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Hooks<TopK<1.5>>>;
+#else
+using Job = detail::Composed<Net, Hooks<TopK<1.0>>>;
+#endif

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: the replicas of ParallelStrategy<DP> add gradients where they lie
+#include "lockstep/hook/compress_to.hpp"
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Hooks<CompressTo<Half>>, ParallelStrategy<DP>>;
+#else
+using Job = detail::Composed<Net, Hooks<CompressTo<Half>>, ParallelStrategy<DDP>>;
+#endif

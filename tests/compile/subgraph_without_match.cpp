@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: no parameter matches a pattern of Frozen, of a group or of a sub-graph
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, UnusedParameters<Subgraphs<Subgraph<"head", "head.*">>>>;
+#else
+using Job = Trainer<Net, UnusedParameters<Subgraphs<Subgraph<"head", "w*">>>>;
+#endif

@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What hooks do on GPUs, and updates that leave parameters out: as the host does them, as
+/// PyTorch does, and captured as call by call. Every check throws what is wrong.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "gpu/ddp_checks.cuh"
+#include "lockstep/hook/selection.cuh"
+
+namespace gpu_test {
+
+// ---- Hooks, beside a job of the host's ranks
+
+inline constexpr PowerSgdOptions from_third_step{2};
+inline constexpr TopKOptions from_second_step{1};
+
+template <class Network>
+Network hooked_network() {
+  Network network;
+  network.in = 24;
+  network.hidden = 40;
+  network.out = 5;
+  return network;
+}
+
+template <class Ddp>
+std::vector<double> train_hooked(Ddp& ddp, auto& comm, const auto& make_batch) {
+  std::vector<double> numbers;
+  for (std::size_t s = 0; s < 10; ++s)
+    numbers.push_back(ddp.step(make_batch(reference_batch(6, 24, 5, s % 3, comm.rank().value()))));
+  if constexpr (requires { comm.synchronize(); }) comm.synchronize();
+  PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+    for (const auto value : downloaded(view)) numbers.push_back(static_cast<double>(value));
+  });
+  numbers.push_back(static_cast<double>(ddp.bytes_sent()));
+  return numbers;
+}
+
+/// Ranks on GPUs end where ranks of the host end, to `tolerance`, and send as many bytes; captured
+/// steps have the bits of others.
+template <class... Hook>
+void compare_hooks(auto& comm, auto& host, const char* what, double tolerance) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  using HostComm = std::remove_reference_t<decltype(host)>;
+  using OnGpu = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
+  using OnCpu = PlainMlp<dynamic, dynamic, dynamic>;
+  using Small = Buckets<BucketLimits{3000, 9000}>;
+  const auto run = [&]<class... Ps>(std::type_identity<PolicyPack<Ps...>>) {
+    Ddp<OnGpu, Comm, Optimizer<SGDMomentum>, Small, Hooks<Hook...>, Ps...> ddp(
+        comm, hooked_network<OnGpu>());
+    auto numbers = train_hooked(ddp, comm, [](const Samples& s) { return labelled<double>(s); });
+    if constexpr (sizeof...(Ps) != 0) {
+      require(ddp.template captured_graphs<LabelledBatch<double, std::int32_t>>() != 0,
+              std::string(what) + ": nothing was captured");
+    }
+    return numbers;
+  };
+  const auto eager = run(std::type_identity<PolicyPack<>>{});
+  detail::BasicDdp<OnCpu,
+                   CanonicalPolicies<Backend<Shm>, Optimizer<SGDMomentum>, Small, Hooks<Hook...>>,
+                   HostComm>
+      cpu(host, hooked_network<OnCpu>());
+  const auto want = train_hooked(cpu, host, [](const Samples& s) { return s; });
+  for (std::size_t i = 0; i < want.size(); ++i) {
+    require(close(eager[i], want[i], tolerance),
+            std::string(what) + ": number " + std::to_string(i) + " is " +
+                std::to_string(eager[i]) + ", ranks of the host have " + std::to_string(want[i]));
+  }
+  require(eager.back() == want.back(), std::string(what) + ": bytes");
+  if constexpr (Capturing<Comm>) {
+    require(run(std::type_identity<PolicyPack<CapturedStep>>{}) == eager,
+            std::string(what) + ": captured steps give other bits");
+  }
+}
+
+void check_hooks(auto& comm, auto& host) {
+  compare_hooks<CompressTo<BFloat16>>(comm, host, "CompressTo<BFloat16>", 0.05);
+  compare_hooks<CompressTo<Half>>(comm, host, "CompressTo<Half>", 0.01);
+  compare_hooks<PowerSGD<2, from_third_step>>(comm, host, "PowerSGD", 1e-8);
+  compare_hooks<PowerSGD<2, from_third_step>, CompressTo<float>>(comm, host, "PowerSGD in float",
+                                                                 1e-3);
+  compare_hooks<TopK<0.1, from_second_step>>(comm, host, "TopK", 1e-8);
+  compare_hooks<LocalSGD<3>>(comm, host, "LocalSGD", 1e-8);
+  compare_hooks<NoReduction>(comm, host, "NoReduction", 1e-8);
+}
+
+/// In other types, after many steps: ranks have the same bits, and the loss has come down.
+void check_hooked_types(auto& comm) {
+  const auto learns = [](const char* what, const auto& run) {
+    require(run.first.back() < run.first.front(), std::string(what) + " does not learn");
+  };
+  learns("PowerSGD in bfloat16", run_job<Optimizer<SGDMomentum>, Precision<Mixed<BFloat16>>,
+                                         Hooks<PowerSGD<2, from_third_step>>, Clip<1.0>>(comm, 40));
+  learns("TopK in half", run_job<Optimizer<SGDMomentum>, Precision<Mixed<Half>>, Accumulate<2>,
+                                 Hooks<TopK<0.25, from_second_step>>>(comm, 80));
+  learns("CompressTo in float",
+         run_job<Optimizer<SGDMomentum>, Hooks<CompressTo<BFloat16>>>(comm, 40));
+}
+
+/// A job with hooks goes on from a copy.
+template <class... Ps>
+void check_hooks_kept(auto& comm) {
+  check_kept<Optimizer<AdamW>, Hooks<PowerSGD<2, from_third_step>>, Ps...>(comm, "PowerSGD");
+  check_kept<Optimizer<AdamW>, Hooks<TopK<0.1>>, Accumulate<2>, Ps...>(comm, "TopK");
+  check_kept<Optimizer<AdamW>, Hooks<LocalSGD<3>>, Ps...>(comm, "LocalSGD");
+  check_kept<Optimizer<AdamW>, Hooks<SkipZeroGradients>, ParameterGroups<NoDecay<>>, Ps...>(
+      comm, "SkipZeroGradients");
+}
+
+// ---- Gradients of zero
+
+/// A case of zero_filter.json. `step(ddp, batch, left_out)` makes a step, in which fc2 may be left
+/// out.
+template <class Model, class... Ps>
+void train_zero_case(auto& comm, const nlohmann::json& figures, const auto& step) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  ReferenceCase c;
+  c.name = "zero_filter.json";
+  c.in = figures.at("dims").at(0);
+  c.hidden = figures.at("dims").at(1);
+  c.out = figures.at("dims").at(2);
+  c.batch = figures.at("batch");
+  c.steps = figures.at("steps");
+  c.params = figures.at("params");
+  require(figures.at("optimizer") == "adamw", c.name + " has a case that is not AdamW's");
+  const std::vector<std::size_t> skipped = figures.at("skipped_steps");
+  Ddp<Model, Comm, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...> ddp(comm,
+                                                                                  c.model<Model>());
+  ddp.optimizer().lr = figures.at("lr");
+  ddp.optimizer().weight_decay = figures.at("weight_decay");
+  for (std::size_t s = 0; s < c.steps; ++s) {
+    step(ddp, labelled<double>(c.samples(s, comm.rank().value())),
+         std::ranges::find(skipped, s) != skipped.end());
+  }
+  comm.synchronize();
+  require_parameters(c, ddp, [](const auto& view) { return downloaded(view); });
+}
+
+/// Gradients of zero, none, and sub-graphs, all of which leave fc2 alone.
+void check_zero_filter(auto& comm) {
+  using Model = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
+  using Divided = GpuSubgraphMlp<double, dynamic, dynamic, dynamic>;
+  using Short = Subgraph<"short", "fc1.*", "fc3.*">;
+  using Union = UnusedParameters<Subgraphs<Short>>;
+  using Same = UnusedParameters<Subgraphs<SameOnAllRanks, Short>>;
+  const auto with_zeros = [](auto& ddp, const auto& batch, bool left_out) {
+    ddp.model().leaves_out_fc2 = left_out;
+    ddp.step(batch);
+  };
+  const auto without = [](auto& ddp, const auto& batch, bool left_out) {
+    ddp.model().leaves_out_fc2 = left_out;
+    ddp.model().gives_zeros = false;
+    ddp.step(batch);
+  };
+  const auto as_subgraph = [](auto& ddp, const auto& batch, bool left_out) {
+    if (left_out) {
+      ddp.template step<"short"_s>(batch);
+    } else {
+      ddp.step(batch);
+    }
+  };
+  for (const nlohmann::json& c : reference("zero_filter.json")) {
+    if (c.at("world") != comm.world_size().value()) continue;
+    if (!c.at("filtered")) {
+      train_zero_case<Model>(comm, c, with_zeros);
+      continue;
+    }
+    train_zero_case<Model, Hooks<SkipZeroGradients>>(comm, c, with_zeros);
+    // A norm that clips nothing has the test for zero ride in its pass.
+    train_zero_case<Model, Hooks<SkipZeroGradients>, Clip<1e9>>(comm, c, with_zeros);
+    train_zero_case<Model, UnusedParameters<Zero>>(comm, c, without);
+    train_zero_case<Divided, Union>(comm, c, as_subgraph);
+    train_zero_case<Divided, Same>(comm, c, as_subgraph);
+    if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>)
+      train_zero_case<Divided, Same, CapturedStep>(comm, c, as_subgraph);
+    train_zero_case<Model, Hooks<SkipZeroGradients>, Sharding<ZeroRedundancy>>(comm, c, with_zeros);
+  }
+}
+
+/// Batches of zeros leave fc1.weight without a gradient, which only the device knows.
+template <class... Ps>
+std::vector<std::string> train_with_zeros(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  Ddp<Network, Comm, Optimizer<AdamW>, Hooks<SkipZeroGradients>, Ps...> ddp(comm);
+  std::vector<std::string> seen;
+  std::vector<float> before;
+  for (std::size_t s = 0; s < 10; ++s) {
+    auto batch = labelled<float>(reference_batch(6, 20, 4, s % 2, comm.rank().value()));
+    const bool empty = s % 3 == 1;
+    for (float& x : batch.inputs) x = empty ? 0 : x;
+    ddp.step(batch);
+    comm.synchronize();
+    const auto after = downloaded(ddp.param("fc1.weight"_p));
+    require(s == 0 || (before == after) == empty, "fc1.weight after step " + std::to_string(s));
+    before = after;
+    seen.push_back(all_parameters(ddp));
+  }
+  require_equal_replicas(comm, ddp, "zero gradients");
+  return seen;
+}
+
+void check_zero_captured(auto& comm) {
+  const auto compare = [&]<class... Ps>(std::type_identity<PolicyPack<Ps...>>, const char* what) {
+    const auto eager = train_with_zeros<Ps...>(comm);
+    if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>) {
+      require(train_with_zeros<Ps..., CapturedStep>(comm) == eager,
+              std::string(what) + ": captured steps give other bits");
+    }
+  };
+  compare(std::type_identity<PolicyPack<>>{}, "zero gradients");
+  compare(std::type_identity<PolicyPack<Clip<0.5>, ParameterGroups<NoDecay<>>>>{},
+          "zero gradients, clipped");
+}
+
+/// All of them, or the one that is named. `host` is a communicator of the same ranks.
+void run_hook_checks(auto& comm, auto& host, const std::string& name) {
+  bool known = false;
+  const auto run = [&](const char* check, auto f) {
+    if (name != "all" && name != check) return;
+    known = true;
+    f();
+    comm.barrier();
+    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, comm.world_size().value());
+  };
+  run("hooks", [&] { check_hooks(comm, host); });
+  run("hooked_types", [&] { check_hooked_types(comm); });
+  run("zero_filter", [&] { check_zero_filter(comm); });
+  run("zero_captured", [&] { check_zero_captured(comm); });
+  run("hooks_kept", [&] { check_hooks_kept<>(comm); });
+  if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>)
+    run("hooks_kept_captured", [&] { check_hooks_kept<CapturedStep>(comm); });
+  require(known, "there is no check '" + name + "'");
+}
+
+}  // namespace gpu_test

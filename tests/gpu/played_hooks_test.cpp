@@ -1,0 +1,256 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hooks on GPUs that the host plays: their passes do what those of the host do, and captured steps
+// what steps do that run call by call.
+#include "gpu/played_kernels.hpp"
+//
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "gpu/plain_mlp.cuh"
+#include "gpu/played_machine.hpp"
+#include "gpu/thread_ranks.cuh"
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/hook/compress_to.hpp"
+#include "lockstep/hook/local_sgd.hpp"
+#include "lockstep/hook/power_sgd.hpp"
+#include "lockstep/hook/selection.cuh"
+#include "lockstep/hook/top_k.hpp"
+#include "lockstep/trainer/cuda.cuh"
+#include "lockstep/trainer/ddp.hpp"
+
+BOOST_AUTO_TEST_SUITE(gpu_played_hooks)
+
+namespace {
+
+using namespace lockstep;
+using namespace train;
+
+template <class T>
+std::vector<std::remove_const_t<T>> downloaded(std::span<T> from) {
+  std::vector<std::remove_const_t<T>> values(from.size());
+  check_cuda(cudaMemcpy(values.data(), from.data(), from.size_bytes(), cudaMemcpyDefault),
+             "cudaMemcpy");
+  return values;
+}
+template <class T>
+void upload(std::span<T> to, const std::vector<T>& from) {
+  detail::copy_now(to.data(), from.data(), to.size_bytes());
+}
+
+using Host = detail::HookDevice<Cpu, LoopbackCommunicator>;
+
+template <class T>
+std::vector<T> random_values(std::mt19937& random, std::size_t count) {
+  std::normal_distribution<float> normal;
+  std::vector<T> values(count);
+  for (T& value : values) value = static_cast<T>(normal(random));
+  return values;
+}
+
+template <class T>
+void require_close(const std::vector<T>& got, std::span<const T> want, double tolerance,
+                   const char* what) {
+  using A = detail::Accumulator<T>;
+  BOOST_REQUIRE(got.size() == want.size());
+  double worst = 0;
+  for (std::size_t i = 0; i < got.size(); ++i)
+    worst = std::max(worst, std::abs(static_cast<double>(static_cast<A>(got[i])) -
+                                     static_cast<double>(static_cast<A>(want[i]))));
+  BOOST_TEST(worst <= tolerance, what << " differ by " << worst);
+}
+
+/// A bucket of matrices and vectors with gaps between them, and rows of more than a block's length.
+detail::LowRankPlan make_plan(std::mt19937& random, std::size_t rank, bool feedback) {
+  detail::LowRankPlan plan;
+  plan.feedback = feedback;
+  plan.seed = random();
+  std::size_t first = 0;
+  for (std::size_t t = 0; t != 5; ++t) {
+    const std::size_t rows = random() % 40 + 1;
+    const std::size_t columns = random() % (t == 3 ? 700 : 40) + 1;
+    if (t % 2 == 0) {
+      plan.whole.push_back({first, rows, plan.whole_count});
+      plan.whole_count += rows;
+      first += rows + 64;
+    } else {
+      const std::size_t own = std::min({rank, rows, columns});
+      plan.matrices.push_back(
+          {t, first, rows, columns, own, plan.p_count, plan.q_count, plan.residual_count});
+      plan.p_count += rows * own;
+      plan.q_count += columns * own;
+      plan.residual_count += rows * columns;
+      first += rows * columns + 32;
+    }
+  }
+  return plan;
+}
+
+/// Both do the same with the same gradients, as if the ranks' average were what this rank sends.
+template <class T>
+void compare_low_rank(std::size_t rank, bool feedback, double tolerance) {
+  std::mt19937 random(static_cast<unsigned>(3 * rank + feedback));
+  const detail::LowRankPlan plan = make_plan(random, rank, feedback);
+  LoopbackCommunicator alone;
+  Host device(alone);
+  detail::LowRank<T, Host> host(device, plan);
+  detail::GpuHookDevice on_gpu(nullptr);
+  detail::GpuLowRank<element_kind<T>()> gpu(on_gpu, plan);
+  const std::size_t count = 30000;
+  detail::DeviceElements<T> values(count), first(plan.first_round()), second(plan.q_count);
+  std::vector<T> host_first(plan.first_round()), host_second(plan.q_count);
+  for (std::uint64_t step = 5; step != 8; ++step) {
+    std::vector<T> gradients = random_values<T>(random, count);
+    upload(values.span(), gradients);
+    if (step == 7) {
+      host.forget_q();
+      gpu.forget_q();
+    }
+    host.project(gradients, host_first, step);
+    gpu.project(values.span(), first.span(), step);
+    require_close(downloaded(first.span()), std::span<const T>(host_first), 40 * tolerance, "P");
+    // What the host has sent has come: rounding does not pile up over steps.
+    upload(first.span(), host_first);
+    host.project_back(gradients, host_first, host_second);
+    gpu.project_back(values.span(), first.span(), second.span());
+    require_close(downloaded(second.span()), std::span<const T>(host_second), 40 * tolerance, "Q");
+    upload(second.span(), host_second);
+    host.restore(gradients, host_first, host_second);
+    gpu.restore(values.span(), first.span(), second.span());
+    require_close(downloaded(values.span()), std::span<const T>(gradients), 20 * tolerance,
+                  "gradients");
+    for (const auto& matrix : plan.matrices) {
+      if (feedback)
+        require_close(downloaded(gpu.residual_of(matrix)),
+                      std::span<const typename decltype(host)::A>(host.residual_of(matrix)),
+                      20 * tolerance, "residuals");
+    }
+  }
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(low_rank_passes_do_what_the_hosts_do) {
+  const played::Machine machine(1);
+  for (const std::size_t rank : {1, 2, 3, 11}) {
+    compare_low_rank<float>(rank, true, 1e-4);
+    compare_low_rank<BFloat16>(rank, rank % 2 == 0, 2e-2);
+  }
+  compare_low_rank<double>(2, false, 1e-12);
+}
+
+// Equal magnitudes, zeros and a NaN among them.
+BOOST_AUTO_TEST_CASE(selections_are_the_hosts) {
+  const played::Machine machine(1);
+  const auto compare = [&]<class T>(T, std::size_t count, std::size_t selected) {
+    std::mt19937 random(static_cast<unsigned>(count));
+    LoopbackCommunicator alone;
+    Host device(alone);
+    const detail::SelectionPlan<T> plan{count, selected};
+    detail::Selection<T, Host> host(device, plan);
+    detail::GpuHookDevice on_gpu(nullptr);
+    detail::GpuSelection<element_kind<T>()> gpu(on_gpu, count, selected);
+    constexpr std::size_t ranks = 2;  // whose selections are the same
+    detail::DeviceElements<T> values(count);
+    detail::DeviceElements<std::uint32_t> sent(plan.words()), all(ranks * plan.words());
+    std::vector<std::uint32_t> host_sent(plan.words()), host_all(ranks * plan.words());
+    for (int step = 0; step != 4; ++step) {
+      std::vector<T> gradients = random_values<T>(random, count);
+      for (std::size_t i = 0; i < count; i += 3) gradients[i] = T{};
+      for (std::size_t i = 1; i < count; i += 4)
+        gradients[i] = static_cast<T>(i % 8 < 4 ? -1.f : 1.f);
+      if (step == 3) gradients[count / 2] = static_cast<T>(NAN);
+      upload(values.span(), gradients);
+      host.select(gradients, host_sent);
+      gpu.select(values.span(), sent.span());
+      const std::vector<std::uint32_t> gone = downloaded(sent.span());
+      // The host sends in the order of places.
+      std::vector<std::uint32_t> places(gone.begin(), gone.begin() + static_cast<int>(selected));
+      std::ranges::sort(places);
+      host_sent.resize(plan.words());
+      BOOST_TEST(std::equal(places.begin(), places.end(), host_sent.begin()), "places");
+      for (std::size_t r = 0; r != ranks; ++r) {
+        std::ranges::copy(host_sent, host_all.begin() + static_cast<int>(r * plan.words()));
+        upload(all.span().subspan(r * plan.words(), plan.words()), gone);
+      }
+      host.add_up(host_all, ranks, gradients);
+      gpu.add_up(all.span(), ranks, values.span());
+      const auto same_bits = [](const auto& a, const auto& b) {
+        return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
+      };
+      BOOST_TEST(same_bits(downloaded(values.span()), gradients), "sums");
+      BOOST_TEST(same_bits(downloaded(gpu.residual()), host.residual()), "residuals");
+    }
+  };
+  compare(float{}, 1000, 10);
+  compare(float{}, 700, 700);
+  compare(double{}, 333, 7);
+  compare(BFloat16{}, 1500, 300);
+}
+
+namespace {
+
+using Network = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
+
+struct Result {
+  std::vector<double> numbers;  // losses, parameters and bytes of all ranks
+  friend bool operator==(const Result&, const Result&) = default;
+};
+
+/// Ten steps; the network may forbid that they are captured.
+template <class... Hook>
+Result train_hooked(bool captures) {
+  constexpr std::size_t ranks = 2;
+  Result result;
+  std::vector<std::vector<double>> all(ranks);
+  const played::Machine machine(ranks);
+  thread_ranks::expect_all_fine(thread_ranks::run(ranks, [&](auto& comm) {
+    Network network;
+    network.in = 12;
+    network.hidden = 16;
+    network.out = 5;
+    network.waits = !captures;
+    detail::BasicDdp<Network,
+                     CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, CapturedStep,
+                                       Buckets<BucketLimits{600, 1500}>, Hooks<Hook...>>,
+                     std::remove_reference_t<decltype(comm)>>
+        ddp(comm, std::move(network));
+    std::vector<double>& numbers = all[comm.rank().value()];
+    for (std::size_t s = 0; s < 10; ++s)
+      numbers.push_back(
+          ddp.step(labelled<double>(reference_batch(6, 12, 5, s % 3, comm.rank().value()))));
+    comm.synchronize();
+    PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
+      const auto some = downloaded(std::span<const double>(view.data_handle(), view.size()));
+      numbers.insert(numbers.end(), some.begin(), some.end());
+    });
+    numbers.push_back(static_cast<double>(ddp.bytes_sent()));
+    const bool captured = ddp.template captured_graphs<LabelledBatch<double, std::int32_t>>() != 0;
+    thread_ranks::require(captured == captures, "steps are captured where they can be");
+  }));
+  for (const auto& numbers : all)
+    result.numbers.insert(result.numbers.end(), numbers.begin(), numbers.end());
+  return result;
+}
+
+constexpr PowerSgdOptions early{2};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(captured_steps_of_hooks_have_the_bits_of_others) {
+  using Power = PowerSGD<2, early>;
+  BOOST_TEST((train_hooked<Power, CompressTo<float>>(true) ==
+              train_hooked<Power, CompressTo<float>>(false)));
+  using Largest = TopK<0.2>;
+  BOOST_TEST((train_hooked<Largest>(true) == train_hooked<Largest>(false)));
+  using Local = LocalSGD<3>;
+  BOOST_TEST((train_hooked<Local>(true) == train_hooked<Local>(false)));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
