@@ -139,6 +139,8 @@ class GradientBuckets {
       throw Error("backward", "no gradient came for " + readiness_.missing_names(),
                   "let backward write and mark every parameter, or add UnusedParameters<Zero>");
     }
+    // A graph of a micro-batch ends with all that it began.
+    if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
