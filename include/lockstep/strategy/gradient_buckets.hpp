@@ -166,6 +166,8 @@ class GradientBuckets {
     } else if (!readiness_.all_ready()) {
       refuse_missing();
     }
+    // A graph of a micro-batch ends with all that it began.
+    if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
 
   // Sub-graphs.
