@@ -270,6 +270,27 @@ BOOST_AUTO_TEST_CASE(what_one_replica_uses_is_everybodys_and_what_none_uses_is_l
   BOOST_TEST(value(dp, 1, 3) == before);
 }
 
+BOOST_AUTO_TEST_CASE(replicas_use_the_sub_graph_of_the_batch) {
+  using Sets = Subgraphs<Subgraph<"front", "a", "b">, Subgraph<"back", "c">>;
+  Dp<UnusedParameters<Sets>, Optimizer<SGDMomentum>> dp({.replicas = 2});
+  Dp<UnusedParameters<Zero>, Optimizer<SGDMomentum>> other({.replicas = 2});
+  for (const std::size_t samples : {4u, 1u, 3u}) {  // of one sample, the second replica has none
+    Entries front = numbered(samples), back = numbered(samples);
+    for (Entry& entry : front.all) entry.used = {true, true, false};
+    for (Entry& entry : back.all) entry.used = {false, false, true};
+    dp.step<"front"_s>(front);
+    other.step(front);
+    front.all[0].trouble = Entry::Trouble::in_forward;
+    BOOST_TEST(failure([&] { dp.step("front"_s, front); }) != "");  // has used nothing
+    dp.step(dp.subgraph("back"), back);
+    other.step(back);
+    compare(dp, [&](std::size_t p, std::size_t i) { return value(other, p, i); }, "sub-graphs", 0);
+  }
+  BOOST_TEST(dp.model().subgraph == "back");
+  dp.evaluate<"front"_s>(numbered(2));
+  BOOST_TEST(dp.model().subgraph == "front");
+}
+
 BOOST_AUTO_TEST_CASE(a_missing_gradient_is_an_error_with_replica_and_name) {
   Dp<> dp({.replicas = 2});
   Entries batch = numbered(4);

@@ -309,7 +309,7 @@ using ListedLedger = ListedModel<Ledger, float, double, Half, std::int64_t>;
 
 BOOST_AUTO_TEST_CASE(of_shared_parameters_with_groups_and_a_schedule) {
   ranks_case<Ledger, Optimizer<AdamW>, ParameterGroups<NoDecay<"c">, Named<"b">>, Accumulate<3>,
-             UnusedParameters<Zero>, Frozen<"d">, Schedule<Cosine>>(
+             UnusedParameters<Zero>, Hooks<SkipZeroGradients>, Frozen<"d">, Schedule<Cosine>>(
       {.skips_unused = true, .frozen = true, .states = 2}, [](auto& job, unsigned other) {
         job.optimizer().lr = 0.01;
         if (other == 1) job.optimizer(Named<"b">{}).lr = 0.02;

@@ -84,6 +84,7 @@ struct PlayedReplica {
     added = before.first;
   }
   void choose_subgraph(std::size_t set) { subgraph = set; }
+  static int in_step() { return 0; }
   void note_subgraph() {}
   std::uint64_t graph_variant() const { return subgraph; }
   PlayedReplica& execution() { return *this; }

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <mutex>
 #include <string>
 #include <type_traits>
 #include <utility>
@@ -184,6 +186,16 @@ BOOST_AUTO_TEST_CASE(ranks_that_agree_on_a_sub_graph_train_alike) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(ranks_that_own_parts_of_the_parameters_agree_on_what_is_used) {
+  for_random_courses(false, true, [](const Course& course) {
+    train_course<Union, Skip, Sharding<ZeroRedundancy>, UnevenInputs<Join>>(course, true);
+    train_course<Union, Skip, Sharding<ZeroRedundancy, ByTensor>>(course, true);
+  });
+  for_random_courses(true, true, [](const Course& course) {
+    train_course<Same, Skip, Sharding<ZeroRedundancy, Gradients>>(course, true);
+  });
+}
+
 namespace {
 
 template <class... Ps>
@@ -267,6 +279,73 @@ BOOST_AUTO_TEST_CASE(ranks_that_must_agree_and_do_not_say_so) {
   for (const Ends& ends : {end_with<Replicas>(3, differ), end_with<Sharing>(3, differ)}) {
     all_say(ends, "step of sub-graph 1 (its ");
     all_say(ends, "step of sub-graph 1 and sub-graph 2 (its ");
+  }
+}
+
+namespace {
+
+/// What the ranks of a job keep, by name.
+struct Kept {
+  std::mutex mutex;
+  std::map<std::string, std::string> pieces;
+  detail::ReplicaProgress progress;
+
+  static std::string key(const detail::KeptPiece& piece) {
+    const bool own = piece.role == detail::KeptRole::gradient;
+    return std::to_string(static_cast<int>(piece.role)) + std::string(piece.name) +
+           std::string(piece.state) + "/" + std::to_string(piece.first) +
+           (own ? "/" + std::to_string(piece.rank) : "");
+  }
+  void save(auto& job) {
+    const std::scoped_lock lock(mutex);
+    progress = job.progress();
+    job.for_each_kept([&](const detail::KeptPiece& piece) {
+      pieces[key(piece)].assign(reinterpret_cast<const char*>(piece.data), piece.file_bytes());
+    });
+  }
+  void load(auto& job) const {
+    job.set_progress(progress);
+    job.template for_each_kept<detail::KeptFor::loading>([&](const detail::KeptPiece& piece) {
+      const auto found = pieces.find(key(piece));
+      if (found != pieces.end())
+        job.copy_in(piece, reinterpret_cast<const std::byte*>(found->second.data()));
+    });
+  }
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_job_goes_on_between_micro_batches_of_different_sub_graphs) {
+  for (const std::size_t world : {1u, 2u, 3u}) {
+    Kept kept;
+    const auto check = [&]<class Job>(std::type_identity<Job>, Shared& comm) {
+      Job first(comm);
+      Job second(comm);
+      const std::size_t sets[] = {1, 2, 0, 2, 1, 3, 3, 1};
+      const auto train = [&](Job& job, std::size_t s) {
+        const Entry entry = of_set(sets[s], s);
+        if (sets[s] == 0) {
+          job.step(entry);
+        } else {
+          job.step(job.subgraph(names[sets[s]]), entry);
+        }
+      };
+      for (std::size_t s = 0; s < 5; ++s) train(first, s);  // in the middle of an update
+      kept.save(first);
+      comm.barrier();
+      kept.load(second);
+      comm.barrier();
+      for (std::size_t s = 5; s < 8; ++s) {
+        train(first, s);
+        train(second, s);
+      }
+      compare(
+          second, [&](std::size_t p, std::size_t i) { return value(first, p, i); }, "resumed", 0);
+    };
+    all_well(world, [&](Shared& comm) { check(std::type_identity<Sharing>{}, comm); }, As::threads);
+    kept.pieces.clear();
+    all_well(
+        world, [&](Shared& comm) { check(std::type_identity<Replicas>{}, comm); }, As::threads);
   }
 }
 

@@ -83,10 +83,11 @@ constexpr JobCall current_job_call() {
   return std::is_constant_evaluated() ? JobCall::none : job_call_of_thread();
 }
 
-/// The call of a step, for collectives that do not know the job: it has said so where it matters.
-inline JobCall step_call_of_thread() {
+/// The call of a step, for collectives that do not know the job: it has told its thread where ranks
+/// compare sub-graphs, and otherwise it is this one.
+inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
   const JobCall call = job_call_of_thread();
-  return call >= JobCall::step_of_subgraphs ? call : JobCall::step;
+  return call >= JobCall::step_of_subgraphs ? call : otherwise;
 }
 
 /// Collectives of this thread are part of a job's call while this object lives. The collectives of

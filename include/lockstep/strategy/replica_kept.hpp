@@ -52,6 +52,10 @@ class ReplicaKept {
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
     progress.micro_batches = self().micro_batches_;
+    if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
+      const Rank newest = self().gradients_.newest();
+      if (newest != Rank{0}) progress.newest_buffers = newest.value();
+    }
     return progress;
   }
   /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
@@ -65,6 +69,12 @@ class ReplicaKept {
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
     if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
+    if constexpr (Self::traits::joins) {
+      // In another world any rank will do: all have the buffers that were saved.
+      const std::uint64_t newest = progress.newest_buffers.value_or(0);
+      self().gradients_.forget_live(
+          Rank{newest < self().comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
+    }
     if constexpr (Self::traits::is_hooked)
       self().gradients_.hooked_reductions().begin_anew(progress.updates);
     self().await_device();
@@ -104,6 +114,14 @@ class ReplicaKept {
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
 
+  /// Does this rank save the slices that it keeps? All groups of ranks may keep the same.
+  bool saves_own() {
+    if constexpr (Self::traits::shards_groups) {
+      return self().updater_.gathers().space().is_saved();
+    } else {
+      return true;
+    }
+  }
   bool is_first() const { return self().comm_.rank() == Rank{0}; }
 
   /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
@@ -161,6 +179,7 @@ class ReplicaKept {
   void give_masters(const KeptPiece& parameter, const F& f) {
     constexpr bool divides = Self::traits::divides_states;
     if (divides && For == KeptFor::loading) f(parameter);
+    if (divides && For == KeptFor::saving && !saves_own()) return;
     self().updater_.kept().for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
       KeptPiece piece = parameter;
       piece.first = first;
@@ -204,7 +223,7 @@ class ReplicaKept {
       piece.held = element_kind<T>();
       return piece;
     };
-    if (all || traits::divides_states) {
+    if (all || (traits::divides_states && saves_own())) {
       self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
     }
     if constexpr (traits::counts_updates) {

@@ -9,6 +9,7 @@
 #include <span>
 
 #include "lockstep/bucket/riders.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/launch.cuh"
@@ -63,20 +64,20 @@ class Riders<Cuda, Traits, Comm> {
   template <class T>
   void board(std::span<T> riders, bool is_live) {
     constexpr unsigned threads = 128;
-    launch_kernel<write_riders<T>>(
+    launch_kernel<write_riders<SameElement<T>>>(
         "riders", stream(), static_cast<unsigned>((riders.size() + threads - 1) / threads), threads,
         riders.data(), riders.size(), comm_.rank().value(), is_live);
   }
   template <class T>
   void settle(std::span<T> riders, double scale) {
-    launch_kernel<settle_riders<T>>("riders", stream(), 1, 1, static_cast<const T*>(riders.data()),
-                                    riders.size(), scale, device_live());
+    launch_kernel<settle_riders<SameElement<T>>>("riders", stream(), 1, 1, riders.data(),
+                                                 riders.size(), scale, device_live());
     is_known_ = false;
   }
 
   /// The ranks of the latest round that was settled. **Host** blocks until that round's first
   /// bucket has landed.
-  const LiveRanks& live() {
+  const LiveRanks& live() const {
     if (!is_known_) {
       comm_.synchronize();
       copy_now(&known_, device_live(), sizeof known_);
@@ -87,9 +88,9 @@ class Riders<Cuda, Traits, Comm> {
   /// The same in device memory. **Stream** after the round was settled.
   LiveRanks* device_live() const { return reinterpret_cast<LiveRanks*>(live_.data()); }
 
-  /// No round has been yet. **Host** blocks.
-  void begin_anew() {
-    known_ = {};
+  /// No round has been since `lowest` was the lowest live rank. **Host** blocks.
+  void begin_anew(std::size_t lowest = 0) {
+    known_ = {0, lowest};
     is_known_ = true;
     comm_.synchronize();
     copy_now(device_live(), &known_, sizeof known_);
@@ -100,8 +101,8 @@ class Riders<Cuda, Traits, Comm> {
 
   Comm& comm_;
   DeviceArena live_;
-  LiveRanks known_;
-  bool is_known_ = true;
+  mutable LiveRanks known_;
+  mutable bool is_known_ = true;
 };
 
 }  // namespace lockstep::detail

@@ -176,6 +176,7 @@ template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed,
                                 std::size_t subgraph = 0) {
   replica.choose_subgraph(subgraph);
+  [[maybe_unused]] const auto in = replica.in_step();
   if constexpr (Runner::captures) {
     replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();

@@ -58,6 +58,7 @@ enum class Fault {
   join_with_captured,
   join_with_shared,
   join_with_same_subgraph,
+  join_with_hooks,
   // Groups of ranks.
   groups_with_dp,
   groups_of_other_world,
@@ -226,6 +227,10 @@ struct Verdict {
   static_assert(F != detail::Fault::join_with_same_subgraph,
                 "lockstep: with UnevenInputs<Join> a rank that is through does not know which "
                 "sub-graph the others use; leave SameOnAllRanks out of Subgraphs");
+  static_assert(
+      F != detail::Fault::join_with_hooks,
+      "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
+      "and of the hooks only CompressTo brings all of its elements; leave the others out");
   static_assert(
       F != detail::Fault::groups_with_dp,
       "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "

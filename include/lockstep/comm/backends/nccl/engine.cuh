@@ -249,6 +249,7 @@ class Engine {
   void replay(const StepGraph& graph) {
     Call call;
     call.kind = CollectiveKind::replay;
+    call.part_of = step_call_of_thread(JobCall::none);
     raise_fault();
     require_no_capture(call, "replay it outside of the step");
     if (!graph) graph.launch(gpu().stream());  // throws, and says why there is none

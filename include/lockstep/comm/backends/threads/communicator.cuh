@@ -131,6 +131,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   void replay(const detail::WorldStepGraph& graph) {
     detail::Call call;
     call.kind = detail::CollectiveKind::replay;
+    call.part_of = detail::step_call_of_thread(detail::JobCall::none);
     if (!graph) {
       throw Error(call.text(), "there is no captured step: " + graph.reason(),
                   "run the step itself", rank());
