@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/join_case.cuh"
 #include "gpu/plain_mlp.cuh"
 #include "gpu/saved.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
@@ -381,6 +382,29 @@ void check_unused(auto& comm) {
   std::move(averaged).update();
 }
 
+// ---- Ranks that are through before others, and groups of ranks
+
+/// Every case of join.json of this world, with numbers that the host or the GPU decides.
+void check_join(auto& comm) {
+  static_cast<void>(joining::train_cases_of_world<>(comm));
+  if constexpr (LOCKSTEP_RUNS_ON_GPU)
+    static_cast<void>(joining::train_cases_of_world<Clip<1e9>>(comm));
+}
+
+/// The rows and columns of a grid, beside steps of all ranks.
+void check_job_groups(auto& comm) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
+  const std::size_t world = comm.world_size().value();
+  if (world % 2 != 0) return;
+  Ddp<Sheet, Comm, Groups<Grid<dynamic, 2>>> ddp(comm);
+  const std::size_t me = comm.rank().value();
+  for (int s = 0; s < 2; ++s) {
+    ddp.step(Entry{1, true, 0});
+    require(ddp.group().all_reduce(me) == me / 2 * 4 + 1, "the sum in the group");
+    require(ddp.across().all_reduce(std::size_t{1}) == world / 2, "the size across groups");
+  }
+}
+
 // ---- Tails of accumulations, and what is not finite
 
 /// Two batches of a step of three, at an epoch's end, are a step of two.
@@ -692,6 +716,8 @@ void run_checks(auto& comm, const std::string& name) {
       run("tail_captured", [&] { check_tail<CapturedStep>(comm); });
       run("skip_captured", [&] { check_skip<CapturedStep>(comm); });
     }
+    run("join", [&] { check_join(comm); });
+    run("job_groups", [&] { check_job_groups(comm); });
     run("outputs", [&] { check_outputs(comm); });
     run("listed", [&] { check_listed<>(comm); });
     if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });

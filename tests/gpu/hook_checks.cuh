@@ -117,46 +117,71 @@ void check_hooks_kept(auto& comm) {
 
 // ---- Gradients of zero
 
-template <class... Ps>
-void train_zero_case(auto& comm, const nlohmann::json& figures, std::size_t number) {
-  using Model = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
+/// A case of zero_filter.json. `step(ddp, batch, left_out)` makes a step, in which fc2 may be left
+/// out.
+template <class Model, class... Ps>
+void train_zero_case(auto& comm, const nlohmann::json& figures, const auto& step) {
+  using Comm = std::remove_reference_t<decltype(comm)>;
   ReferenceCase c;
-  c.name = "zero_filter.json, case " + std::to_string(number);
+  c.name = "zero_filter.json";
   c.in = figures.at("dims").at(0);
   c.hidden = figures.at("dims").at(1);
   c.out = figures.at("dims").at(2);
   c.batch = figures.at("batch");
   c.steps = figures.at("steps");
   c.params = figures.at("params");
-  require(figures.at("optimizer") == "adamw", c.name + " is not AdamW's");
+  require(figures.at("optimizer") == "adamw", c.name + " has a case that is not AdamW's");
   const std::vector<std::size_t> skipped = figures.at("skipped_steps");
-  using Comm = std::remove_reference_t<decltype(comm)>;
   Ddp<Model, Comm, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...> ddp(comm,
                                                                                   c.model<Model>());
   ddp.optimizer().lr = figures.at("lr");
   ddp.optimizer().weight_decay = figures.at("weight_decay");
   for (std::size_t s = 0; s < c.steps; ++s) {
-    ddp.model().leaves_out_fc2 = std::ranges::find(skipped, s) != skipped.end();
-    ddp.model().gives_zeros = !(std::is_same_v<Ps, UnusedParameters<Zero>> || ...);
-    ddp.step(labelled<double>(c.samples(s, comm.rank().value())));
+    step(ddp, labelled<double>(c.samples(s, comm.rank().value())),
+         std::ranges::find(skipped, s) != skipped.end());
   }
   comm.synchronize();
   require_parameters(c, ddp, [](const auto& view) { return downloaded(view); });
 }
 
+/// Gradients of zero, none, and sub-graphs, all of which leave fc2 alone.
 void check_zero_filter(auto& comm) {
-  const nlohmann::json all = reference("zero_filter.json");
-  for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].at("world") != comm.world_size().value()) continue;
-    if (all[i].at("filtered")) {
-      train_zero_case<Hooks<SkipZeroGradients>>(comm, all[i], i);
-      // A norm that clips nothing has the test for zero ride in its pass.
-      train_zero_case<Hooks<SkipZeroGradients>, Clip<1e9>>(comm, all[i], i);
-      // A gradient that nobody has is none to PyTorch either.
-      train_zero_case<UnusedParameters<Zero>>(comm, all[i], i);
+  using Model = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
+  using Divided = GpuSubgraphMlp<double, dynamic, dynamic, dynamic>;
+  using Short = Subgraph<"short", "fc1.*", "fc3.*">;
+  using Union = UnusedParameters<Subgraphs<Short>>;
+  using Same = UnusedParameters<Subgraphs<SameOnAllRanks, Short>>;
+  const auto with_zeros = [](auto& ddp, const auto& batch, bool left_out) {
+    ddp.model().leaves_out_fc2 = left_out;
+    ddp.step(batch);
+  };
+  const auto without = [](auto& ddp, const auto& batch, bool left_out) {
+    ddp.model().leaves_out_fc2 = left_out;
+    ddp.model().gives_zeros = false;
+    ddp.step(batch);
+  };
+  const auto as_subgraph = [](auto& ddp, const auto& batch, bool left_out) {
+    if (left_out) {
+      ddp.template step<"short"_s>(batch);
     } else {
-      train_zero_case<>(comm, all[i], i);
+      ddp.step(batch);
     }
+  };
+  for (const nlohmann::json& c : reference("zero_filter.json")) {
+    if (c.at("world") != comm.world_size().value()) continue;
+    if (!c.at("filtered")) {
+      train_zero_case<Model>(comm, c, with_zeros);
+      continue;
+    }
+    train_zero_case<Model, Hooks<SkipZeroGradients>>(comm, c, with_zeros);
+    // A norm that clips nothing has the test for zero ride in its pass.
+    train_zero_case<Model, Hooks<SkipZeroGradients>, Clip<1e9>>(comm, c, with_zeros);
+    train_zero_case<Model, UnusedParameters<Zero>>(comm, c, without);
+    train_zero_case<Divided, Union>(comm, c, as_subgraph);
+    train_zero_case<Divided, Same>(comm, c, as_subgraph);
+    if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>)
+      train_zero_case<Divided, Same, CapturedStep>(comm, c, as_subgraph);
+    train_zero_case<Model, Hooks<SkipZeroGradients>, Sharding<ZeroRedundancy>>(comm, c, with_zeros);
   }
 }
 

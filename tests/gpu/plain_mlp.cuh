@@ -323,6 +323,16 @@ struct GpuSplitMlp : GpuPlainMlp<T, In, Hidden, Out> {
   }
 };
 
+/// The same, which leaves out fc2 where the step's sub-graph does.
+template <class T, std::size_t In, std::size_t Hidden, std::size_t Out>
+struct GpuSubgraphMlp : GpuPlainMlp<T, In, Hidden, Out> {
+  void forward(auto& step, const auto& batch) {
+    this->leaves_out_fc2 = !step.uses("fc2.weight"_p);
+    this->gives_zeros = false;
+    GpuPlainMlp<T, In, Hidden, Out>::forward(step, batch);
+  }
+};
+
 /// The batch of rank r in micro-step s, as `ddp.json` has it.
 template <class T>
 LabelledBatch<T, std::int32_t> labelled(const Samples& samples) {

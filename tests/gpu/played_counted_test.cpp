@@ -108,14 +108,15 @@ BOOST_AUTO_TEST_CASE(the_test_for_zero_finds_what_a_loop_finds) {
 namespace {
 
 using Network = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
-template <class Comm, class... Ps>
+template <class Model, class Comm, class... Ps>
 using Ddp = detail::BasicDdp<
-    Network,
+    Model,
     CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...>,
     Comm>;
 
-template <class... Ps>
-void train_case(const nlohmann::json& figures, std::size_t number) {
+/// `step(ddp, batch, left_out)` makes a step, in which fc2 may be left out.
+template <class Model, class... Ps>
+void train_case(const nlohmann::json& figures, std::size_t number, const auto& step) {
   ReferenceCase c;
   c.name = "zero_filter.json, case " + std::to_string(number);
   c.world = figures.at("world");
@@ -128,13 +129,12 @@ void train_case(const nlohmann::json& figures, std::size_t number) {
   const std::vector<std::size_t> skipped = figures.at("skipped_steps");
   const played::Machine machine(c.world);
   thread_ranks::expect_all_fine(thread_ranks::run(c.world, [&](auto& comm) {
-    Ddp<std::remove_reference_t<decltype(comm)>, Ps...> ddp(comm, c.model<Network>());
+    Ddp<Model, std::remove_reference_t<decltype(comm)>, Ps...> ddp(comm, c.model<Model>());
     ddp.optimizer().lr = figures.at("lr");
     ddp.optimizer().weight_decay = figures.at("weight_decay");
     for (std::size_t s = 0; s < c.steps; ++s) {
-      ddp.model().leaves_out_fc2 = std::ranges::find(skipped, s) != skipped.end();
-      ddp.model().gives_zeros = !(std::is_same_v<Ps, UnusedParameters<Zero>> || ...);
-      ddp.step(labelled<double>(c.samples(s, comm.rank().value())));
+      step(ddp, labelled<double>(c.samples(s, comm.rank().value())),
+           std::ranges::find(skipped, s) != skipped.end());
     }
     comm.synchronize();
     require_parameters(
@@ -147,12 +147,32 @@ void train_case(const nlohmann::json& figures, std::size_t number) {
 BOOST_AUTO_TEST_CASE(parameters_without_a_gradient_are_left_alone_as_pytorch_leaves_them) {
   const nlohmann::json all = reference("zero_filter.json");
   BOOST_TEST(all.size() != 0u);
+  const auto with_zeros = [](auto& ddp, const auto& batch, bool left_out) {
+    ddp.model().leaves_out_fc2 = left_out;
+    ddp.step(batch);
+  };
+  const auto without = [](auto& ddp, const auto& batch, bool left_out) {
+    ddp.model().leaves_out_fc2 = left_out;
+    ddp.model().gives_zeros = false;
+    ddp.step(batch);
+  };
+  const auto as_subgraph = [](auto& ddp, const auto& batch, bool left_out) {
+    if (left_out) {
+      ddp.template step<"short"_s>(batch);
+    } else {
+      ddp.step(batch);
+    }
+  };
+  using Short = Subgraph<"short", "fc1.*", "fc3.*">;
+  using Sets = UnusedParameters<Subgraphs<SameOnAllRanks, Short>>;
   for (std::size_t i = 0; i < all.size(); ++i) {
     if (all[i].at("filtered")) {
-      train_case<Hooks<SkipZeroGradients>>(all[i], i);
-      train_case<UnusedParameters<Zero>>(all[i], i);
+      train_case<Network, Hooks<SkipZeroGradients>>(all[i], i, with_zeros);
+      train_case<Network, UnusedParameters<Zero>>(all[i], i, without);
+      train_case<GpuSubgraphMlp<double, dynamic, dynamic, dynamic>, Sets, CapturedStep>(
+          all[i], i, as_subgraph);
     } else {
-      train_case<>(all[i], i);
+      train_case<Network>(all[i], i, with_zeros);
     }
   }
 }
@@ -170,7 +190,7 @@ BOOST_AUTO_TEST_CASE(captured_steps_find_zero_gradients) {
       network.hidden = 8;
       network.out = 3;
       network.waits = !captures;
-      Ddp<std::remove_reference_t<decltype(comm)>, Hooks<SkipZeroGradients>, Clip<0.1>,
+      Ddp<Network, std::remove_reference_t<decltype(comm)>, Hooks<SkipZeroGradients>, Clip<0.1>,
           Anomaly<Skip>, CapturedStep>
           ddp(comm, std::move(network));
       std::vector<double> before;

@@ -278,6 +278,8 @@ BOOST_AUTO_TEST_CASE(replicas_use_the_sub_graph_of_the_batch) {
     compare(dp, [&](std::size_t p, std::size_t i) { return value(other, p, i); }, "sub-graphs", 0);
   }
   BOOST_TEST(dp.model().subgraph == "back");
+  dp.evaluate<"front"_s>(numbered(2));
+  BOOST_TEST(dp.model().subgraph == "front");
 }
 
 BOOST_AUTO_TEST_CASE(a_missing_gradient_is_an_error_with_replica_and_name) {

@@ -21,6 +21,7 @@ namespace {
 struct PlayedReplica {
   struct traits {
     static constexpr bool alone = false;
+    static constexpr bool has_job_groups = false;
   };
   using Loss = double;
   using subgraphs = NoSubgraphs;

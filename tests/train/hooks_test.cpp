@@ -444,9 +444,9 @@ void require_same(Shared& comm, const auto& job, const std::string& when) {
 // Those of property_test.cpp, which compiles them already.
 using PlainJob = DistributedDataParallel<Network, Sharding<Replicated>, Pieces, Optimizer<AdamW>,
                                          Accumulate<2>, Clip<0.3>>;
-/// A rank that is more than enough.
-using FullRankJob = DistributedDataParallel<Network, Hooks<FullRank>, Pieces, Optimizer<AdamW>,
-                                            Accumulate<2>, Clip<0.3>>;
+/// A rank that is more than enough, and ranks that update their shares.
+using FullRankJob = DistributedDataParallel<Network, Hooks<FullRank>, Sharding<ZeroRedundancy>,
+                                            Pieces, Optimizer<AdamW>, Accumulate<2>, Clip<0.3>>;
 
 }  // namespace
 

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks with different numbers of batches, on real processes that share memory.
+#include <array>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
+#include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -10,6 +13,7 @@
 #include "comm/repeat.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/join.hpp"
 #include "train/run_job.hpp"
 
@@ -24,9 +28,10 @@ using namespace std::chrono_literals;
 /// Everything at once: unused parameters, micro-batches with tails, a bucket for every parameter.
 using ByInitial = PolicyPack<UnevenInputs<Join>, Accumulate<3>, UnusedParameters<Zero>,
                              Buckets<BucketLimits{0, 0}>>;
-/// Divided by the live ranks before the norm is taken; what is not finite is left out.
-using ByLive =
-    PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<2.5>, Anomaly<Skip>>;
+/// Divided by the live ranks before the norm is taken, each rank with its slices; what is not
+/// finite is left out.
+using ByLive = PolicyPack<UnevenInputs<Join, DivideByLive>, Accumulate<2>, Clip<2.5>, Anomaly<Skip>,
+                          Sharding<ZeroRedundancy>>;
 
 template <class... Ps>
 void check(const Loops& loops, PolicyPack<Ps...>) {
@@ -92,6 +97,20 @@ BOOST_AUTO_TEST_CASE(a_rank_that_leaves_without_joining_is_named) {
   });
   BOOST_TEST(ends[0].find("rank 1") != std::string::npos, ends[0]);
   BOOST_TEST(ends[1] == "");
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_dies_is_named_to_those_that_are_through) {
+  const Ends ends = ranks::run_processes(3, 20s, [](Shared& comm) {
+    auto ddp = joining_ddp(comm, ByInitial{});
+    auto joined = ddp.join();
+    for (int s = 0; comm.rank() == Rank{1}; ++s) {
+      if (s == 7) raise(SIGKILL);
+      ddp.step(Entry{});
+    }
+    joined.finish();
+  });
+  for (const std::size_t r : {0u, 2u})
+    BOOST_TEST(ends[r].find("rank 1") != std::string::npos, ends[r]);
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_whose_scope_an_exception_ends_answers_nobody) {
@@ -235,6 +254,62 @@ BOOST_AUTO_TEST_CASE(a_rank_that_breaks_answers_the_others) {
       require(job.ddp().updates() == 3 * (epoch.number() + 1), "updates of the last rank");
     }
   });
+}
+
+// Rank 0 draws 3 samples and rank 1 draws 15: 2 and 8 batches, 4 updates in an epoch.
+BOOST_AUTO_TEST_CASE(a_trainer_saves_while_some_are_through_and_goes_on_from_there) {
+  using Figures = std::array<double, 6>;
+  const ranks::Common<Figures> whole;
+  const auto train = [](Job& job, std::uint64_t fails_at, bool breaks) {
+    const auto own = line(job.rank() == Rank{0} ? 6 : 30);
+    EpochSummary last;
+    for (auto epoch : job.epochs(3)) {
+      for (const auto& batch : epoch.batches(own, 2)) {
+        job.step(batch);
+        if (job.rank() == Rank{1} && job.ddp().updates() == fails_at)
+          throw std::runtime_error("the power is gone");
+        if (breaks && job.rank() == Rank{0}) break;
+      }
+      last = epoch.summary();
+    }
+    return Figures{job.param("slope"_p)(),
+                   job.ddp().buffer("batches"_p)(0),
+                   static_cast<double>(job.ddp().updates()),
+                   last.loss.value(),
+                   static_cast<double>(last.steps),
+                   static_cast<double>(last.samples)};
+  };
+  for (const bool breaks : {false, true}) {
+    run<Job>(2, [&](Job& job) {
+      const Figures all = train(job, 0, breaks);
+      if (job.rank() == Rank{0}) *whole = all;
+    });
+    // In the last epoch, in one before it, and at the very end of one.
+    for (const std::uint64_t fails_at : {11u, 6u, 8u}) {
+      const checkpoints::Folder folder;
+      CheckpointOptions options;
+      options.folder = folder.path;
+      options.every_steps = 1;
+      options.asynchronous = false;
+      const std::string words = failure<Job>(2, [&](Job& job) {
+        job.checkpoints(options);
+        train(job, fails_at, breaks);
+      });
+      BOOST_TEST(words.find("the power is gone") != std::string::npos, words);
+      options.resume = true;
+      run<Job>(2, [&](Job& job) {
+        job.checkpoints(options);
+        const auto resumed = job.resume();
+        require(resumed && resumed->step == fails_at - 1,
+                "the step before is the newest that is saved");
+        const Figures have = train(job, 0, breaks);
+        for (std::size_t i = 0; i != have.size(); ++i)
+          require(have[i] == (*whole)[i], "figure " + std::to_string(i) + " is " +
+                                              std::to_string(have[i]) + " instead of " +
+                                              std::to_string((*whole)[i]));
+      });
+    }
+  }
 }
 
 BOOST_AUTO_TEST_CASE(a_trainer_refuses_other_calls_inside_of_the_loop) {

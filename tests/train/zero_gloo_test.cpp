@@ -6,6 +6,9 @@
 
 #include "comm/gloo_ranks.hpp"
 #include "lockstep/gloo.hpp"
+#include "lockstep/trainer/loading.hpp"
+#include "lockstep/trainer/saving.hpp"
+#include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"
 #include "train/sheet.hpp"
 #include "train/zero.hpp"
@@ -91,6 +94,44 @@ BOOST_AUTO_TEST_CASE(all_policies_of_an_update_work_on_slices) {
     const auto states = train_busily<Busy<Sharding<ZeroRedundancy>>>(world);
     for (std::size_t i = 0; i < 113; ++i)
       BOOST_TEST(std::abs(states[i] - copies[i]) <= 1e-6, world << " ranks, " << i);
+  }
+}
+
+// Slices inside of groups, which are replicas of each other.
+BOOST_AUTO_TEST_CASE(groups_divide_states_among_their_ranks) {
+  using Job = Plain<Sharding<ZeroRedundancy>, Backend<Gloo>, Groups<Grid<dynamic, 2>>>;
+  const checkpoints::Folder folder;
+  ranks::Chance chance;
+  for (const std::size_t world : {2, 4}) {
+    Case c(chance);
+    c.world = world;
+    const Numbers copies =
+        train_ranks<Sockets, Plain<Sharding<Replicated>, Backend<Gloo>>>(c, "copies");
+    train::require_close(train_ranks<Sockets, Job>(c, "groups"), copies, c.text());
+    const std::string path = folder / (std::to_string(world) + ".safetensors");
+    const Ends ends =
+        ranks::run_processes<Sockets>(world, std::chrono::seconds(20), [&](auto& comm) {
+          Job ddp(comm, c.network());
+          const auto step = [&](std::size_t s) {
+            ddp.step(reference_batch(c.rows, c.in, c.out, c.salt + s, comm.rank().value()));
+          };
+          step(0);
+          // Two ranks have all states, whatever the world is.
+          std::uint64_t sum[] = {ddp.state_bytes()};
+          ddp.group().all_reduce(sum);
+          const std::size_t all =
+              2 * sizeof(double) * ((c.in + c.hidden + c.out) * c.hidden + 2 * c.hidden + c.out);
+          require(sum[0] >= all && sum[0] <= all + 6 * 8 * arena_alignment, "states of a group");
+          save(ddp, path);
+          step(1);
+          const Numbers went_on = numbers_of(ddp);
+          load(ddp, path);
+          step(1);
+          require(numbers_of(ddp) == went_on, "what was saved goes on to the same bits");
+        });
+    for (const std::string& end : ends) BOOST_TEST(end == "", world << " ranks: " << end);
+    // The other group has nothing to save.
+    BOOST_TEST(detail::CheckpointReader(path).shards().size() == 1u);
   }
 }
 

@@ -4,7 +4,6 @@
 /// still have batches, so that no call of their own is needed for it.
 
 #include <cstddef>
-#include <span>
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"

@@ -43,10 +43,11 @@ static_assert(Sampling<DistributedSampler<>>);
 /// How a `DataLoader` makes batches.
 struct LoaderOptions {
   std::size_t batch_size = 1;
-  bool drop_last = false;    ///< leave out a last batch that is not full
-  std::size_t workers = 1;   ///< threads that load; 0: the iterating thread loads
-  std::size_t prefetch = 2;  ///< batches that each worker loads ahead
-  bool timed = false;        ///< measure how long the loop waits: `waited`
+  bool drop_last = false;     ///< leave out a last batch that is not full
+  std::size_t workers = 1;    ///< threads that load; 0: the iterating thread loads
+  std::size_t prefetch = 2;   ///< batches that each worker loads ahead
+  bool timed = false;         ///< measure how long the loop waits: `waited`
+  bool may_be_empty = false;  ///< a data set without samples has no batches, and is no error
 };
 
 namespace detail {
@@ -140,7 +141,7 @@ class DataLoader {
                                const Sampler& sampler) {
     if (options.batch_size == 0)
       detail::fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
-    if (dataset.size() == 0)
+    if (dataset.size() == 0 && !options.may_be_empty)
       detail::fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
     if (options.workers != 0 && options.prefetch == 0)
       detail::fail("DataLoader", {"workers that load nothing ahead"},

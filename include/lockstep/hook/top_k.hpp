@@ -53,11 +53,11 @@ struct TopK {
       under_way_ = step_ >= Options.start;
       if (!under_way_) return next.begin(values);
       passes_.select(values, sent_);
-      next.begin_gather(std::span<const std::uint32_t>(sent_), all_);
+      next.begin_gather(sent_, all_);
     }
     void finish(std::span<T> values, auto& next) {
       if (!under_way_) return next.finish(values);
-      next.finish_gather(std::span<const std::uint32_t>(sent_), all_);
+      next.finish_gather();
       passes_.add_up(all_, ranks_, values);
     }
 

@@ -3,6 +3,7 @@
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
 
 #include <cstddef>
+#include <cstdint>
 #include <string_view>
 #include <type_traits>
 #include <utility>
@@ -35,6 +36,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using typename Base::evaluation_step;
   using typename Base::Loss;
   using typename Base::step_type;
+  using typename Base::subgraphs;
 
   using Base::await_copies;
   using Base::begin_schedule;
@@ -44,6 +46,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::copy_in;
   using Base::copy_out;
   using Base::copy_outputs;
+  using Base::evaluate_subgraph;
   using Base::for_each_buffer;
   using Base::for_each_gradient;
   using Base::for_each_kept;
@@ -192,23 +195,38 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
   /// This rank has no more batches: it makes a step of what is too little for one, or drops it, and
-  /// then answers the others until no rank has a batch. **Ranks** all, each when it is through.
-  /// **Host** blocks until all are.
-  void finish_join() {
+  /// then answers the others until no rank has a batch. `after_update()` is called after each
+  /// update that is made here: all ranks meet there, if those that have batches do after each of
+  /// theirs.
+  /// **Ranks** all, each when it is through. **Host** blocks until all are.
+  template <class F>
+  void finish_join(const F& after_update) {
     if (!is_joining_) return;
     is_joining_ = false;
+    const std::uint64_t before = updates();
     tell([&] {
       if constexpr (traits::template policy<axes::Accumulate>::tail == Tail::step) {
         Base::step_tail();
       } else {
         this->discard_gradients();
       }
-      if constexpr (traits::joins) {
-        while (this->answer_others()) {
-        }
-      }
     });
+    if (updates() != before) after_update();
+    if constexpr (traits::joins) {
+      const auto answer = [&] {
+        bool goes_on = false;
+        tell([&] { goes_on = this->answer_others(); });
+        return goes_on;
+      };
+      while (answer()) after_update();
+    }
   }
+  void finish_join() {
+    finish_join([] {});
+  }
+  /// All ranks make a call after the same update, whether they are through or not: the call is not
+  /// refused while the result lives.
+  [[nodiscard]] auto all_meet() { return Meeting(is_joining_); }
   /// Refuses a call of all ranks while some of them may be through.
   void require_joined(const char* operation) const {
     if (is_joining_) [[unlikely]]
@@ -271,7 +289,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
   template <auto Set, class... Arguments>
   auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<Base> in(replica(), Set);
+    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
     return evaluate(std::forward<Arguments>(arguments)...);
   }
 
@@ -287,7 +305,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <auto Set, class Batch>
   auto predict(const Batch& batch) {
-    const EvaluatedSubgraph<Base> in(replica(), Set);
+    const EvaluatedSubgraph<BasicDdp> in(*this, Set);
     return predict(batch);
   }
 
@@ -309,6 +327,18 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
                   "lockstep: this job has no groups; add a policy such as Groups<Grid<8, 4>>");
     return T::has_job_groups;
   }
+
+  class Meeting {
+   public:
+    explicit Meeting(bool& flag) : flag_(flag), before_(std::exchange(flag, false)) {}
+    ~Meeting() { flag_ = before_; }
+    Meeting(const Meeting&) = delete;
+    Meeting& operator=(const Meeting&) = delete;
+
+   private:
+    bool& flag_;
+    bool before_;
+  };
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_while_joining(const char* operation) const {
     throw Error(operation,

@@ -48,6 +48,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 
  public:
+  using subgraphs = typename traits::subgraphs;
   using model_type = Model;
   using Loss = typename LedReplica::Loss;
 
@@ -196,7 +197,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   }
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
-    const std::size_t subgraph = subgraph_number<typename traits::subgraphs>(set);
+    const std::size_t subgraph = subgraph_number<subgraphs>(set);
     if constexpr (traits::alone) {
       [[maybe_unused]] const auto on = on_device();
       return replicas_[0]->run_alone(batch, subgraph);
@@ -213,9 +214,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   }
 
   /// A sub-graph by a name that is known at run time; another name is an error.
-  static SubgraphChoice subgraph(std::string_view name) {
-    return find_subgraph<typename traits::subgraphs>(name);
-  }
+  static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Host** as `step`.
@@ -271,6 +270,17 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
     }
   }
 
+  /// The same with one of `Subgraphs`: `dp.evaluate<"with_adapter"_s>(batch)`.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<BasicDp> in(*this, Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  void evaluate_subgraph(std::size_t set) {
+    for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
+  }
+
   /// The model's outputs of a whole batch in evaluation, a row for each sample, in order. They are
   /// valid until the next prediction, step or evaluation. **Host** blocks until they are there; on
   /// GPUs they are in the memory of the output device.
@@ -288,6 +298,11 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
           [&](std::size_t i) { replicas_[i]->template predict_only<Batch>(); });
       return std::as_const(*replicas_[root_]).all_outputs();
     }
+  }
+  template <auto Set, class Batch>
+  auto predict(const Batch& batch) {
+    const EvaluatedSubgraph<BasicDp> in(*this, Set);
+    return predict(batch);
   }
   /// Copies such outputs into the host's memory. **Host** blocks.
   template <class Rows>

@@ -89,14 +89,21 @@ class GradientBuckets {
     return second_->data();
   }
 
+  /// The communicators of groups, where buckets are divided inside of these.
+  void use(auto& groups) {
+    if constexpr (Traits::scatters_buckets) reductions_.use(groups);
+  }
+
   // A backward pass.
 
   /// Where sub-graphs are used and passes are captured, their use has been noted before.
   void begin_backward(BackwardPass pass) {
     if constexpr (Traits::has_subgraphs && !Traits::captures) sets_.note(used_);
-    begin_pass(pass, true);
+    begin_pass<true>(pass);
   }
-  void begin_pass(BackwardPass pass, [[maybe_unused]] bool is_live) {
+  /// `Live`: this rank has a batch.
+  template <bool Live>
+  void begin_pass(BackwardPass pass) {
     if constexpr (Traits::frees_gradients) {
       reduce();
       ring_.forget_holders();
@@ -110,7 +117,7 @@ class GradientBuckets {
       readiness_.reset();
     }
     if constexpr (Traits::joins) {
-      if (pass.synchronizes) board(is_live);
+      if (pass.synchronizes) board(Live);
     }
     if constexpr (is_checked && !Traits::frees_gradients) spoil();
   }
@@ -178,7 +185,7 @@ class GradientBuckets {
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
     if constexpr (Traits::subgraphs_agree && !Traits::captures) sets_.note(used_);
-    begin_pass(pass, false);
+    begin_pass<false>(pass);
     take_missing_as_zero();
   }
 
@@ -409,7 +416,7 @@ class GradientBuckets {
       refuse_gradient(parameter, " was asked for before those of later layers were complete");
     if (earlier != no_bucket) {
       if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
-      wait(earlier);
+      for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
     }
     ring_.take(b);
     ring_.clear_padding(execution_, b);
@@ -429,9 +436,11 @@ class GradientBuckets {
     if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
     if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
       std::size_t most = 0;
-      for (const Bucket& bucket : layout_.plan().buckets()) {
+      for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        const std::size_t count = bucket.count() + riders_behind<Traits>(b, comm_.world_size());
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          most = std::max(most, bucket.count() * sizeof(Accumulator<Travelling<T>>));
+          most = std::max(most, count * sizeof(Accumulator<Travelling<T>>));
         });
       }
       comm_.reserve(most);

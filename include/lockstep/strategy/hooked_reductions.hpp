@@ -81,10 +81,11 @@ class HookedReductions {
     slot.under_way = false;
     std::get<Row<T>>(rows_).slots[bucket]->finish(
         {reinterpret_cast<T*>(slot.gradients), slot.count});
-    if (bucket + 1 == layout_.plan().bucket_count) ++steps_;
   }
 
-  /// How many reductions of all buckets are over.
+  /// A step is over, whichever buckets have travelled in it.
+  void count_step() { ++steps_; }
+  /// How many steps are over.
   std::uint64_t steps() const { return steps_; }
   /// Goes on after so many, with states that are zero until they are copied in.
   void begin_anew(std::uint64_t steps) {

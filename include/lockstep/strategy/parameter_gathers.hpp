@@ -42,6 +42,8 @@ class ParameterGathers {
         pending_(make_kept_table<std::uint8_t, layout::count>(where.plan().bucket_count)) {}
 
   const Space& space() const { return space_; }
+  /// The communicators of groups, where buckets are divided inside of these.
+  void use(auto& groups) { space_.use(groups); }
 
   /// Starts the gathers of all buckets, the last first: it holds the parameters that forward needs
   /// first. **Ranks** all, after their slices have been updated.

@@ -95,6 +95,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         updater_(comm, execution_, layouts_.parameters, parameters_),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
+    if constexpr (traits::shards_groups) {
+      gradients_.use(groups_);
+      updater_.gathers().use(groups_);
+    }
     built_.leave();
   }
   Replica(const Replica&) = delete;
@@ -413,8 +417,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// another sub-graph.
   std::uint64_t graph_variant() const {
     if constexpr (traits::has_subgraphs) {
-      const auto& sets = gradients_.subgraphs();
-      return std::uint64_t{sets.set()} << 32 | sets.chosen();
+      return gradients_.subgraphs().variant(gradients_.used());
     } else {
       return 0;
     }
@@ -468,6 +471,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
 
  private:
   void end_update() {
+    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
     if constexpr (traits::averages_parameters) {
       if (traits::hooks::stages::averages_after(updates())) average_parameters();
     }

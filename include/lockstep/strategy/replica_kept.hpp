@@ -104,6 +104,14 @@ class ReplicaKept {
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
 
+  /// Does this rank save the slices that it keeps? All groups of ranks may keep the same.
+  bool saves_own() {
+    if constexpr (Self::traits::shards_groups) {
+      return self().updater_.gathers().space().is_saved();
+    } else {
+      return true;
+    }
+  }
   bool is_first() const { return self().comm_.rank() == Rank{0}; }
 
   /// A whole tensor of a layout, whose elements in a file are of the kind `element`.
@@ -161,6 +169,7 @@ class ReplicaKept {
   void give_masters(const KeptPiece& parameter, const F& f) {
     constexpr bool divides = Self::traits::divides_states;
     if (divides && For == KeptFor::loading) f(parameter);
+    if (divides && For == KeptFor::saving && !saves_own()) return;
     self().updater_.kept().for_each_master(parameter.tensor, [&](auto values, std::size_t first) {
       KeptPiece piece = parameter;
       piece.first = first;
@@ -204,7 +213,7 @@ class ReplicaKept {
       piece.held = element_kind<T>();
       return piece;
     };
-    if (all || traits::divides_states) {
+    if (all || (traits::divides_states && saves_own())) {
       self().updater_.for_each_state([&](auto... state) { f(give(state...)); });
     }
     if constexpr (traits::counts_updates) {

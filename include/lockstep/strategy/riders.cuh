@@ -9,6 +9,7 @@
 #include <span>
 
 #include "lockstep/bucket/riders.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/launch.cuh"
@@ -63,14 +64,14 @@ class Riders<Cuda, Traits, Comm> {
   template <class T>
   void board(std::span<T> riders, bool is_live) {
     constexpr unsigned threads = 128;
-    launch_kernel<write_riders<T>>(
+    launch_kernel<write_riders<SameElement<T>>>(
         "riders", stream(), static_cast<unsigned>((riders.size() + threads - 1) / threads), threads,
         riders.data(), riders.size(), comm_.rank().value(), is_live);
   }
   template <class T>
   void settle(std::span<T> riders, double scale) {
-    launch_kernel<settle_riders<T>>("riders", stream(), 1, 1, static_cast<const T*>(riders.data()),
-                                    riders.size(), scale, device_live());
+    launch_kernel<settle_riders<SameElement<T>>>("riders", stream(), 1, 1, riders.data(),
+                                                 riders.size(), scale, device_live());
     is_known_ = false;
   }
 

@@ -7,9 +7,7 @@
 #include <string>
 #include <type_traits>
 
-#include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/riders.hpp"
-#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"

@@ -25,6 +25,8 @@ class ShardReductions {
       : space_(comm), handles_(layout.plan().bucket_count), whole_(comm, NoExecution{}, layout) {}
 
   const Space& space() const { return space_; }
+  /// The communicators of groups, where buckets are divided inside of these.
+  void use(auto& groups) { space_.use(groups); }
 
   /// Starts to reduce a bucket with parameters of T. The first one carries riders that all ranks
   /// read, where there are some, and is reduced whole.

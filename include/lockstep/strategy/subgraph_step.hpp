@@ -24,20 +24,20 @@ decltype(auto) with_subgraph(std::size_t set, const F& f) {
   }
 }
 
-/// Evaluations and predictions of a replica use a sub-graph while this lives.
-template <class Replica>
+/// Evaluations and predictions of a wrapper use a sub-graph while this lives.
+template <class Wrapper>
 class EvaluatedSubgraph {
  public:
   template <class Set>
-  EvaluatedSubgraph(Replica& replica, const Set& set) : replica_(replica) {
-    replica.evaluate_subgraph(subgraph_number<typename Replica::subgraphs>(set));
+  EvaluatedSubgraph(Wrapper& wrapper, const Set& set) : wrapper_(wrapper) {
+    wrapper.evaluate_subgraph(subgraph_number<typename Wrapper::subgraphs>(set));
   }
-  ~EvaluatedSubgraph() { replica_.evaluate_subgraph(whole_model); }
+  ~EvaluatedSubgraph() { wrapper_.evaluate_subgraph(whole_model); }
   EvaluatedSubgraph(const EvaluatedSubgraph&) = delete;
   EvaluatedSubgraph& operator=(const EvaluatedSubgraph&) = delete;
 
  private:
-  Replica& replica_;
+  Wrapper& wrapper_;
 };
 
 /// A step that knows its set. Gradients of parameters outside of it stay zero, so that to ask for

@@ -68,6 +68,7 @@ class WholePieces {
 
   std::size_t kept_bytes() const { return layout_.plan().bytes; }
   static constexpr std::size_t kept(std::size_t offset) { return offset; }
+  static constexpr std::size_t within(std::size_t offset) { return offset; }
 
   template <class F>
   void for_each_of(std::size_t parameter, const F& f) const {

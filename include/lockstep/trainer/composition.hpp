@@ -9,6 +9,8 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/core/name.hpp"
+#include "lockstep/hook/compress_to.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/shapes.hpp"
@@ -204,6 +206,9 @@ consteval Finding find_hook_fault() {
       (std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> ||
        Pick<axes::Precision, Policies>::choice::scales_loss))
     return {Fault::local_sgd_with_skip};
+  if (Given::stages::averages_parameters &&
+      std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, ZeroRedundancy>)
+    return {Fault::local_sgd_with_shards};
   return {};
 }
 
@@ -251,6 +256,16 @@ consteval Finding find_subgraphs_fault() {
   }
 }
 
+/// Do all elements of a bucket come through a hook, each rounded at most?
+template <class Hook>
+inline constexpr bool brings_riders = false;
+template <FloatingElement To>
+inline constexpr bool brings_riders<CompressTo<To>> = true;
+template <class... Stages>
+consteval bool bring_riders(HookList<Stages...>) {
+  return (brings_riders<Stages> && ...);
+}
+
 /// Finds what does not go with ranks that are through before others.
 template <class Policies>
 consteval Finding find_join_fault() {
@@ -261,6 +276,8 @@ consteval Finding find_join_fault() {
   if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
   if (SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>::same_on_all_ranks)
     return {Fault::join_with_same_subgraph};
+  if (!bring_riders(typename Pick<axes::Hooks, Policies>::stages{}))
+    return {Fault::join_with_hooks};
   return {};
 }
 

@@ -37,9 +37,9 @@ class EpochBatches {
 
   EpochBatches(Trainer& trainer, Epoch epoch, const Source& source, LoaderOptions options)
       : trainer_(trainer),
-        options_(options),
+        options_(taken(options)),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
-        loader_(source, sampler_, options) {
+        loader_(source, sampler_, options_) {
     sampler_.set_epoch(epoch);
   }
 
@@ -113,6 +113,12 @@ class EpochBatches {
   EpochBatches& operator=(const EpochBatches&) = delete;
 
  private:
+  /// Where ranks have data of their own, some may have none.
+  static LoaderOptions taken(LoaderOptions options) {
+    if constexpr (Trainer::joins) options.may_be_empty = true;
+    return options;
+  }
+
   /// How many batches a rank has from a place of the epoch's order on.
   std::size_t batches_from(std::size_t first, Rank rank) const {
     const Share<typename Trainer::remainder> share(sampler_.samples(), sampler_.world(), rank,

@@ -152,19 +152,19 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     if (!this->is_in_loop()) save_if_due();
   }
 
-  /// Where some ranks may be through already, it is time to save when all are.
   void end_batch() {
     Base::end_batch();
-    if constexpr (!Base::traits::joins) {
-      if (checkpoints_) save_if_due();
-    }
+    if (checkpoints_) save_if_due();
   }
+  /// Where some ranks are through before others, all of them save after the same update.
   void leave_data(std::chrono::duration<double> waits) {
-    [[maybe_unused]] const bool was_in_loop = this->is_in_loop();
-    Base::leave_data(waits);
     if constexpr (Base::traits::joins) {
-      if (was_in_loop && checkpoints_) save_if_due();
+      if (checkpoints_ && wrapped_.is_joining())
+        save_if_due();  // the batch that a `break` has ended
     }
+    Base::leave_data(waits, [this] {
+      if (checkpoints_) save_if_due();
+    });
   }
   void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
     Base::leave_data_after_break([&] { leave_data(waits); });
@@ -186,7 +186,14 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   }
 
   [[gnu::cold, gnu::noinline]] void save_if_due() {
-    if (checkpoints_) checkpoints_->step(wrapped_, [&] { return save_options({}); });
+    if (!checkpoints_) return;
+    const auto step = [&] { checkpoints_->step(wrapped_, [&] { return save_options({}); }); };
+    if constexpr (Base::traits::joins) {
+      const auto meeting = wrapped_.all_meet();
+      step();
+    } else {
+      step();
+    }
   }
 
   void watch_steps() {

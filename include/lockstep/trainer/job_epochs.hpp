@@ -2,6 +2,7 @@
 #pragma once
 /// @file The epochs of a trainer: their figures, their lines and records, and where they go on.
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstddef>
@@ -102,6 +103,7 @@ class JobEpochs : public JobBase<Model, Policies> {
   template <class Loss>
   bool count_step(const Loss& loss, std::size_t samples) {
     losses_.add(loss, samples);
+    if constexpr (traits::joins) own_samples_ += samples;
     return display_.step(samples * this->world_size().value(), losses_.latest());
   }
 
@@ -168,7 +170,7 @@ class JobEpochs : public JobBase<Model, Policies> {
       end.position = fresh.size();
       fresh.resume(end);
     } else if (resumes_loop_ && resumed_->position) {
-      fresh.resume(*resumed_->position);
+      fresh.resume(place_in(fresh, *resumed_->position));
     }
     position_ = position_before_batch_ = fresh.state();
   }
@@ -186,11 +188,13 @@ class JobEpochs : public JobBase<Model, Policies> {
     opened_ = true;
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
     losses_.reset();
+    own_samples_ = 0;
     if (resumes_loop_ && resumed_->has_figures) {
       display_.go_on(figures(resumed_->course));
       const std::vector<double> own =
           resumed_->course.losses_of(rank().value(), this->world_size().value());
       losses_.set_totals({own[0], own[1]});
+      own_samples_ = static_cast<std::uint64_t>(own[1]);
     }
     steps_before_batch_ = display_.steps();
     if (resumes_loop_) resumed_.reset();
@@ -206,9 +210,11 @@ class JobEpochs : public JobBase<Model, Policies> {
   /// The loop is done with its batch, whether or not that was stepped.
   void end_batch() { position_before_batch_ = position_; }
 
-  /// The loop has no more batches, or a `break` has ended it.
-  void leave_data(std::chrono::duration<double> waits) {
-    if constexpr (traits::joins) wrapped_.finish_join();
+  /// The loop has no more batches, or a `break` has ended it. Where other ranks have some,
+  /// `after_update()` is called after each of their steps.
+  template <class F>
+  void leave_data(std::chrono::duration<double> waits, [[maybe_unused]] const F& after_update) {
+    if constexpr (traits::joins) wrapped_.finish_join(after_update);
     loop_is_over_ = true;
     close_data(waits);
   }
@@ -264,7 +270,10 @@ class JobEpochs : public JobBase<Model, Policies> {
     state.epoch_updates = epoch_updates_;
     state.skipped = skipped_;
     state.is_closed = closed_.has_value();
-    const EpochSummary now = closed_ ? *closed_ : display_.summary();
+    EpochSummary now = closed_ ? *closed_ : display_.summary();
+    if constexpr (traits::joins) {
+      if (!closed_) count_all_ranks(now);
+    }
     state.shown_epoch = now.epoch;
     state.shown_epochs = now.epochs;
     state.steps = now.steps;
@@ -306,9 +315,16 @@ class JobEpochs : public JobBase<Model, Policies> {
   bool is_in_epoch() const { return under_way_; }
   bool is_last_epoch() const { return epoch_ + 1 >= epochs_; }
   /// The position in the data of the epoch that is under way.
-  std::optional<SamplerState> data_position() const {
+  /// Ranks that are through have made fewer draws than others. **Ranks** all.
+  std::optional<SamplerState> data_position() {
     if (!under_way_ || loops_ == 0) return std::nullopt;
-    return position();
+    SamplerState at = position();
+    if constexpr (traits::joins) {
+      std::uint64_t most[] = {at.position};
+      comm_.all_reduce(most, Max{});
+      at.position = most[0];
+    }
+    return at;
   }
 
   /// Loaded numbers have the curve of another run. Where the program has left the length of its
@@ -383,9 +399,21 @@ class JobEpochs : public JobBase<Model, Policies> {
     return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
   }
 
+  /// A saved position as a place in this rank's data. Under `Join` that may be of another size, and
+  /// may be over already: ranks draw in step as long as they have something to draw.
+  SamplerState place_in([[maybe_unused]] const sampler& fresh, SamplerState at) const {
+    if constexpr (traits::joins) {
+      if (at.world == fresh.world() && at.first == 0) {
+        at.samples = fresh.samples();
+        at.position = std::min(at.position, fresh.size());
+      }
+    }
+    return at;
+  }
+
   /// Ranks have different numbers of steps and samples. **Ranks** all. **Host** blocks.
   void count_all_ranks(EpochSummary& summary) {
-    std::uint64_t samples[] = {summary.samples / this->world_size().value()};
+    std::uint64_t samples[] = {own_samples_};
     comm_.all_reduce(samples, Sum{});
     std::uint64_t steps[] = {summary.steps};
     comm_.all_reduce(steps, Max{});
@@ -427,6 +455,7 @@ class JobEpochs : public JobBase<Model, Policies> {
   SamplerState position_;               // with the batch that the loop has
   SamplerState position_before_batch_;  // without it
   std::uint64_t steps_before_batch_ = 0;
+  std::uint64_t own_samples_ = 0;  // of this rank in this loop, where ranks have different numbers
   bool run_begins_ = false;
   bool curve_goes_on_ = false;  // where it was when a checkpoint was written
   bool under_way_ = false;      // an epoch that has not ended

@@ -128,7 +128,7 @@ class RejectedWrapper {
   static SubgraphChoice subgraph(std::string_view) { std::terminate(); }
   AnyView<HostMemory, float> predict(const auto&) const { std::terminate(); }
   template <auto Set>
-  AnyView<HostMemory, float> predict(const auto&) const {
+  AnyView<HostMemory, float> predict(const auto&...) const {
     std::terminate();
   }
   double evaluate(const auto&) const { std::terminate(); }

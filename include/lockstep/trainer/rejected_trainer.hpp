@@ -84,6 +84,14 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
 
   RejectedEpochs epochs(std::uint64_t) const { std::terminate(); }
   Scores evaluate(const auto&, std::size_t, std::string_view = "") const { std::terminate(); }
+  template <auto Set>
+  Scores evaluate(const auto&...) const {
+    std::terminate();
+  }
+  template <auto Set>
+  AnyView<HostMemory, float> predict(const auto&...) const {
+    std::terminate();
+  }
   Scores reduce_metrics(const Tally&) const { std::terminate(); }
   EpochSummary fit(const auto&, const FitOptions&, const auto&...) const { std::terminate(); }
   EpochSummary fit(const auto&, const auto&, const FitOptions&, const auto&...) const {

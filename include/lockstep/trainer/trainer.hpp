@@ -17,6 +17,7 @@
 #include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/subgraph_step.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/fit.hpp"
 #include "lockstep/trainer/job_agreement.hpp"
@@ -105,6 +106,19 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
     const Scores scores = reduce(comm_, tally);
     this->show(scores, name);
     return scores;
+  }
+
+  /// The same with one of the job's `Subgraphs`: `job.evaluate<"with_adapter"_s>(test, 500)`, and
+  /// `job.predict<"with_adapter"_s>(test, 500)`. **Ranks** all, with one set. **Host** blocks.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<wrapper> in(wrapped_, Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+  template <auto Set, class... Arguments>
+  auto predict(Arguments&&... arguments) {
+    const EvaluatedSubgraph<wrapper> in(wrapped_, Set);
+    return predict(std::forward<Arguments>(arguments)...);
   }
 
   /// The usual loop in one call: every epoch trains on `train` and, where there is one, evaluates

@@ -52,11 +52,13 @@ enum class Fault {
   hooks_with_host_shared,
   hooks_with_dp,
   local_sgd_with_skip,
+  local_sgd_with_shards,
   // Ranks that are through before others.
   join_with_dp,
   join_with_captured,
   join_with_shared,
   join_with_same_subgraph,
+  join_with_hooks,
   // Groups of ranks.
   groups_with_dp,
   groups_of_other_world,
@@ -207,6 +209,10 @@ struct Verdict {
       "lockstep: with LocalSGD every rank has gradients of its own, and Anomaly<Skip> or a loss "
       "scale would skip updates on some ranks only; leave one of the two out");
   static_assert(
+      F != detail::Fault::local_sgd_with_shards,
+      "lockstep: with LocalSGD every rank updates all parameters by itself, and with "
+      "Sharding<ZeroRedundancy> its share of them; keep one of the two");
+  static_assert(
       F != detail::Fault::join_with_dp,
       "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "
       "of ParallelStrategy<DP> share one; leave it out, or use ParallelStrategy<DDP>");
@@ -221,6 +227,10 @@ struct Verdict {
   static_assert(F != detail::Fault::join_with_same_subgraph,
                 "lockstep: with UnevenInputs<Join> a rank that is through does not know which "
                 "sub-graph the others use; leave SameOnAllRanks out of Subgraphs");
+  static_assert(
+      F != detail::Fault::join_with_hooks,
+      "lockstep: with UnevenInputs<Join> ranks learn from the first bucket who still has batches, "
+      "and of the hooks only CompressTo brings all of its elements; leave the others out");
   static_assert(
       F != detail::Fault::groups_with_dp,
       "lockstep: Groups<...> divides ranks, and a job of ParallelStrategy<DP> is one process; use "

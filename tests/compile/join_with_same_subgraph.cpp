@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: with UnevenInputs<Join> a rank that is through does not know which sub-graph
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+template <class Sets>
+using Uneven = Trainer<Net, UnevenInputs<Join>, UnusedParameters<Sets>>;
+
+#ifdef REJECT
+using Job = Uneven<Subgraphs<SameOnAllRanks, Subgraph<"one", "w">>>;
+#else
+using Job = Uneven<Subgraphs<Subgraph<"one", "w">>>;
+#endif
