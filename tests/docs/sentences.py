@@ -118,13 +118,13 @@ def at_compile_time(root):
 COMPILING = (
     ("The composition of a job", ("trainer", "policy")),
     ("The model", ("model", "bucket", "core")),
-    ("Steps", ("strategy", "optim", "device")),
+    ("Steps", ("strategy", "hook", "optim", "device")),
     ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe", "checkpoint")),
 )
 RUNNING = (
     ("Starting and joining", ("launch",)),
     ("Communicating and groups", ("comm", "topology")),
-    ("Training", ("strategy", "trainer", "bucket", "model", "optim", "core", "observe")),
+    ("Training", ("strategy", "hook", "trainer", "bucket", "model", "optim", "core", "observe")),
     ("Data", ("data",)),
     ("Checkpoints", ("checkpoint",)),
     ("GPUs", ("device",)),

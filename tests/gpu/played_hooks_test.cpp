@@ -20,7 +20,6 @@
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/hook/selection.cuh"
 #include "lockstep/hook/top_k.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"

@@ -6,6 +6,10 @@
 #include <type_traits>
 
 #include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/hook/compress_to.hpp"
+#include "lockstep/hook/local_sgd.hpp"
+#include "lockstep/hook/power_sgd.hpp"
+#include "lockstep/hook/top_k.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -128,6 +132,49 @@ BOOST_AUTO_TEST_CASE(what_goes_together_is_what_the_rules_say) {
   // On CPUs 10 of 12 strategies, backends and shardings, by 4; on GPUs 5 backends with their own
   // parameters, eager by 8, captured by 4 with DP, and by 2 with DDP through two of the backends.
   BOOST_TEST(legal == 10u * 4 + 5 * (2 * 8 + 4) + 2 * 2);
+}
+
+namespace {
+
+/// The same for hooks.
+template <class Strategy, class TheSharding, class TheAnomaly, class TheHooks>
+constexpr detail::Fault expected_hook_fault() {
+  using detail::Fault;
+  if (std::is_same_v<TheHooks, Hooks<>> || std::is_same_v<TheHooks, Hooks<SkipZeroGradients>>)
+    return Fault::none;
+  if (std::is_same_v<TheHooks, Hooks<PowerSGD<0>>>) return Fault::hook_out_of_range;
+  if (std::is_same_v<TheHooks, Hooks<TopK<0.5>, CompressTo<Half>>>)
+    return Fault::hooks_out_of_order;
+  if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::hooks_with_dp;
+  if (std::is_same_v<TheSharding, Sharding<HostShared>>) return Fault::hooks_with_host_shared;
+  if (std::is_same_v<TheHooks, Hooks<LocalSGD<2>>>) {
+    if (std::is_same_v<TheAnomaly, Anomaly<Skip>>) return Fault::local_sgd_with_skip;
+    if (std::is_same_v<TheSharding, Sharding<ZeroRedundancy>>) return Fault::local_sgd_with_shards;
+  }
+  return Fault::none;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(hooks_go_with_what_the_rules_say) {
+  std::size_t all = 0;
+  for_each_product(
+      [&]<class... Ps>() {
+        static_assert(composition_fault<Floats, Ps...> == expected_hook_fault<Ps...>());
+        ++all;
+      },
+      Strategies{}, List<Sharding<HostShared>, Sharding<Replicated>, Sharding<ZeroRedundancy>>{},
+      List<Anomaly<Stop>, Anomaly<Skip>>{},
+      List<Hooks<>, Hooks<SkipZeroGradients>, Hooks<CompressTo<Half>>, Hooks<LocalSGD<2>>,
+           Hooks<TopK<0.5>, CompressTo<Half>>, Hooks<CompressTo<BFloat16>, TopK<0.5>>,
+           Hooks<PowerSGD<0>>>{});
+  BOOST_TEST(all == 2u * 3 * 2 * 7);
+  // Two hooks of one name are not taken for one another, and where hooks want whole buckets ranks
+  // do not share parameters unless told otherwise.
+  BOOST_TEST((detail::Composed<Floats, Hooks<PowerSGD<1>>>::fingerprint() !=
+              detail::Composed<Floats, Hooks<PowerSGD<2>>>::fingerprint()));
+  static_assert(std::is_same_v<detail::Composed<Floats, Hooks<PowerSGD<1>>>::policy<axes::Sharding>,
+                               Sharding<Replicated>>);
 }
 
 BOOST_AUTO_TEST_CASE(strategies_devices_backends_and_worlds) {

@@ -139,6 +139,53 @@ BOOST_AUTO_TEST_CASE(a_pass_that_does_not_synchronize_starts_nothing_and_the_nex
   BOOST_TEST((pass.comm.calls == Calls{"start 44", "start 33", "start 22", "start 11"}));
 }
 
+BOOST_AUTO_TEST_CASE(buckets_of_a_sub_graph_wait_for_its_parameters_alone) {
+  using Set = Subgraph<"bd", "b", "d">;
+  Pass<8, UnusedParameters<Subgraphs<Set>>> pass;
+  pass.begin(false);  // the whole model
+  pass.give("d"_p, 4);
+  pass.give("c"_p, 3);
+  pass.give("b"_p, 2);
+  pass.give("a"_p, 1);
+  pass.buckets.end_backward();
+  pass.buckets.forget_usage();
+  pass.buckets.subgraphs().choose(1);
+  pass.begin(true);
+  BOOST_TEST((pass.ends("c"_p) == Numbers{0, 0}));
+  pass.give("d"_p, 4);
+  BOOST_TEST((pass.comm.calls == Calls{"start 4", "start 0"}));  // other ranks may use c
+  pass.give("b"_p, 2);
+  BOOST_TEST((pass.comm.calls == Calls{"start 4", "start 0", "start 2", "start 0"}));
+  pass.buckets.end_backward();
+  BOOST_TEST(pass.buckets.is_used(1));
+  BOOST_TEST(!pass.buckets.is_used(2));
+}
+
+BOOST_AUTO_TEST_CASE(buckets_that_no_rank_uses_do_not_travel) {
+  Pass<8, UnusedParameters<Subgraphs<SameOnAllRanks, Subgraph<"bd", "b", "d">, Subgraph<"c", "c">>>>
+      pass;
+  pass.buckets.subgraphs().choose(2);
+  pass.begin(false);
+  pass.give("c"_p, 3);
+  pass.buckets.end_backward();
+  pass.buckets.subgraphs().choose(1);
+  pass.begin(true, true);  // with what the micro-batch before has brought
+  pass.give("b"_p, 2);
+  BOOST_TEST(pass.comm.calls.empty());
+  pass.give("d"_p, 4);
+  BOOST_TEST((pass.comm.calls == Calls{"start 4", "start 3", "start 2"}));
+  pass.buckets.end_backward();
+  pass.buckets.reduce();
+  BOOST_TEST(
+      (pass.comm.calls == Calls{"start 4", "start 3", "start 2", "wait 4", "wait 3", "wait 2"}));
+  pass.buckets.forget_usage();
+  pass.begin(true);
+  pass.give("b"_p, 2);
+  BOOST_CHECK_EXCEPTION(pass.buckets.end_backward(), Error, [](const Error& error) {
+    return error.problem() == "no gradient came for d of sub-graph bd";
+  });
+}
+
 BOOST_AUTO_TEST_CASE(a_missing_gradient_is_an_error_that_names_it) {
   Pass<8> pass;
   pass.begin(true);

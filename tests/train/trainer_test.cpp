@@ -505,6 +505,58 @@ BOOST_AUTO_TEST_CASE(every_epoch_has_an_order_of_its_own) {
   });
 }
 
+namespace {
+
+/// A line that may go through the origin.
+struct Shifted {
+  using Parameters = Line::Parameters;
+
+  double forward(auto& step, const Points& points) {
+    error = step.param("slope"_p)() * points.inputs[0] - points.labels[0];
+    if (step.uses("offset"_p)) error += step.param("offset"_p)();
+    return error * error;
+  }
+  void backward(auto& step, const Points& points) {
+    if constexpr (uses<decltype(step)>("offset"_p)) step.set_grad("offset"_p, 2 * error);
+    step.set_grad("slope"_p, 2 * error * points.inputs[0]);
+  }
+
+  double error = 0;
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_job_trains_and_evaluates_one_of_its_sub_graphs) {
+  using Sets = Subgraphs<Subgraph<"through_origin", "slope">>;
+  using Job = Trainer<Shifted, Optimizer<SGDMomentum>, UnusedParameters<Sets>>;
+  run<Job>(2, [](Job& job) {
+    job.optimizer().lr = 0.01;
+    job.initialize([](auto& initial) { initial.param("offset"_p)() = 0.5; });
+    const auto data = points_of_line(8);
+    const auto offset = [&] { return job.param("offset"_p)(); };
+    for (auto epoch : job.epochs(3)) {
+      const double before = offset();
+      for (const auto& batch : epoch.batches(data, 1)) {
+        if (epoch.number() == 0) {
+          job.step<"through_origin"_s>(batch);
+        } else if (epoch.number() == 1) {
+          job.step(batch);
+        } else {
+          job.step(job.subgraph("through_origin"), batch);
+        }
+      }
+      require((offset() == before) == (epoch.number() != 1),
+              "offset is trained with its set alone");
+    }
+    const double shifted = job.evaluate(data, 1)["loss"];
+    require(job.evaluate<"through_origin"_s>(data, 1)["loss"] != shifted, "evaluates another set");
+    require(job.evaluate(data, 1)["loss"] == shifted, "evaluates the whole model again");
+  });
+  const std::string words =
+      failure<Job>(1, [](Job& job) { static_cast<void>(job.subgraph("origin")); });
+  BOOST_TEST(contains(words, "declares no sub-graph origin"), words);
+}
+
 BOOST_AUTO_TEST_CASE(evaluation_counts_every_sample_once) {
   using Job = Trainer<Line>;
   for (const std::size_t ranks : {1, 2, 4}) {

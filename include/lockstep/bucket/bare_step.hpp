@@ -151,9 +151,11 @@ class BareStep {
   static constexpr bool is_training() { return true; }
 
  protected:
+  /// Empty for a number that no listed parameter has.
   template <class Key>
   constexpr std::string_view name_of(Key key) const {
-    return parameters_.name(find_tensor<Model, TensorRole::parameter>(key).index);
+    const std::size_t parameter = find_tensor<Model, TensorRole::parameter>(key).index;
+    return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
   }
 
   template <class Key, class Value>

@@ -60,7 +60,8 @@ class SubgraphStep : public Step {
   template <class Key>
     requires(!NameKey<Key>)
   bool uses(Key key) const {
-    return List::contains(Set, this->name_of(key));
+    const std::string_view name = this->name_of(key);
+    return name.empty() || List::contains(Set, name);  // what is not listed is refused elsewhere
   }
 
   template <class Key>
