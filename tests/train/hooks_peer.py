@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""PyTorch's averages of made-up gradients through its own hooks, for hooks_test.cpp.   usage: hooks_peer.py WORLD FILE
+"""PyTorch's averages of made-up gradients through its own hooks, for hooks_test.cpp.   usage: hooks_peer.py FILE WORLD...
 
-Writes a line for every hook, step and parameter: their names and numbers, and the averages as floats in hexadecimal."""
+Writes to FILE.WORLD a line for every hook, step and parameter: their names and numbers, and the averages as floats in hexadecimal."""
 import math, os, sys, tempfile
 
 import torch
@@ -57,13 +57,18 @@ def randn(*shape, **_):
     return torch.tensor([rows], dtype=torch.float64).to(torch.float32)
 
 
+def bf16(group, bucket):
+    """Under its own name PyTorch refuses it on CPUs."""
+    return default_hooks.bf16_compress_hook(group, bucket)
+
+
 def run(rank, world, meeting, path):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world)
     torch.randn = randn
     state = lambda r: powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=r, start_powerSGD_iter=START)
     hooks = {
-        "bf16": (None, default_hooks.bf16_compress_hook),
+        "bf16": (None, bf16),
         "fp16": (None, default_hooks.fp16_compress_hook),
         "rank2": (state(2), powerSGD_hook.powerSGD_hook),
         "rank4": (state(4), powerSGD_hook.powerSGD_hook),
@@ -86,18 +91,18 @@ def run(rank, world, meeting, path):
 
 
 if __name__ == "__main__":
-    world, path = int(sys.argv[1]), sys.argv[2]
-    with tempfile.TemporaryDirectory() as folder:
-        children = []
-        for rank in range(world):
-            child = os.fork()
-            if child == 0:
-                try:
-                    run(rank, world, folder + "/meeting", path)
-                    os._exit(0)
-                except BaseException as error:
-                    print(f"rank {rank}: {error}", file=sys.stderr, flush=True)
-                    os._exit(1)
-            children.append(child)
-        statuses = [os.waitpid(child, 0)[1] for child in children]
-    sys.exit(1 if any(statuses) else 0)
+    for world in map(int, sys.argv[2:]):
+        with tempfile.TemporaryDirectory() as folder:
+            children = []
+            for rank in range(world):
+                child = os.fork()
+                if child == 0:
+                    try:
+                        run(rank, world, folder + "/meeting", f"{sys.argv[1]}.{world}")
+                        os._exit(0)
+                    except BaseException as error:
+                        print(f"rank {rank} of {world}: {error}", file=sys.stderr, flush=True)
+                        os._exit(1)
+                children.append(child)
+            if any([os.waitpid(child, 0)[1] for child in children]):
+                sys.exit(1)

@@ -275,7 +275,9 @@ class ReplicaKept {
   void give_local(const F& f) {
     if constexpr (Self::traits::averages_parameters) {
       const auto give = [&](const KeptPiece& piece) {
-        if (!self().layouts_.parameters.plan().is_trained(piece.tensor)) return;
+        // Counts of updates are the same on all ranks.
+        if (!self().layouts_.parameters.plan().is_trained(piece.tensor) || !is_floating(piece.held))
+          return;
         KeptPiece own = piece;
         if (piece.role == KeptRole::parameter) own.state = "parameter";
         own.role = KeptRole::local;
