@@ -49,7 +49,7 @@ class GpuCountedUpdates {
   /// The step uses these parameters. A captured step keeps them. **Stream** in its order.
   void use(std::span<const std::uint8_t> used) { launch_store_flags(stream(), used_.data(), used); }
   /// The step uses what any rank uses. **Ranks** all.
-  void agree() { comm_.all_reduce(used_.first(count_), Max{}, JobCall::step); }
+  void agree() { comm_.all_reduce(used_.first(count_), Max{}, step_call_of_thread()); }
 
   /// The step uses parameters whose gradient, among these from `offset` of the arena on, is not
   /// zero. If `partials` are wanted, the pass sums up squares too. **Stream** in its order.

@@ -86,7 +86,7 @@ class ScatterAcross {
 
   void wait() {
     inside_.wait();
-    across_.all_reduce(own_, op_, JobCall::step);
+    across_.all_reduce(own_, op_, step_call_of_thread());
   }
   void forget() { inside_.forget(); }
 
@@ -143,7 +143,7 @@ class ShardSpace<Traits, Comm> {
                             ? how
                             : GradientReduction::sum > (1);
     const auto start = [&] {
-      return groups_->group().reduce_scatter_async(pieces, own, inside, JobCall::step);
+      return groups_->group().reduce_scatter_async(pieces, own, inside, step_call<Traits>());
     };
     return ScatterAcross<decltype(start()), std::remove_reference_t<decltype(groups_->across())>, T,
                          std::remove_const_t<decltype(across)>>(std::in_place, start,
@@ -152,10 +152,10 @@ class ShardSpace<Traits, Comm> {
   template <class T>
   auto gather(std::span<T> pieces) const {
     return groups_->group().all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
-                                             JobCall::step);
+                                             step_call<Traits>());
   }
   void add_others(double& number) const {
-    groups_->group().all_reduce(std::span(&number, 1), Sum{}, JobCall::step);
+    groups_->group().all_reduce(std::span(&number, 1), Sum{}, step_call<Traits>());
   }
 
  private:
