@@ -55,10 +55,10 @@ for _ in range(9):
     for name, step in steps.items():
         dist.barrier()
         before, begin = sent(), time.perf_counter()
-        for _ in range(5):
+        for _ in range(8):
             step()
-        times[name].append((time.perf_counter() - begin) / 5 * 1e6)
-        counts[name] = (sent() - before) / 5
+        times[name].append((time.perf_counter() - begin) / 8 * 1e6)
+        counts[name] = (sent() - before) / 8
 if dist.get_rank() == 0:
     for name, values in times.items():
         values.sort()

@@ -28,6 +28,9 @@ using namespace bench;
 using Network = Mlp<float, 784, 256, 10>;
 using Clock = std::chrono::steady_clock;
 
+/// Compression begins before anything is measured; hooks.py has the same.
+constexpr PowerSgdOptions at_once{.start = 2};
+
 /// Bytes that have left this host through the network, TCP's own included.
 double sent_bytes() {
   std::ifstream devices("/proc/self/net/dev");
@@ -59,7 +62,7 @@ class Ways {
   /// Prints what rank 0 sees, in microseconds and bytes a step. hooks.py does it in the same way.
   void race() {
     constexpr int turns = 9;
-    constexpr int steps = 5;
+    constexpr int steps = 8;  // a whole period of LocalSGD<8>
     for (int turn = 0; turn < turns; ++turn) {
       for (Way& way : ways_) {
         comm_.barrier();
@@ -98,6 +101,13 @@ int race(int argc, char** argv) {
   return launch(argc, argv, [](Session& session) {
     Ways ways(session);
     ways.add<>("no hook");
+    ways.add<Hooks<CompressTo<BFloat16>>>("CompressTo<BFloat16>");
+    ways.add<Hooks<CompressTo<Half>>>("CompressTo<Half>");
+    ways.add<Hooks<PowerSGD<1, at_once>>>("PowerSGD<1>");
+    ways.add<Hooks<PowerSGD<2, at_once>>>("PowerSGD<2>");
+    ways.add<Hooks<TopK<0.01>>>("TopK<0.01>");
+    ways.add<Hooks<LocalSGD<8>>>("LocalSGD<8>");
+    ways.add<Hooks<NoReduction>>("NoReduction");
     ways.race();
   });
 }

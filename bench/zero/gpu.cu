@@ -78,15 +78,11 @@ class Ways {
     auto job = std::make_shared<Job>(comm_);
     for (int i = 0; i < 10; ++i) job->step(batch_);  // plans are made, the step is captured
     const double after = settled_memory();
-    double kept = 0;
-    job->for_each_state([&](auto, auto, const auto& view) {
-      kept += static_cast<double>(view.size() * sizeof(float));
-    });
     if (comm_.rank() == Rank{0}) {
       seen_.push_back({name, {}, {}, (after - before) / static_cast<double>(ranks)});
     }
     comm_.barrier();
-    seen_.back().state_bytes[comm_.rank().value()] = kept;
+    seen_.back().state_bytes[comm_.rank().value()] = static_cast<double>(job->state_bytes());
     comm_.barrier();
     steps_.push_back([this, job](int count) {
       for (int i = 0; i < count; ++i) job->step(batch_);
@@ -159,6 +155,9 @@ std::vector<Seen> measure() {
     Ways<Network> ways(comm, seen);
     ways.template add<Sharding<Replicated>>("Replicated");
     ways.template add<Sharding<Replicated>, CapturedStep>("Replicated, graph");
+    ways.template add<Sharding<ZeroRedundancy>>("ZeroRedundancy");
+    ways.template add<Sharding<ZeroRedundancy>, CapturedStep>("ZeroRedundancy, graph");
+    ways.template add<Sharding<ZeroRedundancy, Gradients>>("ZeroRedundancy, Gradients");
     ways.race();
   });
   return seen;
