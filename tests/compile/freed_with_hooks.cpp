@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps slices
+#include "lockstep/hook/compress_to.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
