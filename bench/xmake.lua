@@ -20,10 +20,10 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         add_syslinks("pthread", "z")
         add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0))
         local name = path.filename(folder)
-        if (name == "allreduce" or name == "network") and has_config("gloo") then
+        if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks") and has_config("gloo") then
             add_links("gloo")
         end
-        if name == "matmul" or name == "step" or name == "network" or name == "dp" then
+        if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" then
             add_includedirs("../examples")
             add_sysincludedirs("$(eigen)")
             add_cxflags("-march=native")  -- as the examples have it
@@ -50,20 +50,24 @@ if has_config("gpu") then
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
     target_end()
 
-    -- The part of bench/checkpoint that is on a GPU.
-    target("bench_checkpoint_gpu")
-        set_kind("binary")
-        set_default(false)
-        set_targetdir("$(projectdir)/build/bench")
-        add_deps("lockstep_compiled", "bench_support")
-        add_files("checkpoint/gpu.cu", "checkpoint/peer.cpp")
-        add_syslinks("pthread")
-        compile_for_gpus()
-        set_warnings("none")
-        add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-        set_optimize("fastest")
-        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
-    target_end()
+    -- The parts of these that are on a GPU.
+    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu", "checkpoint/peer.cpp"}, zero = {"zero/gpu.cu"}}) do
+        target("bench_" .. name .. "_gpu")
+            set_kind("binary")
+            set_default(false)
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support")
+            add_files(files)
+            add_includedirs("gpu", "../examples")
+            add_syslinks("pthread")
+            add_links("cublasLt")
+            compile_for_gpus()
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        target_end()
+    end
 
     -- Several GPUs, measured by tests/gpu/many, which is why it is built with the programs of that folder.
     if has_config("nccl") then

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The plainest peers: so many bytes written and synced, read, copied; and how much memory
-/// something took on the way.
+/// @file Where contestants write; the plainest peers: so many bytes written and synced, read,
+/// copied; and how much memory something took on the way.
 
 #include <fcntl.h>
 #include <unistd.h>
@@ -15,7 +15,18 @@
 #include <string>
 #include <system_error>
 
+#include "processes.hpp"
+
 namespace bench {
+
+/// A folder with a file for every contestant.
+class ContestantFiles : public TemporaryFolder {
+ public:
+  using TemporaryFolder::TemporaryFolder;
+  std::string file(const std::string& name) const {
+    return path() / (name + (name == "torch" ? ".pt" : ".safetensors"));
+  }
+};
 
 class File {
  public:

@@ -63,24 +63,21 @@ class Bench {
   }
 
  private:
-  std::string path(const std::string& name) const {
-    return folder_.path() / (name + (name == "torch" ? ".pt" : ".safetensors"));
-  }
   Turn own(const std::string& name, const std::string& file, auto run) {
     return {name, [run] { return seconds_of(run); },
-            [this, file] { std::filesystem::remove(path(file)); }};
+            [this, file] { std::filesystem::remove(folder_.file(file)); }};
   }
   Turn by_python(const std::string& command, const std::string& file, bool writes) {
-    return {command, [=, this] { return python_.run(command, path(file)); },
+    return {command, [=, this] { return python_.run(command, folder_.file(file)); },
             [=, this] {
-              if (writes) std::filesystem::remove(path(file));
+              if (writes) std::filesystem::remove(folder_.file(file));
             }};
   }
 
   void saving(RatioTable& table) {
     std::vector<Turn> turns = {
-        own("own", "own", [this] { save(ddp_, path("own")); }),
-        own("plain", "plain", [this] { write_plainly(path("plain"), bytes()); }),
+        own("own", "own", [this] { save(ddp_, folder_.file("own")); }),
+        own("plain", "plain", [this] { write_plainly(folder_.file("plain"), bytes()); }),
     };
     if (python_.has_torch()) {
       turns.push_back(by_python("save_torch", "torch", true));
@@ -99,7 +96,7 @@ class Bench {
   void loading(RatioTable& table) {
     std::vector<Turn> turns = {{"own", [this] {
                                   return seconds_of([this] {
-                                    load(ddp_, path("own"));
+                                    load(ddp_, folder_.file("own"));
                                     comm_.synchronize();
                                   });
                                 }}};
@@ -121,7 +118,7 @@ class Bench {
     comm_.synchronize();
     return seconds_of([&] {
       ddp_.step(0);
-      if (saves) saver_.save(ddp_, path("own"), {.asynchronous = true});
+      if (saves) saver_.save(ddp_, folder_.file("own"), {.asynchronous = true});
       for (int i = 1; i != count; ++i) ddp_.step(0);
       comm_.synchronize();
     });
@@ -166,7 +163,7 @@ class Bench {
   detail::PinnedArena host_;
   DeviceArena device_;
   PythonPeer python_;
-  TemporaryFolder folder_;
+  ContestantFiles folder_;
 };
 
 }  // namespace

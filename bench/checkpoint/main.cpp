@@ -62,26 +62,25 @@ class Bench {
   }
 
  private:
-  std::string path(const std::string& name) const {
-    return folder_.path() / (name + (name == "torch" ? ".pt" : ".safetensors"));
-  }
   /// A turn that writes a file anew.
   Turn writing(const std::string& name, const std::string& file, auto run) {
-    return {name, run, [this, file] { std::filesystem::remove(path(file)); }};
+    return {name, run, [this, file] { std::filesystem::remove(folder_.file(file)); }};
   }
   Turn by_python(const std::string& command, const std::string& file) {
-    return {command, [this, command, file] { return python_.run(command, path(file)); }};
+    return {command, [this, command, file] { return python_.run(command, folder_.file(file)); }};
   }
 
   void saving(RatioTable& table) {
     std::vector<Turn> turns = {
-        writing("own", "own", [&] { return seconds_of([&] { save(ddp_, path("own")); }); }),
+        writing("own", "own", [&] { return seconds_of([&] { save(ddp_, folder_.file("own")); }); }),
         writing("plain", "plain",
-                [&] { return seconds_of([&] { write_plainly(path("plain"), plain_.bytes()); }); }),
+                [&] {
+                  return seconds_of([&] { write_plainly(folder_.file("plain"), plain_.bytes()); });
+                }),
     };
     const auto add = [&](const std::string& command, const std::string& file) {
       turns.push_back(
-          writing(command, file, [=, this] { return python_.run(command, path(file)); }));
+          writing(command, file, [=, this] { return python_.run(command, folder_.file(file)); }));
     };
     if (python_.has_torch()) {
       add("save_torch", "torch");
@@ -102,15 +101,18 @@ class Bench {
 
   void loading(RatioTable& table, const std::string& what, void (*before)(const std::string&)) {
     const auto turn = [&](const std::string& name, const std::string& file, auto run) {
-      return Turn{name, run, [this, before, file] { before(path(file)); }};
+      return Turn{name, run, [this, before, file] { before(folder_.file(file)); }};
     };
     std::vector<Turn> turns = {
-        turn("own", "own", [&] { return seconds_of([&] { load(ddp_, path("own")); }); }),
+        turn("own", "own", [&] { return seconds_of([&] { load(ddp_, folder_.file("own")); }); }),
         turn("plain", "plain",
-             [&] { return seconds_of([&] { read_plainly(path("plain"), plain_.bytes()); }); }),
+             [&] {
+               return seconds_of([&] { read_plainly(folder_.file("plain"), plain_.bytes()); });
+             }),
     };
     const auto add = [&](const std::string& command, const std::string& file) {
-      turns.push_back(turn(command, file, [=, this] { return python_.run(command, path(file)); }));
+      turns.push_back(
+          turn(command, file, [=, this] { return python_.run(command, folder_.file(file)); }));
     };
     if (python_.has_torch()) {
       add("load_torch", "torch");
@@ -150,7 +152,7 @@ class Bench {
          {"stall",
           [&] {
             const double seconds = seconds_of(
-                [&] { saver_.save(ddp_, path("asynchronous"), {.asynchronous = true}); });
+                [&] { saver_.save(ddp_, folder_.file("asynchronous"), {.asynchronous = true}); });
             steps_while_writing();
             return seconds;
           }}},
@@ -162,14 +164,14 @@ class Bench {
   }
 
   void memory(RatioTable& table) {
-    table.memory("memory of a save", most_memory_of([&] { save(ddp_, path("own")); }), 1);
+    table.memory("memory of a save", most_memory_of([&] { save(ddp_, folder_.file("own")); }), 1);
     table.memory("memory of an asynchronous save", most_memory_of([&] {
                    Saver fresh;
-                   fresh.save(ddp_, path("own"), {.asynchronous = true});
+                   fresh.save(ddp_, folder_.file("own"), {.asynchronous = true});
                    fresh.finish(ddp_);
                  }),
                  1);
-    table.memory("memory of a load", most_memory_of([&] { load(ddp_, path("own")); }), 1);
+    table.memory("memory of a load", most_memory_of([&] { load(ddp_, folder_.file("own")); }), 1);
   }
 
   /// Memory that `operator new` would not fill with zeros.
@@ -191,7 +193,7 @@ class Bench {
   std::size_t bytes_;
   Bytes plain_;
   PythonPeer python_;
-  TemporaryFolder folder_{options_.folder};
+  ContestantFiles folder_{options_.folder};
 };
 
 }  // namespace

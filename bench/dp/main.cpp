@@ -17,6 +17,7 @@
 
 #include "load.hpp"
 #include "measure.hpp"
+#include "memory.hpp"
 #include "mlp.hpp"
 #include "models.hpp"
 #include "torch_lines.hpp"
@@ -36,27 +37,6 @@ struct Cost {
   double mebibytes;
 };
 
-/// Pages that processes share count once, by halves.
-double own_mebibytes() {
-  std::ifstream rollup("/proc/self/smaps_rollup");
-  for (std::string word; rollup >> word;) {
-    if (word != "Pss:") continue;
-    double kibibytes = 0;
-    rollup >> kibibytes;
-    return kibibytes / 1024;
-  }
-  return 0;
-}
-
-Batch random_batch(std::size_t rows) {
-  RandomStream random(Seed{1});
-  Batch batch;
-  batch.resize(rows, 784);
-  for (float& x : batch.inputs) x = static_cast<float>(random.normal());
-  for (int& y : batch.labels) y = static_cast<int>(random.below(10));
-  return batch;
-}
-
 struct Common {
   Track track;
   Times times;
@@ -68,7 +48,7 @@ Cost measure(std::size_t ranks, Clock::time_point deadline, const auto& make) {
   const SharedMemory memory(sizeof(Common));
   Common& common = *memory.as<Common>();
   run_ranks(ranks, deadline, [&](std::size_t rank) {
-    const Batch batch = random_batch(global_batch / ranks);
+    const Batch batch = random_batch<float, int>(global_batch / ranks, 784, 10);
     Stand stand(common.track, rank, ranks);
     stand.barrier();
     const double before = own_mebibytes();

@@ -6,11 +6,11 @@
 #include <cstddef>
 #include <cstdio>
 #include <exception>
-#include <fstream>
 #include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
+#include "comparison_table.hpp"
 #include "load.hpp"
 #include "measure.hpp"
 #include "mlp.hpp"
@@ -143,56 +143,13 @@ Times torch_step(const std::string& model, const std::string& how, int ranks) {
   return times;
 }
 
-class Table {
- public:
-  void row(const std::string& measure, Times own, Times peer, double target, bool lower = false) {
-    nlohmann::json row{{"measure", measure}, {"lockstep", own.median}};
-    row["peer"] = peer.known ? nlohmann::json(peer.median) : nlohmann::json(nullptr);
-    row["target"] = target == 0 ? nlohmann::json(nullptr) : nlohmann::json(target);
-    if (!peer.known) {
-      std::printf("| %s | %.2f | %.2f | - | - | - | |\n", measure.c_str(), own.median, own.minimum);
-      row["ratio"] = row["met"] = nullptr;
-    } else {
-      const double ratio = lower ? own.median / peer.median : peer.median / own.median;
-      const double least = lower ? own.minimum / peer.minimum : peer.minimum / own.minimum;
-      const bool met = target == 0 || (lower ? ratio <= target : ratio >= target);
-      std::printf(
-          "| %s | %.2f | %.2f | %.2f | %.2f | %.3f (minima %.3f) | %s |\n", measure.c_str(),
-          own.median, own.minimum, peer.median, peer.minimum, ratio, least,
-          target == 0 ? "" : (nlohmann::json(target).dump() + (met ? " met" : " MISSED")).c_str());
-      row["ratio"] = ratio;
-      row["met"] = met;
-    }
-    rows_.push_back(row);
-  }
-  void write() const {
-    std::ofstream(LOCKSTEP_SOURCE_DIR "/build/bench/step.json") << rows_.dump(2) << "\n";
-  }
-
- private:
-  nlohmann::json rows_ = nlohmann::json::array();
-};
-
-template <class X, class Y>
-LabelledBatch<X, Y> random_batch(std::size_t rows, std::size_t width, std::size_t classes) {
-  RandomStream random(Seed{1});
-  LabelledBatch<X, Y> batch;
-  batch.resize(rows, width);
-  for (X& x : batch.inputs) x = static_cast<X>(random.normal());
-  for (Y& y : batch.labels) y = static_cast<Y>(random.below(classes));
-  return batch;
-}
-
 }  // namespace
 
 int main() try {
   const Clock::time_point deadline = Clock::now() + time_limit;
   const OthersLoad others;
-  Table table;
   std::printf("one step, microseconds, %zu cores\n\n", cores());
-  std::printf(
-      "| | lockstep median | min | peer median | min | ratio | target |\n"
-      "|---|---|---|---|---|---|---|\n");
+  ComparisonTable table;
   const auto linear = measure<Linear>(random_batch<float, float>(4, 10, 2), deadline);
   const auto mlp = measure<Network>(random_batch<float, int>(32, 784, 10), deadline);
   const auto [fused, apart] = measure_update(2, deadline);
@@ -215,7 +172,7 @@ int main() try {
   each("Linear(10,1), batch 4", "linear", linear, 50);
   each("MLP 784-256-256-10, batch 32", "mlp", mlp, 1.5);
   table.row("reduce + Adam of 25 MiB, W=2: fused against all-reduce, then Adam", fused, apart, 1.8);
-  table.write();
+  table.write("step");
   others.print();
   return 0;
 } catch (const std::exception& error) {

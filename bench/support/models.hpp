@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file What is stepped: torch.nn.Linear(10, 1) with a mean squared error, and a block of
-/// parameters whose gradient is just there, so that only reduction and update take time.
+/// parameters whose gradient is just there, so that only reduction and update take time; and
+/// batches.
 
 #include <cstddef>
 #include <vector>
 
+#include "lockstep/core/random_stream.hpp"
 #include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/lockstep.hpp"
 
@@ -55,5 +57,16 @@ struct Block {
   static float forward(auto&, int) { return 0; }
   static void backward(auto& step, int) { step.ready("block"_p); }
 };
+
+/// The same batch on every rank and in every run.
+template <class X, class Y>
+LabelledBatch<X, Y> random_batch(std::size_t rows, std::size_t width, std::size_t classes) {
+  RandomStream random(Seed{1});
+  LabelledBatch<X, Y> batch;
+  batch.resize(rows, width);
+  for (X& x : batch.inputs) x = static_cast<X>(random.normal());
+  for (Y& y : batch.labels) y = static_cast<Y>(random.below(classes));
+  return batch;
+}
 
 }  // namespace bench

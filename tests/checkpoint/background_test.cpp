@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "checkpoint/temporary_folder.hpp"
+#include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/late_failure.hpp"

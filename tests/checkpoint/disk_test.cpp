@@ -24,11 +24,12 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/temporary_folder.hpp"
+#include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
+#include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_disk, Watchdog)
 
@@ -36,7 +37,6 @@ namespace {
 
 using namespace lockstep;
 using checkpoint_tests::Process;
-using checkpoint_tests::TemporaryFolder;
 using detail::CheckpointFolder;
 namespace fs = std::filesystem;
 

@@ -2,9 +2,7 @@
 #pragma once
 /// @file What tests of files need: a folder of their own, files made of bytes, errors in words.
 
-#include <boost/test/unit_test.hpp>
 #include <cstdint>
-#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
@@ -12,29 +10,13 @@
 #include <string_view>
 
 #include "launch/watchdog.hpp"
+#include "temporary_folder.hpp"
 
 namespace checkpoint {
 
 namespace fs = std::filesystem;
 
-/// A folder that is gone when the test is.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "lockstep-XXXXXX").string();
-    BOOST_TEST_REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-
-  std::string path() const { return path_.string(); }
-  std::string operator/(std::string_view name) const { return (path_ / name).string(); }
-
- private:
-  fs::path path_;
-};
+using Folder = TemporaryFolder;
 
 inline std::string content(const std::string& path) {
   std::ifstream in(path, std::ios::binary);

@@ -18,11 +18,12 @@
 #include <utility>
 #include <vector>
 
-#include "checkpoint/temporary_folder.hpp"
+#include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/best_copy.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
+#include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_folder, Watchdog)
 
@@ -31,7 +32,6 @@ namespace {
 using namespace lockstep;
 using namespace std::chrono_literals;
 using checkpoint_tests::Process;
-using checkpoint_tests::TemporaryFolder;
 using detail::CheckpointFolder;
 namespace fs = std::filesystem;
 using Names = std::vector<std::string>;
@@ -119,6 +119,14 @@ struct Skipped {
 CheckpointOptions options(const std::string& folder, std::size_t keep = 3,
                           const std::string& best_by = "") {
   return {.folder = folder, .keep = keep, .best_by = best_by};
+}
+
+/// Two checkpoints, the first of which is the best.
+void save_two_with_best(const std::string& path, std::size_t keep) {
+  CheckpointFolder folder(options(path, keep, "accuracy"));
+  save(folder, 1);
+  folder.offer_best(1, 0.5);
+  save(folder, 2);
 }
 
 const Names best_files{"best.safetensors", "best.score"};
@@ -224,12 +232,7 @@ BOOST_AUTO_TEST_CASE(a_checkpoint_whose_shard_is_missing_or_changed_is_skipped) 
 
 BOOST_AUTO_TEST_CASE(the_best_copy_is_the_last_resort) {
   const TemporaryFolder outer;
-  {
-    CheckpointFolder folder(options(outer.path, 1, "accuracy"));
-    save(folder, 1);
-    folder.offer_best(1, 0.5);
-    save(folder, 2);
-  }
+  save_two_with_best(outer.path, 1);
   CheckpointFolder folder(options(outer.path, 1, "accuracy"));
   flip(folder.path_of(2));
   Skipped skipped;
@@ -432,12 +435,7 @@ BOOST_AUTO_TEST_CASE(the_best_score_survives_a_resume) {
 
 BOOST_AUTO_TEST_CASE(a_score_of_another_name_or_another_file_does_not_count) {
   const TemporaryFolder outer;
-  {
-    CheckpointFolder folder(options(outer.path, 2, "accuracy"));
-    save(folder, 1);
-    folder.offer_best(1, 0.5);
-    save(folder, 2);
-  }
+  save_two_with_best(outer.path, 2);
   BOOST_TEST(!CheckpointFolder(options(outer.path, 2, "f1")).best_score().has_value());
   BOOST_TEST(!CheckpointFolder(options(outer.path, 2, "accuracy2")).best_score().has_value());
   BOOST_TEST(!CheckpointFolder(options(outer.path, 2, "")).best_score().has_value());

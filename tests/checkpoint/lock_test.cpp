@@ -14,8 +14,9 @@
 #include <string>
 #include <utility>
 
-#include "checkpoint/temporary_folder.hpp"
+#include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
+#include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_lock, Watchdog)
 
@@ -25,7 +26,6 @@ using namespace lockstep;
 using namespace std::chrono_literals;
 using checkpoint_tests::Process;
 using checkpoint_tests::say;
-using checkpoint_tests::TemporaryFolder;
 using detail::FolderLock;
 
 std::string text_of(const std::string& path) {

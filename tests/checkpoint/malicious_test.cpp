@@ -238,7 +238,7 @@ BOOST_AUTO_TEST_CASE(what_is_no_file_at_all) {
   BOOST_TEST(error(files / "none") ==
              "lockstep: checkpoint: '" + (files / "none") +
                  "' cannot be read: No such file or directory; check the path");
-  BOOST_TEST(holds(error(files.path()), "name a file, not a folder"));
+  BOOST_TEST(holds(error(files.path), "name a file, not a folder"));
   BOOST_TEST_REQUIRE(::mkfifo((files / "pipe").c_str(), 0666) == 0);
   BOOST_TEST(holds(error(files / "pipe"), "no regular file"));  // and nobody waits for a writer
   BOOST_TEST(holds(error("/dev/zero"), "no regular file"));

@@ -69,8 +69,7 @@ BOOST_AUTO_TEST_CASE(random_files_come_back_as_they_were) {
     file.verify();
     read_whole(path);
   }
-  BOOST_TEST(std::distance(fs::directory_iterator(folder.path()), {}) ==
-             1);  // no temporary is left
+  BOOST_TEST(std::distance(fs::directory_iterator(folder.path), {}) == 1);  // no temporary is left
 }
 
 BOOST_AUTO_TEST_CASE(the_file_is_what_the_format_says) {
@@ -232,7 +231,7 @@ BOOST_AUTO_TEST_CASE(what_cannot_be_written_is_said_and_leaves_nothing_behind) {
   const auto write = [&](const std::string& path) {
     return error_of([&] { write_file(path, sample.file); });
   };
-  const auto entries = [&] { return std::distance(fs::directory_iterator(folder.path()), {}); };
+  const auto entries = [&] { return std::distance(fs::directory_iterator(folder.path), {}); };
   BOOST_TEST(
       write(folder / "no/such/a") ==
       "lockstep: checkpoint: '" + (folder / "no/such/a") +
@@ -315,7 +314,7 @@ BOOST_AUTO_TEST_CASE(what_would_not_be_read_is_not_written) {
                      s.file.facts.set("deep", std::move(deep));
                    }),
                    "too deep"));
-  BOOST_TEST(fs::is_empty(folder.path()));
+  BOOST_TEST(fs::is_empty(folder.path));
   BOOST_TEST(name("v").empty());
 }
 

@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "checkpoint/temporary_folder.hpp"
+#include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/core/stopped.hpp"
 #include "lockstep/core/thread.hpp"

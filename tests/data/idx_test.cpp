@@ -5,7 +5,6 @@
 
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>
-#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -13,6 +12,7 @@
 
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/idx_dataset.hpp"
+#include "temporary_folder.hpp"
 
 using namespace lockstep;
 using namespace std::string_literals;
@@ -21,24 +21,10 @@ BOOST_AUTO_TEST_SUITE(data_idx)
 
 namespace {
 
-namespace fs = std::filesystem;
-
-/// A folder that is gone when the test is.
-class Folder {
- public:
-  Folder() {
-    std::string name = (fs::temp_directory_path() / "lockstep-XXXXXX").string();
-    BOOST_TEST_REQUIRE(::mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  Folder(const Folder&) = delete;
-  Folder& operator=(const Folder&) = delete;
-  ~Folder() { fs::remove_all(path_); }
-
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-
+/// A folder that files are written into, plainly or compressed.
+struct Folder : TemporaryFolder {
   std::string plain(const std::string& name, const std::string& bytes) const {
-    std::ofstream(path_ / name, std::ios::binary) << bytes;
+    std::ofstream(*this / name, std::ios::binary) << bytes;
     return *this / name;
   }
   std::string gzip(const std::string& name, const std::string& bytes) const {
@@ -47,9 +33,6 @@ class Folder {
     gzclose(file);
     return *this / name;
   }
-
- private:
-  fs::path path_;
 };
 
 /// Sets an environment variable for as long as it lives.

@@ -3,7 +3,6 @@
 #include "lockstep/device/numa.hpp"
 
 #include <sched.h>
-#include <stdlib.h>
 
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
@@ -12,6 +11,7 @@
 #include <thread>
 
 #include "lockstep/core/thread.hpp"
+#include "temporary_folder.hpp"
 
 BOOST_AUTO_TEST_SUITE(numa)
 
@@ -22,15 +22,7 @@ namespace {
 /// The files of a host that the kernel would show under /sys.
 class Host {
  public:
-  explicit Host(const std::string& nodes) {
-    std::string name = (std::filesystem::temp_directory_path() / "lockstep_sys_XXXXXX").string();
-    BOOST_REQUIRE(::mkdtemp(name.data()) != nullptr);
-    root_ = name;
-    write("devices/system/node/online", nodes);
-  }
-  Host(const Host&) = delete;
-  Host& operator=(const Host&) = delete;
-  ~Host() { std::filesystem::remove_all(root_); }
+  explicit Host(const std::string& nodes) { write("devices/system/node/online", nodes); }
 
   Host& node(const std::string& number, const std::string& cores) {
     return write("devices/system/node/node" + number + "/cpulist", cores);
@@ -41,19 +33,19 @@ class Host {
 
   /// Where a thread with these cores goes: `1: 4-7`, or nothing.
   std::string place(const std::string& bus_id, const std::string& allowed) const {
-    const auto found = numa_place(root_, bus_id, parse_cores(allowed));
+    const auto found = numa_place(root_.path, bus_id, parse_cores(allowed));
     return found ? std::to_string(found->node) + ": " + cores_text(found->cores) : "";
   }
 
  private:
   Host& write(const std::string& path, const std::string& line) {
-    const std::filesystem::path file = std::filesystem::path(root_) / path;
+    const std::filesystem::path file = root_ / path;
     std::filesystem::create_directories(file.parent_path());
     std::ofstream(file) << line << "\n";
     return *this;
   }
 
-  std::string root_;
+  TemporaryFolder root_;
 };
 
 }  // namespace

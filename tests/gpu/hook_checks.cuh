@@ -13,7 +13,6 @@
 #include <vector>
 
 #include "gpu/ddp_checks.cuh"
-#include "lockstep/hook/selection.cuh"
 
 namespace gpu_test {
 

@@ -16,6 +16,7 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/launch/meeting.hpp"
+#include "temporary_folder.hpp"
 
 using namespace lockstep;
 using lockstep::detail::Descriptor;
@@ -74,14 +75,8 @@ int meet(const std::string& method, Rank rank, std::size_t world) {
   return session.store().add("sum", static_cast<std::int64_t>(rank.value())) >= 0 ? 0 : 5;
 }
 
-struct Folder : Watchdog {
-  std::filesystem::path path;
-  Folder() {
-    char name[] = "/tmp/lockstep-test-XXXXXX";
-    path = ::mkdtemp(name);
-  }
-  ~Folder() { std::filesystem::remove_all(path); }
-  std::string file() const { return (path / "meet").string(); }
+struct Folder : Watchdog, TemporaryFolder {
+  std::string file() const { return *this / "meet"; }
 };
 
 const std::vector<int> all_well(4, 0);

@@ -23,17 +23,8 @@ namespace {
 
 using namespace train;
 
-/// One entry for each sample: a share's gradient is the mean of its entries', as its loss is.
-struct Entries {
-  std::vector<Entry> all;
-  std::size_t size() const { return all.size(); }
-  Entries slice(std::size_t first, std::size_t count) const {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
-    return {{begin, begin + static_cast<std::ptrdiff_t>(count)}};
-  }
-};
-
-/// A sheet that goes over the samples of its share.
+/// A sheet that goes over the samples of its share: its gradient is the mean of its entries', as
+/// its loss is.
 struct Book : Sheet<> {
   using Buffers = BufferList<Buffer<"seen", double, 1>>;
 

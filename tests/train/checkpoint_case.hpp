@@ -19,16 +19,6 @@ namespace checkpoints {
 
 using namespace train;
 
-/// A batch that DP can cut, with an entry for each replica.
-struct Entries {
-  std::vector<Entry> all;
-  std::size_t size() const { return all.size(); }
-  Entries slice(std::size_t first, std::size_t count) const {
-    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
-    return {{begin, begin + static_cast<std::ptrdiff_t>(count)}};
-  }
-};
-
 /// A sheet of two element types that counts its batches in a buffer.
 struct Ledger : Sheet<float, float, double> {
   using Buffers = BufferList<Buffer<"seen", double, 2>>;

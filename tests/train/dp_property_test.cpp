@@ -33,11 +33,7 @@ struct Case {
 
   template <class Model = Network>
   Model network() const {
-    Model network;
-    network.in = in;
-    network.hidden = hidden;
-    network.out = out;
-    return network;
+    return network_of<Model>(in, hidden, out);
   }
   /// Sometimes a smaller one, as the last of an epoch is.
   Samples batch(std::size_t step) const {

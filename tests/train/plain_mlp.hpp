@@ -234,6 +234,16 @@ struct SplitMlp : PlainMlp<In, Hidden, Out> {
   }
 };
 
+/// A network whose extents are known at run time.
+template <class Network = PlainMlp<dynamic, dynamic, dynamic>>
+Network network_of(std::size_t in, std::size_t hidden, std::size_t out) {
+  Network network;
+  network.in = in;
+  network.hidden = hidden;
+  network.out = out;
+  return network;
+}
+
 /// The batch of rank r in micro-step s, as `ddp.json` has it.
 inline Samples reference_batch(std::size_t rows, std::size_t inputs, std::size_t classes,
                                std::size_t s, std::size_t r) {

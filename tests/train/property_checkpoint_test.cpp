@@ -40,13 +40,7 @@ struct Hop {
   std::string from;  // nothing for the first
   std::string folder;
 
-  Network network() const {
-    Network network;
-    network.in = in;
-    network.hidden = hidden;
-    network.out = out;
-    return network;
-  }
+  Network network() const { return network_of(in, hidden, out); }
   std::string text() const {
     return std::to_string(world) + (as == As::processes ? " processes, " : " threads, ") +
            std::to_string(in) + "-" + std::to_string(hidden) + "-" + std::to_string(out) +

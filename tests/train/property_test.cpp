@@ -38,13 +38,7 @@ struct Case {
   std::size_t salt = 0;
   As as = As::processes;
 
-  Network network() const {
-    Network network;
-    network.in = in;
-    network.hidden = hidden;
-    network.out = out;
-    return network;
-  }
+  Network network() const { return network_of(in, hidden, out); }
   /// Rank r's part of micro-batch m of update u.
   Samples share(std::size_t u, std::size_t m, std::size_t r) const {
     return reference_batch(rows, in, out, salt + u * micro_batches + m, r);

@@ -27,6 +27,7 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"
+#include "temporary_folder.hpp"
 #include "train/run_job.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(trainer_resume, Watchdog)
@@ -89,20 +90,6 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// A folder of its own, which is removed.
-struct Scratch {
-  Scratch() {
-    char name[] = "/tmp/lockstep-resume-XXXXXX";
-    require(mkdtemp(name) != nullptr, "no folder");
-    path = name;
-  }
-  ~Scratch() { std::filesystem::remove_all(path); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  std::string operator/(const std::string& name) const { return path + "/" + name; }
-  std::string path;
-};
-
 /// Ends a run where it is, as a kill would.
 struct Halted {};
 
@@ -111,7 +98,7 @@ template <class Job, class F>
 std::string run(std::size_t ranks, const F& f, TrainerOptions options = {}) {
   const std::size_t processes = Job::is_one_process ? 1 : ranks;
   if (Job::is_one_process) options.replicas = ranks;
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const std::string words = scratch / "words";
   spawn(
       AsProcesses{}, processes,
@@ -210,7 +197,7 @@ void train(Job& job, const std::string& from, const std::string& to, const At& a
 
 template <class Job>
 std::size_t points_of_halt(std::size_t ranks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   run<Job>(ranks, [&](Job& job) {
     std::size_t points = 0;
     train(job, "", "", [&](Job&) { ++points; });
@@ -224,7 +211,7 @@ std::size_t points_of_halt(std::size_t ranks) {
 /// Halts a run at every point and goes on in new processes.
 template <class Job>
 void check_every_halt(std::size_t ranks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   TrainerOptions options;
   options.seed = Seed{5};
   options.log = scratch / "whole.log";
@@ -304,7 +291,7 @@ BOOST_AUTO_TEST_CASE(another_number_of_ranks_takes_the_samples_that_are_left) {
   for (const auto& [before, after, batches] :
        {Change{2, 4, 1}, Change{2, 4, 2}, Change{4, 2, 3}, Change{2, 1, 5}, Change{1, 3, 4}}) {
     BOOST_TEST_CONTEXT(before << " ranks, then " << after) {
-      const Scratch scratch;
+      const TemporaryFolder scratch;
       run<Counting>(before, [&](Counting& job) {
         const auto data = points(n);
         std::size_t steps = 0;
@@ -350,7 +337,7 @@ BOOST_AUTO_TEST_CASE(another_number_of_ranks_takes_the_samples_that_are_left) {
 
 BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
   using Every = detail::CheckpointFlags::Every;
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   run<Shared>(2, [&](Shared& job) { train(job, "", scratch / "whole", [](Shared&) {}); });
   const auto whole = tensors(scratch / "whole");
   const std::optional<Every> intervals[] = {Every{2, {}}, Every{0, std::chrono::milliseconds(1)},
@@ -392,7 +379,7 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
 }
 
 BOOST_AUTO_TEST_CASE(a_request_to_stop_saves_and_ends_all_ranks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   run<Shared>(2, [&](Shared& job) { train(job, "", scratch / "whole", [](Shared&) {}); });
   TrainerOptions options;
   options.checkpoint.folder = scratch / "run";
@@ -422,7 +409,7 @@ BOOST_AUTO_TEST_CASE(a_request_to_stop_saves_and_ends_all_ranks) {
 }
 
 BOOST_AUTO_TEST_CASE(the_best_epoch_of_a_trainer_is_kept) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   TrainerOptions options;
   options.checkpoint.folder = scratch / "run";
   options.checkpoint.best_by = "test_loss";
@@ -528,7 +515,7 @@ std::string run_by_hand(const CheckpointOptions& options, const std::string& to,
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_loop_of_ones_own_goes_on_from_its_folder) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   CheckpointOptions options;
   options.best_by = "accuracy";
   options.folder = scratch / "whole";
@@ -553,7 +540,7 @@ BOOST_AUTO_TEST_CASE(a_loop_of_ones_own_goes_on_from_its_folder) {
 }
 
 BOOST_AUTO_TEST_CASE(a_break_is_the_end_of_the_data) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto program = [&](Shared& job, const std::string& from, const std::string& to) {
     const auto data = points(samples);
     job.optimizer().lr = 0.05;
@@ -575,7 +562,7 @@ BOOST_AUTO_TEST_CASE(a_break_is_the_end_of_the_data) {
 }
 
 BOOST_AUTO_TEST_CASE(a_program_with_several_loops_goes_on_in_the_one_that_was_under_way) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   const auto program = [&](Shared& job, const std::string& to, const auto& at) {
     const auto data = points(samples);
     const auto more = points(8);
@@ -611,7 +598,7 @@ BOOST_AUTO_TEST_CASE(a_program_with_several_loops_goes_on_in_the_one_that_was_un
 }
 
 BOOST_AUTO_TEST_CASE(what_is_loaded_is_the_model_and_the_optimizer) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   run<Shared>(2, [&](Shared& job) {
     train(job, "", scratch / "file", [](Shared&) {});
     const double slope = job.param("slope"_p)();
@@ -635,7 +622,7 @@ BOOST_AUTO_TEST_CASE(what_is_loaded_is_the_model_and_the_optimizer) {
 }
 
 BOOST_AUTO_TEST_CASE(what_cannot_be_saved_or_resumed_is_said_on_all_ranks) {
-  const Scratch scratch;
+  const TemporaryFolder scratch;
   std::filesystem::create_directory(scratch / "empty");
   const auto steps = [](Shared& job) {
     const auto data = points(samples);

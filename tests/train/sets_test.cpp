@@ -374,13 +374,7 @@ struct RandomCase {
   std::size_t world = 1, in = 1, hidden = 1, out = 2, rows = 1, salt = 0;
   NumbersOfGroups numbers{};
 
-  Network network() const {
-    Network network;
-    network.in = in;
-    network.hidden = hidden;
-    network.out = out;
-    return network;
-  }
+  Network network() const { return network_of(in, hidden, out); }
   Samples share(std::size_t step, std::size_t rank) const {
     return reference_batch(rows, in, out, salt + step, rank);
   }

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "comm/ranks.hpp"
 #include "lockstep/comm/objects.hpp"
@@ -34,6 +35,16 @@ struct Entry {
   std::size_t zeros = 0;  // so many elements of every gradient are zero
   Trouble trouble = Trouble::none;
   double loss = 0;
+};
+
+/// A batch that DP can cut, with an entry for each sample.
+struct Entries {
+  std::vector<Entry> all;
+  std::size_t size() const { return all.size(); }
+  Entries slice(std::size_t first, std::size_t count) const {
+    const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first);
+    return {{begin, begin + static_cast<std::ptrdiff_t>(count)}};
+  }
 };
 
 inline constexpr std::array<std::size_t, 3> sheet_sizes{40, 70, 3};

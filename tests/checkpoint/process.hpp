@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A folder for a test, and a process of its own for what ends or locks processes.
+/// @file A process of its own for what ends or locks processes.
 
-#include <stdlib.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -12,28 +11,9 @@
 #include <csignal>
 #include <cstdio>
 #include <exception>
-#include <filesystem>
 #include <string>
 
 namespace checkpoint_tests {
-
-/// Removed with everything in it at the end of the test.
-struct TemporaryFolder {
-  std::string path;
-
-  TemporaryFolder() {
-    path = (std::filesystem::temp_directory_path() / "lockstep-checkpoint-XXXXXX").string();
-    BOOST_TEST_REQUIRE(::mkdtemp(path.data()) != nullptr);
-  }
-  ~TemporaryFolder() {
-    std::error_code none;
-    std::filesystem::remove_all(path, none);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
 
 /// A process that runs `f()`, whose result is its exit status. What it says on stderr can be read.
 class Process {
