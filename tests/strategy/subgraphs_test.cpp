@@ -31,6 +31,9 @@ using Mix = Subgraph<"mix", "b*", "c">;
 using Union = UnusedParameters<Subgraphs<Front, Back, Mix>>;
 using Same = UnusedParameters<Subgraphs<SameOnAllRanks, Front, Back, Mix>>;
 using OfB = Named<"b">;
+// It is no stage of a reduction: ranks share parameters as without it.
+static_assert(
+    std::is_same_v<detail::Pick<axes::Sharding, CanonicalPolicies<Skip>>::choice, HostShared>);
 
 constexpr std::array<std::array<bool, 3>, 4> members{
     {{true, true, true}, {true, true, false}, {false, false, true}, {false, true, true}}};
