@@ -12,23 +12,21 @@
 
 #include "mlp.hpp"
 
-using Job = Trainer<Mlp<float, 784, 256, 10>,
-                    Hooks<PowerSGD<1, PowerSgdOptions{.start = 100}>>,
+using Job = Trainer<Mlp<float, 784, 256, 10>, Hooks<PowerSGD<2, PowerSgdOptions{.start = 100}>>,
                     Optimizer<AdamW>, Schedule<Cosine>>;
 
-int main(int argc, char **argv) {
-  return launch<Job>(argc, argv, [](Job &job) {
+int main(int argc, char** argv) {
+  return launch<Job>(argc, argv, [](Job& job) {
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
-    const auto &arguments = job.arguments();
+    const auto& arguments = job.arguments();
     job.optimizer().lr = 2e-3;
     job.fit(train, test,
             {.epochs = arguments.size() > 1 ? std::stoul(arguments[1]) : 4,
              .batch_size = 128 / job.world_size().value()});
     const Scores scores = job.evaluate(test, 500);
     job.on_rank0([&](auto log) {
-      log.print("test accuracy " + fixed_text(100 * scores["accuracy"], 2) +
-                "%");
+      log.print("test accuracy " + fixed_text(100 * scores["accuracy"], 2) + "%");
     });
   });
 }
