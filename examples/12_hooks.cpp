@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gradient hooks: example 03's training, and every weight's gradient travels as
-// two thin matrices, less than a hundredth of the bytes. What that loses is
-// added to the next step's gradient, so that the accuracy stays.
+// Gradient hooks: example 03's training, and from the hundredth step on every weight's gradient
+// travels as two matrices of two columns, a fiftieth of the bytes. What that loses is added to the
+// next step's gradient, so that the accuracy stays.
 //
 //   ./hooks --ranks 2         (a number of epochs may follow)
 //
-// Between the ranks of one host bytes cost little. Over a network they are most
-// of a step: there, Backend<Gloo> or Backend<Nccl> (docs/hooks.md, and ./x
-// bench hooks).
+// Between the ranks of one host bytes cost little. Over a network they are most of a step: there,
+// Backend<Gloo> or Backend<Nccl> (docs/hooks.md, and ./x bench hooks).
 #include <string>
 
 #include "mlp.hpp"
