@@ -17,6 +17,8 @@ using SharedJob = Ddp<>;
 using SharedClipJob = Ddp<Clip<1.0>, Accumulate<2>>;
 using ReplicatedJob = Ddp<Sharding<Replicated>, Pieces>;
 using ReplicatedZeroJob = Ddp<Sharding<Replicated>, Pieces, UnusedParameters<Zero>, World<4>>;
+using SubgraphJob = Ddp<UnusedParameters<Subgraphs<SameOnAllRanks, Subgraph<"all", "w", "b">>>,
+                        Hooks<SkipZeroGradients>>;
 using DpJob = DataParallel<BatchNet, Optimizer<AdamW>>;
 using TrainerJob = Trainer<BatchNet, Optimizer<AdamW>, Clip<1.0>>;
 using DpTrainerJob = Trainer<BatchNet, ParallelStrategy<DP>, World<2>>;
@@ -32,6 +34,9 @@ double step_shared_by_hand(SharedJob& ddp, const float& x) {
 double step_shared_clipped(SharedClipJob& ddp, const float& x) { return ddp.step(x); }
 double step_replicated(ReplicatedJob& ddp, const float& x) { return ddp.step(x); }
 double step_replicated_zero(ReplicatedZeroJob& ddp, const float& x) { return ddp.step(x); }
+double step_subgraph(SubgraphJob& ddp, const SubgraphChoice& set, const float& x) {
+  return ddp.step<"all"_s>(x) + ddp.step(set, x);
+}
 double step_dp(DpJob& dp, const BatchNet::Batch& x) { return dp.step(x); }
 double step_trainer(TrainerJob& job, const BatchNet::Batch& x) { return job.step(x); }
 double step_dp_trainer(DpTrainerJob& job, const BatchNet::Batch& x) { return job.step(x); }

@@ -130,6 +130,15 @@ void check_captured(std::size_t replicas) {
   check_captured_of<Split, Accumulate<2>, Clip<0.5>>(replicas, "clipped, of two micro-batches");
 }
 
+/// Replicas that own shards have the bits of those that own everything.
+void check_zero(std::size_t replicas) {
+  using ZeRO = Sharding<ZeroRedundancy>;
+  require(run_job<Plain, Optimizer<AdamW>, ZeRO>(replicas, 24) ==
+              run_job<Plain, Optimizer<AdamW>>(replicas, 24),
+          "shards have other bits");
+  check_captured_of<Plain, ZeRO>(replicas, "shards");
+}
+
 void check_mixed(std::size_t replicas) {
   constexpr std::size_t steps = 24;
   const auto exact = run_job<Plain, Optimizer<SGDMomentum>>(replicas, steps);
@@ -338,6 +347,7 @@ void run_checks(std::size_t replicas, const std::string& name) {
   });
   run("captured", [&] { check_captured(replicas); });
   run("mixed", [&] { check_mixed(replicas); });
+  run("zero", [&] { check_zero(replicas); });
   run("faults", [&] {
     if (replicas > 1) check_faults(replicas);
   });

@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
@@ -56,7 +57,7 @@ void train_case(Comm& comm, const nlohmann::json& c) {
       Marking,
       CanonicalPolicies<Device<Cuda>, Optimizer<SGD>, Buckets<BucketLimits{600, 1500}>, Ps...>,
       Comm>
-      ddp(comm, network);
+      ddp(comm, std::move(network));
   ddp.optimizer().lr = c.at("lr");
   auto joined = ddp.join();
   for (std::size_t s = 0; s != batches[me]; ++s) {

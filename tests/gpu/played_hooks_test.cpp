@@ -8,6 +8,8 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
+#include <memory>
 #include <random>
 #include <span>
 #include <string>
@@ -23,6 +25,7 @@
 #include "lockstep/hook/top_k.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
+#include "train/kept.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_hooks)
 
@@ -202,6 +205,23 @@ struct Result {
   friend bool operator==(const Result&, const Result&) = default;
 };
 
+template <class Comm, class... Hook>
+using Job = detail::BasicDdp<Network,
+                             CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, CapturedStep,
+                                               Buckets<BucketLimits{600, 1500}>, Hooks<Hook...>>,
+                             Comm>;
+
+Network make_network() {
+  Network network;
+  network.in = 12;
+  network.hidden = 16;
+  network.out = 5;
+  return network;
+}
+auto batch_of(std::size_t s, std::size_t rank) {
+  return labelled<double>(reference_batch(6, 12, 5, s % 3, rank));
+}
+
 /// Ten steps; the network may forbid that they are captured.
 template <class... Hook>
 Result train_hooked(bool captures) {
@@ -210,20 +230,12 @@ Result train_hooked(bool captures) {
   std::vector<std::vector<double>> all(ranks);
   const played::Machine machine(ranks);
   thread_ranks::expect_all_fine(thread_ranks::run(ranks, [&](auto& comm) {
-    Network network;
-    network.in = 12;
-    network.hidden = 16;
-    network.out = 5;
+    Network network = make_network();
     network.waits = !captures;
-    detail::BasicDdp<Network,
-                     CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, CapturedStep,
-                                       Buckets<BucketLimits{600, 1500}>, Hooks<Hook...>>,
-                     std::remove_reference_t<decltype(comm)>>
-        ddp(comm, std::move(network));
+    Job<std::remove_reference_t<decltype(comm)>, Hook...> ddp(comm, std::move(network));
     std::vector<double>& numbers = all[comm.rank().value()];
     for (std::size_t s = 0; s < 10; ++s)
-      numbers.push_back(
-          ddp.step(labelled<double>(reference_batch(6, 12, 5, s % 3, comm.rank().value()))));
+      numbers.push_back(ddp.step(batch_of(s, comm.rank().value())));
     comm.synchronize();
     PlainMlp<1, 1, 1>::for_each_parameter(ddp, [&](const auto& view) {
       const auto some = downloaded(std::span<const double>(view.data_handle(), view.size()));
@@ -238,6 +250,19 @@ Result train_hooked(bool captures) {
   return result;
 }
 
+/// A job that goes on from a copy of another ends with its bits, hooks and all.
+template <class... Hook>
+void go_on_hooked() {
+  const played::Machine machine(2);
+  thread_ranks::expect_all_fine(thread_ranks::run(2, [&](auto& comm) {
+    using Own = Job<std::remove_reference_t<decltype(comm)>, Hook...>;
+    const std::string wrong =
+        go_on([&] { return std::make_unique<Own>(comm, make_network()); },
+              [&](Own& job, std::size_t s) { job.step(batch_of(s, comm.rank().value())); }, 7, 6);
+    thread_ranks::require(wrong.empty(), wrong);
+  }));
+}
+
 constexpr PowerSgdOptions early{2};
 
 }  // namespace
@@ -246,10 +271,14 @@ BOOST_AUTO_TEST_CASE(captured_steps_of_hooks_have_the_bits_of_others) {
   using Power = PowerSGD<2, early>;
   BOOST_TEST((train_hooked<Power, CompressTo<float>>(true) ==
               train_hooked<Power, CompressTo<float>>(false)));
-  using Largest = TopK<0.2>;
-  BOOST_TEST((train_hooked<Largest>(true) == train_hooked<Largest>(false)));
-  using Local = LocalSGD<3>;
-  BOOST_TEST((train_hooked<Local>(true) == train_hooked<Local>(false)));
+  BOOST_TEST((train_hooked<TopK<0.2>>(true) == train_hooked<TopK<0.2>>(false)));
+  BOOST_TEST((train_hooked<LocalSGD<3>>(true) == train_hooked<LocalSGD<3>>(false)));
+}
+
+BOOST_AUTO_TEST_CASE(captured_jobs_with_hooks_go_on) {
+  go_on_hooked<PowerSGD<2, early>, CompressTo<float>>();
+  go_on_hooked<TopK<0.2>>();
+  go_on_hooked<LocalSGD<3>>();
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -22,7 +22,8 @@ using namespace lockstep;
 
 BOOST_AUTO_TEST_CASE(ranks_that_are_through_train_as_in_pytorch) {
   std::set<std::size_t> worlds;
-  for (const nlohmann::json& c : reference("join.json")) worlds.insert(c.at("world"));
+  for (const nlohmann::json& c : reference("join.json"))
+    worlds.insert(c.at("world").get<std::size_t>());
   for (const std::size_t world : worlds) {
     const played::Machine machine(2);
     thread_ranks::expect_all_fine(thread_ranks::run(world, [](auto& comm) {

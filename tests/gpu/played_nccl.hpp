@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -21,6 +22,7 @@
 #include <mutex>
 #include <set>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -256,6 +258,25 @@ inline ncclResult_t start(const char* name, ncclComm_t comm, const Part& part,
   connect(comm, std::string(part.kind <= Kind::reduce_scatter ? "reductions" : "movements") +
                     (is_large ? " of much" : ""));
   const auto state = comm->state;
+  if (Gpu::get().capture_status(stream) != cudaStreamCaptureStatusNone) {
+    // A node of a graph, which meets those of other ranks' graphs anew in every replay.
+    const std::uint64_t number = comm->calls++;
+    const auto replays = std::make_shared<std::atomic<std::uint64_t>>(0);
+    const auto replay = [=] {
+      const auto meeting =
+          state->world->meeting(std::uint64_t{1} << 63 | number << 32 | (*replays)++);
+      meeting->parts[state->rank] = part;
+      ++meeting->arrived;
+      while (!meeting->is_complete()) {
+        if (state->is_aborted) return;
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+      }
+      std::call_once(meeting->worked, [&] { meeting->work(); });
+      meeting->deliver(state->rank);
+    };
+    Gpu::get().enqueue(stream, {replay, nullptr, nullptr, 0, nullptr});
+    return ncclSuccess;
+  }
   const auto meeting = state->world->meeting(comm->calls++);
   const auto arrive = [=] {
     meeting->parts[state->rank] = part;

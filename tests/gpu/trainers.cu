@@ -277,6 +277,8 @@ void run_checks(Session& session) {
   run("several", train_several<J>, train_several<Alone>);
 #if LOCKSTEP_RUNS_ON_GPU
   run("home", stay_at_home<J>, stay_at_home<Alone>);
+  run("zero", train_and_evaluate<Job<BackendPolicy, Sharding<ZeroRedundancy>>>,
+      train_and_evaluate<Alone>);
   if constexpr (!std::is_same_v<typename BackendPolicy::choice, Gloo>) {  // which is not captured
     if (name == "all" || name == "resume") {
       known = true;

@@ -10,6 +10,7 @@
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
 #include "lockstep/hook/top_k.hpp"
+#include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -174,6 +175,65 @@ BOOST_AUTO_TEST_CASE(hooks_go_with_what_the_rules_say) {
   BOOST_TEST((detail::Composed<Floats, Hooks<PowerSGD<1>>>::fingerprint() !=
               detail::Composed<Floats, Hooks<PowerSGD<2>>>::fingerprint()));
   static_assert(std::is_same_v<detail::Composed<Floats, Hooks<PowerSGD<1>>>::policy<axes::Sharding>,
+                               Sharding<Replicated>>);
+}
+
+namespace {
+
+/// The same for ranks that are through before others.
+template <class Strategy, class TheSharding, class Uneven, class TheHooks>
+constexpr detail::Fault expected_join_fault() {
+  using detail::Fault;
+  constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
+  constexpr bool shared = std::is_same_v<TheSharding, Sharding<HostShared>>;
+  if (!std::is_same_v<Uneven, UnevenInputs<Even>>) {
+    if (dp) return Fault::join_with_dp;
+    if (shared) return Fault::join_with_shared;
+    if (std::is_same_v<TheHooks, Hooks<TopK<0.5>>>) return Fault::join_with_hooks;
+  }
+  if (std::is_same_v<TheHooks, Hooks<>>) return Fault::none;
+  return dp ? Fault::hooks_with_dp : shared ? Fault::hooks_with_host_shared : Fault::none;
+}
+
+/// And for groups of ranks.
+template <class Strategy, class TheWorld, class TheGroups>
+constexpr detail::Fault expected_groups_fault() {
+  using detail::Fault;
+  if (std::is_same_v<TheGroups, Groups<>>) return Fault::none;
+  if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::groups_with_dp;
+  constexpr std::size_t ranks = TheWorld::static_size;
+  constexpr bool fits = std::is_same_v<TheGroups, Groups<Grid<dynamic, 3>>>
+                            ? ranks == dynamic || ranks == 6
+                            : ranks == dynamic || ranks == 4;
+  return fits ? Fault::none : Fault::groups_of_other_world;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(join_and_groups_go_with_what_the_rules_say) {
+  std::set<std::uint64_t> fingerprints;
+  std::size_t legal = 0;
+  const auto note = [&]<class... Ps>(detail::Fault expected) {
+    constexpr detail::Fault fault = composition_fault<Floats, Ps...>;
+    BOOST_TEST((fault == expected));
+    if constexpr (fault == detail::Fault::none) {
+      fingerprints.insert(detail::Composed<Floats, Ps...>::fingerprint());
+      ++legal;
+    }
+  };
+  for_each_product(
+      [&]<class... Ps>() { note.template operator()<Ps...>(expected_join_fault<Ps...>()); },
+      Strategies{}, List<Sharding<HostShared>, Sharding<Replicated>, Sharding<ZeroRedundancy>>{},
+      List<UnevenInputs<Even>, UnevenInputs<Join>, UnevenInputs<Join, DivideByLive>>{},
+      List<Hooks<>, Hooks<CompressTo<Half>>, Hooks<TopK<0.5>>>{});
+  for_each_product(
+      [&]<class... Ps>() { note.template operator()<Ps...>(expected_groups_fault<Ps...>()); },
+      Strategies{}, List<World<4>, World<6>, World<dynamic>>{},
+      List<Groups<>, Groups<Grid<4, 2>>, Groups<Grid<dynamic, 3>>>{});
+  // One job is in both products: of the default policies in a world of any size.
+  BOOST_TEST(legal == 18u + 10);
+  BOOST_TEST(fingerprints.size() == legal - 2);
+  static_assert(std::is_same_v<detail::Composed<Floats, UnevenInputs<Join>>::policy<axes::Sharding>,
                                Sharding<Replicated>>);
 }
 

@@ -31,6 +31,9 @@ using Mix = Subgraph<"mix", "b*", "c">;
 using Union = UnusedParameters<Subgraphs<Front, Back, Mix>>;
 using Same = UnusedParameters<Subgraphs<SameOnAllRanks, Front, Back, Mix>>;
 using OfB = Named<"b">;
+// It is no stage of a reduction: ranks share parameters as without it.
+static_assert(
+    std::is_same_v<detail::Pick<axes::Sharding, CanonicalPolicies<Skip>>::choice, HostShared>);
 
 constexpr std::array<std::array<bool, 3>, 4> members{
     {{true, true, true}, {true, true, false}, {false, false, true}, {false, true, true}}};
@@ -347,6 +350,34 @@ BOOST_AUTO_TEST_CASE(a_job_goes_on_between_micro_batches_of_different_sub_graphs
     all_well(
         world, [&](Shared& comm) { check(std::type_identity<Replicas>{}, comm); }, As::threads);
   }
+}
+
+BOOST_AUTO_TEST_CASE(more_ranks_go_on_with_micro_batches_that_some_of_them_do_not_know) {
+  Kept kept;
+  all_well(
+      2,
+      [&](Shared& comm) {
+        Replicas job(comm);
+        job.step<"front"_s>(of_set(1, 0));
+        kept.save(job);
+      },
+      As::threads);
+  all_well(
+      3,
+      [&](Shared& comm) {
+        Replicas job(comm);
+        if (comm.rank() == Rank{0}) require(value(job, 0, 0) == start(0, 0), "has begun");
+        kept.load(job);
+        job.step<"back"_s>(of_set(2, 1));  // all reduce the buckets of both sets
+        for (std::size_t p = 0; p < 3; ++p) {
+          const double mine[] = {value(job, p, 0)};
+          std::array<double, 3> all{};
+          comm.all_gather(mine, all);
+          require(mine[0] != start(p, 0), "a parameter of both sets is updated");
+          require(all[0] == mine[0] && all[2] == mine[0], "ranks have the same bits");
+        }
+      },
+      As::threads);
 }
 
 BOOST_AUTO_TEST_CASE(steps_of_jobs_without_sub_graphs_use_the_whole_model) {

@@ -52,13 +52,16 @@ using piped::noise;
 using piped::require_near;
 using piped::Shape;
 
-/// Runs `f(comm)` on so many processes, none of which may fail.
+/// Runs `f(comm)` on so many ranks, none of which may fail.
 template <class F>
-void on_ranks(std::size_t world, const std::string& what, const F& f) {
-  const Ends ends = ranks::run(As::processes, world, f);
+void on_ranks(std::size_t world, const std::string& what, const F& f, As as = As::processes) {
+  const Ends ends = ranks::run(as, world, f);
   for (std::size_t r = 0; r < world; ++r)
     BOOST_TEST(ends[r] == "", what << ", " << world << " ranks: rank " << r << ": " << ends[r]);
 }
+
+/// Ranks are processes or threads.
+As any_kind(ranks::Chance& chance) { return chance(2) == 0 ? As::threads : As::processes; }
 
 /// Shapes with matrices of all kinds: wide, tall, of one row, and vectors.
 std::vector<Shape> random_shapes(ranks::Chance& chance) {
@@ -97,33 +100,36 @@ BOOST_AUTO_TEST_CASE(power_sgd_of_full_rank_is_the_average) {
     const std::size_t salt = chance(10000);
     const std::size_t rank_of_gradients = chance(3);  // 0: full; else so many outer products
     const std::size_t world = 1 + static_cast<std::size_t>(i) % 4;
-    on_ranks(world, "salt " + std::to_string(salt), [&](Shared& comm) {
-      Piped<double, FullRank> piped(comm, shapes);
-      const auto gradient = [&](std::size_t rank, std::size_t step, const HookedTensor& tensor,
-                                std::size_t element) {
-        if (step == 3) return 0.0;  // columns lose their directions, and find others
-        if (rank_of_gradients == 0) return noise(salt, rank, step, tensor.parameter, element);
-        double sum = 0;
-        for (std::size_t k = 0; k != rank_of_gradients; ++k) {
-          sum += noise(salt + k, rank, step, tensor.parameter, element / tensor.columns) *
-                 noise(salt - k, 7 + rank, step, tensor.parameter, element % tensor.columns);
-        }
-        return sum;
-      };
-      for (std::size_t step = 0; step != 6; ++step) {
-        piped.reduce([&](const HookedTensor& tensor, std::size_t element) {
-          return gradient(comm.rank().value(), step, tensor, element);
-        });
-        for (const HookedTensor& tensor : piped.tensors) {
-          for (std::size_t e = 0; e != tensor.count(); ++e) {
-            double mean = 0;
-            for (std::size_t r = 0; r != world; ++r)
-              mean += gradient(r, step, tensor, e) / static_cast<double>(world);
-            require_near(piped.at(tensor, e), mean, 1e-9, "step " + std::to_string(step));
+    on_ranks(
+        world, "salt " + std::to_string(salt),
+        [&](Shared& comm) {
+          Piped<double, FullRank> piped(comm, shapes);
+          const auto gradient = [&](std::size_t rank, std::size_t step, const HookedTensor& tensor,
+                                    std::size_t element) {
+            if (step == 3) return 0.0;  // columns lose their directions, and find others
+            if (rank_of_gradients == 0) return noise(salt, rank, step, tensor.parameter, element);
+            double sum = 0;
+            for (std::size_t k = 0; k != rank_of_gradients; ++k) {
+              sum += noise(salt + k, rank, step, tensor.parameter, element / tensor.columns) *
+                     noise(salt - k, 7 + rank, step, tensor.parameter, element % tensor.columns);
+            }
+            return sum;
+          };
+          for (std::size_t step = 0; step != 6; ++step) {
+            piped.reduce([&](const HookedTensor& tensor, std::size_t element) {
+              return gradient(comm.rank().value(), step, tensor, element);
+            });
+            for (const HookedTensor& tensor : piped.tensors) {
+              for (std::size_t e = 0; e != tensor.count(); ++e) {
+                double mean = 0;
+                for (std::size_t r = 0; r != world; ++r)
+                  mean += gradient(r, step, tensor, e) / static_cast<double>(world);
+                require_near(piped.at(tensor, e), mean, 1e-9, "step " + std::to_string(step));
+              }
+            }
           }
-        }
-      }
-    });
+        },
+        any_kind(chance));
   }
 }
 
@@ -131,32 +137,35 @@ namespace {
 
 /// What has come and what ranks keep is what they have given.
 template <class Hook>
-void check_feedback(const std::vector<Shape>& shapes, std::size_t salt, std::size_t world) {
-  on_ranks(world, std::string(Hook::name) + ", salt " + std::to_string(salt), [&](Shared& comm) {
-    Piped<double, Hook> piped(comm, shapes);
-    std::vector<double> given(piped.count), come(piped.count);
-    bool has_kept = false;
-    for (std::size_t step = 0; step != 7; ++step) {
-      piped.reduce([&](const HookedTensor& tensor, std::size_t e) {
-        const double own = noise(salt, comm.rank().value(), step, tensor.parameter, e);
-        given[tensor.first + e] += own;
-        return own;
-      });
-      for (const HookedTensor& tensor : piped.tensors) {
-        std::vector<double> sums;
-        for (std::size_t e = 0; e != tensor.count(); ++e) {
-          come[tensor.first + e] += piped.at(tensor, e) * static_cast<double>(world);
-          const double kept = piped.residual(tensor, e);
-          has_kept = has_kept || kept != 0;
-          sums.push_back(given[tensor.first + e] - kept);
+void check_feedback(const std::vector<Shape>& shapes, std::size_t salt, std::size_t world, As as) {
+  on_ranks(
+      world, std::string(Hook::name) + ", salt " + std::to_string(salt),
+      [&](Shared& comm) {
+        Piped<double, Hook> piped(comm, shapes);
+        std::vector<double> given(piped.count), come(piped.count);
+        bool has_kept = false;
+        for (std::size_t step = 0; step != 7; ++step) {
+          piped.reduce([&](const HookedTensor& tensor, std::size_t e) {
+            const double own = noise(salt, comm.rank().value(), step, tensor.parameter, e);
+            given[tensor.first + e] += own;
+            return own;
+          });
+          for (const HookedTensor& tensor : piped.tensors) {
+            std::vector<double> sums;
+            for (std::size_t e = 0; e != tensor.count(); ++e) {
+              come[tensor.first + e] += piped.at(tensor, e) * static_cast<double>(world);
+              const double kept = piped.residual(tensor, e);
+              has_kept = has_kept || kept != 0;
+              sums.push_back(given[tensor.first + e] - kept);
+            }
+            comm.all_reduce(sums, Sum{});
+            for (std::size_t e = 0; e != tensor.count(); ++e)
+              require_near(come[tensor.first + e], sums[e], 1e-9, "step " + std::to_string(step));
+          }
         }
-        comm.all_reduce(sums, Sum{});
-        for (std::size_t e = 0; e != tensor.count(); ++e)
-          require_near(come[tensor.first + e], sums[e], 1e-9, "step " + std::to_string(step));
-      }
-    }
-    require(has_kept, "nothing was kept, so nothing was compressed");
-  });
+        require(has_kept, "nothing was kept, so nothing was compressed");
+      },
+      as);
 }
 
 }  // namespace
@@ -167,8 +176,8 @@ BOOST_AUTO_TEST_CASE(what_was_sent_and_what_is_kept_is_what_was_given) {
     const std::size_t world = 1 + static_cast<std::size_t>(i) % 4;
     std::vector<Shape> shapes = random_shapes(chance);
     shapes.push_back({8 + chance(10), 9 + chance(20)});  // one that is worth compressing
-    check_feedback<Rank1>(shapes, chance(10000), world);
-    check_feedback<Tenth>(shapes, chance(10000), world);
+    check_feedback<Rank1>(shapes, chance(10000), world, any_kind(chance));
+    check_feedback<Tenth>(shapes, chance(10000), world, any_kind(chance));
   }
 }
 
@@ -394,22 +403,24 @@ BOOST_AUTO_TEST_CASE(power_sgd_of_full_rank_trains_like_plain_ddp) {
   for (int i = 0; i < ranks::repetitions(4, 40); ++i) {
     const std::size_t in = 1 + chance(30), hidden = 1 + chance(30), out = 2 + chance(10);
     const std::size_t world = 1 + static_cast<std::size_t>(i) % 4;
-    on_ranks(world, std::to_string(in) + "-" + std::to_string(hidden) + "-" + std::to_string(out),
-             [&](Shared& comm) {
-               PlainJob plain(comm, network_of(in, hidden, out));
-               FullRankJob hooked(comm, network_of(in, hidden, out));
-               plain.optimizer().lr = hooked.optimizer().lr = 0.05;
-               for (std::size_t s = 0; s != 8; ++s) {
-                 const auto batch = reference_batch(3, in, out, s, comm.rank().value());
-                 plain.step(batch);
-                 hooked.step(batch);
-                 require_same(comm, hooked, "after batch " + std::to_string(s));
-               }
-               const auto want = numbers_of(plain), have = numbers_of(hooked);
-               for (std::size_t k = 0; k != want.size(); ++k)
-                 require_near(have[k], want[k], 1e-6, "parameter " + std::to_string(k));
-               require(hooked.bytes_sent() != 0, "nothing was counted");
-             });
+    on_ranks(
+        world, std::to_string(in) + "-" + std::to_string(hidden) + "-" + std::to_string(out),
+        [&](Shared& comm) {
+          PlainJob plain(comm, network_of(in, hidden, out));
+          FullRankJob hooked(comm, network_of(in, hidden, out));
+          plain.optimizer().lr = hooked.optimizer().lr = 0.05;
+          for (std::size_t s = 0; s != 8; ++s) {
+            const auto batch = reference_batch(3, in, out, s, comm.rank().value());
+            plain.step(batch);
+            hooked.step(batch);
+            require_same(comm, hooked, "after batch " + std::to_string(s));
+          }
+          const auto want = numbers_of(plain), have = numbers_of(hooked);
+          for (std::size_t k = 0; k != want.size(); ++k)
+            require_near(have[k], want[k], 1e-6, "parameter " + std::to_string(k));
+          require(hooked.bytes_sent() != 0, "nothing was counted");
+        },
+        any_kind(chance));
   }
 }
 

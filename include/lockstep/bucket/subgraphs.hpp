@@ -19,10 +19,16 @@ namespace axes {
 struct UnusedParameters;
 }  // namespace axes
 
+namespace detail {
+// By which sub-graphs and their keys are known: nvcc cannot match partial specialisations for them.
+struct SubgraphBase {};
+struct SubgraphKeyBase {};
+}  // namespace detail
+
 /// A set of parameters under a name: `Subgraph<"with_adapter", "fc1.*", "adapter.*">`, where `*`
 /// stands for any characters.
 template <Name Text, Name... Patterns>
-struct Subgraph : detail::NamePatterns<Patterns...> {
+struct Subgraph : detail::NamePatterns<Patterns...>, detail::SubgraphBase {
   static constexpr std::string_view name = Text.view();
 };
 
@@ -33,19 +39,15 @@ struct SameOnAllRanks {};
 namespace detail {
 
 template <class Set>
-inline constexpr bool is_subgraph = false;
-template <Name Text, Name... Patterns>
-inline constexpr bool is_subgraph<Subgraph<Text, Patterns...>> = true;
+inline constexpr bool is_subgraph = std::is_base_of_v<SubgraphBase, Set>;
 
 /// The name of a sub-graph as a type.
 template <Name Text>
-struct SubgraphKey {
+struct SubgraphKey : SubgraphKeyBase {
   static constexpr std::string_view name = Text.view();
 };
 template <class Key>
-inline constexpr bool is_subgraph_key = false;
-template <Name Text>
-inline constexpr bool is_subgraph_key<SubgraphKey<Text>> = true;
+inline constexpr bool is_subgraph_key = std::is_base_of_v<SubgraphKeyBase, Key>;
 
 /// The number of the whole model among a job's sets, in front of the declared ones.
 inline constexpr std::size_t whole_model = 0;

@@ -121,6 +121,16 @@ inline constexpr bool only_converts = requires { requires H::changes_only_type; 
 template <class H>
 concept ParameterAveraging = requires { H::averages_parameters(std::uint64_t{1}); };
 
+/// Has a hook begun that begins after `Start` steps?
+template <std::uint64_t Start>
+constexpr bool has_begun([[maybe_unused]] std::uint64_t step) {
+  if constexpr (Start == 0) {
+    return true;
+  } else {
+    return step >= Start;
+  }
+}
+
 /// Which of its kinds of steps a hook makes after so many steps. A captured step can be replayed
 /// for others of its kind.
 template <class H>

@@ -27,7 +27,7 @@ struct LocalSGD {
   static constexpr bool is_alone_of_its_kind = true;
   /// Steps before the start, steps of a rank alone, and those that end with an average.
   static constexpr std::uint64_t phase(std::uint64_t step) {
-    if (step < Options.start) return 0;
+    if (!detail::has_begun<Options.start>(step)) return 0;
     return averages_parameters(step + 1) ? 2 : 1;
   }
   static constexpr void fingerprint(detail::Hash& hash) {
@@ -45,7 +45,7 @@ struct LocalSGD {
     explicit Bucket(auto& bucket) : step_(bucket.step()) {}
 
     void begin(std::span<T> values, auto& next) {
-      under_way_ = step_ < Options.start;
+      under_way_ = !detail::has_begun<Options.start>(step_);
       if (under_way_) next.begin(values);
     }
     void finish(std::span<T> values, auto& next) {

@@ -43,7 +43,9 @@ struct PowerSGD {
   static constexpr std::size_t rounds = 2;
   static constexpr bool is_alone_of_its_kind = true;
   /// Steps before and after the start.
-  static constexpr std::uint64_t phase(std::uint64_t step) { return step >= Options.start ? 1 : 0; }
+  static constexpr std::uint64_t phase(std::uint64_t step) {
+    return detail::has_begun<Options.start>(step) ? 1 : 0;
+  }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.number(Rank).number(Options.start).number(Options.seed);
     hash.number(__builtin_bit_cast(std::uint64_t, Options.least_compression));
@@ -62,7 +64,7 @@ struct PowerSGD {
           second_(bucket.template allocate<T>(passes_.plan().q_count)) {}
 
     void begin(std::span<T> values, auto& next) {
-      under_way_ = compresses() && step_ >= Options.start;
+      under_way_ = compresses() && detail::has_begun<Options.start>(step_);
       if (!under_way_) return next.begin(values);
       if constexpr (!Options.warm_start) passes_.forget_q();
       passes_.project(values, first_, step_);

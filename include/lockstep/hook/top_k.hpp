@@ -33,7 +33,9 @@ struct TopK {
   static constexpr bool is_last = true;
   static constexpr bool is_alone_of_its_kind = true;
   /// Steps before and after the start.
-  static constexpr std::uint64_t phase(std::uint64_t step) { return step >= Options.start ? 1 : 0; }
+  static constexpr std::uint64_t phase(std::uint64_t step) {
+    return detail::has_begun<Options.start>(step) ? 1 : 0;
+  }
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.number(__builtin_bit_cast(std::uint64_t, Share)).number(Options.start);
   }
@@ -50,7 +52,7 @@ struct TopK {
           all_(bucket.template allocate<std::uint32_t>(passes_.plan().words() * ranks_)) {}
 
     void begin(std::span<T> values, auto& next) {
-      under_way_ = step_ >= Options.start;
+      under_way_ = detail::has_begun<Options.start>(step_);
       if (!under_way_) return next.begin(values);
       passes_.select(values, sent_);
       next.begin_gather(sent_, all_);

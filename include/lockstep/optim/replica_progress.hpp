@@ -22,6 +22,8 @@ struct ReplicaProgress {
   std::uint64_t curve_ahead = 0;  ///< the schedule's step less `updates`, modulo 2^64
   std::size_t micro_batches = 0;  ///< whose gradients are added up, and not yet used
   std::optional<LossScale> loss_scale;
+  /// The rank whose buffers all ranks get next, where that is not rank 0.
+  std::optional<std::uint64_t> newest_buffers;
   /// The options of the optimizer ("optimizer/lr", of the groups that have their own
   /// "optimizer/1/lr") and of the schedule ("schedule/warmup").
   std::vector<NamedNumber> numbers;

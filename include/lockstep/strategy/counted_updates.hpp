@@ -46,70 +46,66 @@ class NonzeroGradients {
   /// Slices are handed out by a call that all ranks make together.
   static constexpr bool in_common = Traits::shares_parameters && !Traits::owns_tensors;
   static constexpr bool meets = Traits::divides_states && !in_common;
-  static constexpr std::size_t parts = Traits::layout::count;
-  using Flags = KeptTable<std::uint8_t, parts>;
+  static constexpr std::size_t parameters = Traits::layout::count;
+  using Flags = KeptTable<std::uint8_t, parameters>;
+  enum Found : std::uint8_t { nonzero = 1, zeros = 2 };
 
  public:
-  NonzeroGradients(Comm& comm, std::size_t parameters)
+  NonzeroGradients(Comm& comm, std::size_t count)
       : comm_(comm),
-        mine_(make_kept_table<std::uint8_t, parts>(parameters)),
-        zeros_(make_kept_table<std::uint8_t, parts>(parameters)),
-        all_(make_kept_table<std::uint8_t, parts>(parameters)) {
-    if constexpr (in_common) common_ = comm.template allocate_shared<std::uint32_t>(2 * parameters);
+        mine_(make_kept_table<std::uint8_t, parameters>(count)),
+        all_(make_kept_table<std::uint8_t, parameters>(count)) {
+    if constexpr (in_common) common_ = comm.template allocate_shared<std::uint32_t>(2 * count);
   }
 
   /// An update begins: nothing is known.
   void begin() {
     ++turn_;
     std::ranges::fill(mine_, std::uint8_t{0});
-    if constexpr (meets) std::ranges::fill(zeros_, std::uint8_t{0});
   }
 
   void note_nonzero(std::size_t parameter) {
-    mine_[parameter] = 1;
+    mine_[parameter] |= nonzero;
     if constexpr (in_common) say(parameter);
   }
   void note_zeros(std::size_t parameter) {
+    mine_[parameter] |= zeros;
     if constexpr (in_common) say(mine_.size() + parameter);
-    if constexpr (meets) zeros_[parameter] = 1;
   }
   /// Has this rank found an element that is not zero?
-  bool found(std::size_t parameter) const { return mine_[parameter] != 0; }
+  bool found(std::size_t parameter) const { return (mine_[parameter] & nonzero) != 0; }
 
   /// **Ranks** all, after each has seen its averages.
   void meet() {
     if constexpr (meets) {
       all_ = mine_;
-      comm_.all_reduce(all_, Max{}, step_call<Traits>());
-      comm_.all_reduce(zeros_, Max{}, step_call<Traits>());
+      comm_.all_reduce(all_, BitOr{}, step_call<Traits>());
     }
   }
   /// After `meet`: has any rank found one?
-  bool is_nonzero(std::size_t parameter) const {
-    if constexpr (in_common) return said(parameter);
-    return meets ? all_[parameter] != 0 : mine_[parameter] != 0;
-  }
+  bool is_nonzero(std::size_t parameter) const { return any_found(parameter, nonzero); }
   /// After `meet`: is a rank's part zero of a parameter that is not? All ranks have one answer.
   bool leaves_zeros() const {
     for (std::size_t p = 0; p != mine_.size(); ++p) {
-      const bool zeros = in_common ? said(mine_.size() + p) : zeros_[p] != 0;
-      if (zeros && is_nonzero(p)) return true;
+      if (any_found(p, zeros) && any_found(p, nonzero)) return true;
     }
     return false;
   }
 
  private:
+  bool any_found(std::size_t parameter, Found what) const {
+    if constexpr (in_common) return said(parameter + (what == zeros ? mine_.size() : 0));
+    return ((meets ? all_ : mine_)[parameter] & what) != 0;
+  }
   void say(std::size_t entry) {
     std::atomic_ref(common_[entry]).store(turn_, std::memory_order_relaxed);
   }
   bool said(std::size_t entry) const {
-    if constexpr (!in_common) return false;
     return std::atomic_ref(common_[entry]).load(std::memory_order_relaxed) == turn_;
   }
 
   Comm& comm_;
   Flags mine_;
-  Flags zeros_;
   Flags all_;
   std::span<std::uint32_t> common_;  // by parameter: not zero, then zeros
   std::uint32_t turn_ = 0;           // the number of the update

@@ -166,6 +166,8 @@ class GradientBuckets {
     } else if (!readiness_.all_ready()) {
       refuse_missing();
     }
+    // A graph of a micro-batch ends with all that it began.
+    if constexpr (Traits::frees_gradients && Traits::captures) reduce();
   }
 
   // Sub-graphs.
@@ -227,16 +229,16 @@ class GradientBuckets {
     return riders_.live();
   }
   /// The rank that has the newest buffers: it was among the last that had a batch.
-  Rank newest()
+  Rank newest() const
     requires(Traits::joins)
   {
     return Rank{riders_.live().lowest};
   }
-  /// All ranks are through, or begin.
-  void forget_live()
+  /// All ranks are through, or begin; `newest` has the newest buffers.
+  void forget_live(Rank newest = Rank{0})
     requires(Traits::joins)
   {
-    riders_.begin_anew();
+    riders_.begin_anew(newest.value());
   }
   /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
   /// `average` has done that. **Host** blocks.

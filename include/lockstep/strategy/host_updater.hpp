@@ -7,9 +7,7 @@
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 #include <span>
-#include <string>
 #include <type_traits>
 #include <utility>
 
@@ -26,9 +24,9 @@
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/counted_updates.hpp"
+#include "lockstep/strategy/noted_anomaly.hpp"
 #include "lockstep/strategy/owned_parameters.hpp"
 #include "lockstep/strategy/owned_tensors.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -288,54 +286,17 @@ class HostUpdater
         }
         if constexpr (Traits::stops_at_anomaly) {
           if (!finite) [[unlikely]]
-            note(run, at, averages, std::span<T* const>(sources)...);
+            anomaly_.note(run.offset, at, averages, std::span<T* const>(sources)...);
         }
       };
     }
   }
 
-  /// A gradient that is not finite, and the ranks that gave it, where their gradients are at hand.
-  struct Found {
-    std::size_t offset = 0;  // bytes
-    double value = 0;
-    std::size_t ranks = 0;
-    std::size_t first_rank = 0;
-  };
-
-  /// Notes the first gradient that is not finite. It is thrown after the pass, which another thread
-  /// may be running.
-  template <class T, class... Sources>
-  [[gnu::cold, gnu::noinline]] void note(const Run& run, std::size_t at,
-                                         std::span<const T> averages, Sources... sources) const {
-    using A = Accumulator<T>;
-    if (found_) return;
-    std::size_t i = 0;
-    while (i + 1 < averages.size() && is_finite(static_cast<A>(averages[i]))) ++i;
-    Found found{run.offset + (at + i) * sizeof(T),
-                static_cast<double>(static_cast<A>(averages[i]))};
-    [[maybe_unused]] const auto look = [&](std::span<T* const> all) {
-      for (std::size_t w = all.size(); w-- != 0;) {
-        if (is_finite(static_cast<A>(all[w][at + i]))) continue;
-        ++found.ranks;
-        found.first_rank = w;
-      }
-    };
-    (look(sources), ...);
-    found_ = found;
-  }
   void require_no_anomaly() {
     if constexpr (Traits::stops_at_anomaly) {
-      if (found_) [[unlikely]]
-        report();
+      if (anomaly_.is_there()) [[unlikely]]
+        anomaly_.report(layout_, owned_.whose(), this->steps());
     }
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] void report() {
-    const Found found = found_.value_or(Found{});
-    found_.reset();
-    std::string whose = owned_.whose();
-    if (found.ranks != 0) whose = "of rank " + std::to_string(found.first_rank);
-    if (found.ranks > 1) whose += " and " + std::to_string(found.ranks - 1) + " more";
-    throw anomaly_error(layout_, found.offset, std::to_string(found.value), whose, this->steps());
   }
 
   /// Updates parameters one by one, each with its own count of updates, as PyTorch does. Parameters
@@ -446,7 +407,7 @@ class HostUpdater
   double rate_ = 0;
   double micro_batches_ = static_cast<double>(Traits::micro_batches);
   std::uint64_t skipped_ = 0;
-  mutable std::optional<Found> found_;  // in the update that is under way
+  mutable NotedAnomaly anomaly_;  // in the update that is under way
   [[no_unique_address]] mutable CountedUpdatesOf<Traits, Comm> counted_;
 };
 

@@ -65,6 +65,9 @@ class ParameterGathers {
     const std::size_t bucket = layout_.plan().placements[parameter].bucket;
     if (bucket != no_bucket) wait(bucket);
   }
+  bool is_pending() const {
+    return std::ranges::any_of(pending_, [](std::uint8_t pending) { return pending != 0; });
+  }
   void wait_all() {
     for (std::size_t b = layout_.plan().bucket_count; b-- != 0;) wait(b);
   }

@@ -137,7 +137,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
   void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
 
-  auto param(auto key) const { return step_.param(key); }
+  auto param(auto key) const {
+    let_host_look();
+    return step_.param(key);
+  }
   auto buffer(auto key) const { return step_.buffer(key); }
   /// After `reduce`, the average over ranks; before, this rank's own.
   auto grad(auto key) const {
@@ -490,6 +493,14 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// compute stream waits.
   void await_parameters() {
     if constexpr (traits::shards) updater_.gathers().wait_all();
+  }
+
+  /// The same for the host, which on a GPU may have waited for the compute stream before that
+  /// waited for the parameters.
+  void let_host_look() const {
+    if constexpr (traits::shards) {
+      if (step_.await_parameters()) await_device();
+    }
   }
 
   void await_device() const {

@@ -52,6 +52,10 @@ class ReplicaKept {
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
     progress.micro_batches = self().micro_batches_;
+    if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
+      const Rank newest = self().gradients_.newest();
+      if (newest != Rank{0}) progress.newest_buffers = newest.value();
+    }
     return progress;
   }
   /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
@@ -65,6 +69,12 @@ class ReplicaKept {
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
     if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
+    if constexpr (Self::traits::joins) {
+      // In another world any rank will do: all have the buffers that were saved.
+      const std::uint64_t newest = progress.newest_buffers.value_or(0);
+      self().gradients_.forget_live(
+          Rank{newest < self().comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
+    }
     if constexpr (Self::traits::is_hooked)
       self().gradients_.hooked_reductions().begin_anew(progress.updates);
     self().await_device();

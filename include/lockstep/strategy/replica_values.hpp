@@ -27,6 +27,7 @@ class ReplicaValues {
   template <class F>
   void for_each_parameter(F&& f) const {
     [[maybe_unused]] const auto on = self().on_device();
+    self().let_host_look();
     self().await_device();
     self().step_.for_each_parameter(f);
   }

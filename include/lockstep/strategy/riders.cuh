@@ -77,7 +77,7 @@ class Riders<Cuda, Traits, Comm> {
 
   /// The ranks of the latest round that was settled. **Host** blocks until that round's first
   /// bucket has landed.
-  const LiveRanks& live() {
+  const LiveRanks& live() const {
     if (!is_known_) {
       comm_.synchronize();
       copy_now(&known_, device_live(), sizeof known_);
@@ -88,9 +88,9 @@ class Riders<Cuda, Traits, Comm> {
   /// The same in device memory. **Stream** after the round was settled.
   LiveRanks* device_live() const { return reinterpret_cast<LiveRanks*>(live_.data()); }
 
-  /// No round has been yet. **Host** blocks.
-  void begin_anew() {
-    known_ = {};
+  /// No round has been since `lowest` was the lowest live rank. **Host** blocks.
+  void begin_anew(std::size_t lowest = 0) {
+    known_ = {0, lowest};
     is_known_ = true;
     comm_.synchronize();
     copy_now(device_live(), &known_, sizeof known_);
@@ -101,8 +101,8 @@ class Riders<Cuda, Traits, Comm> {
 
   Comm& comm_;
   DeviceArena live_;
-  LiveRanks known_;
-  bool is_known_ = true;
+  mutable LiveRanks known_;
+  mutable bool is_known_ = true;
 };
 
 }  // namespace lockstep::detail

@@ -57,8 +57,8 @@ class Riders<Cpu, Traits, Comm> {
   }
   /// The ranks of the latest round that was settled.
   const LiveRanks& live() const { return live_; }
-  /// No round has been yet.
-  void begin_anew() { live_ = {}; }
+  /// No round has been since `lowest` was the lowest live rank.
+  void begin_anew(std::size_t lowest = 0) { live_ = {0, lowest}; }
 
  private:
   Rank rank_;

@@ -31,6 +31,12 @@ class ShardedStep : public TrackedStep<Model, Bare, Gradients> {
     gathers_->wait_all();
     Base::for_each_parameter(f);
   }
+  /// Waits for all parameters. Returns whether some were still under way.
+  bool await_parameters() const {
+    const bool were_pending = gathers_->is_pending();
+    gathers_->wait_all();
+    return were_pending;
+  }
 
   /// A parameter's gradient, to write. Where a rank gives gradients away, memory is handed out for
   /// a few buckets at a time.

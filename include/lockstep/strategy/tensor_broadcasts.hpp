@@ -41,6 +41,7 @@ class TensorBroadcasts {
                       step_call<Traits>());
     }
   }
+  static constexpr bool is_pending() { return false; }
   static constexpr void wait_all() {}
 
  private:

@@ -9,7 +9,6 @@
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/core/name.hpp"
-#include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
@@ -256,16 +255,6 @@ consteval Finding find_subgraphs_fault() {
   }
 }
 
-/// Do all elements of a bucket come through a hook, each rounded at most?
-template <class Hook>
-inline constexpr bool brings_riders = false;
-template <FloatingElement To>
-inline constexpr bool brings_riders<CompressTo<To>> = true;
-template <class... Stages>
-consteval bool bring_riders(HookList<Stages...>) {
-  return (brings_riders<Stages> && ...);
-}
-
 /// Finds what does not go with ranks that are through before others.
 template <class Policies>
 consteval Finding find_join_fault() {
@@ -276,8 +265,7 @@ consteval Finding find_join_fault() {
   if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
   if (SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>::same_on_all_ranks)
     return {Fault::join_with_same_subgraph};
-  if (!bring_riders(typename Pick<axes::Hooks, Policies>::stages{}))
-    return {Fault::join_with_hooks};
+  if (!Pick<axes::Hooks, Policies>::stages::only_convert) return {Fault::join_with_hooks};
   return {};
 }
 

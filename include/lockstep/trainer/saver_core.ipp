@@ -103,19 +103,23 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const K
   return result;
 }
 
-/// The shapes of parameters, where ranks have saved them in pieces: no file has them whole.
+/// The shapes of parameters that rank 0's file does not have whole: ranks have saved them in pieces,
+/// and rank 0 may have none.
 LOCKSTEP_INLINE void add_shapes(const KeptJob& job, RankFile& file) {
-  const auto is_part = [](const KeptPiece& piece) {
-    return piece.role == KeptRole::parameter && !piece.is_whole();
-  };
-  if (std::ranges::none_of(file.pieces, is_part)) return;
+  std::vector<std::string_view> whole;
+  for (const KeptPiece& piece : file.pieces) {
+    if (piece.role == KeptRole::parameter && piece.is_whole()) whole.push_back(piece.name);
+  }
+  std::ranges::sort(whole);
   Json shapes = Json::object();
+  bool has_shapes = false;
   for (const KeptPiece& piece : job.pieces(KeptFor::loading)) {
-    if (piece.role != KeptRole::parameter) continue;
+    if (piece.role != KeptRole::parameter || std::ranges::binary_search(whole, piece.name)) continue;
     const std::span extents(piece.whole.extents.data(), piece.whole.rank);
     shapes.set(piece.name, Json::array_of(extents));
+    has_shapes = true;
   }
-  file.file.facts.add("shapes", std::move(shapes));
+  if (has_shapes) file.file.facts.add("shapes", std::move(shapes));
 }
 
 /// Can it be written from where it is?
