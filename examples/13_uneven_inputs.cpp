@@ -1,14 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Uneven inputs: every rank has samples of its own, and not equally many. A
-// rank that is through answers the others with gradients of zero until all are;
-// nobody waits for it, and no sample is left out or repeated.
+// Uneven inputs: every rank has samples of its own, and not equally many. A rank that is through
+// answers the others with gradients of zero until all are; nobody waits for it, and no sample is
+// left out or repeated.
 //
-//   ./uneven_inputs --ranks 3          rank 0 has 20 samples, rank 1 has 30,
-//   rank 2 has 40
+//   ./uneven_inputs --ranks 3          ranks have 20, 30 and 40 samples
 //
 // DivideByLive: each average is over the ranks that still have samples.
 #include <cstdio>
-#include <string>
 #include <vector>
 
 #include "lockstep/lockstep.hpp"
@@ -21,22 +19,20 @@ struct Point {
 
 /// y = slope x + offset, squared error; a batch is one point.
 struct Line {
-  using Parameters =
-      ParameterList<Parameter<"slope", double>, Parameter<"offset", double>>;
+  using Parameters = ParameterList<Parameter<"slope", double>, Parameter<"offset", double>>;
   double error = 0;
-  double forward(auto &step, const Point &point) {
-    error =
-        step.param("slope"_p)() * point.x + step.param("offset"_p)() - point.y;
+  double forward(auto& step, const Point& point) {
+    error = step.param("slope"_p)() * point.x + step.param("offset"_p)() - point.y;
     return error * error;
   }
-  void backward(auto &step, const Point &point) {
+  void backward(auto& step, const Point& point) {
     step.set_grad("offset"_p, 2 * error);
     step.set_grad("slope"_p, 2 * error * point.x);
   }
 };
 
-int main(int argc, char **argv) {
-  return launch(argc, argv, [](Session &session) {
+int main(int argc, char** argv) {
+  return launch(argc, argv, [](Session& session) {
     ProcessGroup group(session);
     DistributedDataParallel<Line, UnevenInputs<Join, DivideByLive>> ddp(*group);
     ddp.optimizer().lr = 0.02;
@@ -49,12 +45,10 @@ int main(int argc, char **argv) {
 
     for (int epoch = 0; epoch < 30; ++epoch) {
       auto joined = ddp.join();
-      for (const Point &point : own)
-        ddp.step(point);
-      joined.finish(); // all ranks are through, and have the same parameters
+      for (const Point& point : own) ddp.step(point);
+      joined.finish();  // all ranks are through, and have the same parameters
     }
     if (group.rank() == Rank{0})
-      std::printf("y = %.3f x + %.3f\n", ddp.param("slope"_p)(),
-                  ddp.param("offset"_p)());
+      std::printf("y = %.3f x + %.3f\n", ddp.param("slope"_p)(), ddp.param("offset"_p)());
   });
 }

@@ -48,9 +48,9 @@ class Json {
   /// An array of numbers or texts.
   template <class Range>
   static Json array_of(const Range& range) {
-    Json array = Json::array();
-    for (const auto& value : range) array.push(Json(value));
-    return array;
+    Array items;
+    for (const auto& value : range) items.emplace_back(value);
+    return Json(Value(std::move(items)));
   }
 
   /// Sets a member of an object: replaces the one of this name, or appends.
