@@ -93,8 +93,11 @@ void check_hooks(auto& comm, auto& host) {
 
 /// In other types, after many steps: ranks have the same bits, and the loss has come down.
 void check_hooked_types(auto& comm) {
-  const auto learns = [](const char* what, const auto& run) {
-    require(run.first.back() < run.first.front(), std::string(what) + " does not learn");
+  const auto learns = [&](const char* what, const auto& run) {
+    double ends[] = {run.first.front(), run.first.back()};
+    comm.all_reduce(ends, Average{});
+    require(ends[1] < ends[0], std::string(what) + " does not learn: the mean loss goes from " +
+                                   std::to_string(ends[0]) + " to " + std::to_string(ends[1]));
   };
   learns("PowerSGD in bfloat16", run_job<Optimizer<SGDMomentum>, Precision<Mixed<BFloat16>>,
                                          Hooks<PowerSGD<2, from_third_step>>, Clip<1.0>>(comm, 40));

@@ -103,8 +103,8 @@ LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const K
   return result;
 }
 
-/// The shapes of parameters that rank 0's file does not have whole: ranks have saved them in pieces,
-/// and rank 0 may have none.
+/// The shapes of parameters that rank 0's file does not have whole: ranks have saved them in
+/// pieces, and rank 0 may have none.
 LOCKSTEP_INLINE void add_shapes(const KeptJob& job, RankFile& file) {
   std::vector<std::string_view> whole;
   for (const KeptPiece& piece : file.pieces) {
@@ -114,7 +114,8 @@ LOCKSTEP_INLINE void add_shapes(const KeptJob& job, RankFile& file) {
   Json shapes = Json::object();
   bool has_shapes = false;
   for (const KeptPiece& piece : job.pieces(KeptFor::loading)) {
-    if (piece.role != KeptRole::parameter || std::ranges::binary_search(whole, piece.name)) continue;
+    if (piece.role != KeptRole::parameter || std::ranges::binary_search(whole, piece.name))
+      continue;
     const std::span extents(piece.whole.extents.data(), piece.whole.rank);
     shapes.set(piece.name, Json::array_of(extents));
     has_shapes = true;

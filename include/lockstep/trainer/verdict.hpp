@@ -208,10 +208,9 @@ struct Verdict {
       F != detail::Fault::local_sgd_with_skip,
       "lockstep: with LocalSGD every rank has gradients of its own, and Anomaly<Skip> or a loss "
       "scale would skip updates on some ranks only; leave one of the two out");
-  static_assert(
-      F != detail::Fault::local_sgd_with_shards,
-      "lockstep: with LocalSGD every rank updates all parameters by itself, and with "
-      "Sharding<ZeroRedundancy> its share of them; keep one of the two");
+  static_assert(F != detail::Fault::local_sgd_with_shards,
+                "lockstep: with LocalSGD every rank updates all parameters by itself, and with "
+                "Sharding<ZeroRedundancy> its share of them; keep one of the two");
   static_assert(
       F != detail::Fault::join_with_dp,
       "lockstep: UnevenInputs<Join> is for ranks that have batches of their own, and the replicas "

@@ -100,9 +100,11 @@ class Engine {
   /// log. **Ranks** all. **Host** blocks until they are over.
   void warm_up() {
     std::byte* const data = scratch_.data();
-    // NCCL has one way for few bytes and another for many.
-    for (const std::size_t bytes : {world() * sizeof(float), scratch_bytes / 4}) {
-      const std::size_t each = bytes / world();
+    // NCCL has one way for few bytes and another for many. Pieces are of whole packets, or those of
+    // some ranks would not be aligned.
+    constexpr std::size_t packet = 16;
+    for (const std::size_t each : {packet, scratch_bytes / 4 / world() / packet * packet}) {
+      const std::size_t bytes = each * world();
       make_first_call([&](ncclComm_t comm) {
         return ncclAllReduce(data, data, bytes / sizeof(float), ncclFloat32, ncclSum, comm,
                              stream_);
