@@ -44,8 +44,9 @@ LOCKSTEP_HOST_DEVICE constexpr LiveRanks read_riders(const T* riders, std::size_
   using A = Accumulator<T>;
   LiveRanks live{0, lowest_before};
   for (std::size_t at = 0; at != count; ++at) {
-    const auto bits =
-        static_cast<unsigned>(static_cast<double>(static_cast<A>(riders[at])) * scale + 0.5);
+    const double sum = static_cast<double>(static_cast<A>(riders[at])) * scale;
+    // NOLINTNEXTLINE(bugprone-incorrect-roundings): never negative, and lround is no constant
+    const auto bits = static_cast<unsigned>(sum + 0.5);
     for (std::size_t k = 0; k != ranks_per_rider; ++k) {
       if ((bits >> k & 1u) == 0) continue;
       if (live.count++ == 0) live.lowest = at * ranks_per_rider + k;

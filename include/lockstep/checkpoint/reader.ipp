@@ -192,7 +192,8 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
     }
     if (!is_whole) {
       const JsonEntry* const shape = recorded_shape(tensor.name);
-      tensor.shape = shape != nullptr ? shape->naturals() : *owner_shape(tensor.name);
+      tensor.shape =
+          shape != nullptr ? shape->naturals() : owner_shape(tensor.name).value_or(tensor.shape);
       join(tensor);
     }
     tensors_.push_back(std::move(tensor));
