@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
-#include <initializer_list>
 #include <optional>
 #include <span>
 #include <string>
@@ -22,13 +21,13 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/freed_gradients.hpp"
 #include "lockstep/strategy/gradient_reduction.hpp"
-#include "lockstep/strategy/gradient_ring.hpp"
+#include "lockstep/strategy/joining_gradients.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/readiness.hpp"
 #include "lockstep/strategy/reductions_of.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/riders.hpp"
 #include "lockstep/strategy/subgraph_usage.hpp"
 #include "lockstep/strategy/written_check.hpp"
 
@@ -50,7 +49,14 @@ struct BackwardPass {
 /// A pass that adds writes into a second arena, and `ready` adds each gradient to the first arena
 /// while it is still in the cache: models only ever overwrite, and nothing is ever zeroed.
 template <class Traits, class Comm, class Execution>
-class GradientBuckets {
+class GradientBuckets
+    : public JoiningGradients<GradientBuckets<Traits, Comm, Execution>, Traits, Comm>,
+      public FreedGradients<GradientBuckets<Traits, Comm, Execution>, Traits, Comm, Execution> {
+  using Joining = JoiningGradients<GradientBuckets, Traits, Comm>;
+  using Freed = FreedGradients<GradientBuckets, Traits, Comm, Execution>;
+  friend Joining;
+  friend Freed;
+  using Freed::ring_;
   using layout = typename Traits::layout;
   template <class T>
   using Travelling = typename Traits::template travelling<T>;
@@ -65,16 +71,16 @@ class GradientBuckets {
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
   GradientBuckets(Comm& comm, Execution& execution, const layout& where)
-      : comm_(comm),
+      : Joining(comm),
+        Freed(comm, where),
+        comm_(comm),
         execution_(execution),
         layout_(where),
-        ring_(comm, where),
         arena_(make_arena()),
         averages_(travelling_arena()),
         check_(comm),
         readiness_(where),
         sets_(where),
-        riders_(comm),
         reductions_(comm, execution, where),
         used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {
     static_assert(GradientSource<GradientBuckets>);
@@ -117,24 +123,9 @@ class GradientBuckets {
       readiness_.reset();
     }
     if constexpr (Traits::joins) {
-      if (pass.synchronizes) board(Live);
+      if (pass.synchronizes) this->board(Live);
     }
     if constexpr (is_checked && !Traits::frees_gradients) spoil();
-  }
-
-  /// A parameter's gradient, where memory is handed out bucket by bucket.
-  template <class Key>
-  auto freed_gradient(Key key)
-    requires(Traits::frees_gradients)
-  {
-    layout_.require_trained(key);
-    const std::size_t parameter =
-        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
-    const std::size_t b = parameter < layout_.infos().size()
-                              ? layout_.plan().placements[parameter].bucket
-                              : 0;  // refused where its view is made
-    if (!ring_.holds(b)) claim(b, parameter);
-    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
 
   /// The gradient of a parameter is complete.
@@ -205,7 +196,7 @@ class GradientBuckets {
     if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
-    if constexpr (Traits::joins) board(true);
+    if constexpr (Traits::joins) this->board(true);
     start_complete_buckets();
   }
 
@@ -216,43 +207,6 @@ class GradientBuckets {
         execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
       });
     }
-  }
-
-  // Where ranks may be through before others.
-
-  /// The ranks that had batches in the round under way, or in the last one. **Host** blocks until
-  /// the first bucket has landed.
-  LiveRanks live()
-    requires(Traits::joins)
-  {
-    wait(0);
-    return riders_.live();
-  }
-  /// The rank that has the newest buffers: it was among the last that had a batch.
-  Rank newest() const
-    requires(Traits::joins)
-  {
-    return Rank{riders_.live().lowest};
-  }
-  /// All ranks are through, or begin; `newest` has the newest buffers.
-  void forget_live(Rank newest = Rank{0})
-    requires(Traits::joins)
-  {
-    riders_.begin_anew(newest.value());
-  }
-  /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
-  /// `average` has done that. **Host** blocks.
-  double live_share()
-    requires(Traits::divides_by_live)
-  {
-    if (is_averaged_) return 1;
-    return static_cast<double>(live().count) / static_cast<double>(comm_.world_size().value());
-  }
-  bool is_averaged() const { return is_averaged_; }
-  auto& riders()
-    requires(Traits::joins)
-  {
-    return riders_;
   }
 
   // For updaters: see GradientSource.
@@ -296,7 +250,7 @@ class GradientBuckets {
         }
       });
       if constexpr (Traits::joins) {
-        if (b == 0 && is_boarded_) settle();
+        if (b == 0) this->settle_if_boarded();
       }
     }
   }
@@ -314,8 +268,8 @@ class GradientBuckets {
     if constexpr (folds || Traits::divides_by_live) {
       double factor = this->factor();
       if constexpr (Traits::divides_by_live) {
-        factor /= live_share();
-        is_averaged_ = true;
+        factor /= this->live_share();
+        this->mark_as_averaged();
       }
       const auto& plan = layout_.plan();
       for (std::size_t b = 0; factor != 1 && b != plan.bucket_count; ++b) {
@@ -393,15 +347,6 @@ class GradientBuckets {
   }
 
  private:
-  /// What stands in for a ring where gradients stay whole.
-  struct NoRing {
-    constexpr NoRing(Comm&, const layout&) {}
-  };
-  using Ring =
-      typename std::conditional_t<Traits::frees_gradients,
-                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
-                                  std::type_identity<NoRing>>::type;
-
   std::byte* make_arena() {
     if constexpr (Traits::frees_gradients) {
       return nullptr;
@@ -409,28 +354,6 @@ class GradientBuckets {
       return reinterpret_cast<std::byte*>(
           comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
     }
-  }
-
-  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
-  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
-    const std::size_t earlier = ring_.holder(b);
-    if (b >= next_ + ring_.slots())
-      refuse_gradient(parameter, " was asked for before those of later layers were complete");
-    if (earlier != no_bucket) {
-      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
-      for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
-    }
-    ring_.take(b);
-    ring_.clear_padding(execution_, b);
-    if constexpr (is_checked) {
-      for (const std::size_t p : layout_.plan().members(b)) spoil(p);
-    }
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
-                                                              std::string_view when) const {
-    fail("backward", {"the gradient of ", layout_.name(parameter), when},
-         "write gradients last layer first, and ask for each when it is written; "
-         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
   }
 
   /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
@@ -554,52 +477,8 @@ class GradientBuckets {
     return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
   }
 
-  /// The same bucket by bucket, each of which gets its memory when the one before has travelled.
-  void take_missing_as_zero_in_turn() {
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
-      for (const std::size_t p : layout_.plan().members(b)) {
-        if (readiness_.is_ready(p)) {
-          if constexpr (Traits::skips_unused) used_[p] = 1;
-          continue;
-        }
-        if (!ring_.holds(b)) claim(b, p);
-        const Placement& placement = layout_.plan().placements[p];
-        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
-        readiness_.mark(p);
-      }
-      start_complete_buckets();
-    }
-  }
-
-  /// Where the riders lie behind the first bucket, in bytes from the arena's start.
-  std::size_t riders_at() const {
-    const Bucket& bucket = layout_.plan().bucket_table[0];
-    return bucket.offset + bucket.bytes;
-  }
-  /// Writes the riders of a round that begins.
-  void board(bool is_live) {
-    is_boarded_ = true;
-    is_averaged_ = false;
-    Traits::with_element(layout_.plan().bucket_table[0].element, [&]<class T>(
-                                                                     std::type_identity<T>) {
-      riders_.board(own<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
-                    is_live);
-    });
-  }
-  /// Reads them when they have come, once.
-  void settle() {
-    is_boarded_ = false;
-    const auto ranks = static_cast<double>(comm_.world_size().value());
-    Traits::with_element(
-        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
-          riders_.settle(
-              averages<T>(riders_at(), riders_behind<Traits>(0, comm_.world_size()) * sizeof(T)),
-              factor() * ranks);
-        });
-  }
-
   void take_missing_as_zero() {
-    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
+    if constexpr (Traits::frees_gradients) return this->take_missing_as_zero_in_turn();
     for (std::size_t p = 0; p != used_.size(); ++p) {
       if constexpr (layout::freezes) {
         if (!layout_.plan().is_trained(p)) continue;
@@ -674,46 +553,17 @@ class GradientBuckets {
   Comm& comm_;
   Execution& execution_;
   const layout& layout_;
-  [[no_unique_address]] Ring ring_;
   std::byte* arena_;
   std::byte* averages_;
   [[no_unique_address]] Check check_;
   std::optional<typename Execution::Arena> second_;
   Readiness<layout> readiness_;
   [[no_unique_address]] SubgraphUsageOf<Traits> sets_;
-  [[no_unique_address]] RidersOf<Traits, Comm> riders_;
   ReductionsOf<Traits, Comm, Execution> reductions_;
   BackwardPass pass_;
-  bool is_boarded_ = false;   // riders are under way
-  bool is_averaged_ = false;  // gradients were made averages, and wait for their update
-  std::size_t next_ = 0;      // the bucket whose reduction is to start next
+  std::size_t next_ = 0;  // the bucket whose reduction is to start next
   double weight_ = 1;
   Usage used_;
-};
-
-/// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
-/// name, and so is its bucket where shapes are static.
-template <class Model, class Bare, class Gradients>
-class TrackedStep : public Bare {
- public:
-  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
-
-  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
-  template <class Key>
-  void ready(Key key) const {
-    Bare::ready(key);  // refuses what has no gradient
-    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
-  }
-
-  /// Writes a gradient and says that it is complete.
-  template <class Key, class Value = std::initializer_list<double>>
-  void set_grad(Key key, const Value& value) const {
-    this->write_grad(key, value);
-    ready(key);
-  }
-
- private:
-  Gradients* gradients_;
 };
 
 }  // namespace lockstep::detail

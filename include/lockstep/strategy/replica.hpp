@@ -27,6 +27,7 @@
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
+#include "lockstep/strategy/replica_graphs.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_values.hpp"
@@ -46,11 +47,14 @@ namespace lockstep {
 template <class Model, class Policies, class Comm>
 class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaEvaluation<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
+                public detail::ReplicaKept<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaGraphs<Replica<Model, Policies, Comm>,
+                                             detail::ReplicaTraits<Model, Policies>> {
   // Parts of this class, in headers of their own.
   friend class detail::ReplicaValues<Replica>;
   friend class detail::ReplicaEvaluation<Replica>;
   friend class detail::ReplicaKept<Replica>;
+  friend class detail::ReplicaGraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
 
  public:
   using model_type = Model;
@@ -381,64 +385,6 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     gradients_.forget_usage();
   }
 
-  // Where micro-batches run as graphs (`StepGraphs`).
-
-  /// A micro-batch has run as a graph, without a call of this replica.
-  void note_replay() {
-    if constexpr (counts_hooks) {
-      if (completes_step()) gradients_.hooked_reductions().note_replay();
-    }
-    if constexpr (traits::has_subgraphs) {
-      if (completes_step()) gradients_.forget_usage();
-    }
-    micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
-    execution_.note_forward();
-  }
-  /// What a micro-batch that is captured may change on the host.
-  auto before_capture() const {
-    if constexpr (traits::has_subgraphs) {
-      return std::pair(micro_batches_, gradients_.kept_usage());
-    } else {
-      return std::pair(micro_batches_, 0);
-    }
-  }
-  /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
-  /// `before`.
-  void undo_capture(const auto& before) {
-    gradients_.forget_reductions();
-    if constexpr (counts_hooks)
-      gradients_.hooked_reductions().go_back(before_.steps, before_.bytes);
-    if constexpr (traits::shards) updater_.gathers().forget();
-    micro_batches_ = before.first;
-    if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
-  }
-  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
-  void note_subgraph() {
-    if constexpr (traits::has_subgraphs) gradients_.note_subgraph(completes_step());
-  }
-  /// A number that differs where the work of a micro-batch does, because it or one before it uses
-  /// another sub-graph.
-  std::uint64_t graph_variant() const {
-    if constexpr (traits::has_subgraphs) {
-      return gradients_.subgraphs().variant(gradients_.used());
-    } else {
-      return 0;
-    }
-  }
-  /// Where micro-batches run as graphs: the next one may be captured. Micro-batches that share a
-  /// graph have equal results.
-  std::uint64_t begin_graph() {
-    if constexpr (counts_hooks) {
-      auto& reductions = gradients_.hooked_reductions();
-      reductions.note_step(before_.steps, before_.bytes);
-      before_ = {reductions.steps(), reductions.bytes_sent()};
-      if (!completes_step()) return 0;
-      reductions.tell_step();
-      return reductions.phase();
-    }
-    return 0;
-  }
-
   /// Calls `f(step)` with the step whose gradients the model writes next.
   template <class F>
   auto with_step(const F& f) {
@@ -487,7 +433,6 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
-  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
 
   /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
   /// compute stream waits.
@@ -573,13 +518,6 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
-  struct HookCounts {
-    std::uint64_t steps = 0;
-    std::uint64_t bytes = 0;
-  };
-  struct NoCounts {};
-  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, NoCounts>
-      before_;  // the latest micro-batch
   struct Evaluated {
     std::size_t number = detail::whole_model;
   };

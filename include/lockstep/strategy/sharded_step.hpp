@@ -8,7 +8,7 @@
 
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/tracked_step.hpp"
 
 namespace lockstep::detail {
 

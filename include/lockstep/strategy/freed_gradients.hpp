@@ -1,0 +1,97 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The part of gradients that hands out memory for a few buckets at a time.
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/checked.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/model/lookup.hpp"
+#include "lockstep/strategy/gradient_ring.hpp"
+
+namespace lockstep::detail {
+
+/// A base of `Self`, the gradients. Unless a rank gives gradients away there is nothing in it.
+template <class Self, class Traits, class Comm, class Execution>
+class FreedGradients {
+  using layout = typename Traits::layout;
+
+ public:
+  /// A parameter's gradient, where memory is handed out bucket by bucket.
+  template <class Key>
+  auto freed_gradient(Key key)
+    requires(Traits::frees_gradients)
+  {
+    self().layout_.require_trained(key);
+    const std::size_t parameter =
+        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t b = parameter < self().layout_.infos().size()
+                              ? self().layout_.plan().placements[parameter].bucket
+                              : 0;  // refused where its view is made
+    if (!ring_.holds(b)) claim(b, parameter);
+    return self().layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
+  }
+
+ protected:
+  FreedGradients(Comm& comm, const layout& where) : ring_(comm, where) {}
+
+  /// What stands in for a ring where gradients stay whole.
+  struct NoRing {
+    constexpr NoRing(Comm&, const layout&) {}
+  };
+  using Ring =
+      typename std::conditional_t<Traits::frees_gradients,
+                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
+                                  std::type_identity<NoRing>>::type;
+
+  /// Gradients that are missing are zero, bucket by bucket, each of which gets its memory when the
+  /// one before has travelled.
+  void take_missing_as_zero_in_turn() {
+    for (std::size_t b = 0; b != self().layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : self().layout_.plan().members(b)) {
+        if (self().readiness_.is_ready(p)) {
+          if constexpr (Traits::skips_unused) self().used_[p] = 1;
+          continue;
+        }
+        if (!ring_.holds(b)) claim(b, p);
+        const Placement& placement = self().layout_.plan().placements[p];
+        self().execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
+        self().readiness_.mark(p);
+      }
+      self().start_complete_buckets();
+    }
+  }
+
+  [[no_unique_address]] Ring ring_;
+
+ private:
+  Self& self() { return static_cast<Self&>(*this); }
+  const Self& self() const { return static_cast<const Self&>(*this); }
+
+  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
+  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
+    const std::size_t earlier = ring_.holder(b);
+    if (b >= self().next_ + ring_.slots())
+      refuse_gradient(parameter, " was asked for before those of later layers were complete");
+    if (earlier != no_bucket) {
+      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
+      for (std::size_t k = 0; k <= earlier; ++k) self().wait(k);  // in the same order on all ranks
+    }
+    ring_.take(b);
+    ring_.clear_padding(self().execution_, b);
+    if constexpr (is_checked) {
+      for (const std::size_t p : self().layout_.plan().members(b)) self().spoil(p);
+    }
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
+                                                              std::string_view when) const {
+    fail("backward", {"the gradient of ", self().layout_.name(parameter), when},
+         "write gradients last layer first, and ask for each when it is written; "
+         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+  }
+};
+
+}  // namespace lockstep::detail
