@@ -43,7 +43,7 @@ int main(int argc, char** argv) {
       own[i] = {x, 3 * x - 1};
     }
 
-    for (int epoch = 0; epoch < 30; ++epoch) {
+    for (int epoch = 0; epoch < 100; ++epoch) {
       auto joined = ddp.join();
       for (const Point& point : own) ddp.step(point);
       joined.finish();  // all ranks are through, and have the same parameters
