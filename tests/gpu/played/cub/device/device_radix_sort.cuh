@@ -35,7 +35,8 @@ struct DeviceRadixSort {
     played::enqueue(stream, [=, from = keys, with = values] {
       std::vector<std::size_t> order(count);
       std::iota(order.begin(), order.end(), std::size_t{0});
-      // A stable sort by another name: std::stable_sort takes memory in a way that tests do not count.
+      // A stable sort by another name: std::stable_sort takes memory in a way that tests do not
+      // count.
       std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
         const auto first = from.Current()[a];
         const auto second = from.Current()[b];
