@@ -49,7 +49,7 @@ local function test_program(name, batches, sanitizer)
         add_cxflags("--param=ggc-min-heapsize=1500000", {force = true})
         if sanitizer then
             add_cxflags(sanitizer, {force = true})
-            add_ldflags(sanitizer[1], {force = true})
+            add_ldflags(sanitizer == thread and thread[1] or address[1], {force = true})  -- the library's, too
         end
 end
 
