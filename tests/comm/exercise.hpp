@@ -304,6 +304,7 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
       while (!b.test()) std::this_thread::yield();
       a.wait();
     }
+    if constexpr (requires { comm.synchronize(); }) comm.synchronize();  // a stream has waited
     for (std::size_t i = 0; i < 2 * all; ++i) {
       const bool own = i % all / std::max<std::size_t>(n, 1) == me;
       require_equal(buckets[i], own ? reduced<T>(op, world, i) : value<T>(me, i),
@@ -315,6 +316,7 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
       auto b = comm.all_gather_async(second.subspan(me * n, n), second);
       a.wait();
     }
+    if constexpr (requires { comm.synchronize(); }) comm.synchronize();
     for (std::size_t i = 0; i < 2 * all; ++i)
       require_equal(buckets[i], value<T>(i % all / n + 1, i), "all_gather_async", what);
   };
