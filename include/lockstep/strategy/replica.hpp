@@ -13,6 +13,8 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
@@ -26,6 +28,7 @@
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/norm_step.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_graphs.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
@@ -72,7 +75,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   static_assert(detail::Updater<Updating, Gradients>);
 
  public:
-  using bare_step = typename execution_type::Step;
+  using bare_step = detail::NormStepOf<traits, Comm, typename execution_type::Step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -155,12 +158,18 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
-  /// had a batch in the step before. **Ranks** all. **Host** blocks.
+  /// had a batch in the step before. With `Buffers<Synced>` they become their average over ranks,
+  /// and integers, such as counts of batches, the largest. **Ranks** all. **Host** blocks, or on a
+  /// GPU enqueues.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
-    Rank root{0};
-    if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
-    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
+    if constexpr (traits::averages_buffers) {
+      average_buffers(part_of);
+    } else {
+      Rank root{0};
+      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+      broadcast_buffers(part_of, root);
+    }
   }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
@@ -187,7 +196,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
-  /// all, or this one with `Sync::no`.
+  /// all, or with `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
@@ -460,13 +469,23 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   step_type make_step(std::byte* gradients) {
-    const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
+    const bare_step bare = make_bare_step({parameters_, gradients, buffers_});
     if constexpr (traits::shards) {
       return step_type(bare, gradients_, updater_.gathers());
     } else if constexpr (traits::tracks) {
       return step_type(bare, gradients_);
     } else {
       return bare;
+    }
+  }
+
+  bare_step make_bare_step(const detail::Arenas& arenas) {
+    const typename execution_type::Step step = execution_.step(layouts_, arenas);
+    if constexpr (traits::syncs_norms) {
+      return {step, detail::NormRanksOf<traits, Comm>(
+                        detail::norm_communicator<traits, Comm>(comm_, groups_))};
+    } else {
+      return step;
     }
   }
 
@@ -497,6 +516,25 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
   static std::byte* bytes(std::span<std::uint8_t> memory) {
     return reinterpret_cast<std::byte*>(memory.data());
+  }
+
+  void broadcast_buffers(detail::JobCall part_of = detail::current_job_call(),
+                         Rank root = Rank{0}) {
+    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
+  }
+  /// One call for each element type that buffers have.
+  void average_buffers(detail::JobCall part_of) {
+    for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
+      detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
+          bucket.element, [&]<class T>(std::type_identity<T>) {
+            const auto values = detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes);
+            if constexpr (FloatingElement<T>) {
+              comm_.all_reduce(values, Average{}, part_of);
+            } else {
+              comm_.all_reduce(values, Max{}, part_of);
+            }
+          });
+    }
   }
 
   void broadcast(std::byte* data, std::size_t size,
