@@ -176,7 +176,7 @@ class BatchNorm {
   void run_backward(Step& step, const X& x, const Y& y, const DY& dy, const DX& dx,
                     const DResidual& dresidual) {
     static_assert(std::remove_cvref_t<Step>::is_training(),
-                  "lockstep: backward of a batch norm belongs to a training step");
+                  "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, Y, DY, DX, DResidual>()) {
       constexpr bool adds = Fused == Fusion::add_relu;
       auto& work = memory_.template get<WorkOf<Step>>();
