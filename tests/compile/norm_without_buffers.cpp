@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: a batch norm stands in both lists of its model, under its whole name
+// expect: lockstep: the model declares no buffer of this name
 #include "lockstep/norm/batch_norm.hpp"
 
 using namespace lockstep;

@@ -110,13 +110,11 @@ class BatchNorm {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = decltype(std::declval<Step&>().param(Weight{}));
-    using Running = decltype(std::declval<Step&>().buffer(RunningMean{}));
-    constexpr bool declared = detail::is_view<Scale> && detail::is_view<Running>;
-    static_assert(declared,
-                  "lockstep: a batch norm stands in both lists of its model, under its whole name: "
-                  "using Parameters = ParameterList<..., Norm1>; using Buffers = "
-                  "BufferList<Norm1>;");
-    if constexpr (declared && detail::require_norm_views<typename Scale::memory, X, Others...>()) {
+    if constexpr (!detail::is_view<Scale>) {
+      return false;  // the step has said that the model does not declare it
+    } else if constexpr (!detail::is_view<decltype(std::declval<Step&>().buffer(RunningMean{}))>) {
+      return false;
+    } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
       constexpr bool ranks = X::rank() >= 2 && X::rank() <= 4;
       static_assert(ranks,
                     "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
