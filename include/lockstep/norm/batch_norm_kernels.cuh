@@ -121,8 +121,8 @@ using MapShape = PassShape<256, 4>;
 
 /// The channels that lie one behind the other, position by position, in the order of memory.
 struct FlatChannels {
-  Divisor positions;
-  Divisor channels;
+  FixedDivisor positions;
+  FixedDivisor channels;
   bool whole;  // every packet is of one channel
 };
 
@@ -223,8 +223,8 @@ void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, b
   };
   const auto runs = [&]<std::size_t N>() {
     const std::size_t count = shape.size();
-    const FlatChannels flat{Divisor(shape.positions, count),
-                            Divisor(shape.channels, shape.samples * shape.channels),
+    const FlatChannels flat{FixedDivisor(shape.positions, count),
+                            FixedDivisor(shape.channels, shape.samples * shape.channels),
                             shape.positions % N == 0};
     launch_kernel<map_runs<N, Map>>(name, stream,
                                     static_cast<unsigned>(tiles_of<MapShape, N>(count)),

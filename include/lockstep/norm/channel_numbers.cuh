@@ -67,13 +67,13 @@ __device__ bool is_stopped(T output) {
 }
 
 /// A number by which many others are divided: a product and a shift instead of a division.
-struct Divisor {
+struct FixedDivisor {
   std::uint64_t value;
   std::uint64_t magic;  // 2^64 / value, rounded up; 0 where that is not exact
 
   /// For quotients of numbers up to `most` (Granlund, Montgomery: Division by Invariant Integers
   /// using Multiplication, 1994).
-  Divisor(std::uint64_t value, std::uint64_t most)
+  FixedDivisor(std::uint64_t value, std::uint64_t most)
       : value(value == 0 ? 1 : value),
         magic(value > 1 && most <= ~std::uint64_t{0} / value ? ~std::uint64_t{0} / value + 1 : 0) {}
 

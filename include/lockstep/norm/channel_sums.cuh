@@ -61,7 +61,7 @@ __device__ inline ChannelSums load_sums(const ChannelSums* from) {
 /// How the values of a channel lie: as a run of positions in every sample.
 struct ChannelRuns {
   NormShape shape;
-  Divisor by_run;  // packets of a run
+  FixedDivisor by_run;  // packets of a run
 };
 
 /// The end of a launch: where a channel's values begin in the tensor.
@@ -302,7 +302,7 @@ void launch_channel_sums(const char* name, cudaStream_t stream, const NormShape&
       launch_kernel<sum_runs<N, Term, Finish>>(
           name, stream,
           dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
-          channel_threads, term, ChannelRuns{shape, Divisor(run, count)}, blocks, finish);
+          channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
     }
   };
   const std::size_t run = shape.positions == 1 ? shape.channels : shape.positions;
