@@ -9,7 +9,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
@@ -114,13 +113,11 @@ class BatchNorm {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = decltype(std::declval<Step&>().param(Weight{}));
-    using Running = decltype(std::declval<Step&>().buffer(RunningMean{}));
-    constexpr bool declared = detail::is_view<Scale> && detail::is_view<Running>;
-    static_assert(declared,
-                  "lockstep: a batch norm stands in both lists of its model, under its whole name: "
-                  "using Parameters = ParameterList<..., Norm1>; using Buffers = "
-                  "BufferList<Norm1>;");
-    if constexpr (declared && detail::require_norm_views<typename Scale::memory, X, Others...>()) {
+    if constexpr (!detail::is_view<Scale>) {
+      return false;  // the step has said that the model does not declare it
+    } else if constexpr (!detail::is_view<decltype(std::declval<Step&>().buffer(RunningMean{}))>) {
+      return false;
+    } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
       constexpr bool ranks = X::rank() >= 2 && X::rank() <= 4;
       static_assert(ranks,
                     "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
@@ -180,7 +177,7 @@ class BatchNorm {
   void run_backward(Step& step, const X& x, const Y& y, const DY& dy, const DX& dx,
                     const DResidual& dresidual) {
     static_assert(std::remove_cvref_t<Step>::is_training(),
-                  "lockstep: backward of a batch norm belongs to a training step");
+                  "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, Y, DY, DX, DResidual>()) {
       constexpr bool adds = Fused == Fusion::add_relu;
       auto& work = memory_.template get<WorkOf<Step>>();
@@ -190,14 +187,14 @@ class BatchNorm {
       detail::require_equal_shapes(Text.view(), x, y, dy, dx, dresidual);
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
-          affine(step), gradients(step), adds ? dresidual.data_handle() : nullptr);
+          affine(step), detail::affine_gradients<Weight, Bias>(step),
+          adds ? dresidual.data_handle() : nullptr);
       // The sums go first: a bucket that the gradients complete would keep them waiting.
       const auto ranks = step.norm_ranks();
       if constexpr (decltype(ranks)::communicates) {
         if (ranks.world() != 1) ranks.all_reduce(work.sums());
       }
-      if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
-      if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
+      detail::say_ready<Weight, Bias>(step);
       if constexpr (adds) {
         work.template input_gradient<Fusion::none>(stream, shape, x.data_handle(),
                                                    dresidual.data_handle(), affine(step),
@@ -215,16 +212,6 @@ class BatchNorm {
   template <class Step>
   static auto affine(Step& step) {
     return detail::NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
-  }
-
-  /// A frozen weight or bias has no gradient.
-  template <class Step>
-  static auto gradients(Step& step) {
-    using Gradient = typename decltype(step.param(Weight{}))::value_type;
-    detail::NormAffineGradients<Gradient> to;
-    if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
-    if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
-    return to;
   }
 
   BatchNormOptions options_;

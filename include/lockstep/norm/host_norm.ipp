@@ -2,14 +2,16 @@
 #pragma once
 /// @file The parts of host_norm.hpp that are no templates.
 
+#include <algorithm>
+
 #include "lockstep/core/macros.hpp"
 #include "lockstep/norm/host_norm.hpp"
-#include "lockstep/norm/norm_views.hpp"
+#include "lockstep/norm/refusals.hpp"
 
 namespace lockstep::detail {
 
 LOCKSTEP_INLINE bool NormWork<HostMemory>::reserve(std::size_t channels, std::size_t world) {
-  const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_size(channels);
+  const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_doubles(channels);
   if (channels == channels_ && packets <= packets_.size()) return false;
   channels_ = channels;
   packets_.resize(std::max(packets, packets_.size()));

@@ -6,21 +6,15 @@
 #include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/typed_storage.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/refusals.hpp"
 
 namespace lockstep::detail {
-
-/// Throws the error about a tensor with another extent than the layer has features.
-[[noreturn, gnu::cold]] void refuse_features(std::string_view layer, std::size_t given,
-                                             std::size_t features);
-/// Throws the error about two views of a layer that have different shapes.
-[[noreturn, gnu::cold]] void refuse_shapes(std::string_view layer);
-/// Throws the error about a channel with one value, whose variance trains nothing.
-[[noreturn, gnu::cold]] void refuse_single_value(std::string_view layer);
 
 template <class V, class Memory>
 inline constexpr bool is_view_in = false;
@@ -71,6 +65,29 @@ NormShape channel_shape(std::string_view layer, const X& x, std::size_t features
   return shape;
 }
 
+/// The rows of a view: all axes but the last.
+template <class X>
+std::size_t row_count(const X& x) {
+  std::size_t rows = 1;
+  for (std::size_t axis = 0; axis + 1 < X::rank(); ++axis) rows *= x.extent(axis);
+  return rows;
+}
+
+/// Where the gradients of weight and bias are written. A frozen one has none.
+template <class Weight, class Bias, class Step>
+auto affine_gradients(Step& step) {
+  NormAffineGradients<typename decltype(step.param(Weight{}))::value_type> to;
+  if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
+  if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
+  return to;
+}
+/// Says that they are written, the last one first.
+template <class Weight, class Bias, class Step>
+void say_ready(Step& step) {
+  if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
+  if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
+}
+
 /// The stream of a step.
 template <class Step>
 auto stream_of([[maybe_unused]] const Step& step) {
@@ -105,7 +122,3 @@ class LayerMemory {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/norm/norm_views.ipp"
-#endif
