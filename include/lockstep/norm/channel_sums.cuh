@@ -239,9 +239,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     }
     add_threads();
   }
-  for_each_column([&](std::size_t c, const ChannelSums& total) {
-    finish(c, term.channel(c, c), total);
-  });
+  for_each_column(
+      [&](std::size_t c, const ChannelSums& total) { finish(c, term.channel(c, c), total); });
   if constexpr (Finish::ends) {
     if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
   }
@@ -265,52 +264,60 @@ std::size_t column_tiles(std::size_t channels, ColumnTile tile) {
 inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t wide,
                             std::size_t most) {
   const std::size_t wanted = std::max<std::size_t>(1, most / std::max<std::size_t>(1, wide));
-  return std::min({wanted, std::max<std::size_t>(1, (amount + least - 1) / least),
-                   std::size_t{65535}});
+  return std::min(
+      {wanted, std::max<std::size_t>(1, (amount + least - 1) / least), std::size_t{65535}});
 }
 
 /// How many block sums a launch needs at most.
 inline std::size_t most_block_sums(std::size_t channels) {
   constexpr std::size_t widest = 32 * 8;  // columns of a tile of 16-bit elements
   const std::size_t tiles = (channels + widest - 1) / widest;
-  return std::max(most_run_blocks,
-                  channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(
-                                                                               1, tiles)));
+  return std::max(
+      most_run_blocks,
+      channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(1, tiles)));
 }
 
-/// Sums a Term over every channel. `aligned` says that all its arrays begin at multiples of 16
-/// bytes. The shape has values. **Stream** in its order. **Host** does not block.
-template <class Term, class Finish>
-void launch_channel_sums(const char* name, cudaStream_t stream, const NormShape& shape,
-                         bool aligned, const Term& term, const BlockSums& blocks,
-                         const Finish& finish) {
-  constexpr std::size_t widest = packet_size<typename Term::Element>;
-  const auto launch = [&]<std::size_t N>() {
-    if (shape.positions == 1) {
-      const ColumnTile tile = column_tile<N>(shape.channels);
-      const std::size_t wide = column_tiles<N>(shape.channels, tile);
-      const std::size_t rows = (channel_threads >> tile.shift) * Term::column_packets;
-      const std::size_t high = parts_of(shape.samples, rows, wide, most_column_blocks);
-      launch_kernel<sum_columns<N, Term, Finish>>(
-          name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
-          channel_threads, term, shape, tile, blocks, finish);
-    } else {
-      const std::size_t run = shape.positions / N;
-      const std::size_t count = shape.samples * run;
-      const std::size_t high = parts_of(count, std::size_t{channel_threads} * Term::packets,
-                                        shape.channels, most_run_blocks);
-      launch_kernel<sum_runs<N, Term, Finish>>(
-          name, stream,
-          dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
-          channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
-    }
-  };
-  const std::size_t run = shape.positions == 1 ? shape.channels : shape.positions;
+/// Calls f<N>() with the widest packets that fill runs of `run` elements. `aligned` says that all
+/// arrays begin at multiples of 16 bytes.
+template <class T, class F>
+void with_packets(std::size_t run, bool aligned, const F& f) {
+  constexpr std::size_t widest = packet_size<T>;
   if (aligned && run % widest == 0) {
-    launch.template operator()<widest>();
+    f.template operator()<widest>();
   } else {
-    launch.template operator()<1>();
+    f.template operator()<1>();
   }
+}
+
+/// Sums a Term over every column of a matrix, which has rows. **Stream** in its order. **Host**
+/// does not block.
+template <class Term, class Finish>
+void launch_column_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
+                        const Term& term, const BlockSums& blocks, const Finish& finish) {
+  with_packets<typename Term::Element>(shape.channels, aligned, [&]<std::size_t N>() {
+    const ColumnTile tile = column_tile<N>(shape.channels);
+    const std::size_t wide = column_tiles<N>(shape.channels, tile);
+    const std::size_t rows = (channel_threads >> tile.shift) * Term::column_packets;
+    const std::size_t high = parts_of(shape.samples, rows, wide, most_column_blocks);
+    launch_kernel<sum_columns<N, Term, Finish>>(
+        name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
+        channel_threads, term, shape, tile, blocks, finish);
+  });
+}
+
+/// The same over channels that have runs of positions.
+template <class Term, class Finish>
+void launch_run_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
+                     const Term& term, const BlockSums& blocks, const Finish& finish) {
+  with_packets<typename Term::Element>(shape.positions, aligned, [&]<std::size_t N>() {
+    const std::size_t run = shape.positions / N;
+    const std::size_t count = shape.samples * run;
+    const std::size_t high = parts_of(count, std::size_t{channel_threads} * Term::packets,
+                                      shape.channels, most_run_blocks);
+    launch_kernel<sum_runs<N, Term, Finish>>(
+        name, stream, dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
+        channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
+  });
 }
 
 }  // namespace lockstep::detail
