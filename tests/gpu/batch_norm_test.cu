@@ -11,6 +11,12 @@ BOOST_AUTO_TEST_SUITE(gpu_batch_norm)
 using namespace norm_checks;
 using gpu_test::has_gpu;
 
+// For the sanitizers, under which others take too long.
+BOOST_AUTO_TEST_CASE(small_shapes) {
+  if (!has_gpu()) return;
+  check_batch_norms<float>(2000, 9);
+  check_layer_norms<float>(9);
+}
 BOOST_AUTO_TEST_CASE(batch_norms_of_floats) {
   if (!has_gpu()) return;
   for (unsigned seed = 0; seed != 4; ++seed) check_batch_norms<float>(200000, seed);

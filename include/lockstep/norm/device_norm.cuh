@@ -21,7 +21,6 @@
 #include "lockstep/norm/batch_norm_terms.cuh"
 #include "lockstep/norm/channel_sums.cuh"
 #include "lockstep/norm/moments.hpp"
-#include "lockstep/norm/norm_views.hpp"
 #include "lockstep/norm/norm_work.hpp"
 
 namespace lockstep::detail {
