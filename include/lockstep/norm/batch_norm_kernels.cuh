@@ -169,7 +169,7 @@ LOCKSTEP_KERNEL __launch_bounds__(MapShape::threads)
 template <std::size_t N, class Map>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     map_columns(Map map, NormShape shape, ColumnTile tile) {
-  constexpr unsigned packets = Map::column_packets;
+  constexpr unsigned packets = column_packets<N, Map>;
   const std::size_t column = (std::size_t{blockIdx.x} * tile.lanes() + tile.lane()) * N;
   if (column >= shape.channels) return;
   typename Map::Channel channels[N];
@@ -215,7 +215,7 @@ void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, b
     with_packets<T>(shape.channels, aligned, [&]<std::size_t N>() {
       const ColumnTile tile = column_tile<N>(shape.channels);
       const std::size_t wide = column_tiles<N>(shape.channels, tile);
-      const std::size_t rows = (channel_threads >> tile.shift) * Map::column_packets;
+      const std::size_t rows = (channel_threads >> tile.shift) * column_packets<N, Map>;
       const std::size_t high = parts_of(shape.samples, rows, wide, most_map_blocks);
       launch_kernel<map_columns<N, Map>>(
           name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
