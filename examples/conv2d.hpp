@@ -6,7 +6,6 @@
 #include <cstddef>
 #include <vector>
 
-#include "lockstep/lockstep.hpp"
 #include "matrix.hpp"
 
 /// `nn.Conv2d(in, out, 3, padding=1)`, or with any other odd kernel and the padding that keeps the

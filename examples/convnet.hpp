@@ -30,7 +30,9 @@ struct ConvNet {
   using Norm1 = BatchNorm<"bn1", First, T>;
   using Norm2 = BatchNorm<"bn2", Second, T>;
 
-  static constexpr std::size_t half(std::size_t side) { return side == dynamic ? dynamic : side / 2; }
+  static constexpr std::size_t half(std::size_t side) {
+    return side == dynamic ? dynamic : side / 2;
+  }
   static constexpr std::size_t quarter = half(half(Side));
   static constexpr std::size_t features =
       Second == dynamic || Side == dynamic ? dynamic : Second * quarter * quarter;
@@ -55,7 +57,8 @@ struct ConvNet {
     shape("conv2.weight"_p, sizes.second, sizes.first, 3, 3);
     shape("conv2.bias"_p, sizes.second);
     Norm2::shapes(shape, sizes.second);
-    shape("fc.weight"_p, sizes.classes, sizes.second * half(half(sizes.side)) * half(half(sizes.side)));
+    shape("fc.weight"_p, sizes.classes,
+          sizes.second * half(half(sizes.side)) * half(half(sizes.side)));
     shape("fc.bias"_p, sizes.classes);
   }
 
@@ -126,15 +129,13 @@ struct ConvNet {
   }
 
   auto images(const auto& batch) const {
-    return HostView<const T, dynamic, Channels, Side, Side>(std::ranges::data(batch.inputs),
-                                                            batch.size(), sizes.channels,
-                                                            sizes.side, sizes.side);
+    return HostView<const T, dynamic, Channels, Side, Side>(
+        std::ranges::data(batch.inputs), batch.size(), sizes.channels, sizes.side, sizes.side);
   }
 
   /// n images of one layer.
   template <std::size_t C, std::size_t S>
-  static auto layer(std::vector<T>& buffer, std::size_t n, std::size_t channels,
-                    std::size_t side) {
+  static auto layer(std::vector<T>& buffer, std::size_t n, std::size_t channels, std::size_t side) {
     buffer.resize(n * channels * side * side);  // never gives memory back
     return HostView<T, dynamic, C, S, S>(buffer.data(), n, channels, side, side);
   }

@@ -55,6 +55,5 @@ Score cross_entropy(const auto& batch, std::size_t classes, const T* outputs, T*
 /// The loss of a batch, which backward starts from.
 template <class T>
 T mean_cross_entropy(const auto& batch, std::size_t classes, const T* outputs, T* gradients) {
-  return static_cast<T>(cross_entropy(batch, classes, outputs, gradients).loss /
-                        divisor_of(batch));
+  return static_cast<T>(cross_entropy(batch, classes, outputs, gradients).loss / divisor_of(batch));
 }

@@ -34,8 +34,8 @@ void forward(Images inputs, auto outputs) {
   using T = typename Images::value_type;
   for_each_row(inputs, outputs, [](const T* upper, const T* lower, T* output, std::size_t n) {
     for (std::size_t j = 0; j < n; ++j) {
-      output[j] = larger(larger(upper[2 * j], upper[2 * j + 1]),
-                         larger(lower[2 * j], lower[2 * j + 1]));
+      output[j] =
+          larger(larger(upper[2 * j], upper[2 * j + 1]), larger(lower[2 * j], lower[2 * j + 1]));
     }
   });
 }
