@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <stdexcept>
 #include <vector>
 
 #include "matrix.hpp"
@@ -80,7 +81,9 @@ class Conv2d {
           width(size(images, 3)),
           tall(size(weight, 2)),
           wide(size(weight, 3)),
-          pixels(images.extent(2) * images.extent(3)) {}
+          pixels(images.extent(2) * images.extent(3)) {
+      if (tall % 2 == 0 || wide % 2 == 0) throw std::invalid_argument("a kernel has odd sides");
+    }
 
     static std::ptrdiff_t size(auto view, std::size_t axis) {
       return static_cast<std::ptrdiff_t>(view.extent(axis));

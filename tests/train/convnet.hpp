@@ -121,16 +121,15 @@ struct Case {
   }
 };
 
-/// Every floating point number of a job's parameters and buffers, by name; the counts of batches
-/// are left to `require_counts`.
-std::vector<double> numbers_of(const auto& ddp) {
+/// Every number of a job's parameters, and of its buffers.
+std::vector<double> numbers_of(const auto& ddp, bool with_buffers) {
   std::vector<double> all;
   const auto add = [&](std::string_view, const auto& view) {
     for (std::size_t i = 0; i < view.size(); ++i)
       all.push_back(static_cast<double>(view.data_handle()[i]));
   };
   ddp.for_each_parameter(add);
-  ddp.for_each_buffer(add);
+  if (with_buffers) ddp.for_each_buffer(add);
   return all;
 }
 
