@@ -26,6 +26,7 @@
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/norm_step.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_graphs.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
@@ -72,7 +73,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   static_assert(detail::Updater<Updating, Gradients>);
 
  public:
-  using bare_step = typename execution_type::Step;
+  using bare_step = detail::NormStepOf<traits, Comm, typename execution_type::Step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -460,13 +461,23 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   step_type make_step(std::byte* gradients) {
-    const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
+    const bare_step bare = make_bare_step({parameters_, gradients, buffers_});
     if constexpr (traits::shards) {
       return step_type(bare, gradients_, updater_.gathers());
     } else if constexpr (traits::tracks) {
       return step_type(bare, gradients_);
     } else {
       return bare;
+    }
+  }
+
+  bare_step make_bare_step(const detail::Arenas& arenas) {
+    const typename execution_type::Step step = execution_.step(layouts_, arenas);
+    if constexpr (traits::syncs_norms) {
+      return {step, detail::NormRanksOf<traits, Comm>(
+                        detail::norm_communicator<traits, Comm>(comm_, groups_))};
+    } else {
+      return step;
     }
   }
 

@@ -115,6 +115,9 @@ struct ReplicaTraits {
   static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
   static constexpr bool scatters_buckets = shards && !is_hooked;
+  /// Do batch norms take their statistics over several ranks, and are these the group's?
+  static constexpr bool syncs_norms = !alone && policy<axes::Norms>::is_synced;
+  static constexpr bool syncs_norms_in_group = syncs_norms && policy<axes::Norms>::in_group;
   static constexpr bool broadcasts_buffers =
       !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
 
