@@ -54,15 +54,12 @@ class CudnnDescriptor {
   };
   std::unique_ptr<std::remove_pointer_t<Descriptor>, Destroy> descriptor_;
 };
-using CudnnTensor =
-    CudnnDescriptor<cudnnTensorDescriptor_t, cudnnCreateTensorDescriptor,
-                    cudnnDestroyTensorDescriptor>;
-using CudnnFilter =
-    CudnnDescriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor,
-                    cudnnDestroyFilterDescriptor>;
-using CudnnProduct =
-    CudnnDescriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
-                    cudnnDestroyConvolutionDescriptor>;
+using CudnnTensor = CudnnDescriptor<cudnnTensorDescriptor_t, cudnnCreateTensorDescriptor,
+                                    cudnnDestroyTensorDescriptor>;
+using CudnnFilter = CudnnDescriptor<cudnnFilterDescriptor_t, cudnnCreateFilterDescriptor,
+                                    cudnnDestroyFilterDescriptor>;
+using CudnnProduct = CudnnDescriptor<cudnnConvolutionDescriptor_t, cudnnCreateConvolutionDescriptor,
+                                     cudnnDestroyConvolutionDescriptor>;
 
 /// The rows, channels and side of square images, and the channels that a convolution makes of them.
 struct ConvolutionShape {
@@ -120,10 +117,10 @@ class CudnnConvolution {
       return;
     }
     const cudnnHandle_t handle = cudnn_on(stream);
-    check_cudnn(cudnnConvolutionBackwardFilter(
-                    handle, &one, inputs_, inputs, outputs_, errors, weight_back_.product,
-                    weight_back_.algorithm, weight_back_.workspace(), weight_back_.bytes, &zero,
-                    weight_, weight),
+    check_cudnn(cudnnConvolutionBackwardFilter(handle, &one, inputs_, inputs, outputs_, errors,
+                                               weight_back_.product, weight_back_.algorithm,
+                                               weight_back_.workspace(), weight_back_.bytes, &zero,
+                                               weight_, weight),
                 "cudnnConvolutionBackwardFilter");
     check_cudnn(cudnnConvolutionBackwardBias(handle, &one, outputs_, errors, &zero, bias_, bias),
                 "cudnnConvolutionBackwardBias");
@@ -131,12 +128,11 @@ class CudnnConvolution {
 
   void input_gradient(cudaStream_t stream, const T* errors, const T* weight, T* result) {
     if (shape_.rows == 0) return;
-    check_cudnn(
-        cudnnConvolutionBackwardData(cudnn_on(stream), &one, weight_, weight, outputs_, errors,
-                                     input_back_.product, input_back_.algorithm,
-                                     input_back_.workspace(), input_back_.bytes, &zero, inputs_,
-                                     result),
-        "cudnnConvolutionBackwardData");
+    check_cudnn(cudnnConvolutionBackwardData(cudnn_on(stream), &one, weight_, weight, outputs_,
+                                             errors, input_back_.product, input_back_.algorithm,
+                                             input_back_.workspace(), input_back_.bytes, &zero,
+                                             inputs_, result),
+                "cudnnConvolutionBackwardData");
   }
 
  private:
@@ -158,9 +154,9 @@ class CudnnConvolution {
     /// `find` is cuDNN's function; its operands are those of the product, the result last.
     void choose(cudnnHandle_t handle, auto find, const auto& first, const auto& second,
                 const auto& result) {
-      check_cudnn(cudnnSetConvolution2dDescriptor(product, 1, 1, 1, 1, 1, 1,
-                                                  CUDNN_CROSS_CORRELATION, type),
-                  "cudnnSetConvolution2dDescriptor");
+      check_cudnn(
+          cudnnSetConvolution2dDescriptor(product, 1, 1, 1, 1, 1, 1, CUDNN_CROSS_CORRELATION, type),
+          "cudnnSetConvolution2dDescriptor");
       constexpr bool exact = std::is_same_v<T, float> && !Tf32;
       set_math(exact ? CUDNN_FMA_MATH : CUDNN_DEFAULT_MATH);
       std::array<Candidate, 16> found{};

@@ -19,7 +19,8 @@ LOCKSTEP_KERNEL forward_kernel(const T* inputs, T* outputs, std::size_t count, u
   if (i >= count) return;
   const std::size_t line = i / half;  // of all planes' outputs
   const std::size_t plane = line / half;
-  const T* const at = inputs + (plane * side + 2 * (line - plane * half)) * side + 2 * (i - line * half);
+  const T* const at =
+      inputs + (plane * side + 2 * (line - plane * half)) * side + 2 * (i - line * half);
   T largest = at[0];
   if (at[1] > largest) largest = at[1];
   if (at[side] > largest) largest = at[side];

@@ -75,14 +75,14 @@ class Contender {
 /// PyTorch's, by the way it is run. Empty where PyTorch is not installed.
 std::map<std::string, StepTimes> torch_steps(std::size_t rows) {
   std::map<std::string, StepTimes> ways;
-  each_torch_line("python3 " LOCKSTEP_SOURCE_DIR "/bench/convnet/convnet.py " +
-                      std::to_string(rows),
-                  300, "convnet", [&](const nlohmann::json& read) {
-                    const auto times = [&](const char* clock) {
-                      return Times{true, read[clock]["median"], read[clock]["minimum"]};
-                    };
-                    ways[read["way"]] = {times("wall"), times("device")};
-                  });
+  each_torch_line(
+      "python3 " LOCKSTEP_SOURCE_DIR "/bench/convnet/convnet.py " + std::to_string(rows), 300,
+      "convnet", [&](const nlohmann::json& read) {
+        const auto times = [&](const char* clock) {
+          return Times{true, read[clock]["median"], read[clock]["minimum"]};
+        };
+        ways[read["way"]] = {times("wall"), times("device")};
+      });
   return ways;
 }
 
