@@ -2,15 +2,13 @@
 #pragma once
 /// @file The examples' main model: three linear layers with ReLU between, softmax cross entropy.
 
-#include <Eigen/Core>
-#include <cmath>
 #include <cstddef>
 #include <ranges>
-#include <stdexcept>
-#include <type_traits>
 #include <vector>
 
+#include "cross_entropy.hpp"
 #include "lockstep/lockstep.hpp"
+#include "matrix.hpp"
 
 using namespace lockstep;  // as every example has it
 
@@ -51,17 +49,12 @@ struct Mlp {
   /// Adds the batch's losses and right answers to a tally: `add(name, sum, count)`.
   void evaluate(auto& step, const auto& batch, auto& tally) {
     run(step, batch, resized(outputs_, batch.size(), Classes));
-    const Score total = score(batch, outputs_.data(), outputs_.data());
+    const Score total = cross_entropy(batch, Classes, outputs_.data(), outputs_.data());
     tally.add("loss", total.loss, batch.size());
     tally.add("accuracy", static_cast<double>(total.correct), batch.size());
   }
 
  private:
-  struct Score {
-    double loss = 0;
-    std::size_t correct = 0;
-  };
-
   /// From the gradient of the loss by the outputs.
   void backward_from(auto& step, const auto& batch, const T* gradients) {
     const auto inputs = rows_of(batch);
@@ -89,38 +82,8 @@ struct Mlp {
     step.ready("fc1.weight"_p);  // the gradient of the inputs is not needed
   }
 
-  // Eigen is told no extents at compile time: they gain nothing at these sizes and cost a second
-  // set of instantiations for each layer.
-  template <int Rows = Eigen::Dynamic, class U>
-  static auto matrix(U* data, std::size_t rows, std::size_t columns) {
-    using Plain = Eigen::Matrix<T, Rows, Eigen::Dynamic, Eigen::RowMajor>;
-    return Eigen::Map<std::conditional_t<std::is_const_v<U>, const Plain, Plain>>(
-        data, static_cast<Eigen::Index>(rows), static_cast<Eigen::Index>(columns));
-  }
-
-  /// A weight as a matrix, a bias as a row.
-  static auto matrix(auto view) {
-    if constexpr (view.rank() == 1) {
-      return matrix<1>(view.data_handle(), 1, view.extent(0));
-    } else {
-      return matrix(view.data_handle(), view.extent(0), view.extent(1));
-    }
-  }
-
-  static auto resized(std::vector<T>& buffer, std::size_t rows, std::size_t columns) {
-    buffer.resize(rows * columns);  // never gives memory back
-    return matrix(buffer.data(), rows, columns);
-  }
-
   static auto rows_of(const auto& batch) {
     return matrix(std::ranges::data(batch.inputs), batch.size(), Inputs);
-  }
-
-  /// outputs = inputs weight^T + bias. Products add to their destination, so that a bias laid there
-  /// first needs no pass of its own.
-  static void linear(auto& outputs, const auto& inputs, const auto& weight, const auto& bias) {
-    outputs.rowwise() = bias;
-    outputs.noalias() += inputs * weight.transpose();
   }
 
   /// NaN stays NaN, so that a run that has diverged shows it.
@@ -153,33 +116,7 @@ struct Mlp {
   }
 
   static T mean_loss(const auto& batch, const T* outputs, T* gradients) {
-    return static_cast<T>(score(batch, outputs, gradients).loss /
-                          static_cast<double>(batch.size()));
-  }
-
-  /// Softmax cross entropy of every row, and the gradient of the mean loss, which may take the
-  /// outputs' place: (softmax - one at the label) / rows.
-  static Score score(const auto& batch, const T* outputs, T* gradients) {
-    const T share = T{1} / static_cast<T>(batch.size());
-    Score total;
-    for (std::size_t i = 0; i < batch.size(); ++i) {
-      const auto label = static_cast<Eigen::Index>(std::ranges::data(batch.labels)[i]);
-      if (label < 0 || label >= static_cast<Eigen::Index>(Classes)) {
-        throw std::out_of_range("labels count from 0 and stay below the number of classes");
-      }
-      auto row = matrix<1>(gradients + i * Classes, 1, Classes);
-      if (gradients != outputs) row = matrix<1>(outputs + i * Classes, 1, Classes);
-      Eigen::Index best = 0;
-      row.array() -= row.maxCoeff(&best);  // now no exponential overflows
-      total.correct += best == label;
-      const T own = row(label);
-      row = row.array().exp();
-      const T sum = row.sum();
-      total.loss += std::log(sum) - own;
-      row *= share / sum;
-      row(label) -= share;
-    }
-    return total;
+    return mean_cross_entropy(batch, Classes, outputs, gradients);
   }
 
   std::vector<T> hidden1_, hidden2_;  // after ReLU

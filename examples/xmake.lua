@@ -14,7 +14,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
         add_syslinks("pthread", "z")
         add_sysincludedirs("$(eigen)")
         -- Only those that train on images take longer than their compiler.
-        set_optimize((name_of(file) == "fashion_mnist" or name_of(file) == "hooks") and "fastest" or "fast")
+        set_optimize(table.contains({"fashion_mnist", "convnet", "hooks"}, name_of(file)) and "fastest" or "fast")
         -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
         -- only. Examples run where they are built, so they may use all that this machine has.
         add_cxflags("-march=native")

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comparison_table.hpp"
+#include "convnet.hpp"
 #include "load.hpp"
 #include "measure.hpp"
 #include "mlp.hpp"
@@ -111,6 +112,31 @@ std::array<Times, ways> measure(const Batch& batch, Clock::time_point deadline) 
   return result;
 }
 
+/// The step of example 06's network on two ranks, with batch norms over the samples of both, and
+/// over those of each.
+std::pair<Times, Times> measure_convnet(Clock::time_point deadline) {
+  using Images = ConvNet<float, 1, 28, 32, 64, 10>;
+  const SharedMemory memory(sizeof(Common));
+  Common& common = *memory.as<Common>();
+  const auto file = detail::shm::Engine::make_file(WorldSize{2});
+  const std::string address = detail::shm::Engine::address(file);
+  const auto batch = random_batch<float, int>(64, 784, 10);
+  run_ranks(2, deadline, [&](std::size_t rank) {
+    ShmCommunicator<2> comm(Rank{rank}, WorldSize{2}, detail::shm::Engine::open(address),
+                            std::chrono::minutes(1));
+    const auto synced = make_ddp<Images, World<2>, Norms<Synced>>(comm);
+    const auto local = make_ddp<Images, World<2>, Norms<Local>>(comm);
+    synced->optimizer().lr = local->optimizer().lr = 0.01;
+    Stand stand(common.track, rank, 2);
+    const auto times =
+        stand.race({contestant("synced", *synced, batch), contestant("local", *local, batch)}, 0);
+    if (rank != 0) return;
+    common.times[shared] = summary(times[0]);
+    common.times[replicated] = summary(times[1]);
+  });
+  return {common.times[shared], common.times[replicated]};
+}
+
 /// Reduction and Adam's update of 25 MiB, fused and one after the other.
 std::pair<Times, Times> measure_update(std::size_t ranks, Clock::time_point deadline) {
   const SharedMemory memory(sizeof(Common));
@@ -152,6 +178,7 @@ int main() try {
   ComparisonTable table;
   const auto linear = measure<Linear>(random_batch<float, float>(4, 10, 2), deadline);
   const auto mlp = measure<Network>(random_batch<float, int>(32, 784, 10), deadline);
+  const auto [synced, local] = measure_convnet(deadline);
   const auto [fused, apart] = measure_update(2, deadline);
   const auto each = [&](const std::string& name, const char* script, const auto& times,
                         double target) {
@@ -171,6 +198,9 @@ int main() try {
   };
   each("Linear(10,1), batch 4", "linear", linear, 50);
   each("MLP 784-256-256-10, batch 32", "mlp", mlp, 1.5);
+  table.row("ConvNet of example 06, batch 64, W=2, Norms<Local> against PyTorch DDP + Gloo", local,
+            torch_step("convnet", "ddp", 2), 1.5);
+  table.row("ConvNet, W=2, Norms<Synced> over Norms<Local>", synced, local, 1.05, true);
   table.row("reduce + Adam of 25 MiB, W=2: fused against all-reduce, then Adam", fused, apart, 1.8);
   table.write("step");
   others.print();
