@@ -462,6 +462,36 @@ void train(Job& job, const auto& batches, const std::string& kind) {
 template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
 
 }  // namespace sub_graphs
+
+namespace norms {
+
+struct Normalised {  // y = relu(batch norm of x), squared error
+  using Norm1 = BatchNorm<"bn1", 16>;
+  using Parameters = ParameterList<Norm1>;  // bn1.weight, bn1.bias
+  using Buffers = BufferList<Norm1>;        // bn1.running_mean, .running_var, .num_batches_tracked
+  using Rows = HostView<float, dynamic, 16>;
+
+  Norm1 norm1;  // {{.eps = 1e-5, .momentum = 0.1}}
+  std::vector<float> x, y;
+
+  float forward(auto& step, const auto& batch) {
+    x.assign(batch.inputs.begin(), batch.inputs.end());
+    y.resize(x.size());
+    norm1.forward_relu(step, Rows(x.data(), batch.size()), Rows(y.data(), batch.size()));
+    float loss = 0;
+    for (const float value : y) loss += value * value / (2 * static_cast<float>(batch.size()));
+    return loss;
+  }
+  void backward(auto& step, const auto& batch) {
+    for (float& value : y) value /= static_cast<float>(batch.size());  // dy
+    const Rows dy(y.data(), batch.size());
+    norm1.backward_relu(step, Rows(x.data(), batch.size()), dy, dy);  // dx, where dy was
+  }
+};
+
+using AllRanks = Trainer<Normalised, Backend<Shm>, World<2>, Norms<Synced>>;
+
+}  // namespace norms
 // clang-format on
 
 int main(int argc, char** argv) {
@@ -493,5 +523,8 @@ int main(int argc, char** argv) {
   launch<groups_of_jobs::Job>(
       argc, argv, [](groups_of_jobs::Job& job) { groups_of_jobs::mean_of_my_four(job, 1); });
   launching::with_a_model(argc, argv);
+  launch<norms::AllRanks>(argc, argv, [](norms::AllRanks& job) {
+    job.step(LabelledBatch<float, int>());
+  });
   return training::run(argc, argv) + launching::run(argc, argv);
 }
