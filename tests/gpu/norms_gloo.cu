@@ -3,7 +3,7 @@
 
 #include "lockstep/gloo.cuh"
 
-#include "gpu/norm_checks.cuh"
+#include "gpu/norm_figures.cuh"
 #include "gpu/norms.hpp"
 
 int norm_test::run_gloo(int argc, char** argv) {

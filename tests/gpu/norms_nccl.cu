@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/nccl.cuh"
 
-#include "gpu/norm_checks.cuh"
+#include "gpu/norm_figures.cuh"
 #include "gpu/norms.hpp"
 
 int norm_test::run_nccl(int argc, char** argv) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "gpu/norm_checks.cuh"
+#include "gpu/norm_figures.cuh"
 #include "gpu/norms.hpp"
 
 int norm_test::run_threads(int argc, char** argv) {
