@@ -69,6 +69,26 @@ if has_config("gpu") then
         target_end()
     end
 
+    -- A network of convolutions, which are cuDNN's.
+    if has_cudnn() then
+        target("bench_convnet")
+            set_kind("binary")
+            set_default(false)
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support")
+            add_files("convnet/main.cu")
+            add_includedirs("gpu", "../examples")
+            add_syslinks("pthread")
+            add_links("cublasLt")
+            link_cudnn()
+            compile_for_gpus()
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        target_end()
+    end
+
     -- Several GPUs, measured by tests/gpu/many, which is why it is built with the programs of that folder.
     if has_config("nccl") then
         target("bench_many")

@@ -209,6 +209,21 @@ if has_config("gpu") then
         if has_config("nccl") then add_links("nccl") end
         if has_config("gloo") then add_links("gloo") end
     target_end()
+    -- Batch norms, alone and in networks, through all backends that there are.
+    gpu_program("norms_gpu", {"gpu/norms.cu", "gpu/norms_threads.cu"}, "gpu_all")
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
+                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0),
+                    "LOCKSTEP_HAS_CUDNN=" .. (has_cudnn() and 1 or 0))
+        if has_config("nccl") then
+            add_files("gpu/norms_nccl.cu")
+            add_links("nccl")
+        end
+        if has_config("gloo") then
+            add_files("gpu/norms_gloo.cu")
+            add_links("gloo")
+        end
+        if has_cudnn() then link_cudnn() end
+    target_end()
     -- Hooks, and updates that leave parameters out.
     gpu_program("hooks_gpu", "gpu/hooks.cu", "gpu_all")
         add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
