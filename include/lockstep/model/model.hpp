@@ -51,6 +51,10 @@ concept Trainable =
 
 namespace detail {
 
+/// A model whose layers draw random numbers: `static constexpr bool draws = true;`.
+template <class M>
+concept Drawing = requires { requires static_cast<bool>(M::draws); };
+
 /// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
 /// for both: what depends on neither is said once.
 template <class M, class Batch, bool HasForward>
