@@ -11,6 +11,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/layer_random.hpp"
@@ -100,20 +101,23 @@ class Dropout {
   /// y = x with elements dropped. **Host** blocks, or on a GPU enqueues on the step's stream.
   template <class Step, class X, class Y>
   void forward(Step& step, const X& x, const Y& y) const {
-    require_views<X, Y>();
-    if (x.size() != y.size()) [[unlikely]]
-      refuse(x.size(), y.size());
-    using Pass = detail::DropoutPass<typename X::memory>;
-    const typename X::value_type* const from = x.data_handle();
-    if constexpr (!Step::is_training()) {
-      Pass::copy(step, from, y.data_handle(), x.size());
-    } else if constexpr (!Step::draws) {
-      static_cast<void>(step.random(layer_));  // says what is missing
-    } else {
-      static_assert(std::same_as<decltype(step.random(layer_)), typename Pass::Random>,
-                    "lockstep: Dropout takes views of the memory that the step works on");
-      if constexpr (std::same_as<decltype(step.random(layer_)), typename Pass::Random>)
-        Pass::drop(step, step.random(layer_), rule_, from, y.data_handle(), x.size());
+    if constexpr (require_views<X, Y>()) {
+      if (x.size() != y.size()) [[unlikely]]
+        refuse(x.size(), y.size());
+      using Pass = detail::DropoutPass<typename X::memory>;
+      const typename X::value_type* const from = x.data_handle();
+      if constexpr (!Step::is_training()) {
+        Pass::copy(step, from, y.data_handle(), x.size());
+      } else if constexpr (!Step::draws) {
+        static_cast<void>(step.random(layer_));  // says what is missing
+      } else {
+        constexpr bool near = std::same_as<decltype(step.random(layer_)), typename Pass::Random>;
+        static_assert(near,
+                      "lockstep: the views that Dropout is given are of the memory of its step: "
+                      "HostView in a job on the CPU, DeviceView in one on a GPU");
+        if constexpr (near)
+          Pass::drop(step, step.random(layer_), rule_, from, y.data_handle(), x.size());
+      }
     }
   }
   /// dx = dy with the elements dropped that forward dropped in this micro-batch.
@@ -129,15 +133,23 @@ class Dropout {
     rule_.scale = p < 1 ? 1 / (1 - p) : 0;
   }
 
+  /// Says in words which views it does not take. Returns whether it takes them.
   template <class X, class Y>
-  static consteval void require_views() {
-    static_assert(std::same_as<typename X::value_type, typename Y::value_type> &&
-                      std::same_as<typename X::memory, typename Y::memory> &&
-                      !std::is_const_v<typename Y::element_type>,
-                  "lockstep: Dropout reads one view and writes another of the same element type "
-                  "and memory");
-    static_assert(FloatingElement<typename X::value_type>,
-                  "lockstep: Dropout takes elements of float, double, Half or BFloat16");
+  static consteval bool require_views() {
+    constexpr bool views = detail::is_view<X> && detail::is_view<Y>;
+    static_assert(
+        views, "lockstep: Dropout takes views: HostView<const float, dynamic, 64> x(data, rows)");
+    if constexpr (views) {
+      constexpr bool alike = std::same_as<typename X::value_type, typename Y::value_type> &&
+                             std::same_as<typename X::memory, typename Y::memory>;
+      static_assert(alike,
+                    "lockstep: the views that Dropout is given have one element type and memory");
+      constexpr bool floating = FloatingElement<typename X::value_type>;
+      static_assert(floating, "lockstep: Dropout is for float, double, Half or BFloat16");
+      return alike && floating;
+    } else {
+      return false;
+    }
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view name, double p) {
