@@ -7,4 +7,5 @@
 #include "lockstep/lockstep.hpp"
 #include "lockstep/norm/device_layer_norm.cuh"
 #include "lockstep/norm/device_norm.cuh"
+#include "lockstep/norm/dropout.cuh"
 #include "lockstep/trainer/cuda.cuh"

@@ -452,6 +452,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
     run(
         [&](std::size_t i) {
           take(i, batch, cut);
+          replicas_[i]->replica().draw_anew();
           digests[i] = replicas_[i]->template digest<Batch>();
         },
         [&](std::size_t i) {
@@ -468,7 +469,10 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   template <bool Trains, class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
-    const auto share = [&](std::size_t i) { take(i, batch, cut); };
+    const auto share = [&](std::size_t i) {
+      take(i, batch, cut);
+      if constexpr (Trains) replicas_[i]->replica().draw_anew();
+    };
     if constexpr (traits::gathers_outputs) {
       try {
         run(
