@@ -73,12 +73,26 @@ consteval auto numbers_of() {
   }
 }
 
+/// Do all tensors of an entry belong to batch norms? A norm says so by `is_batch_norm`, lists and
+/// scopes by `only_norms`.
+template <class Entry>
+consteval bool holds_only_norms() {
+  if constexpr (requires { Entry::is_batch_norm; }) {
+    return Entry::is_batch_norm;
+  } else if constexpr (requires { Entry::only_norms; }) {
+    return Entry::only_norms;
+  } else {
+    return false;
+  }
+}
+
 template <TensorRole Role, class... Entries>
 struct DeclarationList : DeclarationNumbers<Role,
                                             all_of({(numbers_of<Entries>().well_formed &&
                                                      numbers_of<Entries>().role == Role)...}),
                                             sum_of({numbers_of<Entries>().tensors...}),
                                             sum_of({numbers_of<Entries>().characters...})> {
+  static constexpr bool only_norms = all_of({holds_only_norms<Entries>()...});
   static constexpr void declare([[maybe_unused]] TensorSink& sink,
                                 [[maybe_unused]] const NamePrefix* outer) {
     // Elements of a list are evaluated in order.
@@ -124,6 +138,7 @@ struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries.
 /// A list under a name: `Scope<"head", L>` turns `weight` into `head.weight`.
 template <Name Text, class List>
 struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
+  static constexpr bool only_norms = detail::holds_only_norms<List>();
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     const detail::NamePrefix prefix{outer, Text.view()};
     List::declare(sink, &prefix);
@@ -135,6 +150,7 @@ struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
 template <Name Text, std::size_t Times, class List>
 struct Repeat
     : detail::ScopedNumbers<List, Times, detail::repeated_characters(Text.view().size(), Times)> {
+  static constexpr bool only_norms = detail::holds_only_norms<List>();
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     for (std::size_t i = 0; i != Times; ++i) {
       const detail::NamePrefix prefix{outer, Text.view(), i};

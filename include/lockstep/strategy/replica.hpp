@@ -156,12 +156,18 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
-  /// had a batch in the step before. **Ranks** all. **Host** blocks.
+  /// had a batch in the step before. With `Buffers<Synced>` they become their average over ranks,
+  /// and integers, such as counts of batches, the largest. **Ranks** all. **Host** blocks, or on a
+  /// GPU enqueues.
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
-    Rank root{0};
-    if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
-    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
+    if constexpr (traits::averages_buffers) {
+      average_buffers(part_of);
+    } else {
+      Rank root{0};
+      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+      broadcast_buffers(part_of, root);
+    }
   }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
@@ -188,7 +194,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
 
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
-  /// all, or this one with `Sync::no`.
+  /// all, or with `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
@@ -508,6 +514,25 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   }
   static std::byte* bytes(std::span<std::uint8_t> memory) {
     return reinterpret_cast<std::byte*>(memory.data());
+  }
+
+  void broadcast_buffers(detail::JobCall part_of = detail::current_job_call(),
+                         Rank root = Rank{0}) {
+    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
+  }
+  /// One call for each element type that buffers have.
+  void average_buffers(detail::JobCall part_of) {
+    for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
+      detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
+          bucket.element, [&]<class T>(std::type_identity<T>) {
+            const auto values = detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes);
+            if constexpr (FloatingElement<T>) {
+              comm_.all_reduce(values, Average{}, part_of);
+            } else {
+              comm_.all_reduce(values, Max{}, part_of);
+            }
+          });
+    }
   }
 
   void broadcast(std::byte* data, std::size_t size,
