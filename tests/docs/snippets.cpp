@@ -462,6 +462,86 @@ void train(Job& job, const auto& batches, const std::string& kind) {
 template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
 
 }  // namespace sub_graphs
+namespace norms {
+
+using Batch = LabelledBatch<float, int>;
+
+struct Layers {  // in plain loops
+  static void linear(const auto& w, std::span<const float> x, std::vector<float>& y) {
+    const std::size_t n = w.extent(0), m = w.extent(1);
+    y.assign(x.size() / m * n, 0);
+    for (std::size_t i = 0; i < y.size(); ++i)
+      for (std::size_t k = 0; k < m; ++k) y[i] += w(i % n, k) * x[i / n * m + k];
+  }
+  static void linear_back(auto& step, auto key, std::span<const float> x, std::span<const float> d) {
+    const auto gradient = step.grad(key);
+    const std::size_t n = gradient.extent(0), m = gradient.extent(1);
+    for (std::size_t j = 0; j < n * m; ++j) {
+      gradient(j / m, j % m) = 0;
+      for (std::size_t b = 0; b < d.size() / n; ++b)
+        gradient(j / m, j % m) += d[b * n + j / m] * x[b * m + j % m];
+    }
+    step.ready(key);
+  }
+  static void linear_back(auto& step, auto key, std::span<const float> x, std::span<const float> d,
+                          std::vector<float>& dx) {
+    linear_back(step, key, x, d);
+    const auto w = step.param(key);
+    const std::size_t n = w.extent(0), m = w.extent(1);
+    dx.assign(d.size() / n * m, 0);
+    for (std::size_t i = 0; i < dx.size(); ++i)
+      for (std::size_t j = 0; j < n; ++j) dx[i] += w(j, i % m) * d[i / m * n + j];
+  }
+  float loss(const auto& w, std::span<const float> x, std::span<const int> labels) {
+    linear(w, x, d_out);
+    float sum = 0;
+    const auto n = static_cast<float>(d_out.size());
+    for (std::size_t i = 0; i < d_out.size(); ++i) {
+      const float error = d_out[i] - (labels[i / 10] == static_cast<int>(i % 10) ? 1.f : 0.f);
+      sum += error * error / n;
+      d_out[i] = 2 * error / n;
+    }
+    return sum;
+  }
+  static auto rows(std::vector<float>& values) {
+    return HostView<float, dynamic, 256>(values.data(), values.size() / 256);
+  }
+  std::vector<float> h, a, d_out, d;
+};
+
+struct Net : Layers {  // with linear layers, and memory for activations
+  using Norm1 = BatchNorm<"bn1", 256>;
+  using Parameters = ParameterList<Parameter<"fc1.weight", float, 256, 784>, Norm1,
+                                   Parameter<"fc2.weight", float, 10, 256>>;
+  using Buffers = BufferList<Norm1>;  // the same entry: its running statistics
+  Norm1 norm1;                        // keeps from forward what backward needs
+
+  float forward(auto& step, const Batch& batch) {
+    linear(step.param("fc1.weight"_p), batch.inputs, h);
+    a.resize(h.size());
+    norm1.forward_relu(step, rows(h), rows(a));  // a = relu(bn1(h))
+    return loss(step.param("fc2.weight"_p), a, batch.labels);
+  }
+  void backward(auto& step, const Batch& batch) {
+    linear_back(step, "fc2.weight"_p, a, d_out, d);
+    norm1.backward_relu(step, rows(h), rows(d), rows(d));  // d: now the gradient by h
+    linear_back(step, "fc1.weight"_p, batch.inputs, d);
+  }
+};
+
+#define Trainer detail::Composed
+using Own = Trainer<Net>;                                                    // of each rank
+using All = Trainer<Net, Norms<Synced>>;                                     // of all ranks
+using Host = Trainer<Net, Groups<Grid<16, 8>>, Norms<Synced, WithinGroup>>;  // of eight each
+#undef Trainer
+static_assert(Own::fingerprint() != All::fingerprint());
+static_assert(All::fingerprint() != Host::fingerprint());
+
+void use(LoopbackCommunicator& comm, const Batch& batch) {
+  DistributedDataParallel<Net, World<1>>(comm).step(batch);
+}
+
+}  // namespace norms
 // clang-format on
 
 int main(int argc, char** argv) {
