@@ -51,14 +51,15 @@ class TorchNorms {
           read);
     });
   }
-  /// Asks sync_norm.py on two ranks: `32x64x14x14 synced`.
-  void ask_ranks(const std::string& how, const std::vector<std::string>& shapes) {
-    std::string program = "torchrun --standalone --nproc-per-node 2 " LOCKSTEP_SOURCE_DIR
-                          "/bench/norm/sync_norm.py " +
-                          how;
+  /// Asks sync_norm.py: `cpu 32x64x14x14 synced`; of one rank: `nccl 1 32x64x14x14 synced`.
+  void ask_ranks(const std::string& how, const std::vector<std::string>& shapes, int ranks = 2) {
+    std::string program = "torchrun --standalone --nproc-per-node " + std::to_string(ranks) +
+                          " " LOCKSTEP_SOURCE_DIR "/bench/norm/sync_norm.py " + how;
     for (const std::string& shape : shapes) program += " " + shape;
     each_torch_line(program + " 2>/dev/null", 300, "sync", [&](const nlohmann::json& read) {
-      add(how + " " + read["case"].get<std::string>() + " " + read["way"].get<std::string>(), read);
+      add(how + (ranks == 1 ? " 1 " : " ") + read["case"].get<std::string>() + " " +
+              read["way"].get<std::string>(),
+          read);
     });
   }
 

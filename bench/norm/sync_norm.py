@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.nn.functional import all_reduce
+from torch.nn.modules._functions import SyncBatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 device = "cpu" if how == "cpu" else "cuda:0"
@@ -45,6 +46,15 @@ class NaiveSyncBatchNorm(nn.BatchNorm2d):
         return x * scale.reshape(1, -1, 1, 1) + shift.reshape(1, -1, 1, 1)
 
 
+class Kernels(nn.SyncBatchNorm):
+    """What a SyncBatchNorm does with several ranks; with one, PyTorch's own takes the way of a plain norm."""
+
+    def forward(self, x):
+        return SyncBatchNorm.apply(
+            x, self.weight, self.bias, self.running_mean, self.running_var, self.eps, self.momentum, dist.group.WORLD, world
+        )
+
+
 def measure(step):
     for _ in range(10):
         step()
@@ -68,6 +78,8 @@ for text in sys.argv[2:]:
     x = torch.randn(shape, device=device, requires_grad=True)
     dy = torch.randn(shape, device=device)
     norms = {"synced": NaiveSyncBatchNorm(shape[1]) if device == "cpu" else nn.SyncBatchNorm(shape[1]), "local": nn.BatchNorm2d(shape[1])}
+    if world == 1:
+        norms["kernels"] = Kernels(shape[1])
     for way, norm in norms.items():
         # Buffers are equal already where statistics are; local ones are broadcast, as DDP does it.
         model = DistributedDataParallel(norm.to(device), device_ids=None if device == "cpu" else [0], broadcast_buffers=way == "local")
