@@ -56,6 +56,9 @@ class BatchNorm {
                              detail::StartsAtOne<Buffer<"running_var", Statistic, Features>>,
                              Buffer<"num_batches_tracked", std::int64_t>>>;
 
+  /// Where ranks take statistics together, its buffers are the same on all of them.
+  static constexpr bool is_batch_norm = true;
+
   BatchNorm() = default;
   explicit BatchNorm(const BatchNormOptions& options) : options_(options) {}
 
