@@ -79,28 +79,32 @@ struct NormMlp : PlainLayers {
   std::vector<double> sums, activations, outputs;
 };
 
-/// Trains a case on the ranks of a communicator and compares everything that is known of it. What
-/// is different throws. `share` says which part of how many a rank has of the union.
+/// Which part of how many a rank has of the union of all batches.
 struct Share {
   std::size_t part, parts;
 };
 
-template <class Job>
-void train_norm_case(auto& comm, const NormCase& c, Share share) {
-  Job ddp(comm, c.model<NormMlp>());
-  ddp.optimizer().lr = c.lr;
-  ddp.optimizer().momentum = c.momentum;
+/// Trains a case and compares everything that is known of it. What is different throws.
+/// `mean(loss)` is the mean of the ranks' losses.
+void train_norm_case(auto& job, const NormCase& c, Share share, const auto& mean) {
+  job.optimizer().lr = c.lr;
+  job.optimizer().momentum = c.momentum;
   for (std::size_t s = 0; s < c.steps; ++s) {
-    double loss[] = {ddp.step(c.samples(s, share.part, share.parts))};
-    if constexpr (requires { ddp.step_tail(); }) ddp.step_tail();
-    comm.all_reduce(loss, Average{});
-    require_numbers(c, {loss[0]}, {c.mean_loss[s]}, "the loss of step " + std::to_string(s));
+    const double loss = mean(job.step(c.samples(s, share.part, share.parts)));
+    job.step_tail();
+    require_numbers(c, {loss}, {c.mean_loss[s]}, "the loss of step " + std::to_string(s));
   }
-  require_trained(c, ddp);
-  const auto outputs = ddp.predict(c.evaluated());
+  require_trained(c, job);
+  const auto outputs = job.predict(c.evaluated());
   require_numbers(c, {outputs.data_handle(), outputs.data_handle() + outputs.size()},
                   c.eval_outputs, "an output in evaluation");
-  require_trained(c, ddp);  // an evaluation changes nothing
+  require_trained(c, job);  // an evaluation changes nothing
+}
+
+template <class Job>
+void train_norm_case_on(auto& comm, const NormCase& c, Share share) {
+  Job ddp(comm, c.model<NormMlp>());
+  train_norm_case(ddp, c, share, [&](double loss) { return comm.all_reduce(loss, Average{}); });
 }
 
 /// Every case on every number of ranks up to `most` that divides it.
@@ -110,7 +114,7 @@ void check_every_norm_case(std::size_t most = 6, ranks::As as = ranks::As::proce
     for (std::size_t world = 1; world <= most; ++world) {
       if (!c.divides_among(world)) continue;
       const ranks::Ends ends = ranks::run<Meeting>(as, world, [&](auto& comm) {
-        train_norm_case<Job>(comm, c, {comm.rank().value(), world});
+        train_norm_case_on<Job>(comm, c, {comm.rank().value(), world});
       });
       for (std::size_t r = 0; r < world; ++r)
         BOOST_TEST(ends[r] == "", world << " ranks, rank " << r << ": " << ends[r]);

@@ -133,6 +133,17 @@ BOOST_AUTO_TEST_CASE(replicas_with_small_buckets_train_as_in_pytorch) {
   check_every_norm_case<Meeting, Synced2>();
 }
 
+// The whole batch on one process, whose replicas share it.
+BOOST_AUTO_TEST_CASE(replicas_of_one_process_train_as_in_pytorch) {
+  for (const NormCase& c : norm_cases()) {
+    for (const std::size_t replicas : {1, 2, 3}) {
+      DataParallel<NormMlp, Optimizer<SGDMomentum>, Norms<Synced>, LossOnReplica> dp(
+          {.replicas = replicas}, c.model<NormMlp>());
+      BOOST_CHECK_NO_THROW(train_norm_case(dp, c, {0, 1}, [](double loss) { return loss; }));
+    }
+  }
+}
+
 // Two groups of two ranks that have the same batches are, each for itself, the two ranks of a case.
 BOOST_AUTO_TEST_CASE(groups_that_have_statistics_of_their_own_train_as_in_pytorch) {
   for (const NormCase& c : norm_cases()) {
@@ -140,7 +151,7 @@ BOOST_AUTO_TEST_CASE(groups_that_have_statistics_of_their_own_train_as_in_pytorc
     for (const std::size_t world : {2, 4}) {
       require_well(ranks::run(As::processes, world,
                               [&](Shared& comm) {
-                                train_norm_case<Grouped>(comm, c, {comm.rank().value() % 2, 2});
+                                train_norm_case_on<Grouped>(comm, c, {comm.rank().value() % 2, 2});
                               }),
                    c.name);
     }
@@ -204,7 +215,7 @@ BOOST_AUTO_TEST_CASE(a_checkpoint_goes_on_in_another_world) {
                               if (first != 0) load(ddp, path);
                               for (std::size_t s = first; s < last; ++s) {
                                 ddp.step(c.samples(s, comm.rank().value(), world));
-                                if constexpr (requires { ddp.step_tail(); }) ddp.step_tail();
+                                ddp.step_tail();
                               }
                               if (last != c.steps) return save(ddp, path);
                               require_trained(c, ddp);
