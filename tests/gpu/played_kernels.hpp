@@ -4,9 +4,9 @@
 /// when the stream gets there. Included before any header of the library, because kernels use
 /// names that only nvcc knows.
 ///
-/// The threads of a block run from the last to the first, and each to its end: a kernel that
-/// synchronises its threads cannot be played, except by `cub::BlockReduce`, whose result is the
-/// first thread's alone (played/cub/block/block_reduce.cuh), or with one thread.
+/// The threads of a block run from the last to the first, each until it waits for the others or
+/// ends. `cub::BlockReduce`, whose result is the first thread's alone, needs no wait
+/// (played/cub/block/block_reduce.cuh).
 
 #define __launch_bounds__(...)
 #define __shared__ static thread_local
@@ -23,6 +23,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "played_block.hpp"
 #include "played_cuda.hpp"
 
 // The kernel's thread that this one plays.
@@ -56,8 +57,29 @@ T atomicMin(T* at, T value) {
   }
   return old;
 }
-/// Kernels whose threads wait for each other are played with one thread.
-inline void __syncthreads() {}
+/// The last block of a kernel that counts its blocks finds the limit, and leaves zero.
+inline unsigned atomicInc(unsigned* at, unsigned limit) {
+  unsigned old = __atomic_load_n(at, __ATOMIC_RELAXED);
+  while (!__atomic_compare_exchange_n(at, &old, old >= limit ? 0 : old + 1, true, __ATOMIC_ACQ_REL,
+                                      __ATOMIC_RELAXED)) {
+  }
+  return old;
+}
+inline void __threadfence() {}
+inline void __syncthreads() {
+  if (blockDim.x > 1) played::Block::get().wait();
+}
+/// All threads of a block call it.
+template <class T>
+T __shfl_xor_sync(unsigned, T value, unsigned lanes) {
+  static thread_local T values[1024];
+  values[threadIdx.x] = value;
+  __syncthreads();
+  const unsigned other = threadIdx.x ^ lanes;
+  const T result = other < blockDim.x ? values[other] : value;
+  __syncthreads();
+  return result;
+}
 using std::exp;
 using std::log;
 using std::sqrt;
@@ -117,7 +139,7 @@ inline void run_kernel(dim3 blocks, unsigned threads, const std::function<void()
   blockDim = dim3(threads);
   for (blockIdx.y = 0; blockIdx.y < blocks.y; ++blockIdx.y) {
     for (blockIdx.x = 0; blockIdx.x < blocks.x; ++blockIdx.x) {
-      for (threadIdx.x = threads; threadIdx.x-- != 0;) thread();
+      Block::get().run(threads, [](unsigned index) { threadIdx.x = index; }, thread);
     }
   }
 }

@@ -9,7 +9,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
@@ -190,14 +189,14 @@ class BatchNorm {
       detail::require_equal_shapes(Text.view(), x, y, dy, dx, dresidual);
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
-          affine(step), gradients(step), adds ? dresidual.data_handle() : nullptr);
+          affine(step), detail::affine_gradients<Weight, Bias>(step),
+          adds ? dresidual.data_handle() : nullptr);
       // The sums go first: a bucket that the gradients complete would keep them waiting.
       const auto ranks = step.norm_ranks();
       if constexpr (decltype(ranks)::communicates) {
         if (ranks.world() != 1) ranks.all_reduce(work.sums());
       }
-      if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
-      if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
+      detail::say_ready<Weight, Bias>(step);
       if constexpr (adds) {
         work.template input_gradient<Fusion::none>(stream, shape, x.data_handle(),
                                                    dresidual.data_handle(), affine(step),
@@ -215,16 +214,6 @@ class BatchNorm {
   template <class Step>
   static auto affine(Step& step) {
     return detail::NormAffine{step.param(Weight{}).data_handle(), step.param(Bias{}).data_handle()};
-  }
-
-  /// A frozen weight or bias has no gradient.
-  template <class Step>
-  static auto gradients(Step& step) {
-    using Gradient = typename decltype(step.param(Weight{}))::value_type;
-    detail::NormAffineGradients<Gradient> to;
-    if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
-    if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
-    return to;
   }
 
   BatchNormOptions options_;

@@ -108,6 +108,9 @@ struct Centre {
   Centre() = default;
   explicit Centre(double mean)
       : high(static_cast<A>(mean)), low(static_cast<A>(mean - static_cast<double>(high))) {}
+
+  /// x's deviation from the mean.
+  A apart(A x) const { return (x - high) - low; }
 };
 
 }  // namespace lockstep::detail

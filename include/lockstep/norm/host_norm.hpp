@@ -29,9 +29,9 @@ class NormWork<HostMemory> {
   /// Room for all numbers of channels. Returns whether it was missing.
   bool reserve(std::size_t channels, std::size_t world);
 
-  std::span<double> own() { return {packets_.data(), packet_size(channels_)}; }
+  std::span<double> own() { return {packets_.data(), packet_doubles(channels_)}; }
   std::span<double> all(std::size_t world) {
-    return {packets_.data() + packet_size(channels_), world * packet_size(channels_)};
+    return {packets_.data() + packet_doubles(channels_), world * packet_doubles(channels_)};
   }
   std::span<double> sums() { return {sums_.data(), 2 * channels_}; }
 
@@ -51,7 +51,7 @@ class NormWork<HostMemory> {
   template <class R>
   void settle(HostStream, const NormShape&, std::size_t world, const BatchNormOptions& options,
               const NormRunning<R>& running, std::string_view name) {
-    settle_packets(packets_.data() + packet_size(channels_), world, options, name);
+    settle_packets(packets_.data() + packet_doubles(channels_), world, options, name);
     track(options, running);
   }
 

@@ -9,7 +9,7 @@
 namespace lockstep::detail {
 
 LOCKSTEP_INLINE bool NormWork<HostMemory>::reserve(std::size_t channels, std::size_t world) {
-  const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_size(channels);
+  const std::size_t packets = (world == 1 ? 1 : world + 1) * packet_doubles(channels);
   if (channels == channels_ && packets <= packets_.size()) return false;
   channels_ = channels;
   packets_.resize(std::max(packets, packets_.size()));

@@ -44,7 +44,7 @@ LOCKSTEP_HOST_DEVICE constexpr Moments merged(Moments a, double a_count, Moments
 
 /// The statistics of one rank are a packet of doubles: a mean for every channel, the squared
 /// deviations of every channel, and how many values a channel has.
-LOCKSTEP_HOST_DEVICE constexpr std::size_t packet_size(std::size_t channels) {
+LOCKSTEP_HOST_DEVICE constexpr std::size_t packet_doubles(std::size_t channels) {
   return 2 * channels + 1;
 }
 
@@ -53,7 +53,7 @@ LOCKSTEP_HOST_DEVICE constexpr double count_of_packets(const double* packets, st
                                                        std::size_t channels) {
   double count = 0;
   for (std::size_t rank = 0; rank != world; ++rank)
-    count += packets[(rank + 1) * packet_size(channels) - 1];
+    count += packets[(rank + 1) * packet_doubles(channels) - 1];
   return count;
 }
 
@@ -63,7 +63,7 @@ LOCKSTEP_HOST_DEVICE constexpr Moments merged_packets(const double* packets, std
   Moments all;
   double count = 0;
   for (std::size_t rank = 0; rank != world; ++rank) {
-    const double* const packet = packets + rank * packet_size(channels);
+    const double* const packet = packets + rank * packet_doubles(channels);
     const double own = packet[2 * channels];
     all = merged(all, count, {packet[channel], packet[channels + channel]}, own);
     count += own;

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
+#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/typed_storage.hpp"
@@ -69,6 +70,29 @@ NormShape channel_shape(std::string_view layer, const X& x, std::size_t features
   if (shape.channels != features) [[unlikely]]
     refuse_features(layer, shape.channels, features);
   return shape;
+}
+
+/// The rows of a view: all axes but the last.
+template <class X>
+std::size_t row_count(const X& x) {
+  std::size_t rows = 1;
+  for (std::size_t axis = 0; axis + 1 < X::rank(); ++axis) rows *= x.extent(axis);
+  return rows;
+}
+
+/// Where the gradients of weight and bias are written. A frozen one has none.
+template <class Weight, class Bias, class Step>
+auto affine_gradients(Step& step) {
+  NormAffineGradients<typename decltype(step.param(Weight{}))::value_type> to;
+  if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
+  if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
+  return to;
+}
+/// Says that they are written, the last one first.
+template <class Weight, class Bias, class Step>
+void say_ready(Step& step) {
+  if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
+  if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
 }
 
 /// The stream of a step.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a batch norm asks of the memory that it works in: `NormWork<HostMemory>` is in
-/// host_norm.hpp, `NormWork<DeviceMemory>` in device_norm.cuh.
+/// @file What norms ask of the memory that they work in: `NormWork<HostMemory>` is in
+/// host_norm.hpp, `LayerNormWork<HostMemory>` in host_layer_norm.hpp, a GPU's in device_norm.cuh.
 
 #include <cstddef>
 #include <cstdint>
@@ -57,7 +57,7 @@ struct HostStream {};
 ///
 /// - `bool reserve(channels, world)` makes room, and says whether it had to. Called in every
 ///   forward pass, before everything else.
-/// - `measure(stream, shape, x)` finds the packet of this rank, `own()` of `packet_size(channels)`
+/// - `measure(stream, shape, x)` finds the packet of this rank, `own()` of `packet_doubles(channels)`
 ///   doubles; an empty one has a count of zero.
 /// - `all(world)` is where the packets of all ranks are gathered, and
 ///   `settle(stream, shape, world, options, running, name)` merges them, keeps the means, inverse
@@ -81,6 +81,21 @@ struct HostStream {};
 ///   dresidual as dy.
 template <class Memory>
 class NormWork {
+  static_assert(sizeof(Memory) == 0,
+                "lockstep: a norm in a GPU's memory needs lockstep.cuh or nccl.cuh; include it "
+                "instead of lockstep.hpp");
+};
+
+/// A layer norm's, over the `features` of each of `rows` rows.
+///
+/// - `forward<Keeps>(stream, rows, features, eps, x, affine, y)`:
+///   y = (x - mean) * inverse deviation * weight + bias, where mean and deviation are the row's.
+///   `Keeps`: they are kept for backward.
+/// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`: with g = dy * weight,
+///   dx = (g - mean of g - (x - mean) * inverse deviation^2 * mean of g * (x - mean)) * inverse
+///   deviation. dx may be dy.
+template <class Memory>
+class LayerNormWork {
   static_assert(sizeof(Memory) == 0,
                 "lockstep: a norm in a GPU's memory needs lockstep.cuh or nccl.cuh; include it "
                 "instead of lockstep.hpp");

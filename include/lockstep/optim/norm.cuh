@@ -18,7 +18,7 @@
 
 namespace lockstep::detail {
 
-using NormShape = PassShape<256, 4>;
+using SquaresShape = PassShape<256, 4>;
 
 /// Eight blocks for each of an H200's 132 multiprocessors. A constant, so that sums are the same on
 /// every GPU.
@@ -47,15 +47,15 @@ struct SquaresPass {
 };
 
 template <class T, std::size_t Count>
-LOCKSTEP_KERNEL __launch_bounds__(NormShape::threads)
+LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
     sum_squares(const T* values, double* partials, Size<Count> count) {
   constexpr std::size_t packet = packet_size<T>;
-  const std::size_t tiles = tiles_of<NormShape, packet>(count.value());
+  const std::size_t tiles = tiles_of<SquaresShape, packet>(count.value());
   SquaresPass<T> pass{values};
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
-    sweep_tile<NormShape, packet>(pass, tile, count.value());
+    sweep_tile<SquaresShape, packet>(pass, tile, count.value());
   }
-  using Reduce = cub::BlockReduce<double, NormShape::threads>;
+  using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
   __shared__ typename Reduce::TempStorage storage;
   const double sum = Reduce(storage).Sum(pass.sum);
   if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -98,7 +98,7 @@ LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
 /// How many partial sums `launch_squares` writes.
 template <class T>
 constexpr std::size_t square_partials(std::size_t count) {
-  return std::min(tiles_of<NormShape, packet_size<T>>(count), most_norm_blocks);
+  return std::min(tiles_of<SquaresShape, packet_size<T>>(count), most_norm_blocks);
 }
 
 /// The sum of squares of a bucket, in parts. Launched as the bucket lands, it reads what is still
@@ -109,7 +109,7 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   if (count == 0) return;
   require_alignment("sum of squares", {values});
   const auto blocks = static_cast<unsigned>(square_partials<T>(count));
-  launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, NormShape::threads, values,
+  launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, SquaresShape::threads, values,
                                        partials, make_size<Count>(count));
 }
 

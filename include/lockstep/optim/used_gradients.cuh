@@ -50,12 +50,12 @@ struct UsedPass {
 /// Blocks write nothing but ones, so their order does not matter. A tile of a parameter that is
 /// known to be used is not read, unless its squares are wanted.
 template <class T, bool Squares>
-LOCKSTEP_KERNEL __launch_bounds__(NormShape::threads)
+LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
     find_used(const T* values, ParameterPieces where, std::uint8_t* used, double* partials,
               std::size_t count) {
   constexpr std::size_t packet = packet_size<T>;
-  constexpr std::size_t length = NormShape::tile * packet;
-  const std::size_t tiles = tiles_of<NormShape, packet>(count);
+  constexpr std::size_t length = SquaresShape::tile * packet;
+  const std::size_t tiles = tiles_of<SquaresShape, packet>(count);
   UsedPass<T, Squares> pass{{values}, where, used, 0};
   for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
     const std::size_t first = tile * length;
@@ -66,10 +66,10 @@ LOCKSTEP_KERNEL __launch_bounds__(NormShape::threads)
       if (one && __ldcg(used + piece->group) != 0) continue;
     }
     pass.parameter = one ? piece->group : pass.several;
-    sweep_tile<NormShape, packet>(pass, tile, count);
+    sweep_tile<SquaresShape, packet>(pass, tile, count);
   }
   if constexpr (Squares) {
-    using Reduce = cub::BlockReduce<double, NormShape::threads>;
+    using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
     __shared__ typename Reduce::TempStorage storage;
     const double sum = Reduce(storage).Sum(pass.squares.sum);
     if (threadIdx.x == 0) partials[blockIdx.x] = sum;
@@ -87,9 +87,9 @@ void launch_find_used(cudaStream_t stream, const T* values, const ParameterPiece
   const auto blocks = static_cast<unsigned>(square_partials<T>(count));
   if (partials != nullptr) {
     launch_kernel<find_used<T, true>>("squares and test for zero", stream, blocks,
-                                      NormShape::threads, values, where, used, partials, count);
+                                      SquaresShape::threads, values, where, used, partials, count);
   } else {
-    launch_kernel<find_used<T, false>>("test for zero", stream, blocks, NormShape::threads, values,
+    launch_kernel<find_used<T, false>>("test for zero", stream, blocks, SquaresShape::threads, values,
                                        where, used, partials, count);
   }
 }

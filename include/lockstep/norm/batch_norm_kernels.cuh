@@ -1,0 +1,246 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The passes of batch norms that write a value for each: normalising, and the input's
+/// gradient. Both read what another pass has just read, so they begin at the tensor's end, which is
+/// still in the cache.
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/norm/batch_norm_terms.cuh"
+#include "lockstep/norm/channel_numbers.cuh"
+#include "lockstep/norm/channel_sums.cuh"
+#include "lockstep/norm/norm_work.hpp"
+
+namespace lockstep::detail {
+
+/// y = the normalised value, + residual, ReLU.
+template <Fusion F, class T, class W>
+struct NormaliseMap {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned column_packets = 4;
+  using Channel = ChannelNumbers<A>;
+  template <std::size_t N>
+  struct Loaded : OutputPacket<T, N, F == Fusion::add_relu> {  // its y is the residual
+    Packet<T, N> x;
+  };
+
+  const T* x;
+  const T* residual;
+  T* y;
+  const KeptNumbers* kept;
+  NormAffine<W> affine;
+
+  __device__ Channel channel(std::size_t c) const {
+    return Channel(load_kept(kept + c), affine, c);
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at) const {
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::stream, N>(x + at);
+    if constexpr (F == Fusion::add_relu)
+      loaded.y = load_packet<Caching::stream, N>(residual + at);
+    return loaded;
+  }
+  template <std::size_t N>
+  __device__ T value(const Channel& channel, const Loaded<N>& loaded, unsigned i) const {
+    A value = channel.normalised(channel.mean.deviation(static_cast<A>(loaded.x.at[i])));
+    if constexpr (F == Fusion::add_relu) value += static_cast<A>(loaded.y.at[i]);
+    if constexpr (F != Fusion::none) value = value < 0 ? A{0} : value;  // NaN stays NaN
+    return static_cast<T>(value);
+  }
+  template <std::size_t N>
+  __device__ void store(std::size_t at, const Packet<T, N>& values) const {
+    store_packet<Caching::keep>(y + at, values);  // the next layer reads it
+  }
+};
+
+/// dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) * scale, where the means are
+/// over all ranks' values.
+template <Fusion F, class T, class W>
+struct InputGradientMap {
+  static_assert(F != Fusion::add_relu, "the residual's gradient is g already");
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned column_packets = 4;
+  struct Channel : ChannelNumbers<A> {
+    A slope;
+    A offset;
+  };
+  template <std::size_t N>
+  struct Loaded {
+    Packet<T, N> x;
+    Packet<T, N> dy;
+  };
+
+  const T* x;
+  const T* dy;
+  T* dx;
+  KeptMoments kept;
+  const double* sums;
+  std::size_t channels;
+  NormAffine<W> affine;
+
+  __device__ Channel channel(std::size_t c) const {
+    const KeptNumbers own = load_kept(kept.channels + c);
+    const ChannelNumbers<A> numbers(own, affine, c);
+    const double factor = -static_cast<double>(numbers.scale) * *kept.share;
+    Channel channel;
+    static_cast<ChannelNumbers<A>&>(channel) = numbers;
+    channel.slope = static_cast<A>(factor * own.inverse * own.inverse * sums[channels + c]);
+    channel.offset = static_cast<A>(factor * sums[c]);
+    return channel;
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at) const {
+    return {load_packet<Caching::stream, N>(x + at), load_packet<Caching::stream, N>(dy + at)};
+  }
+  template <std::size_t N>
+  __device__ T value(const Channel& channel, const Loaded<N>& loaded, unsigned i) const {
+    const A deviation = channel.mean.deviation(static_cast<A>(loaded.x.at[i]));
+    A gradient = static_cast<A>(loaded.dy.at[i]);
+    if constexpr (F == Fusion::relu) {
+      if (is_stopped(static_cast<T>(channel.normalised(deviation)))) gradient = 0;
+    }
+    return static_cast<T>(std::fma(deviation, channel.slope,
+                                   std::fma(gradient, channel.scale, channel.offset)));
+  }
+  template <std::size_t N>
+  __device__ void store(std::size_t at, const Packet<T, N>& values) const {
+    store_packet<Caching::keep>(dx + at, values);
+  }
+};
+
+using MapShape = PassShape<256, 4>;
+
+/// The channels that lie one behind the other, position by position, in the order of memory.
+struct FlatChannels {
+  FixedDivisor positions;
+  FixedDivisor channels;
+  bool whole;  // every packet is of one channel
+};
+
+/// A pass over all elements in the order of memory. A packet may reach into the next channels.
+template <class Map>
+struct FlatPass {
+  const Map& map;
+  const FlatChannels& flat;
+
+  template <std::size_t N>
+  __device__ auto load(std::size_t at) const {
+    return map.template load<N>(at);
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, const typename Map::template Loaded<N>& loaded) const {
+    const std::size_t run = flat.positions.quotient(at);
+    std::size_t left = (run + 1) * flat.positions.value - at;
+    std::size_t c = run - flat.channels.quotient(run) * flat.channels.value;
+    auto channel = map.channel(c);
+    Packet<typename Map::Element, N> values;
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+      if (!flat.whole) {
+        if (left == 0) {
+          c = c + 1 == flat.channels.value ? 0 : c + 1;
+          left = flat.positions.value;
+          channel = map.channel(c);
+        }
+        --left;
+      }
+      values.at[i] = map.template value<N>(channel, loaded, i);
+    }
+    map.template store<N>(at, values);
+  }
+};
+
+template <std::size_t N, class Map>
+LOCKSTEP_KERNEL __launch_bounds__(MapShape::threads)
+    map_runs(Map map, FlatChannels flat, std::size_t count) {
+  const FlatPass<Map> pass{map, flat};
+  sweep_tile<MapShape, N>(pass, gridDim.x - 1 - blockIdx.x, count);
+}
+
+/// The pass over the columns of a matrix: threads hold the numbers of their columns.
+template <std::size_t N, class Map>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    map_columns(Map map, NormShape shape, ColumnTile tile) {
+  constexpr unsigned packets = Map::column_packets;
+  const std::size_t column = (std::size_t{blockIdx.x} * tile.lanes() + tile.lane()) * N;
+  if (column >= shape.channels) return;
+  typename Map::Channel channels[N];
+#pragma unroll
+  for (unsigned j = 0; j < N; ++j) channels[j] = map.channel(column + j);
+  const std::size_t rows = tile.rows();
+  const std::size_t step = rows * packets;
+  const std::size_t last = (shape.samples + step - 1) / step;
+  const auto finish = [&](std::size_t at, const auto& loaded) {
+    Packet<typename Map::Element, N> values;
+#pragma unroll
+    for (unsigned j = 0; j < N; ++j)
+      values.at[j] = map.template value<N>(channels[j], loaded, j);
+    map.template store<N>(at, values);
+  };
+  for (std::size_t k = blockIdx.y; k < last; k += gridDim.y) {
+    const std::size_t row = (last - 1 - k) * step + tile.row();
+    typename Map::template Loaded<N> loaded[packets];
+#pragma unroll
+    for (unsigned u = 0; u < packets; ++u) {
+      const std::size_t sample = row + u * rows;
+      if (sample < shape.samples) loaded[u] = map.template load<N>(sample * shape.channels + column);
+    }
+#pragma unroll
+    for (unsigned u = 0; u < packets; ++u) {
+      const std::size_t sample = row + u * rows;
+      if (sample < shape.samples) finish(sample * shape.channels + column, loaded[u]);
+    }
+  }
+}
+
+/// Blocks of a pass over columns: several for every multiprocessor, each with enough rows to make
+/// up for the numbers of its columns.
+inline constexpr std::size_t most_map_blocks = 2112;
+
+/// `aligned` says that all arrays begin at multiples of 16 bytes. The shape has values. **Stream**
+/// in its order. **Host** does not block.
+template <class Map>
+void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
+                const Map& map) {
+  constexpr std::size_t widest = packet_size<typename Map::Element>;
+  const auto columns = [&]<std::size_t N>() {
+    const ColumnTile tile = column_tile<N>(shape.channels);
+    const std::size_t wide = column_tiles<N>(shape.channels, tile);
+    const std::size_t rows = (channel_threads >> tile.shift) * Map::column_packets;
+    const std::size_t high = parts_of(shape.samples, rows, wide, most_map_blocks);
+    launch_kernel<map_columns<N, Map>>(
+        name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
+        channel_threads, map, shape, tile);
+  };
+  const auto runs = [&]<std::size_t N>() {
+    const std::size_t count = shape.size();
+    const FlatChannels flat{FixedDivisor(shape.positions, count),
+                            FixedDivisor(shape.channels, shape.samples * shape.channels),
+                            shape.positions % N == 0};
+    launch_kernel<map_runs<N, Map>>(name, stream,
+                                    static_cast<unsigned>(tiles_of<MapShape, N>(count)),
+                                    MapShape::threads, map, flat, count);
+  };
+  if (shape.positions != 1) {
+    if (aligned) {
+      runs.template operator()<widest>();
+    } else {
+      runs.template operator()<1>();
+    }
+  } else if (aligned && shape.channels % widest == 0) {
+    columns.template operator()<widest>();
+  } else {
+    columns.template operator()<1>();
+  }
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,316 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Two sums for every channel of a tensor in one launch, the same bits every time: each
+/// channel is divided among blocks, and the last block that is done adds the others' sums up.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cub/block/block_reduce.cuh>
+
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/norm/channel_numbers.cuh"
+#include "lockstep/norm/norm_work.hpp"
+
+namespace lockstep::detail {
+
+inline constexpr unsigned channel_threads = 256;
+
+/// Blocks of a launch that sums: four, or two where threads hold sums of several channels, for each
+/// of an H200's 132 multiprocessors, all of which run at once. Constants, so that sums are the same
+/// on every GPU.
+inline constexpr std::size_t most_run_blocks = 528;
+inline constexpr std::size_t most_column_blocks = 264;
+
+struct ChannelSums {  // without initialisers, because shared memory has none
+  double first;
+  double second;
+
+  friend __device__ ChannelSums operator+(const ChannelSums& a, const ChannelSums& b) {
+    return {a.first + b.first, a.second + b.second};
+  }
+};
+
+/// The sums of blocks, and how many blocks are done: for each tile of channels, and for all tiles.
+/// The counts are zero between launches.
+struct BlockSums {
+  ChannelSums* sums;
+  unsigned* arrived;
+
+  /// Is the calling block the last one of `blocks`, of which each has said so? What the others have
+  /// written before is visible then. Called by all threads of a block.
+  __device__ bool is_last(std::size_t which, unsigned blocks) const {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicInc(arrived + which, blocks - 1) == blocks - 1;
+    __syncthreads();
+    if (last) __threadfence();
+    return last;
+  }
+};
+
+__device__ inline ChannelSums load_sums(const ChannelSums* from) {
+  const auto both = __ldcg(reinterpret_cast<const double2*>(from));
+  return {both.x, both.y};
+}
+
+/// How the values of a channel lie: as a run of positions in every sample.
+struct ChannelRuns {
+  NormShape shape;
+  FixedDivisor by_run;  // packets of a run
+};
+
+/// The end of a launch: where a channel's values begin in the tensor.
+__device__ inline std::size_t first_of(const NormShape& shape, std::size_t channel) {
+  return channel * shape.positions;
+}
+
+/// What is summed is a Term: it loads packets (`load<N>(at, sample)`), and `add<Count>(channel,
+/// loaded, where, sums)` adds Count of their elements, all of one channel, of which `where(k)` says
+/// in which packet and at which place the k-th is. What a thread needs to know of a channel is
+/// `channel(c, first)`. A Term that `stores` writes packets back. Finish gets the sums of a
+/// channel, from one thread, and `finish.end()` is called by one thread after all channels.
+struct Where {
+  unsigned packet;
+  unsigned place;
+};
+
+/// The sums of channels that have runs of positions. The grid is as wide as there are channels, so
+/// that blocks that run at once read what lies together, and as high as each is divided.
+template <std::size_t N, class Term, class Finish>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
+    sum_runs(Term term, ChannelRuns runs, BlockSums blocks, Finish finish) {
+  constexpr unsigned packets = Term::packets;
+  constexpr std::size_t tile = std::size_t{channel_threads} * packets;
+  const std::size_t c = blockIdx.x;
+  const NormShape& shape = runs.shape;
+  const std::size_t run = runs.by_run.value;
+  const std::size_t count = shape.samples * run;
+  const std::size_t stride = shape.channels * shape.positions;
+  const std::size_t start = first_of(shape, c);
+  const auto channel = term.channel(c, start);
+  ChannelSums sums{};
+  for (std::size_t v = blockIdx.y * tile + threadIdx.x; v < count; v += gridDim.y * tile) {
+    typename Term::template Loaded<N> loaded[packets];
+    std::size_t at[packets];
+    const auto load = [&](unsigned u) {
+      const std::size_t packet = v + u * channel_threads;
+      const std::size_t sample = runs.by_run.quotient(packet);
+      at[u] = start + sample * stride + (packet - sample * run) * N;
+      loaded[u] = term.template load<N>(at[u], sample);
+    };
+    if (v + (packets - 1) * channel_threads < count) {
+#pragma unroll
+      for (unsigned u = 0; u < packets; ++u) load(u);
+      term.template add<packets * N>(
+          channel, loaded, [](unsigned k) { return Where{unsigned(k / N), unsigned(k % N)}; },
+          sums);
+      if constexpr (Term::stores) {
+#pragma unroll
+        for (unsigned u = 0; u < packets; ++u) term.template store<N>(at[u], loaded[u]);
+      }
+    } else {
+#pragma unroll
+      for (unsigned u = 0; u < packets; ++u) {
+        if (v + u * channel_threads >= count) continue;
+        load(u);
+        term.template add<N>(channel, loaded, [u](unsigned k) { return Where{u, k}; }, sums);
+        if constexpr (Term::stores) term.template store<N>(at[u], loaded[u]);
+      }
+    }
+  }
+  using Reduce = cub::BlockReduce<ChannelSums, channel_threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  ChannelSums total = Reduce(storage).Sum(sums);
+  if (gridDim.y != 1) {
+    if (threadIdx.x == 0) blocks.sums[c * gridDim.y + blockIdx.y] = total;
+    if (!blocks.is_last(c, gridDim.y)) return;
+    sums = {};
+    for (unsigned k = threadIdx.x; k < gridDim.y; k += channel_threads)
+      sums = sums + load_sums(blocks.sums + c * gridDim.y + k);
+    total = Reduce(storage).Sum(sums);
+  }
+  if (threadIdx.x == 0) finish(c, channel, total);
+  if constexpr (Finish::ends) {
+    if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
+  }
+}
+
+/// How a matrix is divided among threads: `lanes`, a power of two, read packets of a row that lie
+/// together, and the threads behind them rows behind it.
+struct ColumnTile {
+  unsigned shift;  // lanes = 2^shift
+
+  __device__ unsigned lanes() const { return 1u << shift; }
+  __device__ unsigned lane() const { return threadIdx.x & (lanes() - 1); }
+  __device__ unsigned row() const { return threadIdx.x >> shift; }
+  __device__ unsigned rows() const { return channel_threads >> shift; }
+};
+
+/// The sums of channels that are columns: all samples have one position. Threads hold sums of as
+/// many columns as a packet has. The grid is as wide as the matrix, and as high as columns are
+/// divided.
+template <std::size_t N, class Term, class Finish>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
+    sum_columns(Term term, NormShape shape, ColumnTile tile, BlockSums blocks, Finish finish) {
+  constexpr unsigned packets = Term::column_packets;
+  __shared__ ChannelSums shared[N][channel_threads];
+  const std::size_t first_column = std::size_t{blockIdx.x} * tile.lanes() * N;
+  const std::size_t column = first_column + tile.lane() * N;
+  const bool inside = column < shape.channels;
+  const std::size_t rows = tile.rows();
+  ChannelSums sums[N] = {};
+
+  // Adds the sums of all threads that have the same columns: the first row of threads has them.
+  const auto add_threads = [&] {
+#pragma unroll
+    for (unsigned j = 0; j < N; ++j) shared[j][threadIdx.x] = sums[j];
+    for (unsigned half = tile.rows() / 2; half != 0; half /= 2) {
+      __syncthreads();
+      if (tile.row() >= half) continue;
+#pragma unroll
+      for (unsigned j = 0; j < N; ++j) {
+        shared[j][threadIdx.x] =
+            shared[j][threadIdx.x] + shared[j][threadIdx.x + half * tile.lanes()];
+      }
+    }
+    __syncthreads();
+  };
+  // Calls f(column, sums), a thread for each column of the tile.
+  const auto for_each_column = [&](const auto& f) {
+    for (unsigned k = threadIdx.x; k < tile.lanes() * N; k += channel_threads) {
+      if (first_column + k < shape.channels) f(first_column + k, shared[k % N][k / N]);
+    }
+  };
+
+  if (inside) {
+    typename Term::Channel channels[N];
+#pragma unroll
+    for (unsigned j = 0; j < N; ++j) channels[j] = term.channel(column + j, column + j);
+    const std::size_t step = rows * packets;
+    for (std::size_t row = blockIdx.y * step + tile.row(); row < shape.samples;
+         row += gridDim.y * step) {
+      typename Term::template Loaded<N> loaded[packets];
+      if (row + (packets - 1) * rows < shape.samples) {
+#pragma unroll
+        for (unsigned u = 0; u < packets; ++u) {
+          const std::size_t sample = row + u * rows;
+          loaded[u] = term.template load<N>(sample * shape.channels + column, sample);
+        }
+#pragma unroll
+        for (unsigned j = 0; j < N; ++j) {
+          term.template add<packets>(
+              channels[j], loaded, [j](unsigned k) { return Where{k, j}; }, sums[j]);
+        }
+        if constexpr (Term::stores) {
+#pragma unroll
+          for (unsigned u = 0; u < packets; ++u)
+            term.template store<N>((row + u * rows) * shape.channels + column, loaded[u]);
+        }
+      } else {
+        for (std::size_t sample = row; sample < shape.samples; sample += rows) {
+          const std::size_t at = sample * shape.channels + column;
+          loaded[0] = term.template load<N>(at, sample);
+#pragma unroll
+          for (unsigned j = 0; j < N; ++j)
+            term.template add<1>(
+                channels[j], loaded, [j](unsigned) { return Where{0, j}; }, sums[j]);
+          if constexpr (Term::stores) term.template store<N>(at, loaded[0]);
+        }
+      }
+    }
+  }
+  add_threads();
+  if (gridDim.y != 1) {
+    for_each_column([&](std::size_t c, const ChannelSums& total) {
+      blocks.sums[blockIdx.y * shape.channels + c] = total;
+    });
+    if (!blocks.is_last(blockIdx.x, gridDim.y)) return;
+#pragma unroll
+    for (unsigned j = 0; j < N; ++j) sums[j] = {};
+    for (unsigned k = tile.row(); inside && k < gridDim.y; k += tile.rows()) {
+#pragma unroll
+      for (unsigned j = 0; j < N; ++j)
+        sums[j] = sums[j] + load_sums(blocks.sums + k * shape.channels + column + j);
+    }
+    add_threads();
+  }
+  for_each_column([&](std::size_t c, const ChannelSums& total) {
+    finish(c, term.channel(c, c), total);
+  });
+  if constexpr (Finish::ends) {
+    if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
+  }
+}
+
+/// Lanes for packets of N in rows of `channels`: 32 packets are 512 bytes.
+template <std::size_t N>
+ColumnTile column_tile(std::size_t channels) {
+  unsigned shift = 0;
+  while (shift != 5 && (std::size_t{N} << shift) < channels) ++shift;
+  return {shift};
+}
+template <std::size_t N>
+std::size_t column_tiles(std::size_t channels, ColumnTile tile) {
+  const std::size_t columns = std::size_t{N} << tile.shift;
+  return (channels + columns - 1) / columns;
+}
+
+/// How many parts of at least `least` each `amount` is cut into for `wide` tiles, so that there are
+/// at most `most` blocks.
+inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t wide,
+                            std::size_t most) {
+  const std::size_t wanted = std::max<std::size_t>(1, most / std::max<std::size_t>(1, wide));
+  return std::min({wanted, std::max<std::size_t>(1, (amount + least - 1) / least),
+                   std::size_t{65535}});
+}
+
+/// How many block sums a launch needs at most.
+inline std::size_t most_block_sums(std::size_t channels) {
+  constexpr std::size_t widest = 32 * 8;  // columns of a tile of 16-bit elements
+  const std::size_t tiles = (channels + widest - 1) / widest;
+  return std::max(most_run_blocks,
+                  channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(
+                                                                               1, tiles)));
+}
+
+/// Sums a Term over every channel. `aligned` says that all its arrays begin at multiples of 16
+/// bytes. The shape has values. **Stream** in its order. **Host** does not block.
+template <class Term, class Finish>
+void launch_channel_sums(const char* name, cudaStream_t stream, const NormShape& shape,
+                         bool aligned, const Term& term, const BlockSums& blocks,
+                         const Finish& finish) {
+  constexpr std::size_t widest = packet_size<typename Term::Element>;
+  const auto launch = [&]<std::size_t N>() {
+    if (shape.positions == 1) {
+      const ColumnTile tile = column_tile<N>(shape.channels);
+      const std::size_t wide = column_tiles<N>(shape.channels, tile);
+      const std::size_t rows = (channel_threads >> tile.shift) * Term::column_packets;
+      const std::size_t high = parts_of(shape.samples, rows, wide, most_column_blocks);
+      launch_kernel<sum_columns<N, Term, Finish>>(
+          name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
+          channel_threads, term, shape, tile, blocks, finish);
+    } else {
+      const std::size_t run = shape.positions / N;
+      const std::size_t count = shape.samples * run;
+      const std::size_t high = parts_of(count, std::size_t{channel_threads} * Term::packets,
+                                        shape.channels, most_run_blocks);
+      launch_kernel<sum_runs<N, Term, Finish>>(
+          name, stream,
+          dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
+          channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
+    }
+  };
+  const std::size_t run = shape.positions == 1 ? shape.channels : shape.positions;
+  if (aligned && run % widest == 0) {
+    launch.template operator()<widest>();
+  } else {
+    launch.template operator()<1>();
+  }
+}
+
+}  // namespace lockstep::detail
