@@ -82,10 +82,14 @@ __global__ void mask(const Packet<T>* y, const Packet<T>* dy, Packet<T>* d, std:
   d[i] = own;
 }
 
+/// Layer norms have no running statistics.
+template <class Layer>
+inline constexpr bool has_buffers = requires { typename Layer::Buffers; };
+
 template <class Layer>
 struct OneNorm {
   using Parameters = ParameterList<Layer>;
-  using Buffers = BufferList<Layer>;
+  using Buffers = std::conditional_t<has_buffers<Layer>, BufferList<Layer>, BufferList<>>;
   void shapes(auto& shape) const { Layer::shapes(shape, features); }
   std::size_t features = 1;
 };
@@ -189,7 +193,7 @@ class Alone {
   template <class Value>
   auto view(const DeviceArray<T>& values) const {
     // A layer norm normalises the last axis, so that its features are last here too.
-    if constexpr (requires { Layer::is_layer_norm; }) {
+    if constexpr (!has_buffers<Layer>) {
       return DeviceView<Value, dynamic, dynamic>(static_cast<T*>(values), shape_.samples,
                                                  shape_.channels);
     } else {

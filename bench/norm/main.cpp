@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -37,7 +38,8 @@ constexpr std::size_t ranks = 2;
 template <class Layer>
 struct OneNorm {
   using Parameters = ParameterList<Layer>;
-  using Buffers = BufferList<Layer>;
+  static constexpr bool has_buffers = requires { typename Layer::Buffers; };
+  using Buffers = std::conditional_t<has_buffers, BufferList<Layer>, BufferList<>>;
 
   explicit OneNorm(const std::vector<std::size_t>& shape)
       : features(shape.back()),
