@@ -56,7 +56,7 @@ end
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
     small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp",
-             "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
+             "norm/batch_norm_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
 }, address)
@@ -82,7 +82,7 @@ target_end()
 test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
-               "train/sets_test.cpp"},
+               "train/sets_test.cpp", "norm/synced_test.cpp"},
     policies = {"train/hooks_test.cpp", "train/join_test.cpp", "train/norm_test.cpp", "train/zero_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
@@ -98,8 +98,8 @@ target_end()
 
 -- Ranks that communicate and train through Gloo, and a job for several hosts (tests/network/run).
 if has_config("gloo") then
-    test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"}, train = "train/*gloo*_test.cpp"},
-                 lean)
+    test_program("gloo", {gloo = {"comm/gloo_test.cpp", "comm/hierarchical_test.cpp"},
+                          train = {"train/*gloo*_test.cpp", "norm/synced_gloo_test.cpp"}}, lean)
         add_links("gloo")
     target_end()
 

@@ -462,84 +462,42 @@ void train(Job& job, const auto& batches, const std::string& kind) {
 template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
 
 }  // namespace sub_graphs
+
 namespace norms {
 
-using Batch = LabelledBatch<float, int>;
+struct Normalised {  // y = relu(batch norm of x), squared error
+  using Norm1 = BatchNorm<"bn1", 16>;
+  using Parameters = ParameterList<Norm1>;  // bn1.weight, bn1.bias
+  using Buffers = BufferList<Norm1>;        // bn1.running_mean, .running_var, .num_batches_tracked
+  using Rows = HostView<float, dynamic, 16>;
 
-struct Layers {  // in plain loops
-  static void linear(const auto& w, std::span<const float> x, std::vector<float>& y) {
-    const std::size_t n = w.extent(0), m = w.extent(1);
-    y.assign(x.size() / m * n, 0);
-    for (std::size_t i = 0; i < y.size(); ++i)
-      for (std::size_t k = 0; k < m; ++k) y[i] += w(i % n, k) * x[i / n * m + k];
+  Norm1 norm1;  // {{.eps = 1e-5, .momentum = 0.1}}
+  std::vector<float> x, y;
+
+  float forward(auto& step, const auto& batch) {
+    x.assign(batch.inputs.begin(), batch.inputs.end());
+    y.resize(x.size());
+    norm1.forward_relu(step, Rows(x.data(), batch.size()), Rows(y.data(), batch.size()));
+    float loss = 0;
+    for (const float value : y) loss += value * value / (2 * static_cast<float>(batch.size()));
+    return loss;
   }
-  static void linear_back(auto& step, auto key, std::span<const float> x, std::span<const float> d) {
-    const auto gradient = step.grad(key);
-    const std::size_t n = gradient.extent(0), m = gradient.extent(1);
-    for (std::size_t j = 0; j < n * m; ++j) {
-      gradient(j / m, j % m) = 0;
-      for (std::size_t b = 0; b < d.size() / n; ++b)
-        gradient(j / m, j % m) += d[b * n + j / m] * x[b * m + j % m];
-    }
-    step.ready(key);
+  void backward(auto& step, const auto& batch) {
+    for (float& value : y) value /= static_cast<float>(batch.size());  // dy
+    const Rows dy(y.data(), batch.size());
+    norm1.backward_relu(step, Rows(x.data(), batch.size()), dy, dy);  // dx, where dy was
   }
-  static void linear_back(auto& step, auto key, std::span<const float> x, std::span<const float> d,
-                          std::vector<float>& dx) {
-    linear_back(step, key, x, d);
-    const auto w = step.param(key);
-    const std::size_t n = w.extent(0), m = w.extent(1);
-    dx.assign(d.size() / n * m, 0);
-    for (std::size_t i = 0; i < dx.size(); ++i)
-      for (std::size_t j = 0; j < n; ++j) dx[i] += w(j, i % m) * d[i / m * n + j];
-  }
-  float loss(const auto& w, std::span<const float> x, std::span<const int> labels) {
-    linear(w, x, d_out);
-    float sum = 0;
-    const auto n = static_cast<float>(d_out.size());
-    for (std::size_t i = 0; i < d_out.size(); ++i) {
-      const float error = d_out[i] - (labels[i / 10] == static_cast<int>(i % 10) ? 1.f : 0.f);
-      sum += error * error / n;
-      d_out[i] = 2 * error / n;
-    }
-    return sum;
-  }
-  static auto rows(std::vector<float>& values) {
-    return HostView<float, dynamic, 256>(values.data(), values.size() / 256);
-  }
-  std::vector<float> h, a, d_out, d;
 };
 
-struct Net : Layers {  // with linear layers, and memory for activations
-  using Norm1 = BatchNorm<"bn1", 256>;
-  using Parameters = ParameterList<Parameter<"fc1.weight", float, 256, 784>, Norm1,
-                                   Parameter<"fc2.weight", float, 10, 256>>;
-  using Buffers = BufferList<Norm1>;  // the same entry: its running statistics
-  Norm1 norm1;                        // keeps from forward what backward needs
-
-  float forward(auto& step, const Batch& batch) {
-    linear(step.param("fc1.weight"_p), batch.inputs, h);
-    a.resize(h.size());
-    norm1.forward_relu(step, rows(h), rows(a));  // a = relu(bn1(h))
-    return loss(step.param("fc2.weight"_p), a, batch.labels);
-  }
-  void backward(auto& step, const Batch& batch) {
-    linear_back(step, "fc2.weight"_p, a, d_out, d);
-    norm1.backward_relu(step, rows(h), rows(d), rows(d));  // d: now the gradient by h
-    linear_back(step, "fc1.weight"_p, batch.inputs, d);
-  }
-};
+using AllRanks = Trainer<Normalised, Backend<Shm>, World<2>, Norms<Synced>>;
 
 #define Trainer detail::Composed
-using Own = Trainer<Net>;                                                    // of each rank
-using All = Trainer<Net, Norms<Synced>>;                                     // of all ranks
-using Host = Trainer<Net, Groups<Grid<16, 8>>, Norms<Synced, WithinGroup>>;  // of eight each
+using Own = Trainer<Normalised>;                 // statistics of each rank
+using All = Trainer<Normalised, Norms<Synced>>;  // of all ranks
+using Host = Trainer<Normalised, Groups<Grid<16, 8>>, Norms<Synced, WithinGroup>>;  // of eight each
 #undef Trainer
 static_assert(Own::fingerprint() != All::fingerprint());
 static_assert(All::fingerprint() != Host::fingerprint());
-
-void use(LoopbackCommunicator& comm, const Batch& batch) {
-  DistributedDataParallel<Net, World<1>>(comm).step(batch);
-}
 
 }  // namespace norms
 // clang-format on
@@ -573,5 +531,8 @@ int main(int argc, char** argv) {
   launch<groups_of_jobs::Job>(
       argc, argv, [](groups_of_jobs::Job& job) { groups_of_jobs::mean_of_my_four(job, 1); });
   launching::with_a_model(argc, argv);
+  launch<norms::AllRanks>(argc, argv, [](norms::AllRanks& job) {
+    job.step(LabelledBatch<float, int>());
+  });
   return training::run(argc, argv) + launching::run(argc, argv);
 }

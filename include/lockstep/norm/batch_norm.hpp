@@ -113,13 +113,11 @@ class BatchNorm {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = decltype(std::declval<Step&>().param(Weight{}));
-    using Running = decltype(std::declval<Step&>().buffer(RunningMean{}));
-    constexpr bool declared = detail::is_view<Scale> && detail::is_view<Running>;
-    static_assert(declared,
-                  "lockstep: a batch norm stands in both lists of its model, under its whole name: "
-                  "using Parameters = ParameterList<..., Norm1>; using Buffers = "
-                  "BufferList<Norm1>;");
-    if constexpr (declared && detail::require_norm_views<typename Scale::memory, X, Others...>()) {
+    if constexpr (!detail::is_view<Scale>) {
+      return false;  // the step has said that the model does not declare it
+    } else if constexpr (!detail::is_view<decltype(std::declval<Step&>().buffer(RunningMean{}))>) {
+      return false;
+    } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
       constexpr bool ranks = X::rank() >= 2 && X::rank() <= 4;
       static_assert(ranks,
                     "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
@@ -179,7 +177,7 @@ class BatchNorm {
   void run_backward(Step& step, const X& x, const Y& y, const DY& dy, const DX& dx,
                     const DResidual& dresidual) {
     static_assert(std::remove_cvref_t<Step>::is_training(),
-                  "lockstep: backward of a batch norm belongs to a training step");
+                  "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, Y, DY, DX, DResidual>()) {
       constexpr bool adds = Fused == Fusion::add_relu;
       auto& work = memory_.template get<WorkOf<Step>>();

@@ -42,7 +42,7 @@ class NormWork<HostMemory> {
     std::fill(mean, m2 + channels_, 0.0);
     if (shape.positions == 1) {
       measure_rows(shape, x, mean, m2);
-    } else {
+    } else if (shape.positions != 0) {
       measure_runs(shape, x, mean, m2);
     }
     packets_[2 * channels_] = static_cast<double>(shape.count());

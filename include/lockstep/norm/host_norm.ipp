@@ -2,9 +2,11 @@
 #pragma once
 /// @file The parts of host_norm.hpp that are no templates.
 
+#include <algorithm>
+
 #include "lockstep/core/macros.hpp"
 #include "lockstep/norm/host_norm.hpp"
-#include "lockstep/norm/norm_views.hpp"
+#include "lockstep/norm/refusals.hpp"
 
 namespace lockstep::detail {
 

@@ -86,11 +86,9 @@ class LayerNorm {
   template <class Step, class X, class... Others>
   static consteval bool require_call() {
     using Scale = decltype(std::declval<Step&>().param(Weight{}));
-    constexpr bool declared = detail::is_view<Scale>;
-    static_assert(declared,
-                  "lockstep: a layer norm stands in its model's list, under its whole name: using "
-                  "Parameters = ParameterList<..., Norm1>;");
-    if constexpr (declared && detail::require_norm_views<typename Scale::memory, X, Others...>()) {
+    if constexpr (!detail::is_view<Scale>) {
+      return false;  // the step has said that the model does not declare it
+    } else if constexpr (detail::require_norm_views<typename Scale::memory, X, Others...>()) {
       static_assert(X::rank() >= 2,
                     "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "
                     "its features");

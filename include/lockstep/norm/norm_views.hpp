@@ -12,16 +12,9 @@
 #include "lockstep/core/typed_storage.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/refusals.hpp"
 
 namespace lockstep::detail {
-
-/// Throws the error about a tensor with another extent than the layer has features.
-[[noreturn, gnu::cold]] void refuse_features(std::string_view layer, std::size_t given,
-                                             std::size_t features);
-/// Throws the error about two views of a layer that have different shapes.
-[[noreturn, gnu::cold]] void refuse_shapes(std::string_view layer);
-/// Throws the error about a channel with one value, whose variance trains nothing.
-[[noreturn, gnu::cold]] void refuse_single_value(std::string_view layer);
 
 template <class V, class Memory>
 inline constexpr bool is_view_in = false;
@@ -129,7 +122,3 @@ class LayerMemory {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/norm/norm_views.ipp"
-#endif

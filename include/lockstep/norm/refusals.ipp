@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The errors of norm_views.hpp.
+/// @file The sentences of refusals.hpp.
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/norm/norm_views.hpp"
+#include "lockstep/norm/refusals.hpp"
 
 namespace lockstep::detail {
 
