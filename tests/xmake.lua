@@ -83,7 +83,7 @@ test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
                "train/convnet_test.cpp", "train/sets_test.cpp", "norm/synced_test.cpp"},
-    policies = {"train/hooks_test.cpp", "train/join_test.cpp", "train/zero_test.cpp"},
+    policies = {"train/hooks_test.cpp", "train/join_test.cpp", "train/norm_test.cpp", "train/zero_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
     replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},

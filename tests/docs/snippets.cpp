@@ -491,6 +491,14 @@ struct Normalised {  // y = relu(batch norm of x), squared error
 
 using AllRanks = Trainer<Normalised, Backend<Shm>, World<2>, Norms<Synced>>;
 
+#define Trainer detail::Composed
+using Own = Trainer<Normalised>;                 // statistics of each rank
+using All = Trainer<Normalised, Norms<Synced>>;  // of all ranks
+using Host = Trainer<Normalised, Groups<Grid<16, 8>>, Norms<Synced, WithinGroup>>;  // of eight each
+#undef Trainer
+static_assert(Own::fingerprint() != All::fingerprint());
+static_assert(All::fingerprint() != Host::fingerprint());
+
 }  // namespace norms
 
 namespace drawing {
