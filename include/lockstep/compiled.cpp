@@ -46,6 +46,8 @@
 #include "lockstep/launch/spawn.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/launch/terminal.ipp"
+#include "lockstep/norm/host_norm.ipp"
+#include "lockstep/norm/norm_views.ipp"
 #include "lockstep/observe/epoch_summary.ipp"
 #include "lockstep/observe/json_line.ipp"
 #include "lockstep/observe/log_file.ipp"

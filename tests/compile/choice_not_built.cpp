@@ -8,8 +8,12 @@ struct Net {
   using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
 };
 
+struct Someday : PlannedChoice<axes::Buffers> {
+  static constexpr std::string_view name = "Someday";
+};
+
 #ifdef REJECT
-using Job = Trainer<Net, Buffers<Synced>>;
+using Job = Trainer<Net, Buffers<Someday>>;
 #else
 using Job = Trainer<Net, Sharding<Replicated>>;
 #endif

@@ -208,6 +208,23 @@ constexpr detail::Fault expected_groups_fault() {
   return fits ? Fault::none : Fault::groups_of_other_world;
 }
 
+/// And for norms that ranks take together.
+template <class Strategy, class TheNorms, class Uneven, class TheGroups, class Unused>
+constexpr detail::Fault expected_norms_fault() {
+  using detail::Fault;
+  constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
+  constexpr bool joins = std::is_same_v<Uneven, UnevenInputs<Join>>;
+  constexpr bool in_groups = !std::is_same_v<TheGroups, Groups<>>;
+  if (joins && dp) return Fault::join_with_dp;
+  if (in_groups && dp) return Fault::groups_with_dp;
+  if (std::is_same_v<TheNorms, Norms<Local>>) return Fault::none;
+  if (std::is_same_v<TheNorms, Norms<Synced, WithinGroup>> && !in_groups)
+    return Fault::norms_without_groups;
+  if (joins) return Fault::norms_with_join;
+  if (!dp && !std::is_same_v<Unused, UnusedParameters<Zero>>) return Fault::norms_with_union;
+  return Fault::none;
+}
+
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(join_and_groups_go_with_what_the_rules_say) {
@@ -233,6 +250,16 @@ BOOST_AUTO_TEST_CASE(join_and_groups_go_with_what_the_rules_say) {
   // One job is in both products: of the default policies in a world of any size.
   BOOST_TEST(legal == 18u + 10);
   BOOST_TEST(fingerprints.size() == legal - 2);
+  fingerprints.clear();
+  legal = 0;
+  for_each_product(
+      [&]<class... Ps>() { note.template operator()<Ps...>(expected_norms_fault<Ps...>()); },
+      Strategies{}, List<Norms<Local>, Norms<Synced>, Norms<Synced, WithinGroup>>{},
+      List<UnevenInputs<Even>, UnevenInputs<Join>>{}, List<Groups<>, Groups<Grid<dynamic, 3>>>{},
+      List<UnusedParameters<Zero>, UnusedParameters<Subgraphs<Subgraph<"all", "w">>>>{});
+  // Of DDP, 8 with local norms and 3 with synced ones; of DP, 2 of each without groups.
+  BOOST_TEST(legal == 8u + 3 + 2 + 2);
+  BOOST_TEST(fingerprints.size() == legal);
   static_assert(std::is_same_v<detail::Composed<Floats, UnevenInputs<Join>>::policy<axes::Sharding>,
                                Sharding<Replicated>>);
 }
@@ -277,10 +304,10 @@ BOOST_AUTO_TEST_CASE(optimizers_accumulation_clipping_and_buckets) {
 BOOST_AUTO_TEST_CASE(schedules_buffers_unused_parameters_and_progress) {
   const Count count = instantiate_product(
       Strategies{}, List<Schedule<Constant>, Schedule<StepDecay>, Schedule<Cosine>>{},
-      List<Buffers<Broadcast>, Buffers<Local>>{},
+      List<Buffers<Broadcast>, Buffers<Local>, Buffers<Synced>>{},
       List<UnusedParameters<Forbid>, UnusedParameters<Zero>>{},
       List<Progress<Callers>, Progress<HelperThread>>{});
-  BOOST_TEST(count.legal == 2u * 3 * 2 * 2 * 2);
+  BOOST_TEST(count.legal == 2u * 3 * 3 * 2 * 2);
   BOOST_TEST(count.fingerprints.size() == count.legal);
 }
 
@@ -343,7 +370,7 @@ BOOST_AUTO_TEST_SUITE(instantiate_trainers)
 
 BOOST_AUTO_TEST_CASE(trainers_of_either_strategy_run) {
   train_once<ParallelStrategy<DDP>>(1);
-  train_once<ParallelStrategy<DP>, World<2>>(2);
+  train_once<ParallelStrategy<DP>, World<2>, Norms<Synced>, lockstep::Buffers<Synced>>(2);
   train_once<ParallelStrategy<DP>, LossOnReplica, Sharding<Replicated>, UnusedParameters<Zero>,
              lockstep::Buffers<Local>, Accumulate<2>, Clip<1.0>, Optimizer<AdamW>, Schedule<Cosine>,
              Sampler<Distributed, Exact, KeyedShuffle>, Progress<HelperThread>>(3);

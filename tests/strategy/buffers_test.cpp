@@ -17,13 +17,16 @@ using namespace train;
 struct Counting {
   using Parameters = ParameterList<Parameter<"w", float, 2, 9>, Parameter<"norm.weight", float, 3>,
                                    Parameter<"b", float, 3>>;
-  using Buffers = BufferList<Buffer<"seen", double, 2>, Buffer<"batches", std::int64_t, 1>>;
+  using Buffers = BufferList<Buffer<"seen", double, 2>, Buffer<"batches", std::int64_t, 1>,
+                             Buffer<"short", BFloat16, 1>>;
 
   double increment = 1;
+  std::int64_t counts = 1;
 
   double forward(auto& step, int) {
     step.buffer("seen"_p)(1) += increment;
-    step.buffer("batches"_p)(0) += 1;
+    step.buffer("batches"_p)(0) += counts;
+    step.buffer("short"_p)(0) = BFloat16(static_cast<float>(step.buffer("seen"_p)(1)));
     return 0;
   }
   void backward(auto& step, int) {
@@ -108,6 +111,39 @@ BOOST_AUTO_TEST_CASE(local_buffers_are_left_alone) {
     return 100 + static_cast<double>(step + 1) * (1 + static_cast<double>(rank));
   };
   buffers_case<Buffers<Local>>(expected);
+}
+
+BOOST_AUTO_TEST_CASE(synced_buffers_are_averaged_when_that_is_asked_for) {
+  for (const std::size_t world : {1, 2, 4}) {
+    all_well(world, [&](Shared& comm) {
+      const std::size_t me = comm.rank().value();
+      const auto ranks = static_cast<double>(world);
+      DistributedDataParallel<Counting, Buffers<Synced>> ddp(
+          comm, Counting{1.0 + static_cast<double>(me), 1 + static_cast<std::int64_t>(me)});
+      ddp.initialize([&](auto& initial) {
+        initial.fill_by_default();
+        initial.buffer("seen"_p)(1) = 100 + static_cast<double>(me);  // rank 0's goes to all
+      });
+      double seen = 100;
+      std::int64_t batches = 0;
+      for (std::size_t round = 0; round < 2; ++round) {
+        for (std::size_t s = 1; s < 4; ++s) {
+          ddp.step(0);
+          require(ddp.buffer("seen"_p)(1) == seen + static_cast<double>(s * (me + 1)),
+                  "a step has changed another rank's buffer");
+        }
+        ddp.synchronize_buffers();
+        seen += 3 * (ranks + 1) / 2;
+        batches += 3 * static_cast<std::int64_t>(world);
+        require(ddp.buffer("seen"_p)(1) == seen, "no average");
+        require(ddp.buffer("seen"_p)(0) == 0, "its neighbour is not touched");
+        require(ddp.buffer("batches"_p)(0) == batches, "not the largest count");
+        require(static_cast<float>(ddp.buffer("short"_p)(0)) ==
+                    static_cast<float>(BFloat16(static_cast<float>(seen))),
+                "no average of 16 bits");
+      }
+    });
+  }
 }
 
 BOOST_AUTO_TEST_CASE(all_ranks_start_with_rank_0s_values) {

@@ -242,6 +242,21 @@ BOOST_AUTO_TEST_CASE(only_the_first_replicas_buffers_survive) {
   BOOST_TEST((found[2] == std::vector<double>{0, 2, 5}));
 }
 
+BOOST_AUTO_TEST_CASE(synced_buffers_are_averaged_for_evaluations_and_when_that_is_asked_for) {
+  Dp<Buffers<Synced>> dp({.replicas = 2});
+  dp.step(numbered(3));  // 2 and 1 samples
+  dp.step(numbered(3));
+  dp.synchronize_buffers();
+  BOOST_TEST(dp.buffer("seen"_p)(0) == 3);
+  dp.step(numbered(3));
+  dp.evaluate(numbered(2));  // the model counts evaluated samples too
+  BOOST_TEST(dp.buffer("seen"_p)(0) == 5.5);
+  std::vector<std::vector<double>> found;
+  dp.for_each_model([&](const Book& book) { found.push_back(book.found); });
+  BOOST_TEST((found[0] == std::vector<double>{0, 2, 3, 4.5}));
+  BOOST_TEST((found[1] == std::vector<double>{0, 1, 3, 4.5}));
+}
+
 BOOST_AUTO_TEST_CASE(what_one_replica_uses_is_everybodys_and_what_none_uses_is_left_alone) {
   Dp<UnusedParameters<Zero>, Optimizer<SGDMomentum>> dp({.replicas = 2});
   dp.optimizer().lr = 1;

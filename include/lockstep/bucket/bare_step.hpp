@@ -47,6 +47,12 @@ struct Arenas {
   std::byte* buffers = nullptr;
 };
 
+/// The ranks that a step's batch norms share statistics with, where there are none.
+struct NoNormRanks {
+  static constexpr bool communicates = false;
+  static constexpr std::size_t world() { return 1; }
+};
+
 /// Hands a model its tensors as views into arenas. `ready` does nothing with one rank, and the
 /// compiler removes the call. Steps for more ranks have the same members.
 template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
@@ -150,6 +156,10 @@ class BareStep {
   /// constant: `if (step.is_training())` costs nothing.
   static constexpr bool is_training() { return true; }
 
+  /// The ranks over which batch norms take their statistics: with `Norms<Synced>` another type, see
+  /// `NormStep`.
+  static constexpr NoNormRanks norm_ranks() { return {}; }
+
  protected:
   /// Empty for a number that no listed parameter has.
   template <class Key>
@@ -178,6 +188,7 @@ class EvaluationStep : public Step {
  public:
   explicit EvaluationStep(const Step& step) : Step(step) {}
   static constexpr bool is_training() { return false; }
+  static constexpr NoNormRanks norm_ranks() { return {}; }
 };
 
 }  // namespace lockstep::detail

@@ -125,8 +125,8 @@ class Collectives {
 
   /// out = every rank's in, one behind the other. In may be this rank's piece of out.
   template <class In, class Out>
-  void all_gather(const In& in, Out&& out) {
-    self().perform(make_all_gather(in, out, detail::current_job_call()));
+  void all_gather(const In& in, Out&& out, detail::JobCall part_of = detail::current_job_call()) {
+    self().perform(make_all_gather(in, out, part_of));
   }
   /// The same as an asynchronous call, whose handle is a `Work`. The data belongs to the call until
   /// it is over. **Host** returns at once where the backend can go on by itself.

@@ -11,10 +11,12 @@
 
 namespace lockstep {
 
-/// A choice names the axis it answers, so that `Backend<AdamW>` can be told from `Backend<Shm>`.
-template <class Axis>
+/// A choice names the axes it answers, mostly one, so that `Backend<AdamW>` can be told from
+/// `Backend<Shm>`.
+template <class... Axes>
 struct Choice {
-  using answers = Axis;
+  template <class Axis>
+  static constexpr bool answers = (std::same_as<Axis, Axes> || ...);
   static constexpr bool built = true;
 };
 
@@ -31,7 +33,7 @@ template <class C, class Axis>
 concept ChoiceOf = requires {
   { C::name } -> std::convertible_to<std::string_view>;
   { C::built } -> std::convertible_to<bool>;
-} && std::same_as<typename C::answers, Axis>;
+} && C::template answers<Axis>;
 
 /// The base of every policy whose behaviour is one choice. It accepts any type: a wrong one is
 /// reported with all other composition errors, in one place, as a sentence.

@@ -17,7 +17,8 @@ namespace lockstep {
 
 namespace detail {
 
-/// An entry of a list: one tensor, or a scope with tensors inside. It knows how many tensors it
+/// An entry of a list: one tensor, or a scope with tensors inside (or a layer, see
+/// `LayerDeclaring`). It knows how many tensors it
 /// holds and how long their joined names are, and writes both into a `TensorSink`.
 template <class D>
 concept Declaration = requires(TensorSink& sink, const NamePrefix* outer) {
@@ -48,6 +49,9 @@ struct TensorDeclaration
   }
 };
 
+template <TensorRole Role, class... Entries>
+struct DeclarationList;
+
 // Lists and loops, not folds: an expression nested a thousand deep is slow to compile, and one
 // nested ten thousand deep takes longer than anybody waits.
 
@@ -63,6 +67,32 @@ consteval std::size_t sum_of(std::initializer_list<std::size_t> each) {
   return sum;
 }
 
+/// A layer that stands in both lists of a model, such as a batch norm: what it declares there are
+/// its own `Parameters` and `Buffers`. It may have none of a role.
+template <class L>
+concept LayerDeclaring =
+    !Declaration<L> && (requires { typename L::Parameters; } || requires { typename L::Buffers; });
+
+/// What a list of this role has from an entry: a declaration itself, or the layer's part.
+template <class Entry, TensorRole Role>
+struct PartOf {
+  using type = Entry;
+};
+template <LayerDeclaring Layer, TensorRole Role>
+struct PartOf<Layer, Role> {
+  using type = DeclarationList<Role>;
+};
+template <LayerDeclaring Layer>
+  requires requires { typename Layer::Parameters; }
+struct PartOf<Layer, TensorRole::parameter> {
+  using type = typename Layer::Parameters;
+};
+template <LayerDeclaring Layer>
+  requires requires { typename Layer::Buffers; }
+struct PartOf<Layer, TensorRole::buffer> {
+  using type = typename Layer::Buffers;
+};
+
 /// The numbers of an entry, or of something that is none.
 template <class Entry>
 consteval auto numbers_of() {
@@ -72,17 +102,46 @@ consteval auto numbers_of() {
     return DeclarationNumbers<TensorRole::parameter, false, 0, 0>{};
   }
 }
+/// The numbers of an entry in a list of this role.
+template <class Entry, TensorRole Role>
+consteval auto numbers_in() {
+  return numbers_of<typename PartOf<Entry, Role>::type>();
+}
+
+/// Do all tensors of an entry belong to batch norms? A norm says so by `is_batch_norm`, lists and
+/// scopes by `only_norms`.
+template <class Entry>
+consteval bool holds_only_norms() {
+  if constexpr (requires { Entry::is_batch_norm; }) {
+    return Entry::is_batch_norm;
+  } else if constexpr (requires { Entry::only_norms; }) {
+    return Entry::only_norms;
+  } else {
+    return false;
+  }
+}
 
 template <TensorRole Role, class... Entries>
 struct DeclarationList : DeclarationNumbers<Role,
-                                            all_of({(numbers_of<Entries>().well_formed &&
-                                                     numbers_of<Entries>().role == Role)...}),
-                                            sum_of({numbers_of<Entries>().tensors...}),
-                                            sum_of({numbers_of<Entries>().characters...})> {
+                                            all_of({(numbers_in<Entries, Role>().well_formed &&
+                                                     numbers_in<Entries, Role>().role == Role)...}),
+                                            sum_of({numbers_in<Entries, Role>().tensors...}),
+                                            sum_of({numbers_in<Entries, Role>().characters...})> {
+  static constexpr bool only_norms = all_of({holds_only_norms<Entries>()...});
   static constexpr void declare([[maybe_unused]] TensorSink& sink,
                                 [[maybe_unused]] const NamePrefix* outer) {
     // Elements of a list are evaluated in order.
-    static_cast<void>(std::initializer_list<int>{(Entries::declare(sink, outer), 0)...});
+    static_cast<void>(
+        std::initializer_list<int>{(PartOf<Entries, Role>::type::declare(sink, outer), 0)...});
+  }
+};
+
+/// A tensor whose elements start at one.
+template <class Tensor>
+struct StartsAtOne : Tensor {
+  static constexpr void declare(TensorSink& sink, const NamePrefix* outer) {
+    Tensor::declare(sink, outer);
+    sink.info[-1].starts_at_one = true;
   }
 };
 
@@ -124,6 +183,7 @@ struct BufferList : detail::DeclarationList<detail::TensorRole::buffer, Entries.
 /// A list under a name: `Scope<"head", L>` turns `weight` into `head.weight`.
 template <Name Text, class List>
 struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
+  static constexpr bool only_norms = detail::holds_only_norms<List>();
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     const detail::NamePrefix prefix{outer, Text.view()};
     List::declare(sink, &prefix);
@@ -135,6 +195,7 @@ struct Scope : detail::ScopedNumbers<List, 1, Text.view().size() + 1> {
 template <Name Text, std::size_t Times, class List>
 struct Repeat
     : detail::ScopedNumbers<List, Times, detail::repeated_characters(Text.view().size(), Times)> {
+  static constexpr bool only_norms = detail::holds_only_norms<List>();
   static constexpr void declare(detail::TensorSink& sink, const detail::NamePrefix* outer) {
     for (std::size_t i = 0; i != Times; ++i) {
       const detail::NamePrefix prefix{outer, Text.view(), i};

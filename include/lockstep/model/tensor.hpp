@@ -22,6 +22,8 @@ struct TensorInfo {
   ElementKind element = ElementKind::unsupported;
   std::size_t rank = 0;
   std::array<std::size_t, max_tensor_rank> extents{};
+  /// Are its elements one before the first step, unless the model writes them? Others are zero.
+  bool starts_at_one = false;
 
   /// Does it have extents that are known at construction only?
   constexpr bool is_dynamic() const {

@@ -22,7 +22,7 @@ concept Policy = requires(Hash& hash) {
 
 /// A choice given instead of a policy: `Shm` instead of `Backend<Shm>`.
 template <class C>
-concept BareChoice = requires { typename C::answers; } && !requires { typename C::axis; };
+concept BareChoice = requires { C::template answers<C>; } && !requires { typename C::axis; };
 
 /// P answers Axis.
 template <class P, class Axis>

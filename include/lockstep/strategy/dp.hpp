@@ -17,6 +17,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/dp_evaluation.hpp"
@@ -140,7 +141,8 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     run([&](std::size_t i) { replicas_[i]->initialize(f, seed); });
   }
 
-  /// Gives all replicas the first replica's buffers. **Host** blocks.
+  /// Gives all replicas the first replica's buffers, or with `Buffers<Synced>` their average.
+  /// **Host** blocks.
   void synchronize_buffers() {
     run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
   }
@@ -155,8 +157,8 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// parameters. Returns the loss of the whole batch. An exception of a model is thrown with its
   /// replica's number; if several throw, the first replica's is. The batch then has had no effect.
   /// But where replicas keep parameters of their own (`Sharding<Replicated>`, or GPUs) and backward
-  /// fails, replicas have begun to communicate, and the job is over; with `CapturedStep` it is in
-  /// any case. **Host** blocks, or on a GPU enqueues.
+  /// fails, replicas have begun to communicate, and the job is over; with `CapturedStep` or
+  /// `Norms<Synced>` it is in any case. **Host** blocks, or on a GPU enqueues.
   template <class Batch>
   Loss step(const Batch& batch) {
     return step(SubgraphChoice{}, batch);
@@ -176,6 +178,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     } else {
       for (const auto& replica : replicas_) replica->replica().choose_subgraph(subgraph);
       const BatchCut cut = scatter(batch);
+      if constexpr (traits::syncs_norms) require_samples();
       if constexpr (traits::captures) {
         run_captured(batch, cut);
       } else {
@@ -272,6 +275,20 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     }
     if constexpr (traits::gathers_outputs) make_room(batch, all);
     return cut;
+  }
+
+  /// A replica without samples does not run its model, and the norms of the others would wait for
+  /// its statistics.
+  void require_samples() const {
+    for (std::size_t i = 0; i != replicas(); ++i) {
+      if (parts_[i].samples.count != 0) continue;
+      throw Error("DP",
+                  text({"replica ", i, " has no sample of a batch of ", parts_[i].all,
+                        ", and batch norms take their statistics over all ", replicas(),
+                        " replicas (Norms<Synced>)"}),
+                  "give every replica a sample, and leave out a last batch that is too small "
+                  "(drop_last), or use Norms<Local>");
+    }
   }
 
   template <class Batch>

@@ -90,9 +90,9 @@ class DpReplica {
     tell([&] { replica_.initialize(f, seed); });
   }
 
-  /// Gives all replicas the first replica's buffers.
+  /// Gives all replicas the first replica's buffers, or their average with `Buffers<Synced>`.
   void synchronize_buffers() {
-    if constexpr (traits::broadcasts_buffers) tell([&] { replica_.synchronize_buffers(); });
+    if constexpr (traits::unites_buffers) tell([&] { replica_.synchronize_buffers(); });
   }
 
   // The outputs that are gathered on one replica.
@@ -118,8 +118,9 @@ class DpReplica {
 
   template <class Batch>
   void forward() {
-    synchronize_buffers();
-    if (has_samples()) loss_.emplace(replica_.forward(share<Batch>(), Sync::no));
+    broadcast_buffers();
+    if (has_samples())
+      run_model([&] { loss_.emplace(replica_.forward(share<Batch>(), Sync::no)); });
   }
 
   /// Computes the mean loss over all samples on the devices, where losses stay there.
@@ -136,13 +137,13 @@ class DpReplica {
     if constexpr (traits::gathers_outputs) await_others();
   }
 
-  /// Replicas that share parameters communicate only after backward, so a model that fails here
-  /// ends its batch and not the job.
+  /// Replicas that share parameters communicate only after backward, if their norms do not, so a
+  /// model that fails here ends its batch and not the job.
   template <class Batch>
   void backward(Sync sync) {
     average_losses();
     if constexpr (traits::shares_parameters) {
-      run_backward<Batch>(sync);
+      run_model([&] { run_backward<Batch>(sync); });
     } else {
       tell([&] { run_backward<Batch>(sync); });
     }
@@ -280,6 +281,21 @@ class DpReplica {
     tell_others(replica_, f);
   }
 
+  /// Before a step, which averages nothing.
+  void broadcast_buffers() {
+    if constexpr (traits::broadcasts_buffers) synchronize_buffers();
+  }
+
+  /// Calls `f`, which runs the model. In training its norms may communicate.
+  template <bool Trains = true, class F>
+  void run_model(const F& f) {
+    if constexpr (Trains && traits::syncs_norms) {
+      tell(f);
+    } else {
+      f();
+    }
+  }
+
   /// Has the model all parts of such a step? A part that is missing is reported here, once.
   template <class Batch>
   static consteval bool has_parts() {
@@ -318,10 +334,16 @@ class DpReplica {
   /// Writes the outputs of this replica's samples, and delivers them to where they are gathered.
   template <class Batch, bool Trains>
   void write_outputs() {
-    synchronize_buffers();
+    if constexpr (Trains) {
+      broadcast_buffers();
+    } else {
+      synchronize_buffers();
+    }
     if (!has_samples()) return;
-    with_step_of<Trains>([&](auto& step) {
-      replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+    run_model<Trains>([&] {
+      with_step_of<Trains>([&](auto& step) {
+        replica_.model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+      });
     });
     outputs_.deliver(replica_.execution(), part_.samples);
   }

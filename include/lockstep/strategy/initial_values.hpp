@@ -16,8 +16,21 @@
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_table.hpp"
 
 namespace lockstep::detail {
+
+/// Does a model declare tensors of this role that start at one?
+template <class Model, TensorRole Role>
+inline constexpr bool declares_ones = [] {
+  if constexpr (!TensorListing<Model>) {
+    for (const TensorInfo& info : tensor_table<Model, Role>.infos) {
+      if (info.starts_at_one) return true;
+    }
+  }
+  return false;
+}();
 
 /// The values that a model initializes, in the layout that it declares. On the host they are the
 /// arena itself; elsewhere a tensor is brought to the host by `open` and back by `close`, or by
@@ -95,6 +108,13 @@ class InitialValues {
   }
   RandomStream& random() { return random_; }
 
+  /// What a layer declares to start at one: weights and running variances of norms. It is written
+  /// before a model's own `initialize`, which need not know of it.
+  void fill_ones() const {
+    fill_ones<TensorRole::parameter>(layout_, parameters_);
+    fill_ones<TensorRole::buffer>(buffer_layout_, buffers_);
+  }
+
   /// Matrices and higher tensors: uniform in +-1/sqrt(n) with n the elements of one row, as
   /// PyTorch's linear and convolution layers start. Vectors: zero, but one where the last part of
   /// the name is `weight`, which scales a normalised activation. Scalars: zero. A tensor's values
@@ -121,6 +141,21 @@ class InitialValues {
       f(name, view);
       values.close(tensor++);
     });
+  }
+
+  template <TensorRole Role, class Values>
+  static void fill_ones(const auto& layout, const Values& values) {
+    if constexpr (declares_ones<Model, Role>) {
+      for (std::size_t tensor = 0; tensor != layout.infos().size(); ++tensor) {
+        const TensorInfo& info = layout.infos()[tensor];
+        if (!info.starts_at_one) continue;
+        with_element<Model, Role>(info.element, [&]<class T>(std::type_identity<T>) {
+          values.template fill<T>(tensor, layout.plan().placements[tensor], [](std::span<T> all) {
+            for (T& value : all) value = static_cast<T>(1.f);
+          });
+        });
+      }
+    }
   }
 
   void fill_by_default(std::size_t p) const {
@@ -160,6 +195,7 @@ concept Initializing = requires(Model& model, Initial& initial) { model.initiali
 /// Lets the model write its initial values, or fills them in by default.
 template <class Model, class Initial>
 void initialize_model(Model& model, Initial& initial) {
+  initial.fill_ones();
   if constexpr (Initializing<Model, Initial>) {
     model.initialize(initial);
   } else {

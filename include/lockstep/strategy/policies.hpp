@@ -29,6 +29,12 @@ struct UnusedParameters {
 struct Buffers {
   static constexpr std::string_view name = "Buffers";
 };
+struct Norms {
+  static constexpr std::string_view name = "Norms";
+};
+struct NormRanks {
+  static constexpr std::string_view name = "NormRanks";
+};
 struct LossPlacement {
   static constexpr std::string_view name = "LossPlacement";
 };
@@ -109,26 +115,55 @@ struct Zero : Choice<axes::UnusedParameters> {
 template <class Meaning>
 struct UnusedParameters : detail::ChoicePolicy<axes::UnusedParameters, Meaning> {};
 
-// How ranks treat state that is not trained, such as running means.
+// How ranks treat state that is not trained, such as running means, and whose samples batch norms
+// take their statistics of.
 
 /// Rank 0's buffers go to all before every forward, as in PyTorch.
 struct Broadcast : Choice<axes::Buffers> {
   static constexpr std::string_view name = "Broadcast";
 };
 
-/// Every rank keeps its own buffers.
-struct Local : Choice<axes::Buffers> {
+/// Every rank keeps its own buffers, or normalises with the statistics of its own samples.
+struct Local : Choice<axes::Buffers, axes::Norms> {
   static constexpr std::string_view name = "Local";
 };
 
-/// Buffers are averaged over ranks.
-struct Synced : PlannedChoice<axes::Buffers> {
+/// Buffers are averaged over ranks at the end of an epoch and before they are saved; batch norms
+/// take their statistics over the samples of all ranks.
+struct Synced : Choice<axes::Buffers, axes::Norms> {
   static constexpr std::string_view name = "Synced";
 };
 
 /// The policy for state that is not trained.
 template <class How>
 struct Buffers : detail::ChoicePolicy<axes::Buffers, How> {};
+
+/// Batch norms share their statistics with all ranks of the job.
+struct AllRanks : Choice<axes::NormRanks> {
+  static constexpr std::string_view name = "AllRanks";
+};
+
+/// Batch norms share their statistics with the ranks of the group, where the job has
+/// `Groups<Grid<W, G>>`.
+struct WithinGroup : Choice<axes::NormRanks> {
+  static constexpr std::string_view name = "WithinGroup";
+};
+
+/// The policy for the model's batch norms: `Norms<Local>`, `Norms<Synced>`, or
+/// `Norms<Synced, WithinGroup>`. It makes of every `BatchNorm` what PyTorch's
+/// `convert_sync_batchnorm` makes of a module; the model is the same.
+template <class How, class Ranks = AllRanks>
+struct Norms : detail::ChoicePolicy<axes::Norms, How> {
+  static constexpr bool is_synced = std::is_same_v<How, Synced>;
+  static constexpr bool in_group = is_synced && std::is_same_v<Ranks, WithinGroup>;
+  static constexpr bool well_formed = detail::ChoiceOf<How, axes::Norms> &&
+                                      detail::ChoiceOf<Ranks, axes::NormRanks> &&
+                                      (is_synced || std::is_same_v<Ranks, AllRanks>);
+  static constexpr void fingerprint(detail::Hash& hash) {
+    hash.text(axes::Norms::name).text(How::name);
+    if constexpr (is_synced) hash.text(Ranks::name);
+  }
+};
 
 // Where `DP` computes the loss of a scattered batch.
 

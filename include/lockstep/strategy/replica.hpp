@@ -23,6 +23,8 @@
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/norm_step.hpp"
+#include "lockstep/strategy/replica_buffers.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_graphs.hpp"
 #include "lockstep/strategy/replica_hooks.hpp"
@@ -49,6 +51,7 @@ namespace lockstep {
 template <class Model, class Policies, class Comm>
 class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaOptions<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaBuffers<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaEvaluation<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaKept<Replica<Model, Policies, Comm>>,
@@ -63,6 +66,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   // Parts of this class, in headers of their own.
   friend class detail::ReplicaMemory<Replica>;
   friend class detail::ReplicaOptions<Replica>;
+  friend class detail::ReplicaBuffers<Replica>;
   friend class detail::ReplicaValues<Replica>;
   friend class detail::ReplicaEvaluation<Replica>;
   friend class detail::ReplicaKept<Replica>;
@@ -87,7 +91,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   static_assert(detail::Updater<Updating, Gradients>);
 
  public:
-  using bare_step = typename execution_type::Step;
+  using bare_step = detail::NormStepOf<traits, Comm, typename execution_type::Step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -150,15 +154,6 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     return step_.grad(key);
   }
 
-  /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
-  /// had a batch in the step before. **Ranks** all. **Host** blocks.
-  void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
-    [[maybe_unused]] const auto on = on_device();
-    Rank root{0};
-    if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
-    this->broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
-  }
-
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
   /// A batch where the model can read it.
@@ -174,13 +169,13 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   }
 
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
-  /// all, or this one with `Sync::no`.
+  /// all, or with `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = this->in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
       if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
+        if (sync == Sync::yes) this->synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
@@ -362,13 +357,23 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   }
 
   step_type make_step(std::byte* gradients) {
-    const bare_step bare = execution_.step(layouts_, {parameters_, gradients, buffers_});
+    const bare_step bare = make_bare_step({parameters_, gradients, buffers_});
     if constexpr (traits::shards) {
       return step_type(bare, gradients_, updater_.gathers());
     } else if constexpr (traits::tracks) {
       return step_type(bare, gradients_);
     } else {
       return bare;
+    }
+  }
+
+  bare_step make_bare_step(const detail::Arenas& arenas) {
+    const typename execution_type::Step step = execution_.step(layouts_, arenas);
+    if constexpr (traits::syncs_norms) {
+      return {step, detail::NormRanksOf<traits, Comm>(
+                        detail::norm_communicator<traits, Comm>(comm_, groups_))};
+    } else {
+      return step;
     }
   }
 

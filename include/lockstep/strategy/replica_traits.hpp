@@ -18,7 +18,10 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
+#include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
+#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_table.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -115,8 +118,26 @@ struct ReplicaTraits {
   static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
   static constexpr bool scatters_buckets = shards && !is_hooked;
+  /// Do batch norms take their statistics over several ranks, and are these the group's?
+  static constexpr bool syncs_norms = !alone && policy<axes::Norms>::is_synced;
+  static constexpr bool syncs_norms_in_group = syncs_norms && policy<axes::Norms>::in_group;
+  /// Are buffers the same on all ranks by themselves? They are where all of them are running
+  /// statistics, which are taken over all ranks.
+  static constexpr bool buffers_agree = [] {
+    if constexpr (syncs_norms && !syncs_norms_in_group && !TensorListing<Model>) {
+      return holds_only_norms<DeclaredList<Model, TensorRole::buffer>>();
+    } else {
+      return false;
+    }
+  }();
+  static constexpr bool has_own_buffers = !alone && buffer_layout::count != 0 && !buffers_agree;
+  /// Do all ranks get rank 0's before every forward pass?
   static constexpr bool broadcasts_buffers =
-      !alone && buffer_layout::count != 0 && std::is_same_v<choice<axes::Buffers>, Broadcast>;
+      has_own_buffers && std::is_same_v<choice<axes::Buffers>, Broadcast>;
+  /// Are they averaged where a model is evaluated or saved, and at the end of an epoch?
+  static constexpr bool averages_buffers =
+      has_own_buffers && std::is_same_v<choice<axes::Buffers>, Synced>;
+  static constexpr bool unites_buffers = broadcasts_buffers || averages_buffers;
 
   /// Are arriving gradients tracked? They are not with one rank and one batch a step, so that a
   /// step costs what the bare model costs. The checked mode looks at every one.

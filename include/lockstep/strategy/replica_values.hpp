@@ -91,7 +91,7 @@ class ReplicaValues {
       if constexpr (traits::keeps_masters) self().updater_.kept().distribute_masters(masters);
     }
     if constexpr (traits::joins) self().gradients_.forget_live();
-    self().synchronize_buffers();
+    self().broadcast_buffers();
     self().await_device();  // who looks at the values next need not know of streams
   }
   /// Writes the values that the model gives itself, or the default ones.

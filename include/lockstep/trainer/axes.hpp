@@ -40,8 +40,8 @@ template <class StrategyPolicy, class DevicePolicy, class BackendPolicy, class H
 using DefaultPolicies = PolicyPack<
     StrategyPolicy, DevicePolicy, BackendPolicy, World<dynamic>, Sampler<Distributed, Padding>,
     Optimizer<SGD>, ParameterGroups<>, Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>,
-    Clip<>, Buffers<Broadcast>, UnusedParameters<Forbid>, UnevenInputs<Even>, Precision<AsDeclared>,
-    EagerStep, LossOnOutput,
+    Clip<>, Buffers<Broadcast>, Norms<Local>, UnusedParameters<Forbid>, UnevenInputs<Even>,
+    Precision<AsDeclared>, EagerStep, LossOnOutput,
     Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
                                     !HooksPolicy::has_stages && !UnevenPolicy::joins,
                                 HostShared, Replicated>>,

@@ -282,6 +282,22 @@ consteval Finding find_job_groups_fault() {
   return {};
 }
 
+/// Finds what does not go with statistics that ranks take together.
+template <class Policies>
+consteval Finding find_norm_fault() {
+  using Given = Pick<axes::Norms, Policies>;
+  if (!Given::is_synced) return {};
+  if (Given::in_group && std::is_same_v<Pick<axes::Groups, Policies>, Groups<>>)
+    return {Fault::norms_without_groups};
+  if (Pick<axes::UnevenInputs, Policies>::joins) return {Fault::norms_with_join};
+  // Replicas of DP are told one sub-graph.
+  using Sets = SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>;
+  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP> &&
+      Pick<axes::World, Policies>::static_size != 1 && Sets::count > 1 && !Sets::same_on_all_ranks)
+    return {Fault::norms_with_union};
+  return {};
+}
+
 /// Finds what does not go with gradients that are given away.
 template <class Policies>
 consteval Finding find_freed_fault() {
@@ -348,6 +364,8 @@ consteval Finding find_combination_fault() {
   if constexpr (uneven.fault != Fault::none) return uneven;
   constexpr Finding groups = find_job_groups_fault<Policies>();
   if constexpr (groups.fault != Fault::none) return groups;
+  constexpr Finding norms = find_norm_fault<Policies>();
+  if constexpr (norms.fault != Fault::none) return norms;
   return find_hook_fault<Policies>();
 }
 

@@ -219,7 +219,8 @@ class JobEpochs : public JobBase<Model, Policies> {
   template <class F>
   void leave_data(std::chrono::duration<double> waits, [[maybe_unused]] const F& after_update) {
     if constexpr (traits::joins) wrapped_.finish_join(after_update);
-    loop_is_over_ = true;
+    // A loop that was over when the job was saved has its averages already.
+    if (!std::exchange(loop_is_over_, true)) average_buffers(JobCall::batches);
     close_data(waits);
   }
 
@@ -252,6 +253,7 @@ class JobEpochs : public JobBase<Model, Policies> {
     under_way_ = false;
     next_epoch_ = epoch_ + 1;
     close_data();
+    average_buffers(JobCall::epochs);  // of steps outside of loops over data
     if (rank() != Rank{0} || !closed_) return;
     if (!printed_ && !display_.is_quiet()) display_.print(summary().text());
     if (!log_) return;
@@ -395,6 +397,14 @@ class JobEpochs : public JobBase<Model, Policies> {
     comm_.all_reduce(steps, Max{});
     summary.samples = samples[0];
     summary.steps = steps[0];
+  }
+
+  /// With `Buffers<Synced>`. **Ranks** all. **Host** blocks, or on a GPU enqueues.
+  void average_buffers([[maybe_unused]] JobCall call) {
+    if constexpr (traits::averages_buffers) {
+      const InJobCall in(call);
+      wrapped_.synchronize_buffers();
+    }
   }
 
   /// What is too little for a step is no part of the next epoch's first one.

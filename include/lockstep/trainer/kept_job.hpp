@@ -32,7 +32,7 @@ struct KeptJob {
   FunctionRef<std::vector<KeptPiece>(KeptFor)> pieces;
   FunctionRef<ReplicaProgress()> progress;
   FunctionRef<void(const ReplicaProgress&)> set_progress;
-  FunctionRef<void()> synchronize_buffers;  ///< where rank 0's are those of all
+  FunctionRef<void()> synchronize_buffers;  ///< where one set of them is that of all ranks
   FunctionRef<SnapshotMemory(std::size_t)> make_memory;
   FunctionRef<void(std::span<const KeptCopy>)> copy_out;
   /// Waits for the latest copies, on any thread, while the wrapper lives.

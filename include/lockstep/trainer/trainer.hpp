@@ -97,7 +97,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
     const PhaseTimes::Evaluation evaluation(this->times_, this->is_in_data());
     require_same_data(source, batch_size);
     wrapped_.require_finite();
-    if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
+    if constexpr (traits::unites_buffers) wrapped_.synchronize_buffers();
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
     LoaderOptions options = this->loader_options();
     options.batch_size = batch_size;
@@ -145,7 +145,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
       [[maybe_unused]] const auto on = this->enter("predict");
       const InJobCall in(JobCall::predict);
       require_same_data(source, options.batch_size);
-      if constexpr (traits::broadcasts_buffers) wrapped_.synchronize_buffers();
+      if constexpr (traits::unites_buffers) wrapped_.synchronize_buffers();
       LoaderOptions loading = this->loader_options();
       loading.batch_size = options.batch_size;
       loading.drop_last = false;

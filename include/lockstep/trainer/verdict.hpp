@@ -65,6 +65,10 @@ enum class Fault {
   // Sharding<ZeroRedundancy, Gradients>.
   freed_with_join,
   freed_with_hooks,
+  // Norms<Synced>.
+  norms_without_groups,
+  norms_with_join,
+  norms_with_union,
 };
 
 }  // namespace detail
@@ -247,6 +251,18 @@ struct Verdict {
       F != detail::Fault::freed_with_hooks,
       "lockstep: hooks need whole buckets, of which Sharding<ZeroRedundancy, Gradients> keeps "
       "slices; use Sharding<ZeroRedundancy> with Hooks");
+  static_assert(
+      F != detail::Fault::norms_without_groups,
+      "lockstep: Norms<Synced, WithinGroup> takes statistics over a rank's group, and this job has "
+      "no groups; add a policy such as Groups<Grid<8, 4>>, or write Norms<Synced>");
+  static_assert(
+      F != detail::Fault::norms_with_join,
+      "lockstep: with Norms<Synced> every rank's forward waits for the statistics of all, and with "
+      "UnevenInputs<Join> a rank that is through has none to give; keep one of the two");
+  static_assert(
+      F != detail::Fault::norms_with_union,
+      "lockstep: with Norms<Synced> ranks must run the same norms in every step, which sub-graphs "
+      "chosen by each rank do not; write Subgraphs<SameOnAllRanks, ...>, or use Norms<Local>");
 };
 
 }  // namespace lockstep

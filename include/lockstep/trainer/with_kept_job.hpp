@@ -105,7 +105,7 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
   const auto progress = [&] { return wrapped.progress(); };
   const auto set_progress = [&](const ReplicaProgress& to) { wrapped.set_progress(to); };
   const auto synchronize_buffers = [&] {
-    if constexpr (traits::broadcasts_buffers) wrapped.synchronize_buffers();
+    if constexpr (traits::unites_buffers) wrapped.synchronize_buffers();
   };
   const auto make_memory = [&](std::size_t bytes) {
     using Memory = decltype(wrapped.make_kept_memory(bytes));

@@ -1,0 +1,104 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The host's passes over samples whose channels have runs of positions: (N, C, L) and
+/// (N, C, H, W). Memory is read in its order, and a run has one channel's numbers.
+
+#include <algorithm>
+#include <cstddef>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/norm/host_channels.hpp"
+#include "lockstep/norm/host_lanes.hpp"
+#include "lockstep/norm/moments.hpp"
+#include "lockstep/norm/norm_work.hpp"
+
+namespace lockstep::detail {
+
+/// Calls `f(channel, first value)` for every run.
+template <class F>
+inline void for_each_run(const NormShape& shape, const F& f) {
+  std::size_t at = 0;
+  for (std::size_t n = 0; n != shape.samples; ++n) {
+    for (std::size_t c = 0; c != shape.channels; ++c, at += shape.positions) f(c, at);
+  }
+}
+
+/// Adds the moments of all values to those of no values.
+template <class T>
+void measure_runs(const NormShape& shape, const T* x, double* mean, double* m2) {
+  const auto run = static_cast<double>(shape.positions);
+  for (std::size_t n = 0; n != shape.samples; ++n) {
+    // Chan's factors are those of all channels.
+    const double before = static_cast<double>(n) * run;
+    const double share = run / (before + run);
+    const double spread = before * share;
+    for (std::size_t c = 0; c != shape.channels; ++c, x += shape.positions) {
+      const Moments more = run_moments(x, shape.positions);
+      const double apart = more.mean - mean[c];
+      mean[c] += apart * share;
+      m2[c] += more.m2 + apart * apart * spread;
+    }
+  }
+}
+
+template <Fusion Fused, class T, class A>
+void normalise_runs(const NormShape& shape, const HostChannels<A>& channels, const T* x,
+                    [[maybe_unused]] const T* residual, T* y) {
+  for_each_run(shape, [&](std::size_t c, std::size_t at) {
+    const HostChannel<A> channel = channels[c];
+#pragma GCC ivdep
+    for (std::size_t i = at; i != at + shape.positions; ++i) {
+      A other = 0;
+      if constexpr (Fused == Fusion::add_relu) other = static_cast<A>(residual[i]);
+      y[i] = stored_output<Fused, T>(channel.normal(static_cast<A>(x[i])), other);
+    }
+  });
+}
+
+template <Fusion Fused, class T, class A>
+void reduce_runs(const NormShape& shape, const HostChannels<A>& channels, const T* x, const T* y,
+                 const T* dy, T* dresidual, double* sums) {
+  for_each_run(shape, [&](std::size_t c, std::size_t at) {
+    const HostChannel<A> channel = channels[c];
+    for (std::size_t done = 0; done < shape.positions; done += norm_piece) {
+      const std::size_t first = at + done;
+      const std::size_t count = std::min(shape.positions - done, norm_piece);
+      if constexpr (Fused == Fusion::add_relu) {
+#pragma GCC ivdep
+        for (std::size_t i = first; i != first + count; ++i)
+          dresidual[i] = static_cast<T>(passed_gradient(y[i], static_cast<A>(dy[i])));
+      }
+      const TwoSums<A> piece = lane_sums<A>(count, [&](std::size_t i, A& gradients, A& products) {
+        const A value = static_cast<A>(x[first + i]);
+        A g;
+        if constexpr (Fused == Fusion::add_relu) {
+          g = static_cast<A>(dresidual[first + i]);
+        } else {
+          g = gradient_before<Fused, T>(channel, value, y, first + i,
+                                        static_cast<A>(dy[first + i]));
+        }
+        gradients += g;
+        products += g * channel.apart(value);
+      });
+      sums[c] += piece.first;
+      sums[shape.channels + c] += piece.second;
+    }
+  });
+}
+
+template <Fusion Fused, class T, class A>
+void gradient_runs(const NormShape& shape, const HostChannels<A>& channels, const T* x, const T* dy,
+                   T* dx) {
+  for_each_run(shape, [&](std::size_t c, std::size_t at) {
+    const HostChannel<A> channel = channels[c];
+#pragma GCC ivdep
+    for (std::size_t i = at; i != at + shape.positions; ++i) {
+      const A value = static_cast<A>(x[i]);
+      const A g = gradient_before<Fused, T>(channel, value, static_cast<const T*>(nullptr), i,
+                                            static_cast<A>(dy[i]));
+      dx[i] = static_cast<T>(channel.input_gradient(value, g));
+    }
+  });
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The activations that a norm is given: which views it takes, and their shapes.
+
+#include <cstddef>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/norm/norm_work.hpp"
+
+namespace lockstep::detail {
+
+/// Throws the error about a tensor with another extent than the layer has features.
+[[noreturn, gnu::cold]] void refuse_features(std::string_view layer, std::size_t given,
+                                             std::size_t features);
+/// Throws the error about two views of a layer that have different shapes.
+[[noreturn, gnu::cold]] void refuse_shapes(std::string_view layer);
+/// Throws the error about a channel with one value, whose variance trains nothing.
+[[noreturn, gnu::cold]] void refuse_single_value(std::string_view layer);
+
+template <class V, class Memory>
+inline constexpr bool is_view_in = false;
+template <class Memory, class T, std::size_t... E>
+inline constexpr bool is_view_in<View<Memory, T, E...>, Memory> = true;
+
+/// Says in words which views a layer does not take. Returns whether it takes them.
+template <class Memory, class X, class... Others>
+consteval bool require_norm_views() {
+  constexpr bool views = is_view<X> && (is_view<Others> && ...);
+  static_assert(views,
+                "lockstep: a norm takes views: HostView<const float, dynamic, 64> x(data, rows)");
+  if constexpr (views) {
+    constexpr bool near = is_view_in<X, Memory> && (is_view_in<Others, Memory> && ...);
+    static_assert(near,
+                  "lockstep: a norm's views are of the memory of its step: HostView in a job on "
+                  "the CPU, DeviceView in one on a GPU");
+    constexpr bool alike =
+        (std::is_same_v<typename X::value_type, typename Others::value_type> && ...) &&
+        ((X::rank() == Others::rank()) && ...);
+    static_assert(alike, "lockstep: the views that a norm is given have one element type and rank");
+    constexpr bool floating = FloatingElement<typename X::value_type>;
+    static_assert(floating,
+                  "lockstep: a norm's activations are of float, double, Half or BFloat16");
+    return near && alike && floating;
+  } else {
+    return false;
+  }
+}
+
+/// Throws unless all views have the extents of the first.
+template <class X, class... Others>
+void require_equal_shapes(std::string_view layer, const X& x, const Others&... others) {
+  bool same = true;
+  for (std::size_t axis = 0; axis != X::rank(); ++axis)
+    same = same && ((others.extent(axis) == x.extent(axis)) && ...);
+  if (!same) [[unlikely]]
+    refuse_shapes(layer);
+}
+
+/// A view of rank 2, 3 or 4 as samples of channels.
+template <class X>
+NormShape channel_shape(std::string_view layer, const X& x, std::size_t features) {
+  NormShape shape{x.extent(0), x.extent(1), 1};
+  for (std::size_t axis = 2; axis < X::rank(); ++axis) shape.positions *= x.extent(axis);
+  if (shape.channels != features) [[unlikely]]
+    refuse_features(layer, shape.channels, features);
+  return shape;
+}
+
+/// The stream of a step.
+template <class Step>
+auto stream_of([[maybe_unused]] const Step& step) {
+  if constexpr (requires { step.stream(); }) {
+    return step.stream();
+  } else {
+    return HostStream{};
+  }
+}
+
+/// What a layer keeps from forward to backward, in the memory of its steps. The copy of a layer
+/// belongs to another replica and begins with nothing.
+class LayerMemory {
+ public:
+  LayerMemory() = default;
+  LayerMemory(const LayerMemory&) {}
+  LayerMemory& operator=(const LayerMemory& other) {
+    if (this != &other) kept_ = {};
+    return *this;
+  }
+  LayerMemory(LayerMemory&&) = default;
+  LayerMemory& operator=(LayerMemory&&) = default;
+  ~LayerMemory() = default;
+
+  template <class Work>
+  Work& get() {
+    return kept_.get<Work>();
+  }
+
+ private:
+  TypedStorage kept_;
+};
+
+}  // namespace lockstep::detail
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/norm/norm_views.ipp"
+#endif

@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The errors of norm_views.hpp.
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/norm/norm_views.hpp"
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE void refuse_features(std::string_view layer, std::size_t given,
+                                     std::size_t features) {
+  fail(layer, {"the norm has ", features, " features, and was given a tensor with ", given},
+       "give it a tensor whose channels are its features: the second extent of a batch norm's, the "
+       "last of a layer norm's");
+}
+
+LOCKSTEP_INLINE void refuse_shapes(std::string_view layer) {
+  fail(layer, {"the views that the norm was given have different extents"},
+       "give outputs and gradients the extents of the input");
+}
+
+LOCKSTEP_INLINE void refuse_single_value(std::string_view layer) {
+  fail(layer, {"expected more than 1 value per channel when training, and there is one"},
+       "train on more samples at once; where the last batch of an epoch is that small, drop it or "
+       "pad it");
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The step of a job whose batch norms take their statistics over several ranks.
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+
+namespace lockstep::detail {
+
+/// The ranks over which batch norms take their statistics. Their collectives are calls of the step,
+/// through the communicator of the job, or of its group.
+template <class Traits, class Comm>
+class NormRanks {
+ public:
+  static constexpr bool communicates = true;
+
+  explicit NormRanks(Comm& comm) : comm_(&comm) {}
+
+  std::size_t world() const { return comm_->world_size().value(); }
+  Rank rank() const { return comm_->rank(); }
+
+  /// all = every rank's own, by rank. **Ranks** all of these, in the order in which their models
+  /// have norms. **Host** blocks. **Stream** on a GPU it is enqueued on the step's, and captured
+  /// with it.
+  template <class T>
+  void all_gather(std::span<const T> own, std::span<T> all) const {
+    comm_->all_gather(own, all, step_call<Traits>());
+  }
+  /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
+  template <class T>
+  void all_reduce(std::span<T> values) const {
+    comm_->all_reduce(values, Sum{}, step_call<Traits>());
+  }
+  /// What these ranks have allocated for themselves is there, before a collective: a GPU's
+  /// allocation may wait for what the others have enqueued. **Ranks** all of these.
+  void settle_allocations() const {
+    if constexpr (requires { comm_->settle_allocations(); }) comm_->settle_allocations();
+  }
+
+ private:
+  Comm* comm_;
+};
+
+/// An execution's step that knows these ranks.
+template <class Step, class Ranks>
+class NormStep : public Step {
+ public:
+  NormStep(const Step& step, const Ranks& ranks) : Step(step), ranks_(ranks) {}
+
+  const Ranks& norm_ranks() const { return ranks_; }
+
+ private:
+  Ranks ranks_;
+};
+
+/// The communicator of a job's norms.
+template <class Traits, class Comm>
+auto& norm_communicator([[maybe_unused]] Comm& comm,
+                        [[maybe_unused]] JobGroupsOf<Traits, Comm>& groups) {
+  if constexpr (Traits::syncs_norms_in_group) {
+    return groups.group();
+  } else {
+    return comm;
+  }
+}
+
+template <class Traits, class Comm>
+using NormRanksOf =
+    NormRanks<Traits, std::remove_reference_t<decltype(norm_communicator<Traits, Comm>(
+                          std::declval<Comm&>(), std::declval<JobGroupsOf<Traits, Comm>&>()))>>;
+
+template <class Traits, class Comm, class Step>
+auto choose_norm_step() {
+  if constexpr (Traits::syncs_norms) {
+    return std::type_identity<NormStep<Step, NormRanksOf<Traits, Comm>>>{};
+  } else {
+    return std::type_identity<Step>{};
+  }
+}
+/// The step of an execution, with the ranks of its norms where these share statistics.
+template <class Traits, class Comm, class Step>
+using NormStepOf = typename decltype(choose_norm_step<Traits, Comm, Step>())::type;
+
+}  // namespace lockstep::detail
