@@ -165,7 +165,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// The model draws other random numbers from now on, those of the next micro-batch. It comes
   /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
   void draw_anew() {
-    if constexpr (traits::draws) random_.move_to(updates(), micro_batches_);
+    if constexpr (traits::draws) random_.move_to(this->updates(), micro_batches_);
   }
 
   /// How many micro-batches are added up.
