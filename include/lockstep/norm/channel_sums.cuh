@@ -29,7 +29,7 @@ struct ChannelSums {  // without initialisers, because shared memory has none
   double first;
   double second;
 
-  friend __device__ ChannelSums operator+(const ChannelSums& a, const ChannelSums& b) {
+  friend LOCKSTEP_HOST_DEVICE ChannelSums operator+(const ChannelSums& a, const ChannelSums& b) {
     return {a.first + b.first, a.second + b.second};
   }
 };
