@@ -380,30 +380,31 @@ inline std::vector<NormShape> shapes(std::mt19937& random, std::size_t most_valu
   return all;
 }
 
-/// Every shape, with each fusion in turn, aligned and not, alone and divided.
-template <class T, class W = detail::Accumulator<T>>
+/// Every shape, with each of the fusions, aligned and not, alone and divided. The first one is run
+/// twice.
+template <class T, class W, Fusion First, Fusion... Others>
 void check_batch_norms(std::size_t most_values, unsigned seed) {
   std::mt19937 random(seed);
   for (const NormShape& shape : shapes(random, most_values)) {
     Course course;
     course.offset = random() % 3 == 0 ? 1 : 0;
     course.parts = random() % 3 + 1;
-    const unsigned own = random();
+    unsigned own = random();
     BOOST_TEST_CONTEXT(shape.samples << " x " << shape.channels << " x " << shape.positions
                                      << " of " << detail::element_name(element_kind<T>())
                                      << ", offset " << course.offset << ", " << course.parts
                                      << " parts, seed " << own) {
-      const auto twice = [&]<Fusion F>() {
-        const Doubles first = check_batch_norm<F, T, W>(shape, course, own);
-        const Doubles second = check_batch_norm<F, T, W>(shape, course, own);
-        BOOST_TEST(std::memcmp(first.data(), second.data(), first.size() * sizeof(double)) == 0,
-                   "two runs differ");
-      };
-      twice.template operator()<Fusion::none>();
-      check_batch_norm<Fusion::relu, T, W>(shape, course, own + 1);
-      check_batch_norm<Fusion::add_relu, T, W>(shape, course, own + 2);
+      const Doubles first = check_batch_norm<First, T, W>(shape, course, own);
+      const Doubles second = check_batch_norm<First, T, W>(shape, course, own);
+      BOOST_TEST(std::memcmp(first.data(), second.data(), first.size() * sizeof(double)) == 0,
+                 "two runs differ");
+      (check_batch_norm<Others, T, W>(shape, course, ++own), ...);
     }
   }
+}
+template <class T, class W = detail::Accumulator<T>>
+void check_batch_norms(std::size_t most_values, unsigned seed) {
+  check_batch_norms<T, W, Fusion::none, Fusion::relu, Fusion::add_relu>(most_values, seed);
 }
 
 /// A mean that is large beside the deviation loses nothing.
