@@ -22,6 +22,22 @@ option("nccl")
     set_default(os.isfile("/usr/local/cuda/include/nccl.h") or os.isfile("/usr/include/nccl.h"))
 option_end()
 
+-- The folder of cudnn.h: CUDA's, the system's, or that of pip's nvidia-cudnn-cu13 in ~/.cache/lockstep/cudnn.
+local function find_cudnn()
+    local cache = os.getenv("XDG_CACHE_HOME") or path.join(os.getenv("HOME") or "/root", ".cache")
+    for _, folder in ipairs({os.getenv("LOCKSTEP_CUDNN") or "", "/usr/local/cuda/include", "/usr/include",
+                             path.join(cache, "lockstep/cudnn/nvidia/cudnn/include")}) do
+        if folder ~= "" and os.isfile(path.join(folder, "cudnn.h")) then return folder end
+    end
+    return ""
+end
+
+option("cudnn")
+    set_showmenu(true)
+    set_description("The folder that holds cudnn.h, for the convolutions of an example; empty: leave it out")
+    set_default(find_cudnn())
+option_end()
+
 option("gpu_code")
     set_showmenu(true)
     set_description("The GPUs that tests, examples and benchmarks are compiled for: sm_90, or sm_80,sm_89")
@@ -50,6 +66,21 @@ option_end()
 function compile_for_gpus()
     for _, code in ipairs((get_config("gpu_code") or "sm_90"):split(",")) do
         add_cugencodes(code)
+    end
+end
+
+-- For the targets that use cuDNN. Its library is beside the headers, if those are pip's, or where the linker looks.
+function has_cudnn()
+    return (get_config("cudnn") or "") ~= ""
+end
+function link_cudnn()
+    local folder = get_config("cudnn")
+    local library = path.join(path.directory(folder), "lib/libcudnn.so.9")  -- pip's has no other name
+    add_sysincludedirs(folder)
+    if path.filename(path.directory(folder)) == "cudnn" and os.isfile(library) and get_config("arch") == os.arch() then
+        add_ldflags(library, "-Wl,-rpath," .. path.directory(library), {force = true})
+    else
+        add_links("cudnn")
     end
 end
 

@@ -23,7 +23,7 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks") and has_config("gloo") then
             add_links("gloo")
         end
-        if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" then
+        if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" then
             add_includedirs("../examples")
             add_sysincludedirs("$(eigen)")
             add_cxflags("-march=native")  -- as the examples have it
@@ -51,7 +51,7 @@ if has_config("gpu") then
     target_end()
 
     -- The parts of these that are on a GPU.
-    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu", "checkpoint/peer.cpp"}, zero = {"zero/gpu.cu"}}) do
+    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu", "checkpoint/peer.cpp"}, norm = {"norm/gpu.cu"}, zero = {"zero/gpu.cu"}}) do
         target("bench_" .. name .. "_gpu")
             set_kind("binary")
             set_default(false)
@@ -61,6 +61,26 @@ if has_config("gpu") then
             add_includedirs("gpu", "../examples")
             add_syslinks("pthread")
             add_links("cublasLt")
+            compile_for_gpus()
+            set_warnings("none")
+            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        target_end()
+    end
+
+    -- A network of convolutions, which are cuDNN's.
+    if has_cudnn() then
+        target("bench_convnet")
+            set_kind("binary")
+            set_default(false)
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support")
+            add_files("convnet/main.cu")
+            add_includedirs("gpu", "../examples")
+            add_syslinks("pthread")
+            add_links("cublasLt")
+            link_cudnn()
             compile_for_gpus()
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})

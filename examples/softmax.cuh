@@ -125,7 +125,8 @@ inline constexpr int tile_columns = 32;  // of the hidden layer, for a block
 inline constexpr int row_groups = 8;     // of warps, which share a block's rows
 
 /// From the outputs' errors: the last layer's gradients, and the errors of the hidden layer below
-/// (gated by its ReLU) with its bias's gradient, all of which read the same numbers.
+/// (gated by its ReLU) with its bias's gradient, unless that is null, all of which read the same
+/// numbers.
 template <class T, std::size_t Hidden, std::size_t Classes>
 LOCKSTEP_KERNEL __launch_bounds__(32 * row_groups)
     backward_columns(const float* output_errors, const T* hidden, const T* weight, int rows,
@@ -156,7 +157,8 @@ LOCKSTEP_KERNEL __launch_bounds__(32 * row_groups)
   }
   for (int c = 0; c <= Classes; ++c) parts[y][c][x] = sums[c];
   __syncthreads();
-  for (int c = y; inside && c <= Classes; c += row_groups) {
+  const int wanted = hidden_bias_gradient == nullptr ? Classes : Classes + 1;
+  for (int c = y; inside && c < wanted; c += row_groups) {
     float sum = 0;
     for (int group = 0; group < row_groups; ++group) sum += parts[group][c][x];
     (c < Classes ? weight_gradient[c * Hidden + column] : hidden_bias_gradient[column]) =
@@ -186,13 +188,15 @@ class Head {
   void forward(cudaStream_t stream, const T* hidden, const T* weight, const T* bias,
                const std::int32_t* labels, const float* weights, const float* scale,
                double* mean_loss) {
+    if (rows_ == 0) return forward_nothing(stream, mean_loss);
     forward_rows<T, Hidden, Classes><<<static_cast<unsigned>(rows_), 32 * Classes, 0, stream>>>(
         hidden, weight, bias, labels, weights, scale, Scratch{errors_, losses_, correct_, arrived_},
         score_, mean_loss);
     lockstep::check_launch("softmax::forward_rows");
   }
 
-  /// For the batch that `forward` has just seen.
+  /// For the batch that `forward` has just seen. The hidden layer's bias has no gradient here where
+  /// `hidden_bias_gradient` is null.
   void backward(cudaStream_t stream, const T* hidden, const T* weight, T* weight_gradient,
                 T* bias_gradient, T* hidden_errors, T* hidden_bias_gradient) {
     constexpr unsigned blocks = (Hidden + tile_columns - 1) / tile_columns;
@@ -213,6 +217,15 @@ class Head {
   }
 
  private:
+  /// An empty batch has no blocks to launch; its sums and its loss are zero.
+  void forward_nothing(cudaStream_t stream, double* mean_loss) {
+    const auto clear = [&](void* data, std::size_t bytes) {
+      lockstep::check_cuda(cudaMemsetAsync(data, 0, bytes, stream), "cudaMemsetAsync");
+    };
+    clear(score_, sizeof(Score));
+    if (mean_loss != nullptr) clear(mean_loss, sizeof(double));
+  }
+
   std::size_t rows_;
   DeviceArray<float> errors_, losses_, correct_;
   DeviceArray<unsigned> arrived_{1};

@@ -21,21 +21,29 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
     target_end()
 end
 
--- Those for GPUs compile and link wherever nvcc and NCCL are. Where nothing can be run, host code need not be fast.
+-- Those for GPUs compile and link wherever nvcc and NCCL are, and for one of them cuDNN. Where nothing can be run, host
+-- code need not be fast, and the one with cuDNN is for `./x test --long`: it has the code of 04 but for the network.
 if has_config("gpu") and has_config("nccl") then
     local runs = #os.files("/dev/nvidia[0-9]*") > 0 or os.getenv("LOCKSTEP_GPU_HOST") == "1"
     for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cu"))) do
-        target(name_of(file))
-            set_kind("binary")
-            set_targetdir("$(projectdir)/build/examples")
-            add_deps("lockstep_compiled")
-            add_files(file)
-            add_syslinks("pthread", "z")
-            add_links("cublasLt", "nccl")
-            compile_for_gpus()
-            set_warnings("none")
-            add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
-            set_optimize(runs and "fastest" or "none")
-        target_end()
+        local convolves = name_of(file) == "convnet_gpu"
+        if has_cudnn() or not convolves then
+            target(name_of(file))
+                set_kind("binary")
+                set_targetdir("$(projectdir)/build/examples")
+                add_deps("lockstep_compiled")
+                add_files(file)
+                add_syslinks("pthread", "z")
+                add_links("cublasLt", "nccl")
+                if convolves then
+                    set_group("gpu_all")
+                    link_cudnn()
+                end
+                compile_for_gpus()
+                set_warnings("none")
+                add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+                set_optimize(runs and "fastest" or "none")
+            target_end()
+        end
     end
 end

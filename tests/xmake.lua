@@ -56,7 +56,7 @@ end
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
     small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp",
-             "norm/batch_norm_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
+             "norm/batch_norm_test.cpp", "norm/dropout_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
 }, address)
@@ -83,7 +83,7 @@ test_program("train", {
     checkpoints = "train/checkpoint_*test.cpp",
     figures = {"train/parity_test.cpp", "train/numbers_test.cpp", "train/property_*test.cpp", "train/alone_test.cpp",
                "train/convnet_test.cpp", "train/sets_test.cpp", "norm/synced_test.cpp"},
-    policies = {"train/hooks_test.cpp", "train/join_test.cpp", "train/zero_test.cpp"},
+    policies = {"train/hooks_test.cpp", "train/join_test.cpp", "train/norm_test.cpp", "train/zero_test.cpp"},
     jobs = {"train/faults_test.cpp", "train/outputs_test.cpp", "train/resume_test.cpp", "train/threads_test.cpp",
             "train/trainer_test.cpp"},
     replicas = {"train/dp_*_test.cpp", "train/listed_test.cpp"},
@@ -208,6 +208,21 @@ if has_config("gpu") then
                     "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
         if has_config("nccl") then add_links("nccl") end
         if has_config("gloo") then add_links("gloo") end
+    target_end()
+    -- Batch norms, alone and in networks, through all backends that there are.
+    gpu_program("norms_gpu", {"gpu/norms.cu", "gpu/norms_threads.cu"}, "gpu_all")
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
+                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0),
+                    "LOCKSTEP_HAS_CUDNN=" .. (has_cudnn() and 1 or 0))
+        if has_config("nccl") then
+            add_files("gpu/norms_nccl.cu")
+            add_links("nccl")
+        end
+        if has_config("gloo") then
+            add_files("gpu/norms_gloo.cu")
+            add_links("gloo")
+        end
+        if has_cudnn() then link_cudnn() end
     target_end()
     -- Hooks, and updates that leave parameters out.
     gpu_program("hooks_gpu", "gpu/hooks.cu", "gpu_all")

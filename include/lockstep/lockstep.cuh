@@ -5,4 +5,7 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/lockstep.hpp"
+#include "lockstep/norm/device_layer_norm.cuh"
+#include "lockstep/norm/device_norm.cuh"
+#include "lockstep/norm/dropout.cuh"
 #include "lockstep/trainer/cuda.cuh"

@@ -55,6 +55,7 @@ BOOST_AUTO_TEST_CASE(every_type_carries_any_set_of_ranks) {
   std::mt19937 random(3);
   for (const std::size_t world : {1u, 2u, 3u, 4u, 5u, 7u, 8u, 63u, 100u, 333u, 4096u}) {
     for (const unsigned one_in : {1u, 2u, 50u, 100000u}) {
+      if (world > 1000 && one_in != 2) continue;  // the work grows with the square
       std::vector<bool> live(world);
       for (std::size_t r = 0; r != world; ++r) live[r] = random() % one_in == 0;
       check<double>(live);

@@ -37,6 +37,13 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
+/// Does a rank say of another one that it died? It has seen its process end, or its connection.
+inline bool tells_of_death(const std::string& end) {
+  return end.starts_with("lockstep: rank ") &&
+         (end.find("'s process ended") != std::string::npos ||
+          end.find("its connection ended without a word") != std::string::npos);
+}
+
 /// How ranks come to a communicator: one is made before there are ranks, which then join it.
 /// `begin` is called once they have been started.
 struct SharedMemory {

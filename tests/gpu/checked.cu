@@ -5,6 +5,7 @@
 #include <string>
 
 #include "lockstep/lockstep.cuh"
+#include "words_of.hpp"
 
 #if !defined(LOCKSTEP_CHECKED)
 #error "this file is to be compiled with LOCKSTEP_CHECKED"
@@ -35,16 +36,6 @@ struct Writer {
     step.ready("weight"_p);
   }
 };
-
-template <class F>
-std::string words_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 bool expect(const std::string& words, const std::string& part) {
   if (words.find(part) != std::string::npos) return true;

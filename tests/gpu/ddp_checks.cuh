@@ -682,23 +682,51 @@ void check_saved(auto& comm) {
       });
 }
 
+/// Runs the checks of a program on all ranks: every one, or the one that is named.
+template <class Comm>
+class NamedChecks {
+ public:
+  NamedChecks(Comm& comm, std::string name) : comm_(comm), name_(std::move(name)) {}
+
+  bool runs_all() const { return name_ == "all"; }
+
+  template <class F>
+  void operator()(const char* check, const F& f) {
+    if (!runs_all() && name_ != check) return;
+    f();
+    comm_.barrier();
+    tell(check);
+  }
+  /// A check that ends the job, and so is no part of all.
+  template <class F>
+  void ending(const char* check, const F& f) {
+    if (name_ != check) return;
+    f();
+    tell(check);
+  }
+  void require_known() const { require(known_ || runs_all(), "there is no check '" + name_ + "'"); }
+
+ private:
+  void tell(const char* check) {
+    known_ = true;
+    if (comm_.rank() == Rank{0})
+      std::printf("ok %s, %zu ranks\n", check, comm_.world_size().value());
+  }
+
+  Comm& comm_;
+  std::string name_;
+  bool known_ = false;
+};
+
 /// All of them, or the one that is named. `Every` is false where nothing can be run and another
 /// program has the same checks compiled already.
 template <bool Every>
 void run_checks(auto& comm, const std::string& name) {
   constexpr bool captures = Capturing<std::remove_reference_t<decltype(comm)>>;
-  const std::size_t world = comm.world_size().value();
-  bool known = name == "all";
-  const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != check) return;
-    known = true;
-    f();
-    comm.barrier();
-    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, world);
-  };
+  NamedChecks run(comm, name);
   const auto has_cases = [&](std::size_t cases) {
-    require(cases != 0 || name == "all",
-            "ddp.json has no case of " + std::to_string(world) + " ranks");
+    require(cases != 0 || run.runs_all(),
+            "ddp.json has no case of " + std::to_string(comm.world_size().value()) + " ranks");
   };
   run("parity", [&] { has_cases(check_parity<>(comm)); });
   if constexpr (captures)
@@ -745,18 +773,12 @@ void run_checks(auto& comm, const std::string& name) {
     run("sets_mixed", [&] { check_mixed_sets<>(comm); });
     if constexpr (captures) run("sets_captured", [&] { check_mixed_sets<CapturedStep>(comm); });
   }
-  // These end the job, so they are no part of "all".
-  const auto end = [&](const char* check, auto f) {
-    if (name != check) return;
-    known = true;
-    f();
-    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, world);
-  };
   if constexpr (Every) {
-    end("anomaly", [&] { check_anomaly<>(comm); });
-    if constexpr (captures) end("anomaly_captured", [&] { check_anomaly<CapturedStep>(comm); });
+    run.ending("anomaly", [&] { check_anomaly<>(comm); });
+    if constexpr (captures)
+      run.ending("anomaly_captured", [&] { check_anomaly<CapturedStep>(comm); });
   }
-  require(known, "there is no check '" + name + "'");
+  run.require_known();
 }
 
 }  // namespace gpu_test

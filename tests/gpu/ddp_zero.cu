@@ -81,14 +81,7 @@ template <bool Every>
 void run_zero_checks(auto& comm, const std::string& name) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   constexpr bool captures = Capturing<Comm>;
-  bool known = name == "all";
-  const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != check) return;
-    known = true;
-    f();
-    comm.barrier();
-    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, comm.world_size().value());
-  };
+  NamedChecks run(comm, name);
   run("parity", [&] { check_parity<ZeRO>(comm); });
   run("bits", [&] {
     check_share(comm);
@@ -138,12 +131,9 @@ void run_zero_checks(auto& comm, const std::string& name) {
                  ParameterGroups<NoDecay<>>, ZeRO>(comm, "with a scaled loss");
     });
     run("saved", [&] { check_saved<ZeRO>(comm); });
-    if (name == "anomaly") {  // it ends the job
-      known = true;
-      check_anomaly<ZeRO>(comm);
-    }
+    run.ending("anomaly", [&] { check_anomaly<ZeRO>(comm); });
   }
-  require(known, "there is no check '" + name + "'");
+  run.require_known();
 }
 
 }  // namespace gpu_test

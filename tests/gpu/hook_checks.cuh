@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "gpu/ddp_checks.cuh"
+#include "train/filter_case.hpp"
 
 namespace gpu_test {
 
@@ -119,71 +120,42 @@ void check_hooks_kept(auto& comm) {
 
 // ---- Gradients of zero
 
-/// A case of zero_filter.json. `step(ddp, batch, left_out)` makes a step, in which fc2 may be left
-/// out.
 template <class Model, class... Ps>
-void train_zero_case(auto& comm, const nlohmann::json& figures, const auto& step) {
+void train_zero_case(auto& comm, const FilterCase& c, const auto& step) {
   using Comm = std::remove_reference_t<decltype(comm)>;
-  ReferenceCase c;
-  c.name = "zero_filter.json";
-  c.in = figures.at("dims").at(0);
-  c.hidden = figures.at("dims").at(1);
-  c.out = figures.at("dims").at(2);
-  c.batch = figures.at("batch");
-  c.steps = figures.at("steps");
-  c.params = figures.at("params");
-  require(figures.at("optimizer") == "adamw", c.name + " has a case that is not AdamW's");
-  const std::vector<std::size_t> skipped = figures.at("skipped_steps");
-  Ddp<Model, Comm, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...> ddp(comm,
-                                                                                  c.model<Model>());
-  ddp.optimizer().lr = figures.at("lr");
-  ddp.optimizer().weight_decay = figures.at("weight_decay");
-  for (std::size_t s = 0; s < c.steps; ++s) {
-    step(ddp, labelled<double>(c.samples(s, comm.rank().value())),
-         std::ranges::find(skipped, s) != skipped.end());
-  }
+  Ddp<Model, Comm, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...> ddp(
+      comm, c.reference.model<Model>());
+  train_filtered(
+      c, ddp, comm.rank().value(), [](const auto& samples) { return labelled<double>(samples); },
+      step);
   comm.synchronize();
-  require_parameters(c, ddp, [](const auto& view) { return downloaded(view); });
+  require_parameters(c.reference, ddp, [](const auto& view) { return downloaded(view); });
 }
 
 /// Gradients of zero, none, and sub-graphs, all of which leave fc2 alone.
 void check_zero_filter(auto& comm) {
   using Model = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
   using Divided = GpuSubgraphMlp<double, dynamic, dynamic, dynamic>;
-  using Short = Subgraph<"short", "fc1.*", "fc3.*">;
-  using Union = UnusedParameters<Subgraphs<Short>>;
-  using Same = UnusedParameters<Subgraphs<SameOnAllRanks, Short>>;
-  const auto with_zeros = [](auto& ddp, const auto& batch, bool left_out) {
-    ddp.model().leaves_out_fc2 = left_out;
-    ddp.step(batch);
-  };
-  const auto without = [](auto& ddp, const auto& batch, bool left_out) {
-    ddp.model().leaves_out_fc2 = left_out;
-    ddp.model().gives_zeros = false;
-    ddp.step(batch);
-  };
-  const auto as_subgraph = [](auto& ddp, const auto& batch, bool left_out) {
-    if (left_out) {
-      ddp.template step<"short"_s>(batch);
-    } else {
-      ddp.step(batch);
-    }
-  };
-  for (const nlohmann::json& c : reference("zero_filter.json")) {
-    if (c.at("world") != comm.world_size().value()) continue;
-    if (!c.at("filtered")) {
-      train_zero_case<Model>(comm, c, with_zeros);
+  using Union = UnusedParameters<Subgraphs<WithoutFc2>>;
+  using Same = UnusedParameters<Subgraphs<SameOnAllRanks, WithoutFc2>>;
+  std::size_t number = 0;
+  for (const nlohmann::json& figures : reference("zero_filter.json")) {
+    const FilterCase c = filter_case(number++, figures);
+    if (c.reference.world != comm.world_size().value()) continue;
+    if (!c.filtered) {
+      train_zero_case<Model>(comm, c, step_with_zeros);
       continue;
     }
-    train_zero_case<Model, Hooks<SkipZeroGradients>>(comm, c, with_zeros);
+    train_zero_case<Model, Hooks<SkipZeroGradients>>(comm, c, step_with_zeros);
     // A norm that clips nothing has the test for zero ride in its pass.
-    train_zero_case<Model, Hooks<SkipZeroGradients>, Clip<1e9>>(comm, c, with_zeros);
-    train_zero_case<Model, UnusedParameters<Zero>>(comm, c, without);
-    train_zero_case<Divided, Union>(comm, c, as_subgraph);
-    train_zero_case<Divided, Same>(comm, c, as_subgraph);
+    train_zero_case<Model, Hooks<SkipZeroGradients>, Clip<1e9>>(comm, c, step_with_zeros);
+    train_zero_case<Model, UnusedParameters<Zero>>(comm, c, step_without_gradient);
+    train_zero_case<Divided, Union>(comm, c, step_of_subgraph);
+    train_zero_case<Divided, Same>(comm, c, step_of_subgraph);
     if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>)
-      train_zero_case<Divided, Same, CapturedStep>(comm, c, as_subgraph);
-    train_zero_case<Model, Hooks<SkipZeroGradients>, Sharding<ZeroRedundancy>>(comm, c, with_zeros);
+      train_zero_case<Divided, Same, CapturedStep>(comm, c, step_of_subgraph);
+    train_zero_case<Model, Hooks<SkipZeroGradients>, Sharding<ZeroRedundancy>>(comm, c,
+                                                                               step_with_zeros);
   }
 }
 
@@ -224,14 +196,7 @@ void check_zero_captured(auto& comm) {
 
 /// All of them, or the one that is named. `host` is a communicator of the same ranks.
 void run_hook_checks(auto& comm, auto& host, const std::string& name) {
-  bool known = false;
-  const auto run = [&](const char* check, auto f) {
-    if (name != "all" && name != check) return;
-    known = true;
-    f();
-    comm.barrier();
-    if (comm.rank() == Rank{0}) std::printf("ok %s, %zu ranks\n", check, comm.world_size().value());
-  };
+  NamedChecks run(comm, name);
   run("hooks", [&] { check_hooks(comm, host); });
   run("hooked_types", [&] { check_hooked_types(comm); });
   run("zero_filter", [&] { check_zero_filter(comm); });
@@ -239,7 +204,7 @@ void run_hook_checks(auto& comm, auto& host, const std::string& name) {
   run("hooks_kept", [&] { check_hooks_kept<>(comm); });
   if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>)
     run("hooks_kept_captured", [&] { check_hooks_kept<CapturedStep>(comm); });
-  require(known, "there is no check '" + name + "'");
+  run.require_known();
 }
 
 }  // namespace gpu_test

@@ -19,6 +19,7 @@
 #include "lockstep/optim/counted_update.cuh"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
+#include "train/filter_case.hpp"
 #include "train/reference_case.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_counted)
@@ -114,65 +115,37 @@ using Ddp = detail::BasicDdp<
     CanonicalPolicies<Device<Cuda>, Optimizer<AdamW>, Buckets<BucketLimits{600, 1500}>, Ps...>,
     Comm>;
 
-/// `step(ddp, batch, left_out)` makes a step, in which fc2 may be left out.
 template <class Model, class... Ps>
-void train_case(const nlohmann::json& figures, std::size_t number, const auto& step) {
-  ReferenceCase c;
-  c.name = "zero_filter.json, case " + std::to_string(number);
-  c.world = figures.at("world");
-  c.steps = figures.at("steps");
-  c.batch = figures.at("batch");
-  c.in = figures.at("dims").at(0);
-  c.hidden = figures.at("dims").at(1);
-  c.out = figures.at("dims").at(2);
-  c.params = figures.at("params");
-  const std::vector<std::size_t> skipped = figures.at("skipped_steps");
-  const played::Machine machine(c.world);
-  thread_ranks::expect_all_fine(thread_ranks::run(c.world, [&](auto& comm) {
-    Ddp<Model, std::remove_reference_t<decltype(comm)>, Ps...> ddp(comm, c.model<Model>());
-    ddp.optimizer().lr = figures.at("lr");
-    ddp.optimizer().weight_decay = figures.at("weight_decay");
-    for (std::size_t s = 0; s < c.steps; ++s) {
-      step(ddp, labelled<double>(c.samples(s, comm.rank().value())),
-           std::ranges::find(skipped, s) != skipped.end());
-    }
+void train_case(const FilterCase& c, const auto& step) {
+  const played::Machine machine(c.reference.world);
+  thread_ranks::expect_all_fine(thread_ranks::run(c.reference.world, [&](auto& comm) {
+    Ddp<Model, std::remove_reference_t<decltype(comm)>, Ps...> ddp(comm,
+                                                                   c.reference.model<Model>());
+    train_filtered(
+        c, ddp, comm.rank().value(), [](const auto& samples) { return labelled<double>(samples); },
+        step);
     comm.synchronize();
-    require_parameters(
-        c, ddp, [](const auto& view) { return downloaded(view.data_handle(), view.size()); });
+    require_parameters(c.reference, ddp, [](const auto& view) {
+      return downloaded(view.data_handle(), view.size());
+    });
   }));
 }
 
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(parameters_without_a_gradient_are_left_alone_as_pytorch_leaves_them) {
+  using Sets = UnusedParameters<Subgraphs<SameOnAllRanks, WithoutFc2>>;
   const nlohmann::json all = reference("zero_filter.json");
   BOOST_TEST(all.size() != 0u);
-  const auto with_zeros = [](auto& ddp, const auto& batch, bool left_out) {
-    ddp.model().leaves_out_fc2 = left_out;
-    ddp.step(batch);
-  };
-  const auto without = [](auto& ddp, const auto& batch, bool left_out) {
-    ddp.model().leaves_out_fc2 = left_out;
-    ddp.model().gives_zeros = false;
-    ddp.step(batch);
-  };
-  const auto as_subgraph = [](auto& ddp, const auto& batch, bool left_out) {
-    if (left_out) {
-      ddp.template step<"short"_s>(batch);
-    } else {
-      ddp.step(batch);
-    }
-  };
-  using Short = Subgraph<"short", "fc1.*", "fc3.*">;
-  using Sets = UnusedParameters<Subgraphs<SameOnAllRanks, Short>>;
   for (std::size_t i = 0; i < all.size(); ++i) {
-    if (all[i].at("filtered")) {
-      train_case<Network, Hooks<SkipZeroGradients>>(all[i], i, with_zeros);
-      train_case<Network, UnusedParameters<Zero>>(all[i], i, without);
+    const FilterCase c = filter_case(i, all[i]);
+    if (c.filtered) {
+      train_case<Network, Hooks<SkipZeroGradients>>(c, step_with_zeros);
+      train_case<Network, UnusedParameters<Zero>>(c, step_without_gradient);
       train_case<GpuSubgraphMlp<double, dynamic, dynamic, dynamic>, Sets, CapturedStep>(
-          all[i], i, as_subgraph);
+          c, step_of_subgraph);
     } else {
-      train_case<Network>(all[i], i, with_zeros);
+      train_case<Network>(c, step_with_zeros);
     }
   }
 }

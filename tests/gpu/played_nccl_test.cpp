@@ -18,12 +18,10 @@
 
 #include "gpu/exercise.cuh"
 #include "gpu/played_machine.hpp"
-#include "gpu/played_nccl.hpp"
+#include "gpu/played_nccl_ranks.hpp"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/adapters/hierarchical/nccl.cuh"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/launch/store_server.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
@@ -33,74 +31,13 @@ BOOST_AUTO_TEST_SUITE(gpu_played_nccl)
 namespace {
 
 using namespace lockstep;
+using nccl_ranks::Job;
+using nccl_ranks::run_nccl;
 using thread_ranks::download;
 using thread_ranks::expect_all_fine;
 using thread_ranks::require;
 using thread_ranks::upload;
 using namespace std::chrono_literals;
-
-/// The ranks of a job, each a thread that has the GPU of its number.
-struct Job {
-  explicit Job(std::size_t world)
-      : world(world), machine(world), together(static_cast<int>(world)) {}
-
-  std::size_t world;
-  played::Machine machine;
-  detail::StoreServer server{"sesame"};
-  std::barrier<> together;
-
-  Membership member(Rank rank) const {
-    Membership own;
-    own.rank = rank;
-    own.world = WorldSize{world};
-    own.local_rank = rank.value();
-    own.local_world = world;
-    own.port = server.port();
-    own.secret = "sesame";
-    own.job = "played";
-    own.timeout = 60s;
-    return own;
-  }
-
-  /// `f(communicator)` on every rank, where `join(member, store, gpu)` makes the communicator.
-  template <class Join, class F>
-  void run(const Join& join, const F& f) {
-    expect_all_fine(participants::run_threads(world, [&](Rank rank) {
-      const Membership own = member(rank);
-      Store store(own.host, own.port, own.secret, 60s);
-      auto comm = join(own, store, std::make_shared<Gpu>(rank, rank.value()));
-      f(comm);
-      comm.barrier();
-    }));
-  }
-
-  /// How often CUDA was asked for memory, or for its end, by all ranks while they called `f()`.
-  template <class F>
-  std::size_t allocations(Rank rank, const F& f) {
-    together.arrive_and_wait();
-    if (rank == Rank{0}) played::take_tally();
-    together.arrive_and_wait();
-    f();
-    together.arrive_and_wait();
-    if (rank == Rank{0}) {
-      const played::Tally tally = played::take_tally();
-      found = tally.of("cudaMalloc") + tally.of("cudaFree") + tally.of("cudaMallocHost") +
-              tally.of("cudaFreeHost");
-    }
-    together.arrive_and_wait();
-    return found;
-  }
-  std::size_t found = 0;
-};
-
-template <class F>
-void run_nccl(Job& job, const F& f) {
-  job.run(
-      [](const Membership& member, Store& store, std::shared_ptr<Gpu> gpu) {
-        return NcclCommunicator<>(member, store, "world", std::move(gpu));
-      },
-      f);
-}
 
 /// Two places on each host.
 template <class F>

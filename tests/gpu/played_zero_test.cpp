@@ -24,9 +24,7 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #if __has_include(<nccl.h>)
-#include "gpu/played_nccl.hpp"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/launch/store_server.hpp"
+#include "gpu/played_nccl_ranks.hpp"
 #endif
 
 BOOST_AUTO_TEST_SUITE(gpu_played_zero)
@@ -254,25 +252,9 @@ BOOST_AUTO_TEST_CASE(replicas_of_dp_own_shards) {
 
 #if __has_include(<nccl.h>)
 BOOST_AUTO_TEST_CASE(captured_shards_through_nccl_train_as_replicas_do) {
-  using namespace std::chrono_literals;
   for (const std::size_t world : {2, 4}) {
-    const played::Machine machine(world);
-    detail::StoreServer server{"sesame"};
-    expect_all_fine(participants::run_threads(world, [&](Rank rank) {
-      Membership own;
-      own.rank = rank;
-      own.world = WorldSize{world};
-      own.local_rank = rank.value();
-      own.local_world = world;
-      own.port = server.port();
-      own.secret = "sesame";
-      own.job = "played";
-      own.timeout = 60s;
-      Store store(own.host, own.port, own.secret, 60s);
-      NcclCommunicator<> comm(own, store, "world", std::make_shared<Gpu>(rank, rank.value()));
-      check_whole(comm);
-      comm.barrier();
-    }));
+    nccl_ranks::Job job(world);
+    nccl_ranks::run_nccl(job, [](auto& comm) { check_whole(comm); });
   }
 }
 #endif

@@ -147,10 +147,7 @@ void expect_named_death() {
         10min);
     for (std::size_t r = 0; r < 4; ++r) {
       if (Rank{r} == victim) continue;
-      BOOST_TEST(ends[r].starts_with("lockstep: rank "), "rank " << r << ": " << ends[r]);
-      BOOST_TEST((ends[r].find("'s process ended") != std::string::npos ||
-                  ends[r].find("its connection ended without a word") != std::string::npos),
-                 "rank " << r << ": " << ends[r]);
+      BOOST_TEST(tells_of_death(ends[r]), "rank " << r << ": " << ends[r]);
     }
   }
 }

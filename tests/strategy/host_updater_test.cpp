@@ -210,47 +210,34 @@ BOOST_AUTO_TEST_CASE(slices_of_averages_are_updated_and_all_ranks_meet_after_it)
   arrays.check(adam, twice);
 }
 
-BOOST_AUTO_TEST_CASE(gradients_are_clipped_by_the_norm_of_all_of_them) {
+namespace {
+
+/// SGD's update of replicated parameters, by gradients that come out `scale` times as large.
+/// Returns the calls of the communicator.
+template <class... Ps>
+Calls check_scaled(double scale, const auto& update) {
   constexpr plain::Sgd sgd{.lr = 0.5};
-  const auto once = [](std::size_t) { return 1; };
-  Arrays<Sharding<Replicated>, Clip<0.5>> arrays;
-  decltype(arrays)::Comm comm;
-  decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+  Arrays<Sharding<Replicated>, Ps...> arrays;
+  typename decltype(arrays)::Comm comm;
+  typename decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
   updater.options().lr = sgd.lr;
   auto source = arrays.source(comm);
   updater.begin();
-  updater.reduce_and_update(source);
-  BOOST_TEST((comm.calls == Calls{"bucket 0", "bucket 1", "bucket 2"}));
-  arrays.check(sgd, once, 0.5 / (norm() + 1e-6));
-
-  Arrays<Sharding<Replicated>, Clip<1e6>> unclipped;
-  decltype(unclipped)::Updating other(comm, 0, unclipped.where, unclipped.parameters.data());
-  other.options().lr = sgd.lr;
-  auto others = unclipped.source(comm);
-  other.begin();
-  other.update_averaged(others);
-  unclipped.check(sgd, once);
+  update(updater, source);
+  arrays.check(sgd, [](std::size_t) { return 1; }, scale);
+  return comm.calls;
 }
 
-BOOST_AUTO_TEST_CASE(sums_over_micro_batches_are_divided_and_so_is_their_norm) {
-  constexpr plain::Sgd sgd{.lr = 0.5};
-  const auto once = [](std::size_t) { return 1; };
-  Arrays<Sharding<Replicated>, Accumulate<4>> arrays;
-  decltype(arrays)::Comm comm;
-  decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
-  updater.options().lr = sgd.lr;
-  auto source = arrays.source(comm);
-  updater.begin();
-  updater.reduce_and_update(source);
-  arrays.check(sgd, once, 0.25);
+}  // namespace
 
-  Arrays<Sharding<Replicated>, Accumulate<4>, Clip<0.5>> clipped;
-  decltype(clipped)::Updating other(comm, 0, clipped.where, clipped.parameters.data());
-  other.options().lr = sgd.lr;
-  auto others = clipped.source(comm);
-  other.begin();
-  other.reduce_and_update(others);
-  clipped.check(sgd, once, 0.25 * 0.5 / (norm() / 4 + 1e-6));  // of the mean
+BOOST_AUTO_TEST_CASE(gradients_are_clipped_by_the_norm_of_all_of_them) {
+  const auto update = [](auto& updater, auto& source) { updater.reduce_and_update(source); };
+  const Calls calls = check_scaled<Clip<0.5>>(0.5 / (norm() + 1e-6), update);
+  BOOST_TEST((calls == Calls{"bucket 0", "bucket 1", "bucket 2"}));
+  check_scaled<Clip<1e6>>(1, [](auto& updater, auto& source) { updater.update_averaged(source); });
+  // Sums over micro-batches are divided, and so is their norm.
+  check_scaled<Accumulate<4>>(0.25, update);
+  check_scaled<Accumulate<4>, Clip<0.5>>(0.25 * 0.5 / (norm() / 4 + 1e-6), update);
 }
 
 /// Ranks play one after the other here, and a slice's norm is completed by a reduction that adds

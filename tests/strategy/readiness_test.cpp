@@ -6,6 +6,7 @@
 #include <string>
 
 #include "lockstep/bucket/layout.hpp"
+#include "words_of.hpp"
 
 using namespace lockstep;
 
@@ -43,15 +44,6 @@ void for_both(auto check) {
   const ListedWhere listed_where{ListedNet{}};
   Readiness<ListedWhere> listed(listed_where);
   check(listed);
-}
-
-std::string words_of(auto f) {
-  try {
-    f();
-    return "nothing was thrown";
-  } catch (const Error& error) {
-    return error.what();
-  }
 }
 
 }  // namespace

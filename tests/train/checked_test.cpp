@@ -4,6 +4,7 @@
 #include <string>
 
 #include "lockstep/lockstep.hpp"
+#include "words_of.hpp"
 
 #if !defined(LOCKSTEP_CHECKED)
 #error "this file is to be compiled with LOCKSTEP_CHECKED"
@@ -39,16 +40,6 @@ struct Writer {
   static constexpr int skipped = 1;  // this batch leaves a part of the last row out
   static constexpr int added = 2;    // this one adds to its gradient instead of writing it
 };
-
-template <class F>
-std::string words_of(const F& f) {
-  try {
-    f();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
-}
 
 template <class T, class... Ps>
 void check_gradients() {

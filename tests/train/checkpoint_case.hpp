@@ -14,6 +14,7 @@
 #include "lockstep/trainer/saving.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/sheet.hpp"
+#include "words_of.hpp"
 
 namespace checkpoints {
 
@@ -65,17 +66,6 @@ std::uint64_t bits_of(auto& ddp) {
     std::visit([&](auto value) { hash.text(number.name).text(std::to_string(value)); },
                number.value);
   return hash.value();
-}
-
-/// What `f()` throws, on this rank.
-template <class F>
-std::string words_of(const F& f) {
-  try {
-    f();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "nothing was thrown";
 }
 
 inline void require_words(const std::string& have, const std::string& want) {

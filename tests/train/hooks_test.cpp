@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gradient hooks on real ranks: what each hands to the wire, what comes back, and that nothing is
 // lost on the way.
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -13,7 +11,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <limits>
 #include <map>
 #include <span>
@@ -34,6 +31,7 @@
 #include "train/closeness.hpp"
 #include "train/piped.hpp"
 #include "train/plain_mlp.hpp"
+#include "train/python.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(hooks)
@@ -261,34 +259,8 @@ BOOST_AUTO_TEST_CASE(a_gradient_that_is_not_finite_shows_once_and_is_forgotten) 
 
 namespace {
 
-/// The python3 of a PyTorch, as `./x` finds it, or nothing.
-std::string python_with_torch() {
-  std::vector<std::string> folders;
-  if (const char* const given = std::getenv("LOCKSTEP_TORCH")) folders.emplace_back(given);
-  const char* const cache = std::getenv("XDG_CACHE_HOME");
-  const char* const home = std::getenv("HOME");
-  if (cache != nullptr) folders.push_back(std::string(cache) + "/lockstep/torch/bin");
-  if (home != nullptr) folders.push_back(std::string(home) + "/.cache/lockstep/torch/bin");
-  for (const std::string& folder : folders) {
-    const std::string python = folder + "/python3";
-    if (::access(python.c_str(), X_OK) == 0) return python;
-  }
-  return {};
-}
-
 /// Averages by hook, step and parameter: "rank2 3 0".
 using Averages = std::map<std::string, std::vector<double>>;
-
-/// Those of worlds of two and three.
-bool ask_torch(const std::string& python, const std::string& path) {
-  const std::string command = "LD_PRELOAD= '" + python +
-                              "' " LOCKSTEP_SOURCE_DIR "/tests/train/hooks_peer.py " + path +
-                              " 2 3 >/dev/null 2>" + path + ".errors";
-  if (std::system(command.c_str()) == 0) return true;
-  std::ifstream errors(path + ".errors");
-  BOOST_ERROR("PyTorch failed: " << std::string(std::istreambuf_iterator<char>(errors), {}));
-  return false;
-}
 
 Averages read_averages(const std::string& path) {
   Averages all;
@@ -343,7 +315,8 @@ BOOST_AUTO_TEST_CASE(averages_are_those_of_pytorchs_hooks) {
     return;
   }
   const Folder folder;
-  if (!ask_torch(python, folder / "averages")) return;
+  const std::string path = folder / "averages";
+  if (!ask_torch(python, "hooks_peer.py", path + " 2 3", path)) return;  // worlds of two and three
   for (const std::size_t world : {2, 3}) {
     const Averages torch = read_averages(folder / ("averages." + std::to_string(world)));
     // Of two ranks both round the same sums once. Of more, PyTorch's Gloo rounds every sum.

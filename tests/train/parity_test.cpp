@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Every case of ddp.json on real processes that share memory.
-#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <exception>
 #include <string>
 #include <vector>
 
+#include "train/filter_case.hpp"
 #include "train/parity.hpp"
 
 BOOST_AUTO_TEST_SUITE(ddp_parity)
@@ -47,24 +47,6 @@ void require_complaint(const std::string& words, const auto& change) {
   BOOST_TEST(complaint.find(words) != std::string::npos, "not '" << words << "': " << complaint);
 }
 
-/// A case of zero_filter.json, in which fc2 takes no part in some steps.
-struct FilterCase {
-  ReferenceCase reference;
-  std::vector<std::size_t> skipped;
-  bool filtered = false;
-};
-
-FilterCase filter_case(std::size_t number, nlohmann::json c) {
-  const nlohmann::json decay = c.at("weight_decay");
-  c["accumulate"] = 1;
-  c["clip"] = nullptr;
-  c["hyper"] = {{"lr", c.at("lr")}, {"weight_decay", decay}};
-  c["mean_loss"] = std::vector<double>(c.at("steps").get<std::size_t>());
-  FilterCase result{reference_case(number, c), c.at("skipped_steps"), c.at("filtered")};
-  result.reference.name = "zero_filter.json, case " + std::to_string(number);
-  return result;
-}
-
 template <class... Ps>
 Ends run_filtered(const FilterCase& c) {
   const ReferenceCase& figures = c.reference;
@@ -73,7 +55,7 @@ Ends run_filtered(const FilterCase& c) {
         comm, figures.model<Network>());
     choose_rule(ddp.optimizer(), figures);
     for (std::size_t s = 0; s < figures.steps; ++s) {
-      ddp.model().leaves_out_fc2 = std::ranges::find(c.skipped, s) != c.skipped.end();
+      ddp.model().leaves_out_fc2 = c.leaves_out_fc2(s);
       ddp.step(figures.samples(s, comm.rank().value()));
     }
     require_parameters(figures, ddp, [](const auto& view) {

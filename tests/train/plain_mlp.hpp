@@ -52,9 +52,88 @@ struct Samples {
   }
 };
 
+/// A linear layer in plain loops: rows of inputs, a row of outputs for each.
+struct PlainLayers {
+  static void linear(const auto& w, const auto& bias, const std::vector<double>& x,
+                     std::vector<double>& y, bool relu) {
+    const std::size_t n = w.extent(0);
+    const std::size_t m = w.extent(1);
+    y.assign(x.size() / m * n, 0);
+    for (std::size_t b = 0; b < x.size() / m; ++b) {
+      for (std::size_t j = 0; j < n; ++j) {
+        double sum = bias(j);
+        for (std::size_t i = 0; i < m; ++i) sum += w(j, i) * x[b * m + i];
+        y[b * n + j] = relu ? std::max(0.0, sum) : sum;
+      }
+    }
+  }
+
+  static void layer_back(auto& step, auto weight, auto bias, const std::vector<double>& x,
+                         const std::vector<double>& d) {
+    const std::size_t n = step.param(weight).extent(0);
+    const std::size_t m = step.param(weight).extent(1);
+    const std::size_t rows = d.size() / n;
+    if_trained(step, bias, [&](auto& trained) {
+      const auto gradient = trained.grad(bias);
+      for (std::size_t j = 0; j < n; ++j) {
+        gradient(j) = 0;
+        for (std::size_t b = 0; b < rows; ++b) gradient(j) += d[b * n + j];
+      }
+      trained.ready(bias);
+    });
+    if_trained(step, weight, [&](auto& trained) {
+      const auto gradient = trained.grad(weight);
+      for (std::size_t j = 0; j < n; ++j) {
+        for (std::size_t i = 0; i < m; ++i) {
+          gradient(j, i) = 0;
+          for (std::size_t b = 0; b < rows; ++b) gradient(j, i) += d[b * n + j] * x[b * m + i];
+        }
+      }
+      trained.ready(weight);
+    });
+  }
+
+  /// The gradient by a layer's inputs.
+  static std::vector<double> input_gradient(const auto& w, const std::vector<double>& d) {
+    const std::size_t n = w.extent(0);
+    const std::size_t m = w.extent(1);
+    std::vector<double> result(d.size() / n * m, 0);
+    for (std::size_t b = 0; b < d.size() / n; ++b) {
+      for (std::size_t i = 0; i < m; ++i) {
+        for (std::size_t j = 0; j < n; ++j) result[b * m + i] += w(j, i) * d[b * n + j];
+      }
+    }
+    return result;
+  }
+
+  /// The mean cross entropy of rows of outputs, which become probabilities.
+  static double cross_entropy(const std::vector<std::size_t>& y, std::size_t out,
+                              std::vector<double>& outputs) {
+    double loss = 0;
+    for (std::size_t b = 0; b < y.size(); ++b) {
+      double* const row = &outputs[b * out];
+      const double top = *std::max_element(row, row + out);
+      double sum = 0;
+      for (std::size_t j = 0; j < out; ++j) sum += std::exp(row[j] - top);
+      loss += std::log(sum) + top - row[y[b]];
+      for (std::size_t j = 0; j < out; ++j) row[j] = std::exp(row[j] - top) / sum;
+    }
+    return loss / static_cast<double>(y.size());
+  }
+  /// The gradient of that, times `scale`.
+  static std::vector<double> cross_entropy_gradient(const std::vector<std::size_t>& y,
+                                                    std::size_t out,
+                                                    std::vector<double> probabilities,
+                                                    double scale = 1) {
+    for (std::size_t b = 0; b < y.size(); ++b) probabilities[b * out + y[b]] -= 1;
+    for (double& value : probabilities) value *= scale / static_cast<double>(y.size());
+    return probabilities;
+  }
+};
+
 /// Extents may be `dynamic`: then they are the constructor's.
 template <std::size_t In, std::size_t Hidden, std::size_t Out>
-struct PlainMlp {
+struct PlainMlp : PlainLayers {
   using Parameters = ParameterList<
       Parameter<"fc1.weight", double, Hidden, In>, Parameter<"fc1.bias", double, Hidden>,
       Parameter<"fc2.weight", double, Hidden, Hidden>, Parameter<"fc2.bias", double, Hidden>,
@@ -95,23 +174,11 @@ struct PlainMlp {
 
   double forward(auto& step, const Samples& batch) {
     run(step, batch, probabilities);
-    double loss = 0;
-    for (std::size_t b = 0; b < batch.size(); ++b) {
-      double* const row = &probabilities[b * out];
-      const double top = *std::max_element(row, row + out);
-      double sum = 0;
-      for (std::size_t j = 0; j < out; ++j) sum += std::exp(row[j] - top);
-      loss += std::log(sum) + top - row[batch.y[b]];
-      for (std::size_t j = 0; j < out; ++j) row[j] = std::exp(row[j] - top) / sum;
-    }
-    return loss_scale * loss / static_cast<double>(batch.size());
+    return loss_scale * cross_entropy(batch.y, out, probabilities);
   }
 
   void backward(auto& step, const Samples& batch) {
-    std::vector<double> d = probabilities;
-    for (std::size_t b = 0; b < batch.size(); ++b) d[b * out + batch.y[b]] -= 1;
-    for (double& value : d) value *= loss_scale / static_cast<double>(batch.size());
-    go_back(step, batch, std::move(d));
+    go_back(step, batch, cross_entropy_gradient(batch.y, out, probabilities, loss_scale));
   }
 
  protected:
@@ -140,56 +207,12 @@ struct PlainMlp {
   }
 
  private:
-  static void linear(const auto& w, const auto& bias, const std::vector<double>& x,
-                     std::vector<double>& y, bool relu) {
-    const std::size_t n = w.extent(0);
-    const std::size_t m = w.extent(1);
-    y.assign(x.size() / m * n, 0);
-    for (std::size_t b = 0; b < x.size() / m; ++b) {
-      for (std::size_t j = 0; j < n; ++j) {
-        double sum = bias(j);
-        for (std::size_t i = 0; i < m; ++i) sum += w(j, i) * x[b * m + i];
-        y[b * n + j] = relu ? std::max(0.0, sum) : sum;
-      }
-    }
-  }
-
-  static void layer_back(auto& step, auto weight, auto bias, const std::vector<double>& x,
-                         const std::vector<double>& d) {
-    const std::size_t n = step.param(weight).extent(0);
-    const std::size_t m = step.param(weight).extent(1);
-    const std::size_t rows = d.size() / n;
-    if_trained(step, bias, [&](auto& trained) {
-      const auto gradient = trained.grad(bias);
-      for (std::size_t j = 0; j < n; ++j) {
-        gradient(j) = 0;
-        for (std::size_t b = 0; b < rows; ++b) gradient(j) += d[b * n + j];
-      }
-      trained.ready(bias);
-    });
-    if_trained(step, weight, [&](auto& trained) {
-      const auto gradient = trained.grad(weight);
-      for (std::size_t j = 0; j < n; ++j) {
-        for (std::size_t i = 0; i < m; ++i) {
-          gradient(j, i) = 0;
-          for (std::size_t b = 0; b < rows; ++b) gradient(j, i) += d[b * n + j] * x[b * m + i];
-        }
-      }
-      trained.ready(weight);
-    });
-  }
-
+  /// Back through a layer and the ReLU before it.
   static std::vector<double> input_gradient(const auto& w, const std::vector<double>& d,
                                             const std::vector<double>& activation) {
-    const std::size_t n = w.extent(0);
-    const std::size_t m = w.extent(1);
-    std::vector<double> result(activation.size(), 0);
-    for (std::size_t b = 0; b < d.size() / n; ++b) {
-      for (std::size_t i = 0; i < m; ++i) {
-        for (std::size_t j = 0; j < n; ++j) result[b * m + i] += w(j, i) * d[b * n + j];
-        if (activation[b * m + i] <= 0) result[b * m + i] = 0;
-      }
-    }
+    std::vector<double> result = PlainLayers::input_gradient(w, d);
+    for (std::size_t i = 0; i < result.size(); ++i)
+      if (activation[i] <= 0) result[i] = 0;
     return result;
   }
 

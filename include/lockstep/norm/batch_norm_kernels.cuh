@@ -44,8 +44,7 @@ struct NormaliseMap {
   __device__ Loaded<N> load(std::size_t at) const {
     Loaded<N> loaded;
     loaded.x = load_packet<Caching::stream, N>(x + at);
-    if constexpr (F == Fusion::add_relu)
-      loaded.y = load_packet<Caching::stream, N>(residual + at);
+    if constexpr (F == Fusion::add_relu) loaded.y = load_packet<Caching::stream, N>(residual + at);
     return loaded;
   }
   template <std::size_t N>
@@ -108,8 +107,8 @@ struct InputGradientMap {
     if constexpr (F == Fusion::relu) {
       if (is_stopped(static_cast<T>(channel.normalised(deviation)))) gradient = 0;
     }
-    return static_cast<T>(std::fma(deviation, channel.slope,
-                                   std::fma(gradient, channel.scale, channel.offset)));
+    return static_cast<T>(
+        std::fma(deviation, channel.slope, std::fma(gradient, channel.scale, channel.offset)));
   }
   template <std::size_t N>
   __device__ void store(std::size_t at, const Packet<T, N>& values) const {
@@ -170,7 +169,7 @@ LOCKSTEP_KERNEL __launch_bounds__(MapShape::threads)
 template <std::size_t N, class Map>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     map_columns(Map map, NormShape shape, ColumnTile tile) {
-  constexpr unsigned packets = Map::column_packets;
+  constexpr unsigned packets = column_packets<N, Map>;
   const std::size_t column = (std::size_t{blockIdx.x} * tile.lanes() + tile.lane()) * N;
   if (column >= shape.channels) return;
   typename Map::Channel channels[N];
@@ -182,8 +181,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   const auto finish = [&](std::size_t at, const auto& loaded) {
     Packet<typename Map::Element, N> values;
 #pragma unroll
-    for (unsigned j = 0; j < N; ++j)
-      values.at[j] = map.template value<N>(channels[j], loaded, j);
+    for (unsigned j = 0; j < N; ++j) values.at[j] = map.template value<N>(channels[j], loaded, j);
     map.template store<N>(at, values);
   };
   for (std::size_t k = blockIdx.y; k < last; k += gridDim.y) {
@@ -192,7 +190,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
 #pragma unroll
     for (unsigned u = 0; u < packets; ++u) {
       const std::size_t sample = row + u * rows;
-      if (sample < shape.samples) loaded[u] = map.template load<N>(sample * shape.channels + column);
+      if (sample < shape.samples)
+        loaded[u] = map.template load<N>(sample * shape.channels + column);
     }
 #pragma unroll
     for (unsigned u = 0; u < packets; ++u) {
@@ -211,35 +210,28 @@ inline constexpr std::size_t most_map_blocks = 2112;
 template <class Map>
 void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                 const Map& map) {
-  constexpr std::size_t widest = packet_size<typename Map::Element>;
-  const auto columns = [&]<std::size_t N>() {
-    const ColumnTile tile = column_tile<N>(shape.channels);
-    const std::size_t wide = column_tiles<N>(shape.channels, tile);
-    const std::size_t rows = (channel_threads >> tile.shift) * Map::column_packets;
-    const std::size_t high = parts_of(shape.samples, rows, wide, most_map_blocks);
-    launch_kernel<map_columns<N, Map>>(
-        name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
-        channel_threads, map, shape, tile);
-  };
-  const auto runs = [&]<std::size_t N>() {
-    const std::size_t count = shape.size();
-    const FlatChannels flat{FixedDivisor(shape.positions, count),
-                            FixedDivisor(shape.channels, shape.samples * shape.channels),
-                            shape.positions % N == 0};
-    launch_kernel<map_runs<N, Map>>(name, stream,
-                                    static_cast<unsigned>(tiles_of<MapShape, N>(count)),
-                                    MapShape::threads, map, flat, count);
-  };
-  if (shape.positions != 1) {
-    if (aligned) {
-      runs.template operator()<widest>();
-    } else {
-      runs.template operator()<1>();
-    }
-  } else if (aligned && shape.channels % widest == 0) {
-    columns.template operator()<widest>();
+  using T = typename Map::Element;
+  if (shape.positions == 1) {
+    with_packets<T>(shape.channels, aligned, [&]<std::size_t N>() {
+      const ColumnTile tile = column_tile<N>(shape.channels);
+      const std::size_t wide = column_tiles<N>(shape.channels, tile);
+      const std::size_t rows = (channel_threads >> tile.shift) * column_packets<N, Map>;
+      const std::size_t high = parts_of(shape.samples, rows, wide, most_map_blocks);
+      launch_kernel<map_columns<N, Map>>(
+          name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
+          channel_threads, map, shape, tile);
+    });
   } else {
-    columns.template operator()<1>();
+    // A packet may reach over the end of a run: the pass takes elements as they lie.
+    with_packets<T>(0, aligned, [&]<std::size_t N>() {
+      const std::size_t count = shape.size();
+      const FlatChannels flat{FixedDivisor(shape.positions, count),
+                              FixedDivisor(shape.channels, shape.samples * shape.channels),
+                              shape.positions % N == 0};
+      launch_kernel<map_runs<N, Map>>(name, stream,
+                                      static_cast<unsigned>(tiles_of<MapShape, N>(count)),
+                                      MapShape::threads, map, flat, count);
+    });
   }
 }
 

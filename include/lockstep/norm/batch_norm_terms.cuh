@@ -64,8 +64,7 @@ struct MomentTerm {
     const double apart = static_cast<double>(first) - channel.origin;
     const double all = Count * apart;
     sums.first += all + static_cast<double>(sum);
-    sums.second +=
-        static_cast<double>(squares) + apart * (all + 2 * static_cast<double>(sum));
+    sums.second += static_cast<double>(squares) + apart * (all + 2 * static_cast<double>(sum));
   }
 };
 
@@ -199,6 +198,15 @@ struct GradientTerm {
   }
 };
 
+/// Writes those gradients of weight and bias that are wanted.
+template <class G>
+__device__ void write_gradients(const NormAffineGradients<G>& gradients, std::size_t c, double bias,
+                                double weight) {
+  using A = Accumulator<G>;
+  if (gradients.bias != nullptr) gradients.bias[c] = static_cast<G>(static_cast<A>(bias));
+  if (gradients.weight != nullptr) gradients.weight[c] = static_cast<G>(static_cast<A>(weight));
+}
+
 /// Keeps the sums for the input's gradient, and writes those of weight and bias, which are of this
 /// rank's values alone.
 template <class G>
@@ -213,12 +221,7 @@ struct KeepGradients {
   __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
     sums[c] = total.first;
     sums[channels + c] = total.second;
-    write(c, total.first, total.second * kept[c].inverse);
-  }
-  __device__ void write(std::size_t c, double bias, double weight) const {
-    using A = Accumulator<G>;
-    if (gradients.bias != nullptr) gradients.bias[c] = static_cast<G>(static_cast<A>(bias));
-    if (gradients.weight != nullptr) gradients.weight[c] = static_cast<G>(static_cast<A>(weight));
+    write_gradients(gradients, c, total.first, total.second * kept[c].inverse);
   }
 };
 

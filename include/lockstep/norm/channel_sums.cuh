@@ -64,11 +64,6 @@ struct ChannelRuns {
   FixedDivisor by_run;  // packets of a run
 };
 
-/// The end of a launch: where a channel's values begin in the tensor.
-__device__ inline std::size_t first_of(const NormShape& shape, std::size_t channel) {
-  return channel * shape.positions;
-}
-
 /// What is summed is a Term: it loads packets (`load<N>(at, sample)`), and `add<Count>(channel,
 /// loaded, where, sums)` adds Count of their elements, all of one channel, of which `where(k)` says
 /// in which packet and at which place the k-th is. What a thread needs to know of a channel is
@@ -79,19 +74,26 @@ struct Where {
   unsigned place;
 };
 
+/// Packets that a thread loads at once, of runs and of columns: more of them where they are single
+/// elements.
+template <std::size_t N, class Term>
+inline constexpr unsigned run_packets = (N == 1 ? 4 : 1) * Term::packets;
+template <std::size_t N, class Term>
+inline constexpr unsigned column_packets = (N == 1 ? 4 : 1) * Term::column_packets;
+
 /// The sums of channels that have runs of positions. The grid is as wide as there are channels, so
 /// that blocks that run at once read what lies together, and as high as each is divided.
 template <std::size_t N, class Term, class Finish>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
     sum_runs(Term term, ChannelRuns runs, BlockSums blocks, Finish finish) {
-  constexpr unsigned packets = Term::packets;
+  constexpr unsigned packets = run_packets<N, Term>;
   constexpr std::size_t tile = std::size_t{channel_threads} * packets;
   const std::size_t c = blockIdx.x;
   const NormShape& shape = runs.shape;
   const std::size_t run = runs.by_run.value;
   const std::size_t count = shape.samples * run;
   const std::size_t stride = shape.channels * shape.positions;
-  const std::size_t start = first_of(shape, c);
+  const std::size_t start = c * shape.positions;
   const auto channel = term.channel(c, start);
   ChannelSums sums{};
   for (std::size_t v = blockIdx.y * tile + threadIdx.x; v < count; v += gridDim.y * tile) {
@@ -114,10 +116,14 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
         for (unsigned u = 0; u < packets; ++u) term.template store<N>(at[u], loaded[u]);
       }
     } else {
+      const auto inside = [&](unsigned u) { return v + u * channel_threads < count; };
 #pragma unroll
       for (unsigned u = 0; u < packets; ++u) {
-        if (v + u * channel_threads >= count) continue;
-        load(u);
+        if (inside(u)) load(u);
+      }
+#pragma unroll
+      for (unsigned u = 0; u < packets; ++u) {
+        if (!inside(u)) continue;
         term.template add<N>(channel, loaded, [u](unsigned k) { return Where{u, k}; }, sums);
         if constexpr (Term::stores) term.template store<N>(at[u], loaded[u]);
       }
@@ -157,7 +163,7 @@ struct ColumnTile {
 template <std::size_t N, class Term, class Finish>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     sum_columns(Term term, NormShape shape, ColumnTile tile, BlockSums blocks, Finish finish) {
-  constexpr unsigned packets = Term::column_packets;
+  constexpr unsigned packets = column_packets<N, Term>;
   __shared__ ChannelSums shared[N][channel_threads];
   const std::size_t first_column = std::size_t{blockIdx.x} * tile.lanes() * N;
   const std::size_t column = first_column + tile.lane() * N;
@@ -195,12 +201,12 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     for (std::size_t row = blockIdx.y * step + tile.row(); row < shape.samples;
          row += gridDim.y * step) {
       typename Term::template Loaded<N> loaded[packets];
-      if (row + (packets - 1) * rows < shape.samples) {
+      const auto at = [&](unsigned u) { return (row + u * rows) * shape.channels + column; };
+      const auto is_row = [&](unsigned u) { return row + u * rows < shape.samples; };
+      if (is_row(packets - 1)) {
 #pragma unroll
-        for (unsigned u = 0; u < packets; ++u) {
-          const std::size_t sample = row + u * rows;
-          loaded[u] = term.template load<N>(sample * shape.channels + column, sample);
-        }
+        for (unsigned u = 0; u < packets; ++u)
+          loaded[u] = term.template load<N>(at(u), row + u * rows);
 #pragma unroll
         for (unsigned j = 0; j < N; ++j) {
           term.template add<packets>(
@@ -208,18 +214,22 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
         }
         if constexpr (Term::stores) {
 #pragma unroll
-          for (unsigned u = 0; u < packets; ++u)
-            term.template store<N>((row + u * rows) * shape.channels + column, loaded[u]);
+          for (unsigned u = 0; u < packets; ++u) term.template store<N>(at(u), loaded[u]);
         }
       } else {
-        for (std::size_t sample = row; sample < shape.samples; sample += rows) {
-          const std::size_t at = sample * shape.channels + column;
-          loaded[0] = term.template load<N>(at, sample);
 #pragma unroll
-          for (unsigned j = 0; j < N; ++j)
+        for (unsigned u = 0; u < packets; ++u) {
+          if (is_row(u)) loaded[u] = term.template load<N>(at(u), row + u * rows);
+        }
+#pragma unroll
+        for (unsigned u = 0; u < packets; ++u) {
+          if (!is_row(u)) continue;
+#pragma unroll
+          for (unsigned j = 0; j < N; ++j) {
             term.template add<1>(
-                channels[j], loaded, [j](unsigned) { return Where{0, j}; }, sums[j]);
-          if constexpr (Term::stores) term.template store<N>(at, loaded[0]);
+                channels[j], loaded, [u, j](unsigned) { return Where{u, j}; }, sums[j]);
+          }
+          if constexpr (Term::stores) term.template store<N>(at(u), loaded[u]);
         }
       }
     }
@@ -239,9 +249,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     }
     add_threads();
   }
-  for_each_column([&](std::size_t c, const ChannelSums& total) {
-    finish(c, term.channel(c, c), total);
-  });
+  for_each_column(
+      [&](std::size_t c, const ChannelSums& total) { finish(c, term.channel(c, c), total); });
   if constexpr (Finish::ends) {
     if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
   }
@@ -265,52 +274,60 @@ std::size_t column_tiles(std::size_t channels, ColumnTile tile) {
 inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t wide,
                             std::size_t most) {
   const std::size_t wanted = std::max<std::size_t>(1, most / std::max<std::size_t>(1, wide));
-  return std::min({wanted, std::max<std::size_t>(1, (amount + least - 1) / least),
-                   std::size_t{65535}});
+  return std::min(
+      {wanted, std::max<std::size_t>(1, (amount + least - 1) / least), std::size_t{65535}});
 }
 
 /// How many block sums a launch needs at most.
 inline std::size_t most_block_sums(std::size_t channels) {
   constexpr std::size_t widest = 32 * 8;  // columns of a tile of 16-bit elements
   const std::size_t tiles = (channels + widest - 1) / widest;
-  return std::max(most_run_blocks,
-                  channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(
-                                                                               1, tiles)));
+  return std::max(
+      most_run_blocks,
+      channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(1, tiles)));
 }
 
-/// Sums a Term over every channel. `aligned` says that all its arrays begin at multiples of 16
-/// bytes. The shape has values. **Stream** in its order. **Host** does not block.
-template <class Term, class Finish>
-void launch_channel_sums(const char* name, cudaStream_t stream, const NormShape& shape,
-                         bool aligned, const Term& term, const BlockSums& blocks,
-                         const Finish& finish) {
-  constexpr std::size_t widest = packet_size<typename Term::Element>;
-  const auto launch = [&]<std::size_t N>() {
-    if (shape.positions == 1) {
-      const ColumnTile tile = column_tile<N>(shape.channels);
-      const std::size_t wide = column_tiles<N>(shape.channels, tile);
-      const std::size_t rows = (channel_threads >> tile.shift) * Term::column_packets;
-      const std::size_t high = parts_of(shape.samples, rows, wide, most_column_blocks);
-      launch_kernel<sum_columns<N, Term, Finish>>(
-          name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
-          channel_threads, term, shape, tile, blocks, finish);
-    } else {
-      const std::size_t run = shape.positions / N;
-      const std::size_t count = shape.samples * run;
-      const std::size_t high = parts_of(count, std::size_t{channel_threads} * Term::packets,
-                                        shape.channels, most_run_blocks);
-      launch_kernel<sum_runs<N, Term, Finish>>(
-          name, stream,
-          dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
-          channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
-    }
-  };
-  const std::size_t run = shape.positions == 1 ? shape.channels : shape.positions;
+/// Calls f<N>() with the widest packets that fill runs of `run` elements. `aligned` says that all
+/// arrays begin at multiples of 16 bytes.
+template <class T, class F>
+void with_packets(std::size_t run, bool aligned, const F& f) {
+  constexpr std::size_t widest = packet_size<T>;
   if (aligned && run % widest == 0) {
-    launch.template operator()<widest>();
+    f.template operator()<widest>();
   } else {
-    launch.template operator()<1>();
+    f.template operator()<1>();
   }
+}
+
+/// Sums a Term over every column of a matrix, which has rows. **Stream** in its order. **Host**
+/// does not block.
+template <class Term, class Finish>
+void launch_column_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
+                        const Term& term, const BlockSums& blocks, const Finish& finish) {
+  with_packets<typename Term::Element>(shape.channels, aligned, [&]<std::size_t N>() {
+    const ColumnTile tile = column_tile<N>(shape.channels);
+    const std::size_t wide = column_tiles<N>(shape.channels, tile);
+    const std::size_t rows = (channel_threads >> tile.shift) * column_packets<N, Term>;
+    const std::size_t high = parts_of(shape.samples, rows, wide, most_column_blocks);
+    launch_kernel<sum_columns<N, Term, Finish>>(
+        name, stream, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)),
+        channel_threads, term, shape, tile, blocks, finish);
+  });
+}
+
+/// The same over channels that have runs of positions.
+template <class Term, class Finish>
+void launch_run_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
+                     const Term& term, const BlockSums& blocks, const Finish& finish) {
+  with_packets<typename Term::Element>(shape.positions, aligned, [&]<std::size_t N>() {
+    const std::size_t run = shape.positions / N;
+    const std::size_t count = shape.samples * run;
+    const std::size_t high = parts_of(count, std::size_t{channel_threads} * run_packets<N, Term>,
+                                      shape.channels, most_run_blocks);
+    launch_kernel<sum_runs<N, Term, Finish>>(
+        name, stream, dim3(static_cast<unsigned>(shape.channels), static_cast<unsigned>(high)),
+        channel_threads, term, ChannelRuns{shape, FixedDivisor(run, count)}, blocks, finish);
+  });
 }
 
 }  // namespace lockstep::detail

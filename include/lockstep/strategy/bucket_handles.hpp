@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "lockstep/bucket/elements.hpp"
+
 namespace lockstep::detail {
 
 /// One slot per bucket for the handle of a call on its elements. `Start` begins such a call:
@@ -69,5 +71,15 @@ class BucketHandles {
   std::size_t buckets_;
   std::tuple<Row<Ts>...> rows_;
 };
+
+template <class Start, class Space, class Traits, std::size_t... K>
+auto travelling_handles(std::index_sequence<K...>)
+    -> BucketHandles<Start, Space,
+                     typename Traits::template travelling<ElementOf<Traits::kinds().kinds[K]>>...>;
+
+/// The handles of calls on a job's gradients, in the types in which these travel.
+template <class Start, class Space, class Traits>
+using TravellingHandles = decltype(travelling_handles<Start, Space, Traits>(
+    std::make_index_sequence<Traits::kinds().size>{}));
 
 }  // namespace lockstep::detail

@@ -20,6 +20,8 @@
 #include "lockstep/core/text.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/dp_evaluation.hpp"
+#include "lockstep/strategy/dp_first.hpp"
 #include "lockstep/strategy/dp_kept.hpp"
 #include "lockstep/strategy/dp_options.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
@@ -41,7 +43,11 @@ namespace detail {
 ///
 /// Members may be called by any thread, one at a time; the calling thread runs replica 0.
 template <class Model, class Policies, class Meeting>
-class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
+class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
+                public DpEvaluation<BasicDp<Model, Policies, Meeting>>,
+                public DpKept<BasicDp<Model, Policies, Meeting>> {
+  friend class DpFirst<BasicDp, Model>;
+  friend class DpEvaluation<BasicDp>;
   friend class DpKept<BasicDp>;
   using traits = ReplicaTraits<Model, Policies>;
   using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
@@ -89,40 +95,6 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   /// The calling thread works on the first replica's GPU while the result lives.
   [[nodiscard]] auto on_device() const { return first().on_device(); }
 
-  /// These are of the first replica. All replicas follow the numbers of its optimizer:
-  /// `dp.optimizer().lr = 0.01`. Its gradients are those of its latest share. Other replicas'
-  /// writes to their buffers are lost.
-  Model& model() { return first().model(); }
-  const Model& model() const { return first().model(); }
-  auto& optimizer() { return first().optimizer(); }
-  template <class Set>
-  auto& optimizer(Set set) {
-    return first().optimizer(set);
-  }
-  auto& group_options() { return first().group_options(); }
-  auto& schedule() { return first().schedule(); }
-  double learning_rate() const { return first().learning_rate(); }
-  std::uint64_t updates() const { return first().updates(); }
-  auto param(auto key) const { return first().param(key); }
-  auto grad(auto key) const { return first().grad(key); }
-  auto buffer(auto key) const { return first().buffer(key); }
-  /// Adds up the losses of many steps.
-  auto loss_meter() { return first().loss_meter(); }
-
-  /// Calls `f(name, view)` for every parameter, gradient or buffer of the first replica, as
-  /// `param`, `grad` and `buffer` give them. On a GPU the host waits for it first.
-  template <class F>
-  void for_each_parameter(F&& f) const {
-    first().for_each_parameter(f);
-  }
-  template <class F>
-  void for_each_gradient(F&& f) const {
-    first().for_each_gradient(f);
-  }
-  template <class F>
-  void for_each_buffer(F&& f) const {
-    first().for_each_buffer(f);
-  }
   /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
   /// parameters have a slice of the states each, and a parameter may come in several pieces:
   /// `f(parameter, state, view, first)` gets the place of a piece's first element.
@@ -154,6 +126,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
                   "give every replica a number above zero");
     }
     weights_ = std::move(weights);
+    make_shares_even();
   }
 
   void set_epoch(std::uint64_t epoch) {
@@ -235,83 +208,6 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   void require_finite() {
     run([&](std::size_t i) { replicas_[i]->require_finite(); });
   }
-  /// How many updates `Anomaly<Skip>` has left out. **Host** blocks until all steps are done.
-  std::uint64_t skipped_steps() const { return first().skipped_steps(); }
-
-  /// The loss of a batch, with nothing kept for backward. **Host** blocks.
-  template <class Batch>
-  Loss evaluate(const Batch& batch) {
-    if constexpr (traits::alone) {
-      [[maybe_unused]] const auto on = on_device();
-      return first().evaluate(first().place(batch));
-    } else {
-      run_to_loss<false>(
-          batch, scatter(batch), [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(); },
-          [&](std::size_t i) { replicas_[i]->end_evaluation(); });
-      return whole_loss();
-    }
-  }
-  /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss. Every
-  /// replica has a tally of its own; they are added up. **Host** blocks.
-  template <class Batch, class Tally>
-  void evaluate(const Batch& batch, Tally& tally) {
-    if constexpr (traits::alone) {
-      [[maybe_unused]] const auto on = on_device();
-      first().evaluate(first().place(batch), tally, [&] { return batch.size(); });
-    } else if constexpr (traits::gathers_outputs &&
-                         !LedReplica::template has_evaluation<Batch, Tally>) {
-      const double loss = evaluate(batch);
-      const auto samples = static_cast<double>(parts_[0].all);
-      tally.add("loss", loss * samples, samples);
-    } else {
-      const BatchCut cut = scatter(batch);
-      std::vector<Tally> tallies(replicas());
-      run([&](std::size_t i) { take(i, batch, cut); },
-          [&](std::size_t i) { replicas_[i]->template evaluate<Batch>(tallies[i]); });
-      for (const Tally& part : tallies)
-        for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
-    }
-  }
-
-  /// The same with one of `Subgraphs`: `dp.evaluate<"with_adapter"_s>(batch)`.
-  template <auto Set, class... Arguments>
-  auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<BasicDp> in(*this, Set);
-    return evaluate(std::forward<Arguments>(arguments)...);
-  }
-  /// Evaluations and predictions use a sub-graph, by its number, from now on.
-  void evaluate_subgraph(std::size_t set) {
-    for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
-  }
-
-  /// The model's outputs of a whole batch in evaluation, a row for each sample, in order. They are
-  /// valid until the next prediction, step or evaluation. **Host** blocks until they are there; on
-  /// GPUs they are in the memory of the output device.
-  template <class Batch>
-  auto predict(const Batch& batch) {
-    if constexpr (!require_output<Model>()) {
-      return;
-    } else if constexpr (traits::alone) {
-      [[maybe_unused]] const auto on = on_device();
-      return first().predict(first().place(batch), row_count(batch));
-    } else {
-      const BatchCut cut = scatter(batch);
-      if constexpr (!traits::gathers_outputs) make_room(batch, parts_[0].all);
-      run([&](std::size_t i) { take(i, batch, cut); },
-          [&](std::size_t i) { replicas_[i]->template predict_only<Batch>(); });
-      return std::as_const(*replicas_[root_]).all_outputs();
-    }
-  }
-  template <auto Set, class Batch>
-  auto predict(const Batch& batch) {
-    const EvaluatedSubgraph<BasicDp> in(*this, Set);
-    return predict(batch);
-  }
-  /// Copies such outputs into the host's memory. **Host** blocks.
-  template <class Rows>
-  void copy_outputs(const Rows& rows, void* to) {
-    first().copy_outputs(rows, to);
-  }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
   template <class Batch>
@@ -334,6 +230,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
         parts_(meeting_.size()) {
+    make_shares_even();
     Models models(replicas());
     crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
     crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
@@ -380,6 +277,14 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
     }
     if constexpr (traits::gathers_outputs) make_room(batch, all);
     return cut;
+  }
+
+  /// PyTorch's chunks leave the last replicas without samples where others have two, and norms that
+  /// replicas take together need one of each.
+  void make_shares_even() {
+    if constexpr (traits::syncs_norms) {
+      if (weights_.empty()) weights_.assign(replicas(), 1);
+    }
   }
 
   /// A replica without samples does not run its model, and the norms of the others would wait for
@@ -442,6 +347,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
     run(
         [&](std::size_t i) {
           take(i, batch, cut);
+          replicas_[i]->replica().draw_anew();
           digests[i] = replicas_[i]->template digest<Batch>();
         },
         [&](std::size_t i) {
@@ -458,7 +364,10 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
   template <bool Trains, class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
-    const auto share = [&](std::size_t i) { take(i, batch, cut); };
+    const auto share = [&](std::size_t i) {
+      take(i, batch, cut);
+      if constexpr (Trains) replicas_[i]->replica().draw_anew();
+    };
     if constexpr (traits::gathers_outputs) {
       try {
         run(

@@ -4,21 +4,17 @@
 
 #include <cstddef>
 #include <string_view>
-#include <type_traits>
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/gradient_ring.hpp"
 
 namespace lockstep::detail {
 
-/// A base of `Self`, the gradients. Unless a rank gives gradients away there is nothing in it.
-template <class Self, class Traits, class Comm, class Execution>
+/// A base of `Self`, the gradients, which have a ring of buckets where a rank gives them away.
+template <class Self, class Traits>
 class FreedGradients {
-  using layout = typename Traits::layout;
-
  public:
   /// A parameter's gradient, where memory is handed out bucket by bucket.
   template <class Key>
@@ -31,22 +27,12 @@ class FreedGradients {
     const std::size_t b = parameter < self().layout_.infos().size()
                               ? self().layout_.plan().placements[parameter].bucket
                               : 0;  // refused where its view is made
-    if (!ring_.holds(b)) claim(b, parameter);
-    return self().layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
+    if (!self().ring_.holds(b)) claim(b, parameter);
+    return self().layout_.template view<typename Traits::memory, false>(self().ring_.arena_of(b),
+                                                                        key);
   }
 
  protected:
-  FreedGradients(Comm& comm, const layout& where) : ring_(comm, where) {}
-
-  /// What stands in for a ring where gradients stay whole.
-  struct NoRing {
-    constexpr NoRing(Comm&, const layout&) {}
-  };
-  using Ring =
-      typename std::conditional_t<Traits::frees_gradients,
-                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
-                                  std::type_identity<NoRing>>::type;
-
   /// Gradients that are missing are zero, bucket by bucket, each of which gets its memory when the
   /// one before has travelled.
   void take_missing_as_zero_in_turn() {
@@ -56,16 +42,14 @@ class FreedGradients {
           if constexpr (Traits::skips_unused) self().used_[p] = 1;
           continue;
         }
-        if (!ring_.holds(b)) claim(b, p);
+        if (!self().ring_.holds(b)) claim(b, p);
         const Placement& placement = self().layout_.plan().placements[p];
-        self().execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
+        self().execution_.zero(self().ring_.arena_of(b) + placement.offset, placement.bytes);
         self().readiness_.mark(p);
       }
       self().start_complete_buckets();
     }
   }
-
-  [[no_unique_address]] Ring ring_;
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
@@ -73,15 +57,15 @@ class FreedGradients {
 
   /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
   [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
-    const std::size_t earlier = ring_.holder(b);
-    if (b >= self().next_ + ring_.slots())
+    const std::size_t earlier = self().ring_.holder(b);
+    if (b >= self().next_ + self().ring_.slots())
       refuse_gradient(parameter, " was asked for before those of later layers were complete");
     if (earlier != no_bucket) {
       if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
       for (std::size_t k = 0; k <= earlier; ++k) self().wait(k);  // in the same order on all ranks
     }
-    ring_.take(b);
-    ring_.clear_padding(self().execution_, b);
+    self().ring_.take(b);
+    self().ring_.clear_padding(self().execution_, b);
     if constexpr (is_checked) {
       for (const std::size_t p : self().layout_.plan().members(b)) self().spoil(p);
     }

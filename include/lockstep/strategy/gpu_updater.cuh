@@ -26,8 +26,8 @@
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/gpu_anomaly.cuh"
 #include "lockstep/strategy/gpu_counted_update.cuh"
 #include "lockstep/strategy/gpu_kept.cuh"
 #include "lockstep/strategy/parameter_gathers.hpp"
@@ -35,7 +35,6 @@
 #include "lockstep/strategy/riders.cuh"
 #include "lockstep/strategy/tensor_broadcasts.hpp"
 #include "lockstep/strategy/update_pieces.hpp"
-#include "lockstep/strategy/watched_averages.hpp"
 
 namespace lockstep::detail {
 
@@ -53,8 +52,15 @@ struct NothingPublished {
 /// master weights of these alone, and gets the others' parameters from them.
 template <class Traits, class Comm>
 class GpuUpdater
-    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
+    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups>,
+      public GpuAnomaly<Traits, Comm> {
   using Clock = typename GpuUpdater::UpdateClock;
+  using Anomalies = GpuAnomaly<Traits, Comm>;
+  using Anomalies::averages_;
+  using Anomalies::comm_;
+  using Anomalies::layout_;
+  using Anomalies::watch;
+  using Anomalies::watches;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
@@ -69,8 +75,7 @@ class GpuUpdater
  public:
   template <class Execution>
   GpuUpdater(Comm& comm, const Execution& execution, const layout& where, std::byte* parameters)
-      : comm_(comm),
-        layout_(where),
+      : Anomalies(comm, where, execution.loss_value()),
         parameters_(parameters),
         kept_(comm, where),
         published_(comm, where, parameters),
@@ -81,13 +86,7 @@ class GpuUpdater
         partials_(plan_partials() * sizeof(double)),
         squares_(adds_squares ? comm.template allocate<double>(1).data() : nullptr),
         state_(execution.step_state()),
-        seen_(stops ? sizeof(std::uint32_t) : 0),
-        found_(stops ? sizeof(AnomalyRecord) : 0),
-        loss_(execution.loss_value()),
-        counted_(comm, where.plan(), [this](std::size_t p) { return group_of(p); }) {
-    const AnomalyRecord nothing;
-    if (stops) copy_now(found_.data(), &nothing, sizeof nothing);
-  }
+        counted_(comm, where.plan(), [this](std::size_t p) { return group_of(p); }) {}
 
   /// The states and master weights of the parameters.
   const GpuKept<Traits, Comm>& kept() const { return kept_; }
@@ -109,10 +108,7 @@ class GpuUpdater
   /// Begins the next update, from the sum of so many micro-batches, which becomes the average over
   /// ranks by `factor`: stores its numbers on the GPU. **Stream** before the members below.
   void begin(std::size_t micro_batches = Traits::micro_batches, double factor = 1) {
-    if constexpr (stops) {
-      if (*seen()) [[unlikely]]
-        report();
-    }
+    this->require_none_seen();
     const double rate = this->advance();
     const double scale = factor / static_cast<double>(micro_batches);
     if constexpr (Traits::has_groups) {
@@ -122,14 +118,6 @@ class GpuUpdater
       }
     } else {
       store(0, this->options(), rate, scale);
-    }
-  }
-
-  /// Throws if a step had an anomaly. **Host** blocks until all steps are done.
-  void require_finite() {
-    if constexpr (stops) {
-      comm_.synchronize();
-      if (*seen()) report();
     }
   }
 
@@ -195,11 +183,6 @@ class GpuUpdater
  private:
   /// Do a step's numbers depend on its gradients?
   static constexpr bool decides = Traits::clips || Traits::scales_loss || Traits::skips_anomalies;
-  /// Does a step that is not finite end the job?
-  static constexpr bool stops = Traits::stops_at_anomaly;
-  /// Do update kernels look for one? Where losses are scaled, gradients that are not finite are
-  /// part of the method: their steps are skipped, until the scale is too small.
-  static constexpr bool watches = stops && !Traits::scales_loss;
   static constexpr std::size_t groups = Traits::groups::count;
   /// Are the squares of what ranks own added up over ranks?
   static constexpr bool adds_squares = decides && Traits::divides_states;
@@ -219,32 +202,6 @@ class GpuUpdater
     StepState state;
     copy_now(&state, state_, sizeof state);
     return state;
-  }
-
-  /// Set by a kernel, and read without waiting for it.
-  const volatile std::uint32_t* seen() const {
-    return reinterpret_cast<const volatile std::uint32_t*>(seen_.data());
-  }
-  AnomalyWatch watch() const {
-    if constexpr (!stops) return {};
-    return {reinterpret_cast<AnomalyRecord*>(found_.data()),
-            reinterpret_cast<std::uint32_t*>(seen_.data()), loss_};
-  }
-
-  /// The job is over: kernels change nothing any more, and a later call says the same.
-  [[noreturn, gnu::cold, gnu::noinline]] void report() const {
-    comm_.synchronize();
-    AnomalyRecord record;
-    copy_now(&record, found_.data(), sizeof record);
-    if (record.scale) {
-      throw anomaly_error("so many steps in a row overflowed that the loss scale is nearly zero",
-                          record.step)
-          .on(comm_.rank());
-    }
-    if (record.loss) throw anomaly_error("the loss is not finite", record.step).on(comm_.rank());
-    throw anomaly_error(layout_, averages_.offset_of(record.gradient), "not finite",
-                        Traits::alone ? "" : "as the average over ranks", record.step)
-        .on(comm_.rank());
   }
 
   std::byte* numbers_of(std::size_t group) const {
@@ -450,8 +407,6 @@ class GpuUpdater
         parameters_ + piece.offset, piece.count.value());
   }
 
-  Comm& comm_;
-  const layout& layout_;
   std::byte* parameters_;
   GpuKept<Traits, Comm> kept_;
   [[no_unique_address]] Published published_;
@@ -463,12 +418,6 @@ class GpuUpdater
   DeviceArena partials_;
   double* squares_;  // of what all ranks own, in the communicator's memory
   StepState* state_;
-  // A kernel may still write to host memory when this ends: device memory, which is freed first,
-  // is freed when the GPU is done.
-  PinnedArena seen_;   // is there an anomaly?
-  DeviceArena found_;  // its record
-  const double* loss_;
-  WatchedAverages averages_;
   [[no_unique_address]] Counted counted_;
 };
 

@@ -25,7 +25,7 @@
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/counted_updates.hpp"
+#include "lockstep/strategy/host_counted_update.hpp"
 #include "lockstep/strategy/noted_anomaly.hpp"
 #include "lockstep/strategy/owned_parameters.hpp"
 #include "lockstep/strategy/owned_tensors.hpp"
@@ -37,21 +37,25 @@ namespace lockstep::detail {
 /// parameters once; where no norm is needed first, it is the pass that consumes the averages.
 template <class Traits, class Comm, class Owned>
 class HostUpdater
-    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
+    : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups>,
+      HostCountedUpdate<HostUpdater<Traits, Comm, Owned>, Traits, Comm> {
   using Clock = typename HostUpdater::UpdateClock;
+  using Counted = HostCountedUpdate<HostUpdater, Traits, Comm>;
+  friend Counted;
+  using Counted::counted_;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
 
  public:
   template <class Execution>
   HostUpdater(Comm& comm, const Execution&, const layout& where, std::byte* parameters)
-      : owned_(comm, where, parameters),
+      : Counted(comm, where),
+        owned_(comm, where, parameters),
         layout_(where),
         parameters_(parameters),
         runs_(where),
         groups_(where),
-        states_(count_state_bytes()),
-        counted_(comm, where) {}
+        states_(count_state_bytes()) {}
 
   /// Begins an update from the sum of this many micro-batches.
   void begin(std::size_t micro_batches = Traits::micro_batches) {
@@ -72,7 +76,9 @@ class HostUpdater
       for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
         owned_.template reduce<T>(gradients, layout_.plan(), run, make_pass<T>(run, slice, 0));
       });
-      if constexpr (Traits::skips_zero_gradients) update_zeros();
+      if constexpr (Traits::skips_zero_gradients) {
+        if (this->update_zeros() && !Owned::publishes_late) owned_.publish();
+      }
       require_no_anomaly();
       counted_.end();
       if constexpr (Owned::publishes_late) owned_.publish();
@@ -89,7 +95,7 @@ class HostUpdater
         const auto averages = gradients.template averages<T>(run.offset, run.bytes);
         if constexpr (needs_norm) squares += sum_of_squares<T>(averages);
         if constexpr (Traits::skips_zero_gradients)
-          note_zeros<T>(run, {{0, run.count()}, 0}, 0, averages);
+          this->template note_zeros<T>(run, Shard{0, run.count()}, 0, averages);
       });
     }
     if constexpr (Traits::skips_zero_gradients) counted_.decide();
@@ -192,7 +198,7 @@ class HostUpdater
       owned_.template reduce<T>(gradients, layout_.plan(), run,
                                 [&](std::size_t at, std::span<const T> averages) {
                                   if constexpr (Traits::skips_zero_gradients)
-                                    note_zeros(run, slice, at, averages);
+                                    this->note_zeros(run, slice, at, averages);
                                   T* const kept = own.data() + (at - slice.begin);
                                   if (averages.data() != kept)
                                     std::copy(averages.begin(), averages.end(), kept);
@@ -278,7 +284,7 @@ class HostUpdater
                                                   auto... sources) {
         bool finite = true;
         if constexpr (Traits::counts_updates) {
-          finite = update_used(run, slice, pass, at, averages);
+          finite = this->update_used(run, slice, pass, at, averages);
         } else if constexpr (Traits::has_groups) {
           finite = update_groups(run, pass, constants, at, averages);
         } else {
@@ -297,71 +303,6 @@ class HostUpdater
       if (anomaly_.is_there()) [[unlikely]]
         anomaly_.report(layout_, owned_.whose(), this->steps());
     }
-  }
-
-  /// Updates parameters one by one, each with its own count of updates, as PyTorch does. Parameters
-  /// that are not used are left out. Where gradients of zero are skipped, the elements of one wait
-  /// until an average comes that is not zero.
-  template <class T, class Pass>
-  bool update_used(const Run& run, const Slice& slice, const Pass& pass, std::size_t at,
-                   std::span<const T> averages) const {
-    bool finite = true;
-    counted_.template for_each_part<T>(
-        run, at, averages.size(), [&](std::size_t p, std::size_t begin, std::size_t end) {
-          const auto part = averages.subspan(begin - at, end - begin);
-          const auto constants = constants_of<Accumulator<T>>(group_of(p), counted_.number(p));
-          if constexpr (Traits::skips_zero_gradients) {
-            if (counted_.is_undecided(p)) {
-              if (note_part(run, slice, p, end, part)) return;
-              const std::size_t first = counted_.template elements_of<T>(run, p).first;
-              update_with_zeros<T>(pass, constants, std::max(slice.begin, first), begin);
-            }
-          }
-          finite &= pass.with(constants, begin, part);
-        });
-    return finite;
-  }
-
-  /// Takes note of averages that end at element `end`. Returns whether they are all zero.
-  template <class T>
-  bool note_part(const Run& run, const Slice& slice, std::size_t p, std::size_t end,
-                 std::span<const T> averages) const {
-    const auto [first, last] = counted_.template elements_of<T>(run, p);
-    return counted_.note(p, averages, end == std::min(slice.end, last),
-                         first < slice.begin || last > slice.end);
-  }
-  template <class T>
-  void note_zeros(const Run& run, const Slice& slice, std::size_t at,
-                  std::span<const T> averages) const {
-    counted_.template for_each_part<T>(
-        run, at, averages.size(), [&](std::size_t p, std::size_t begin, std::size_t end) {
-          if (counted_.is_undecided(p))
-            note_part(run, slice, p, end, averages.subspan(begin - at, end - begin));
-        });
-  }
-
-  template <class T, class Pass>
-  static void update_with_zeros(const Pass& pass, const auto& constants, std::size_t begin,
-                                std::size_t end) {
-    static constexpr std::array<T, 256> zeros{};
-    for (std::size_t at = begin; at < end; at += zeros.size())
-      pass.with(constants, at, std::span(zeros).first(std::min(zeros.size(), end - at)));
-  }
-
-  /// Decides which gradients are zero, and updates this rank's parts that are zero where the rest
-  /// of the parameter is not.
-  void update_zeros() {
-    if (!counted_.decide()) return;
-    for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
-      const auto pass = update_pass<T>(run, slice, 0);
-      counted_.template for_each_part<T>(
-          run, slice.begin, slice.count(), [&](std::size_t p, std::size_t begin, std::size_t end) {
-            if (counted_.has_zeros(p))
-              update_with_zeros<T>(
-                  pass, constants_of<Accumulator<T>>(group_of(p), counted_.number(p)), begin, end);
-          });
-    });
-    if constexpr (!Owned::publishes_late) owned_.publish();
   }
 
   /// Updates piece by piece, each with the constants of its group.
@@ -408,7 +349,6 @@ class HostUpdater
   double micro_batches_ = static_cast<double>(Traits::micro_batches);
   std::uint64_t skipped_ = 0;
   mutable NotedAnomaly anomaly_;  // in the update that is under way
-  [[no_unique_address]] mutable CountedUpdatesOf<Traits, Comm> counted_;
 };
 
 template <class Traits, class Comm>

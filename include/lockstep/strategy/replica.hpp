@@ -6,21 +6,16 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
-#include <span>
 #include <string>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/core/element.hpp"
-#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/optim/anomaly.hpp"
-#include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
@@ -29,10 +24,17 @@
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/norm_step.hpp"
+#include "lockstep/strategy/random_step.hpp"
+#include "lockstep/strategy/replica_buffers.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_graphs.hpp"
+#include "lockstep/strategy/replica_hooks.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
+#include "lockstep/strategy/replica_memory.hpp"
+#include "lockstep/strategy/replica_options.hpp"
+#include "lockstep/strategy/replica_subgraphs.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/replica_uneven.hpp"
 #include "lockstep/strategy/replica_values.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
 #include "lockstep/strategy/subgraph_step.hpp"
@@ -48,15 +50,30 @@ namespace lockstep {
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
+class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaOptions<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaBuffers<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaEvaluation<Replica<Model, Policies, Comm>>,
                 public detail::ReplicaKept<Replica<Model, Policies, Comm>>,
+                public detail::ReplicaUneven<Replica<Model, Policies, Comm>,
+                                             detail::ReplicaTraits<Model, Policies>>,
+                public detail::ReplicaHooks<Replica<Model, Policies, Comm>,
+                                            detail::ReplicaTraits<Model, Policies>>,
+                public detail::ReplicaSubgraphs<Replica<Model, Policies, Comm>,
+                                                detail::ReplicaTraits<Model, Policies>>,
                 public detail::ReplicaGraphs<Replica<Model, Policies, Comm>,
                                              detail::ReplicaTraits<Model, Policies>> {
   // Parts of this class, in headers of their own.
+  friend class detail::ReplicaMemory<Replica>;
+  friend class detail::ReplicaOptions<Replica>;
+  friend class detail::ReplicaBuffers<Replica>;
   friend class detail::ReplicaValues<Replica>;
   friend class detail::ReplicaEvaluation<Replica>;
   friend class detail::ReplicaKept<Replica>;
+  friend class detail::ReplicaUneven<Replica, detail::ReplicaTraits<Model, Policies>>;
+  friend class detail::ReplicaHooks<Replica, detail::ReplicaTraits<Model, Policies>>;
+  friend class detail::ReplicaSubgraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
   friend class detail::ReplicaGraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
 
  public:
@@ -73,9 +90,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
   using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
   static_assert(detail::Updater<Updating, Gradients>);
+  using drawing_step = detail::RandomStepOf<traits, typename execution_type::Step>;
 
  public:
-  using bare_step = detail::NormStepOf<traits, Comm, typename execution_type::Step>;
+  using bare_step = detail::NormStepOf<traits, Comm, drawing_step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -95,11 +113,12 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
         model_(std::move(model)),
         execution_(comm),
         layouts_(std::move(layouts)),
-        parameters_(agree_and_allocate()),
+        parameters_(this->template agree_and_allocate<Policies>()),
         groups_(comm),
-        buffers_(allocate(layouts_.buffers.plan().bytes)),
+        buffers_(this->allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
+        random_(comm),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
     if constexpr (traits::shards_groups) {
@@ -125,25 +144,6 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   auto& groups() { return groups_; }
   execution_type& execution() { return execution_; }
 
-  /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
-  auto& optimizer() { return updater_.options(); }
-  /// Those of a set that is one of `ParameterGroups`: `replica.optimizer(NoDecay<>{})`.
-  template <class Set>
-  auto& optimizer(Set set) {
-    return updater_.options(set);
-  }
-  /// The numbers of all groups.
-  auto& group_options() { return updater_.group_options(); }
-  auto& schedule() { return updater_.schedule(); }
-  double learning_rate() const { return updater_.learning_rate(); }
-  std::uint64_t updates() const { return updater_.steps(); }
-  /// The bytes of the optimizer's states that this rank keeps.
-  std::size_t state_bytes() const { return updater_.state_bytes(); }
-  /// The bytes of the gradients that it keeps.
-  std::size_t gradient_bytes() const { return gradients_.bytes(); }
-  void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
-  void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
-
   auto param(auto key) const {
     let_host_look();
     return step_.param(key);
@@ -157,25 +157,16 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return step_.grad(key);
   }
 
-  /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
-  /// had a batch in the step before. With `Buffers<Synced>` they become their average over ranks,
-  /// and integers, such as counts of batches, the largest. **Ranks** all. **Host** blocks, or on a
-  /// GPU enqueues.
-  void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
-    [[maybe_unused]] const auto on = on_device();
-    if constexpr (traits::averages_buffers) {
-      average_buffers(part_of);
-    } else {
-      Rank root{0};
-      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
-      broadcast_buffers(part_of, root);
-    }
-  }
-
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
   /// A batch where the model can read it.
   const auto& place(const auto& batch) { return execution_.place(batch); }
+
+  /// The model draws other random numbers from now on, those of the next micro-batch. It comes
+  /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
+  void draw_anew() {
+    if constexpr (traits::draws) random_.move_to(updates(), micro_batches_);
+  }
 
   /// How many micro-batches are added up.
   std::size_t micro_batches() const { return micro_batches_; }
@@ -186,23 +177,14 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
-  /// The next micro-batch uses a sub-graph, by its number, or the whole model.
-  void choose_subgraph([[maybe_unused]] std::size_t set) {
-    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
-  }
-  /// Evaluations and predictions use one from now on.
-  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
-    if constexpr (traits::has_subgraphs) evaluated_.number = set;
-  }
-
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
   /// all, or with `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
-    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const auto in = this->in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
       if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
+        if (sync == Sync::yes) this->synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
@@ -226,7 +208,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
-    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const auto in = this->in_step();
     await_parameters();
     if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
@@ -240,7 +222,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
-    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const auto in = this->in_step();
     await_parameters();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
@@ -260,7 +242,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     static_assert(!T::frees_gradients,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
                   "its slices alone; write reduce_and_update() instead of reduce().update()");
-    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const auto in = this->in_step();
     gradients_.average();
   }
 
@@ -277,7 +259,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks, or on a GPU enqueues.
   void update() {
-    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const auto in = this->in_step();
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
     end_update();
@@ -286,41 +268,9 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
-    [[maybe_unused]] const auto in = in_step();
+    [[maybe_unused]] const auto in = this->in_step();
     updater_.reduce_and_update(gradients_);
     end_update();
-  }
-
-  /// All ranks' parameters become their average, where `LocalSGD` lets ranks train alone: before a
-  /// model is used elsewhere, in the middle of a period. **Ranks** all. **Host** as `update`.
-  void average_parameters()
-    requires(traits::averages_parameters)
-  {
-    [[maybe_unused]] const auto on = on_device();
-    for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
-      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-        const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
-        const auto average = [&](const auto& own) {
-          gradients_.hooked_reductions().count_sent(own.size_bytes());
-          comm_.all_reduce(own, Average{}, detail::JobCall::step);
-        };
-        if constexpr (traits::keeps_masters) {
-          const auto masters = updater_.masters_of(bucket);
-          average(masters);
-          execution_.cast(values, masters);
-        } else {
-          average(values);
-        }
-      });
-    }
-  }
-
-  /// The bytes that this rank has handed to collectives for gradients, or parameters, since it was
-  /// made: what hooks save on the wire.
-  std::uint64_t bytes_sent()
-    requires(traits::is_hooked)
-  {
-    return gradients_.hooked_reductions().bytes_sent();
   }
 
   /// One micro-batch: forward, backward and, if it completes a step, reduce and update. Where a
@@ -337,46 +287,6 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
       reduce_and_update();
     }
     return loss;
-  }
-
-  /// A step of the micro-batches that were added up without completing one, if there are any: their
-  /// mean, over as many as they are. **Ranks** all, with as many; under `UnevenInputs<Join>` those
-  /// that have some, while others make a whole step. **Host** as `update`.
-  void step_tail() {
-    if (micro_batches_ == 0) return;
-    [[maybe_unused]] const auto in = in_step();
-    if constexpr (traits::joins) {
-      // Other ranks divide by the number of micro-batches of a whole step.
-      if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::step_call<traits>());
-      if (traits::micro_batches > 1 && micro_batches_ != traits::micro_batches)
-        gradients_.scale_own(static_cast<double>(traits::micro_batches) /
-                             static_cast<double>(micro_batches_));
-      begin_update();
-    } else {
-      begin_update(micro_batches_);
-    }
-    gradients_.start_late();
-    reduce_and_update();
-  }
-
-  /// The part that a rank without batches has in a step of the others: zeros, and the same update.
-  /// Returns false, without an update, where no rank had a batch. **Ranks** all. **Host** blocks
-  /// until it is known who had one.
-  bool answer_others()
-    requires(traits::joins)
-  {
-    if constexpr (traits::broadcasts_buffers) synchronize_buffers(detail::step_call<traits>());
-    backward_without_samples(Sync::yes);
-    const bool goes_on = gradients_.live().count != 0;
-    if (goes_on) {
-      begin_update();
-      reduce_and_update();
-    } else {
-      gradients_.reduce();  // no bucket stays under way
-      discard_gradients();
-      gradients_.forget_live();  // all have the newest buffers
-    }
-    return goes_on;
   }
 
   /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** blocks until all
@@ -417,27 +327,14 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     return execution_.meter();
   }
 
-  /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
-  /// since the last update, while the result lives.
-  auto in_step() const {
-    if constexpr (traits::compares_subgraphs) {
-      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
-    } else {
-      return 0;
-    }
-  }
-
  private:
   void end_update() {
-    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
-    if constexpr (traits::averages_parameters) {
-      if (traits::hooks::stages::averages_after(updates())) average_parameters();
-    }
+    this->count_hooked_step();
     discard_gradients();
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
-    throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
+    throw detail::anomaly_error("the loss is " + std::to_string(loss), this->updates() + 1)
         .on(comm_.rank());
   }
 
@@ -479,68 +376,22 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
     }
   }
 
+  drawing_step make_drawing_step(const detail::Arenas& arenas) {
+    if constexpr (traits::draws) {
+      return {execution_.step(layouts_, arenas), random_.keys()};
+    } else {
+      return execution_.step(layouts_, arenas);
+    }
+  }
+
   bare_step make_bare_step(const detail::Arenas& arenas) {
-    const typename execution_type::Step step = execution_.step(layouts_, arenas);
+    const drawing_step step = make_drawing_step(arenas);
     if constexpr (traits::syncs_norms) {
       return {step, detail::NormRanksOf<traits, Comm>(
                         detail::norm_communicator<traits, Comm>(comm_, groups_))};
     } else {
       return step;
     }
-  }
-
-  /// Before a collective: ranks of this host that allocate or free for themselves have done so.
-  void settle_allocations() {
-    if constexpr (requires { comm_.settle_allocations(); }) comm_.settle_allocations();
-  }
-
-  std::byte* agree_and_allocate() {
-    settle_allocations();
-    if constexpr (!traits::alone) {
-      const auto fingerprint =
-          detail::fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers);
-      detail::require_agreement(comm_, fingerprint, [&] {
-        return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers);
-      });
-    }
-    const std::size_t size = layouts_.parameters.plan().all_bytes;
-    if constexpr (traits::shares_parameters) {
-      return bytes(comm_.template allocate_shared<std::uint8_t>(size));
-    } else {
-      return allocate(size);
-    }
-  }
-
-  std::byte* allocate(std::size_t size) {
-    return size == 0 ? nullptr : bytes(comm_.template allocate<std::uint8_t>(size));
-  }
-  static std::byte* bytes(std::span<std::uint8_t> memory) {
-    return reinterpret_cast<std::byte*>(memory.data());
-  }
-
-  void broadcast_buffers(detail::JobCall part_of = detail::current_job_call(),
-                         Rank root = Rank{0}) {
-    broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
-  }
-  /// One call for each element type that buffers have.
-  void average_buffers(detail::JobCall part_of) {
-    for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
-      detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
-          bucket.element, [&]<class T>(std::type_identity<T>) {
-            const auto values = detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes);
-            if constexpr (FloatingElement<T>) {
-              comm_.all_reduce(values, Average{}, part_of);
-            } else {
-              comm_.all_reduce(values, Max{}, part_of);
-            }
-          });
-    }
-  }
-
-  void broadcast(std::byte* data, std::size_t size,
-                 detail::JobCall part_of = detail::current_job_call(), Rank root = Rank{0}) {
-    if (size == 0) return;
-    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
   }
 
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
@@ -553,14 +404,10 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
+  [[no_unique_address]] detail::RandomPositionOf<traits, Comm> random_;
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
-  struct Evaluated {
-    std::size_t number = detail::whole_model;
-  };
-  struct Whole {};
-  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, Evaluated, Whole> evaluated_;
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;

@@ -5,10 +5,7 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
-#include <utility>
 
-#include "lockstep/bucket/elements.hpp"
-#include "lockstep/core/element.hpp"
 #include "lockstep/strategy/bucket_handles.hpp"
 #include "lockstep/strategy/bucket_reductions.hpp"
 #include "lockstep/strategy/shard_space.hpp"
@@ -69,12 +66,8 @@ class ShardReductions {
     }
   };
 
-  template <std::size_t... K>
-  static auto make_handles(std::index_sequence<K...>) -> BucketHandles<
-      Scatter, Space, typename Traits::template travelling<ElementOf<Traits::kinds().kinds[K]>>...>;
-
   Space space_;
-  decltype(make_handles(std::make_index_sequence<Traits::kinds().size>{})) handles_;
+  TravellingHandles<Scatter, Space, Traits> handles_;
   [[no_unique_address]] Whole whole_;
 };
 

@@ -17,10 +17,37 @@
 
 namespace lockstep::detail {
 
+/// The pieces of buckets: `Self` says how many shards there are, and which is this rank's.
+template <class Self, class Traits>
+class ShardPieces {
+ public:
+  /// The elements of a bucket of `count` that this rank owns.
+  template <class T>
+  Shard slice(std::size_t count) const {
+    return shard_of<typename Traits::template sliced<T>>(count, self().shard(), self().shards());
+  }
+  /// All pieces of a bucket of `count` elements of T that begins at `data`: they reach into the
+  /// room behind it. The elements at `data` may be of another type than the bucket's.
+  template <class T, class Travelling>
+  std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
+    return {data, shard_length<typename Traits::template sliced<T>>(count, self().shards()) *
+                      self().shards()};
+  }
+  /// This rank's piece of them.
+  template <class T>
+  std::span<T> own_piece(std::span<T> pieces) const {
+    const std::size_t length = pieces.size() / self().shards();
+    return pieces.subspan(self().shard() * length, length);
+  }
+
+ private:
+  const Self& self() const { return static_cast<const Self&>(*this); }
+};
+
 /// Who divides buckets with whom, and how their slices travel. Both calls get all pieces of a
 /// bucket, one behind the other and of equal length, and return the handle of a call under way.
 template <class Traits, class Comm>
-class ShardSpace {
+class ShardSpace : public ShardPieces<ShardSpace<Traits, Comm>, Traits> {
  public:
   explicit ShardSpace(Comm& comm) : comm_(&comm) { require_shards(shards(), comm.rank()); }
 
@@ -31,37 +58,19 @@ class ShardSpace {
   static constexpr bool is_saved() { return true; }
   Comm& communicator() const { return *comm_; }
 
-  /// The elements of a bucket of `count` that this rank owns.
-  template <class T>
-  Shard slice(std::size_t count) const {
-    return shard_of<typename Traits::template sliced<T>>(count, shard(), shards());
-  }
-  /// All pieces of a bucket of `count` elements of T that begins at `data`: they reach into the
-  /// room behind it. The elements at `data` may be of another type than the bucket's.
-  template <class T, class Travelling>
-  std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
-    return {data, shard_length<typename Traits::template sliced<T>>(count, shards()) * shards()};
-  }
-  /// This rank's piece of them.
-  template <class T>
-  std::span<T> own_piece(std::span<T> pieces) const {
-    const std::size_t length = pieces.size() / shards();
-    return pieces.subspan(shard() * length, length);
-  }
-
   /// This rank's piece = its average over ranks, or the sum as `gradient_reduction` says. **Ranks**
   /// all.
   template <class T>
   auto scatter(std::span<T> pieces) const {
     return comm_->reduce_scatter_async(
-        pieces, own_piece(pieces),
+        pieces, this->own_piece(pieces),
         reduction_of_gradients<gradient_reduction<Traits, Comm>()>(shards()), step_call<Traits>());
   }
 
   /// Every piece = that of the rank that owns it. **Ranks** all.
   template <class T>
   auto gather(std::span<T> pieces) const {
-    return comm_->all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
+    return comm_->all_gather_async(std::span<const T>(this->own_piece(pieces)), pieces,
                                    step_call<Traits>());
   }
 
@@ -101,7 +110,7 @@ class ScatterAcross {
 /// each other: a slice is scattered inside, reduced across, and gathered inside.
 template <class Traits, class Comm>
   requires(Traits::shards_groups)
-class ShardSpace<Traits, Comm> {
+class ShardSpace<Traits, Comm> : public ShardPieces<ShardSpace<Traits, Comm>, Traits> {
   using Groups = JobGroupsOf<Traits, Comm>;
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
 
@@ -122,22 +131,8 @@ class ShardSpace<Traits, Comm> {
   Comm& communicator() const { return *comm_; }
 
   template <class T>
-  Shard slice(std::size_t count) const {
-    return shard_of<typename Traits::template sliced<T>>(count, shard(), shards());
-  }
-  template <class T, class Travelling>
-  std::span<Travelling> pieces(Travelling* data, std::size_t count) const {
-    return {data, shard_length<typename Traits::template sliced<T>>(count, shards()) * shards()};
-  }
-  template <class T>
-  std::span<T> own_piece(std::span<T> pieces) const {
-    const std::size_t length = pieces.size() / shards();
-    return pieces.subspan(shard() * length, length);
-  }
-
-  template <class T>
   auto scatter(std::span<T> pieces) const {
-    const std::span<T> own = own_piece(pieces);
+    const std::span<T> own = this->own_piece(pieces);
     const auto inside = reduction_of_gradients<how>(comm_->world_size().value());
     const auto across = reduction_of_gradients < how == GradientReduction::average
                             ? how
@@ -151,7 +146,7 @@ class ShardSpace<Traits, Comm> {
   }
   template <class T>
   auto gather(std::span<T> pieces) const {
-    return groups_->group().all_gather_async(std::span<const T>(own_piece(pieces)), pieces,
+    return groups_->group().all_gather_async(std::span<const T>(this->own_piece(pieces)), pieces,
                                              step_call<Traits>());
   }
   void add_others(double& number) const {

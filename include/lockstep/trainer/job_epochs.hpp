@@ -27,6 +27,7 @@
 #include "lockstep/trainer/job_agreement.hpp"
 #include "lockstep/trainer/job_base.hpp"
 #include "lockstep/trainer/log_fields.hpp"
+#include "lockstep/trainer/run_curve.hpp"
 #include "lockstep/trainer/run_log.hpp"
 
 namespace lockstep::detail {
@@ -127,14 +128,14 @@ class JobEpochs : public JobBase<Model, Policies> {
     next_epoch_ = 0;
     if (!resumed_ || runs_ > resumed_->course.run) {
       resumed_.reset();
-      curve_goes_on_ = false;
+      curve_.forget();
     } else {
       next_epoch_ = runs_ < resumed_->course.run ? count : resumed_->course.epoch;
     }
     return next_epoch_;
   }
 
-  void begin_run() { run_begins_ = true; }
+  void begin_run() { curve_.begin_run(); }
 
   void begin_epoch(std::uint64_t number, std::uint64_t last) {
     [[maybe_unused]] const auto on = this->enter("epochs");
@@ -184,7 +185,10 @@ class JobEpochs : public JobBase<Model, Policies> {
                       ", Tail::drop> drops what is less than a step",
                   "accumulate less, make batches smaller, or choose Tail::step", rank());
     }
-    place_on_curve(Accumulation::updates_of(batches));
+    if (loops_ == 1) {  // an epoch's first loop over data says how long the curve is
+      const std::uint64_t updates = Accumulation::updates_of(batches);
+      curve_.place(wrapped_, epoch_, epochs_, updates, updates_before(updates));
+    }
     opened_ = true;
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
     losses_.reset();
@@ -268,8 +272,7 @@ class JobEpochs : public JobBase<Model, Policies> {
     CourseState state;
     state.run = runs_;
     state.epoch = next_epoch_;
-    state.run_steps = run_steps_;
-    state.epoch_updates = epoch_updates_;
+    curve_.tell(state);
     state.skipped = skipped_;
     state.is_closed = closed_.has_value();
     EpochSummary now = closed_ ? *closed_ : display_.summary();
@@ -300,10 +303,8 @@ class JobEpochs : public JobBase<Model, Policies> {
   void go_on(const CourseState& course, const std::optional<SamplerState>& position) {
     resumed_ = {course, position, true};
     runs_ = 0;
-    run_steps_ = course.run_steps;
-    epoch_updates_ = course.epoch_updates;
+    curve_.go_on(course);
     skipped_ = course.skipped;
-    curve_goes_on_ = true;
     under_way_ = opened_ = false;
     closed_.reset();
     shown_scores_.clear();
@@ -329,18 +330,9 @@ class JobEpochs : public JobBase<Model, Policies> {
     return at;
   }
 
-  /// Loaded numbers have the curve of another run. Where the program has left the length of its
-  /// curve to this trainer, `had_own` before, the next `epochs` begin it anew.
-  bool has_own_curve() {
-    if constexpr (requires { schedule().steps = 0; })
-      return schedule().steps == 0 || schedule().steps == run_steps_;
-    return false;
-  }
-  void adopt_curve(bool had_own) {
-    if constexpr (requires { schedule().steps = 0; }) {
-      if (had_own) run_steps_ = schedule().steps;
-    }
-  }
+  /// Loaded numbers have the curve of another run: `had_own` is `has_own_curve` before.
+  bool has_own_curve() { return curve_.is_own(wrapped_); }
+  void adopt_curve(bool had_own) { curve_.adopt(wrapped_, had_own); }
 
   ProgressDisplay display_;
   LogFile log_;
@@ -374,22 +366,6 @@ class JobEpochs : public JobBase<Model, Policies> {
     closed_ = figures(course);
     closed_->epochs = epochs_;
     opened_ = true;
-  }
-
-  /// A curve without a length is as long as the epochs of one `epochs` call, and begins with each
-  /// such call anew. One that goes on stays where it was; where an epoch has another number of
-  /// updates now, it goes on at the same fraction of the epoch.
-  void place_on_curve(std::uint64_t updates) {
-    if (loops_ != 1) return;  // an epoch's first loop over data says how long the curve is
-    if constexpr (requires { schedule().steps = 0; }) {
-      const bool is_own = schedule().steps == 0 || schedule().steps == run_steps_;
-      if (std::exchange(run_begins_, false) && is_own) {
-        run_steps_ = schedule().steps = epochs_ * updates;
-        const bool stays = std::exchange(curve_goes_on_, false) && epoch_updates_ == updates;
-        if (!stays) wrapped_.begin_schedule(epoch_ * updates + updates_before(updates));
-      }
-    }
-    epoch_updates_ = updates;
   }
 
   /// How many of an epoch's updates are over where the loop goes on.
@@ -453,10 +429,9 @@ class JobEpochs : public JobBase<Model, Policies> {
   std::uint64_t epoch_ = 0;
   std::uint64_t next_epoch_ = 0;  // the epoch that is under way, or the one after the last
   std::uint64_t epochs_ = 0;
-  std::uint64_t loops_ = 0;          // over data, in this epoch
-  std::uint64_t skipped_ = 0;        // steps that `Anomaly<Skip>` has left out so far
-  std::uint64_t run_steps_ = 0;      // the length that this trainer has given its curve
-  std::uint64_t epoch_updates_ = 0;  // of a whole epoch
+  std::uint64_t loops_ = 0;    // over data, in this epoch
+  std::uint64_t skipped_ = 0;  // steps that `Anomaly<Skip>` has left out so far
+  RunCurve curve_;
   decltype(std::declval<typename Base::wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
   std::vector<Score> shown_scores_;
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
@@ -466,9 +441,7 @@ class JobEpochs : public JobBase<Model, Policies> {
   SamplerState position_before_batch_;  // without it
   std::uint64_t steps_before_batch_ = 0;
   std::uint64_t own_samples_ = 0;  // of this rank in this loop, where ranks have different numbers
-  bool run_begins_ = false;
-  bool curve_goes_on_ = false;  // where it was when a checkpoint was written
-  bool under_way_ = false;      // an epoch that has not ended
+  bool under_way_ = false;         // an epoch that has not ended
   bool opened_ = false;
   bool printed_ = false;
   bool loop_is_over_ = false;

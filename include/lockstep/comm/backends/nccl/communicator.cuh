@@ -18,6 +18,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/backends/nccl/first_calls.cuh"
 #include "lockstep/comm/backends/nccl/sharing.cuh"
 #include "lockstep/comm/backends/nccl/transport.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
@@ -137,9 +138,9 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// Makes NCCL's first calls, in which it connects ranks and allocates. Where several ranks are
   /// threads of one process, no two of its communicators do it at the same time. **Ranks** all.
   /// **Host** blocks.
-  void warm_up() { engine_->warm_up(); }
+  void warm_up() { detail::nccl::warm_up(*engine_); }
   /// The same for messages and the calls that are made of them, which connect every two ranks.
-  void warm_up_messages() { engine_->warm_up_messages(); }
+  void warm_up_messages() { detail::nccl::warm_up_messages(*engine_); }
 
   template <class C>
   void perform(const C& call) {

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/check.cuh"
+#include "lockstep/comm/backends/nccl/join_options.cuh"
 #include "lockstep/comm/backends/nccl/link.cuh"
 #include "lockstep/comm/backends/nccl/memory.cuh"
 #include "lockstep/comm/backends/nccl/under_way.cuh"
@@ -43,19 +44,6 @@ struct Ticket {
   std::uint64_t number = 0;
   bool captured = false;
 };
-
-/// The arguments with which a rank joins a communicator. Groups share all but the first three.
-struct JoinOptions {
-  Rank rank;
-  WorldSize world;
-  std::string name;  // the communicator's, the same on all its ranks
-  std::shared_ptr<Gpu> gpu;
-  std::shared_ptr<Store> store;
-  Milliseconds timeout;
-};
-
-/// Says that the first calls are not made at once.
-struct WarmUpLater {};
 
 class Engine {
  public:
@@ -95,49 +83,24 @@ class Engine {
     throw Error(error);
   }
 
-  /// NCCL connects ranks, and allocates, at the first call of each kind: so these are made here,
-  /// where no rank waits for another that allocates. They are no calls of the program, and in no
-  /// log. **Ranks** all. **Host** blocks until they are over.
-  void warm_up() {
-    std::byte* const data = scratch_.data();
-    // NCCL has one way for few bytes and another for many. Pieces are of whole packets, or those of
-    // some ranks would not be aligned.
-    constexpr std::size_t packet = 16;
-    for (const std::size_t each : {packet, scratch_bytes / 4 / world() / packet * packet}) {
-      const std::size_t bytes = each * world();
-      make_first_call([&](ncclComm_t comm) {
-        return ncclAllReduce(data, data, bytes / sizeof(float), ncclFloat32, ncclSum, comm,
-                             stream_);
-      });
-      make_first_call([&](ncclComm_t comm) {
-        return ncclBroadcast(data, data, bytes, ncclUint8, 0, comm, stream_);
-      });
-      make_first_call([&](ncclComm_t comm) {
-        return ncclAllGather(data + rank().value() * each, data, each, ncclUint8, comm, stream_);
-      });
-      make_first_call([&](ncclComm_t comm) {
-        return ncclReduceScatter(data, data + rank().value() * each, each / sizeof(float),
-                                 ncclFloat32, ncclSum, comm, stream_);
-      });
+  /// Makes a call that is none of the program's and in no log, and waits until it is over: NCCL
+  /// connects ranks, and allocates, at the first call of each kind. **Ranks** all. **Host** blocks.
+  template <class F>
+  void make_first_call(const F& call) {
+    if (world() == 1) return;
+    const OnGpu current(gpu().index());
+    const Deadline deadline = Deadline::after(timeout());
+    ncclResult_t state = link_.try_nccl(call);
+    if (state == ncclSuccess || state == ncclInProgress) state = link_.settle(deadline);
+    require_joined(state);
+    const CudaEvent& over = under_way_.next_events().after;  // no other call is being made
+    over.record(stream_);
+    const Backoff backoff;
+    while (!over.test()) {
+      if (deadline.passed()) require_joined(ncclInProgress);
+      raise_fault();
+      backoff.pause();
     }
-  }
-
-  /// The same for messages, between every two ranks: where many ranks are, they need much memory.
-  void warm_up_messages() {
-    std::byte* const data = scratch_.data();
-    make_first_call([&](ncclComm_t comm) {
-      ncclResult_t result = ncclGroupStart();
-      const auto note = [&](ncclResult_t made) {
-        if (made != ncclSuccess && made != ncclInProgress) result = made;
-      };
-      for (int peer = 0; peer < static_cast<int>(world()); ++peer) {
-        if (peer == static_cast<int>(rank().value())) continue;
-        note(ncclSend(data, 1, ncclUint8, peer, comm, stream_));
-        note(ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, stream_));
-      }
-      const ncclResult_t ended = ncclGroupEnd();
-      return result == ncclSuccess ? ended : result;
-    });
   }
 
   // Calls
@@ -324,25 +287,6 @@ class Engine {
   std::string next_group_name() { return joined_.name + "/" + std::to_string(groups_++); }
 
  private:
-  /// Makes a call and waits until it is over.
-  template <class F>
-  void make_first_call(const F& call) {
-    if (world() == 1) return;
-    const OnGpu current(gpu().index());
-    const Deadline deadline = Deadline::after(timeout());
-    ncclResult_t state = link_.try_nccl(call);
-    if (state == ncclSuccess || state == ncclInProgress) state = link_.settle(deadline);
-    require_joined(state);
-    const CudaEvent& over = under_way_.next_events().after;  // no other call is being made
-    over.record(stream_);
-    const Backoff backoff;
-    while (!over.test()) {
-      if (deadline.passed()) require_joined(ncclInProgress);
-      raise_fault();
-      backoff.pause();
-    }
-  }
-
   Error not_joined(ncclResult_t state) const {
     const std::string operation = "joining NCCL's communicator '" + joined_.name + "'";
     if (state != ncclInProgress) return nccl_error(state, operation);

@@ -1,0 +1,267 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The kernels of layer norms. Several threads share a row, and hold it: it is read once.
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+#include "lockstep/norm/batch_norm_terms.cuh"
+#include "lockstep/norm/channel_numbers.cuh"
+#include "lockstep/norm/channel_sums.cuh"
+#include "lockstep/norm/norm_work.hpp"
+
+namespace lockstep::detail {
+
+/// Packets of a row that a thread holds. Longer rows than a block can hold are read twice.
+inline constexpr unsigned row_packets = 4;
+
+/// The sums of as many neighbouring threads as share a row, for all of them and of the same bits.
+/// Called by all threads of a block.
+__device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes) {
+  for (unsigned other = (lanes < 32 ? lanes : 32) / 2; other != 0; other /= 2) {
+    sums = sums + ChannelSums{__shfl_xor_sync(0xffffffffu, sums.first, other),
+                              __shfl_xor_sync(0xffffffffu, sums.second, other)};
+  }
+  if (lanes <= 32) return sums;
+  __shared__ ChannelSums of_warps[channel_threads / 32];
+  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sums;
+  __syncthreads();
+  const unsigned first = threadIdx.x / lanes * lanes / 32;
+  sums = of_warps[first];
+  for (unsigned warp = 1; warp < lanes / 32; ++warp) sums = sums + of_warps[first + warp];
+  return sums;
+}
+
+/// The numbers of N neighbouring features, in loads of up to 16 bytes.
+template <class A, std::size_t N, class W>
+__device__ Packet<A, N> load_features(const W* from) {
+  constexpr std::size_t piece = std::min(N, 16 / sizeof(W));
+  Packet<A, N> features;
+#pragma unroll
+  for (std::size_t i = 0; i < N; i += piece) {
+    const Packet<W, piece> some = load_packet<Caching::keep, piece>(from + i);
+#pragma unroll
+    for (std::size_t k = 0; k < piece; ++k)
+      features.at[i + k] = static_cast<A>(static_cast<Accumulator<W>>(some.at[k]));
+  }
+  return features;
+}
+
+/// A thread's part of a row: every `lanes`-th packet.
+template <std::size_t N>
+struct RowPart {
+  std::size_t row;
+  std::size_t features;
+  unsigned lanes;
+  unsigned lane;
+  bool inside;
+
+  __device__ RowPart(ColumnTile tile, std::size_t rows, std::size_t features)
+      : row(std::size_t{blockIdx.x} * tile.rows() + tile.row()),
+        features(features),
+        lanes(tile.lanes()),
+        lane(tile.lane()),
+        inside(row < rows) {}
+
+  __device__ std::size_t packets() const { return inside ? features / N : 0; }
+  __device__ bool is_held() const { return features / N <= std::size_t{row_packets} * lanes; }
+  /// Where a packet lies among all rows.
+  __device__ std::size_t at(std::size_t packet) const { return row * features + packet * N; }
+
+  /// Calls f(u, packet) for the packets that a thread holds at once, from `packet` on.
+  template <class F>
+  __device__ void for_each(std::size_t packet, const F& f) const {
+#pragma unroll
+    for (unsigned u = 0; u < row_packets; ++u) {
+      if (packet + u * lanes < packets()) f(u, packet + u * lanes);
+    }
+  }
+  __device__ std::size_t stride() const { return std::size_t{row_packets} * lanes; }
+};
+
+/// y = (x - mean) * inverse deviation * weight + bias. With `kept`, both numbers of a row are kept.
+template <std::size_t N, class T, class W>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    normalise_rows_of(const T* x, T* y, NormAffine<W> affine, KeptNumbers* kept, std::size_t rows,
+                      std::size_t features, double eps, ColumnTile tile) {
+  using A = Accumulator<T>;
+  const RowPart<N> part(tile, rows, features);
+  const MomentTerm<T> term{x};
+  Packet<T, N> loaded[row_packets];
+  const auto load = [&](unsigned u, std::size_t packet) {
+    loaded[u] = term.template load<N>(part.at(packet), 0);
+  };
+  ChannelSums sums{};
+  double origin = 0;
+  if (part.inside) {
+    const auto channel = term.channel(0, part.at(0));
+    origin = channel.origin;
+    for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+      part.for_each(packet, load);
+      part.for_each(packet, [&](unsigned u, std::size_t) {
+        term.template add<N>(channel, loaded, [u](unsigned k) { return Where{u, k}; }, sums);
+      });
+    }
+  }
+  sums = sum_over_lanes(sums, part.lanes);
+  if (!part.inside) return;
+  const auto count = static_cast<double>(features);
+  const Moments moments = moments_of(origin, sums, count);
+  const double inverse = inverse_deviation(moments.m2 / count, eps);
+  if (kept != nullptr && part.lane == 0) kept[part.row] = {moments.mean, inverse};
+  const SplitMean<A> mean(moments.mean);
+  const A scale = static_cast<A>(inverse);
+  for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+    if (!part.is_held()) part.for_each(packet, load);
+    part.for_each(packet, [&](unsigned u, std::size_t own) {
+      const Packet<A, N> weight = load_features<A, N>(affine.weight + own * N);
+      const Packet<A, N> bias = load_features<A, N>(affine.bias + own * N);
+      Packet<T, N> values;
+#pragma unroll
+      for (unsigned i = 0; i < N; ++i) {
+        const A value = mean.deviation(static_cast<A>(loaded[u].at[i])) * scale;
+        values.at[i] = static_cast<T>(std::fma(value, weight.at[i], bias.at[i]));
+      }
+      store_packet<Caching::keep>(y + part.at(own), values);
+    });
+  }
+}
+
+/// With g = dy * weight: dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) *
+/// inverse.
+template <std::size_t N, class T, class W>
+LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
+    gradient_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
+                     std::size_t rows, std::size_t features, ColumnTile tile) {
+  using A = Accumulator<T>;
+  const RowPart<N> part(tile, rows, features);
+  struct Loaded {
+    Packet<T, N> x;
+    Packet<T, N> dy;
+  };
+  Loaded loaded[row_packets];
+  const auto load = [&](unsigned u, std::size_t packet) {
+    loaded[u] = {load_packet<Caching::stream, N>(x + part.at(packet)),
+                 load_packet<Caching::stream, N>(dy + part.at(packet))};
+  };
+  // Calls f(i, g, deviation) for the elements of a packet.
+  const auto for_each_element = [&](unsigned u, std::size_t packet, const SplitMean<A>& mean,
+                                    const auto& f) {
+    const Packet<A, N> weight = load_features<A, N>(weights + packet * N);
+#pragma unroll
+    for (unsigned i = 0; i < N; ++i) {
+      f(i, static_cast<A>(loaded[u].dy.at[i]) * weight.at[i],
+        mean.deviation(static_cast<A>(loaded[u].x.at[i])));
+    }
+  };
+  const KeptNumbers own = part.inside ? load_kept(kept + part.row) : KeptNumbers{0, 0};
+  const SplitMean<A> mean(own.mean);
+  ChannelSums sums{};
+  for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+    part.for_each(packet, load);
+    A sum = 0;
+    A products = 0;
+    part.for_each(packet, [&](unsigned u, std::size_t at) {
+      for_each_element(u, at, mean, [&](unsigned, A g, A deviation) {
+        sum += g;
+        products = std::fma(g, deviation, products);
+      });
+    });
+    sums = sums + ChannelSums{static_cast<double>(sum), static_cast<double>(products)};
+  }
+  sums = sum_over_lanes(sums, part.lanes);
+  if (!part.inside) return;
+  const double share = 1 / static_cast<double>(features);
+  const A offset = static_cast<A>(sums.first * share);
+  const A slope = static_cast<A>(sums.second * share * own.inverse * own.inverse);
+  const A scale = static_cast<A>(own.inverse);
+  for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
+    if (!part.is_held()) part.for_each(packet, load);
+    part.for_each(packet, [&](unsigned u, std::size_t at) {
+      Packet<T, N> values;
+      for_each_element(u, at, mean, [&](unsigned i, A g, A deviation) {
+        values.at[i] = static_cast<T>(((g - offset) - deviation * slope) * scale);
+      });
+      store_packet<Caching::keep>(dx + part.at(at), values);
+    });
+  }
+}
+
+/// Sums over rows, for the gradients of weight and bias: of dy, and of its products with the
+/// normalised values.
+template <class T>
+struct RowGradientTerm {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned column_packets = 4;
+  static constexpr bool stores = false;
+  struct Channel {};
+  template <std::size_t N>
+  struct Loaded {
+    Packet<T, N> x;
+    Packet<T, N> dy;
+    KeptNumbers row;
+  };
+
+  const T* x;
+  const T* dy;
+  const KeptNumbers* kept;
+
+  __device__ Channel channel(std::size_t, std::size_t) const { return {}; }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at, std::size_t row) const {
+    return {load_packet<Caching::keep, N>(x + at), load_packet<Caching::keep, N>(dy + at),
+            load_kept(kept + row)};
+  }
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel&, const L* loaded, const Place& where,
+                             ChannelSums& sums) {
+    A sum = 0;
+    A products = 0;
+#pragma unroll
+    for (unsigned k = 0; k < Count; ++k) {
+      const Where at = where(k);
+      const L& own = loaded[at.packet];
+      const SplitMean<A> mean(own.row.mean);
+      const A gradient = static_cast<A>(own.dy.at[at.place]);
+      const A deviation = mean.deviation(static_cast<A>(own.x.at[at.place]));
+      sum += gradient;
+      products = std::fma(gradient, deviation * static_cast<A>(own.row.inverse), products);
+    }
+    sums.first += static_cast<double>(sum);
+    sums.second += static_cast<double>(products);
+  }
+};
+
+/// Writes the gradients of weight and bias.
+template <class G>
+struct WriteGradients {
+  static constexpr bool ends = false;
+  NormAffineGradients<G> gradients;
+
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
+    write_gradients(gradients, c, total.first, total.second);
+  }
+};
+
+/// How many threads share a row of so many packets.
+inline ColumnTile row_tile(std::size_t packets) {
+  unsigned shift = 0;
+  while (shift != 8 && (std::size_t{row_packets} << shift) < packets) ++shift;
+  return {shift};
+}
+
+inline unsigned row_blocks(std::size_t rows, ColumnTile tile) {
+  const std::size_t of_block = channel_threads >> tile.shift;
+  return static_cast<unsigned>((rows + of_block - 1) / of_block);
+}
+
+}  // namespace lockstep::detail
