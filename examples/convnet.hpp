@@ -98,7 +98,7 @@ struct ConvNet {
   /// Adds the batch's losses and right answers to a tally: `add(name, sum, count)`.
   void evaluate(auto& step, const auto& batch, auto& tally) {
     run(step, batch, resized(outputs_, batch.size(), sizes.classes));
-    const Score total = cross_entropy(batch, sizes.classes, outputs_.data(), outputs_.data());
+    const BatchScore total = cross_entropy(batch, sizes.classes, outputs_.data(), outputs_.data());
     tally.add("loss", total.loss, batch.size());
     tally.add("accuracy", static_cast<double>(total.correct), batch.size());
   }

@@ -10,7 +10,7 @@
 #include "matrix.hpp"
 
 /// A batch's sums.
-struct Score {
+struct BatchScore {
   double loss = 0;
   std::size_t correct = 0;
 };
@@ -29,9 +29,9 @@ double divisor_of(const auto& batch) {
 /// Softmax cross entropy of every row of outputs, and the gradient of the loss, which may take the
 /// outputs' place: (softmax - one at the label) / divisor.
 template <class T>
-Score cross_entropy(const auto& batch, std::size_t classes, const T* outputs, T* gradients) {
+BatchScore cross_entropy(const auto& batch, std::size_t classes, const T* outputs, T* gradients) {
   const T share = static_cast<T>(1 / divisor_of(batch));
-  Score total;
+  BatchScore total;
   for (std::size_t i = 0; i < batch.size(); ++i) {
     const auto label = static_cast<Eigen::Index>(std::ranges::data(batch.labels)[i]);
     if (label < 0 || label >= static_cast<Eigen::Index>(classes)) {

@@ -49,7 +49,7 @@ struct Mlp {
   /// Adds the batch's losses and right answers to a tally: `add(name, sum, count)`.
   void evaluate(auto& step, const auto& batch, auto& tally) {
     run(step, batch, resized(outputs_, batch.size(), Classes));
-    const Score total = cross_entropy(batch, Classes, outputs_.data(), outputs_.data());
+    const BatchScore total = cross_entropy(batch, Classes, outputs_.data(), outputs_.data());
     tally.add("loss", total.loss, batch.size());
     tally.add("accuracy", static_cast<double>(total.correct), batch.size());
   }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // A network with batch norms on real processes: as PyTorch trains it, and, for random shapes and
 // batches of different size, as one process trains it on the samples of all ranks.
-#include "train/convnet.hpp"
+#include "train/convnet_case.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>

@@ -4,7 +4,7 @@
 
 #include "comm/gloo_ranks.hpp"
 #include "lockstep/gloo.hpp"
-#include "train/convnet.hpp"
+#include "train/convnet_case.hpp"
 
 BOOST_AUTO_TEST_SUITE(gloo_convolutional_networks)
 
