@@ -8,6 +8,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -265,6 +266,82 @@ BOOST_AUTO_TEST_CASE(ranks_with_their_own_parameters_go_on_from_any_point) {
 
 BOOST_AUTO_TEST_CASE(replicas_go_on_from_any_point) {
   for (const std::size_t ranks : {1, 3}) check_every_halt<Replicas>(ranks);
+}
+
+namespace {
+
+using Averaging = Trainer<Line, Buffers<Synced>>;
+
+/// All ranks have the average of what they had, which was not the same.
+void require_average(Averaging& job, double before, const std::string& when) {
+  const double mean = job.all_reduce(before, Average{});
+  for (const double value : job.all_gather(job.ddp().buffer("mean"_p)()))
+    require(value == mean, "no average " + when);
+  require(job.world_size() == WorldSize{1} || job.all_reduce(before, Max{}) != mean,
+          "ranks were not different " + when);
+}
+
+/// Averages at every place where a trainer makes them.
+void train_averaging(Averaging& job, const std::string& file) {
+  const auto data = points(48);
+  double before = 0;
+  const auto step = [&](const Points& batch) {
+    job.step(batch);
+    before = job.ddp().buffer("mean"_p)();
+  };
+  for (auto epoch : job.epochs(2)) {
+    if (epoch.number() != 0) require_average(job, before, "at the end of the epoch");
+    std::size_t steps = 0;
+    for (const auto& batch : epoch.batches(data, 2)) {
+      step(batch);
+      if (++steps == 2) {
+        job.save(file);
+        require_average(job, before, "before a save");
+        double saved = 0;
+        std::memcpy(&saved, tensors(file).at("mean").data(), sizeof saved);
+        require(saved == job.ddp().buffer("mean"_p)(), "the file has another mean");
+      }
+      if (steps != 4) continue;
+      job.evaluate(data, 4);
+      require_average(job, before, "before an evaluation");
+    }
+    require_average(job, before, "behind the data");
+    Points more;
+    more.inputs = {static_cast<double>(job.rank().value())};
+    more.labels = {1};
+    step(more);  // of no loop
+  }
+  require_average(job, before, "at the end of the last epoch");
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(synced_buffers_are_averaged_where_a_model_is_used_elsewhere) {
+  for (const std::size_t ranks : {1, 2, 4}) {
+    const TemporaryFolder scratch;
+    run<Averaging>(ranks, [&](Averaging& job) { train_averaging(job, scratch / "file"); });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_job_that_goes_on_has_the_averages_of_the_one_that_saved) {
+  for (const std::size_t ranks : {1, 2, 3}) {  // an average of three equal numbers may be another
+    const std::size_t last = points_of_halt<Averaging>(ranks);
+    for (std::size_t save = ranks; save <= last; save += 3) {
+      BOOST_TEST_CONTEXT(ranks << " ranks, saved at point " << save << " of " << last) {
+        const TemporaryFolder scratch;
+        run<Averaging>(ranks, [&](Averaging& job) {
+          std::size_t point = 0;
+          train(job, "", scratch / "whole", [&](Averaging&) {
+            if (++point == save) job.save(scratch / "saved");
+          });
+        });
+        run<Averaging>(ranks, [&](Averaging& job) {
+          train(job, scratch / "saved", scratch / "resumed", [](Averaging&) {});
+        });
+        BOOST_TEST((tensors(scratch / "resumed") == tensors(scratch / "whole")));
+      }
+    }
+  }
 }
 
 namespace {

@@ -261,7 +261,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
 
   /// Batches whose gradients are only added up on this rank, and are reduced together with those of
   /// a later batch: `ddp.no_sync().forward(batch).backward()`. As in PyTorch, the sum is not
-  /// divided.
+  /// divided. With `Norms<Synced>` all ranks run such a batch together all the same.
   auto no_sync() {
     static_assert(traits::tracks,
                   "lockstep: with World<1> and Accumulate<1> a step is the bare model and cannot "

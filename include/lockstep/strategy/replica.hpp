@@ -13,6 +13,8 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
