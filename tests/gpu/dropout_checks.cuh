@@ -169,11 +169,13 @@ struct Dropped {
   Dropped replicate() const { return {}; }
 };
 
-inline std::vector<float> download(const float* from) {
+/// In the order of a stream.
+inline std::vector<float> download(cudaStream_t stream, const float* from) {
   std::vector<float> numbers(width);
-  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
-  check_cuda(cudaMemcpy(numbers.data(), from, width * sizeof(float), cudaMemcpyDefault),
-             "cudaMemcpy");
+  check_cuda(
+      cudaMemcpyAsync(numbers.data(), from, width * sizeof(float), cudaMemcpyDefault, stream),
+      "cudaMemcpyAsync");
+  check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   return numbers;
 }
 
@@ -239,6 +241,7 @@ inline void ranks_draw_the_hosts_numbers(std::size_t ranks) {
         detail::BasicDdp<Dropped, CanonicalPolicies<Device<Cuda>, Accumulate<2>, CapturedStep>,
                          Comm>;
     const std::size_t me = comm.rank().value();
+    const cudaStream_t stream = comm.gpu().stream();
     std::vector<float> evaluated;
     const auto train = [&](Job& job, std::size_t first, std::size_t last) {
       for (std::size_t u = first; u < last; ++u) {
@@ -246,17 +249,17 @@ inline void ranks_draw_the_hosts_numbers(std::size_t ranks) {
           job.step(Points{me, 1, m});
           const std::string when =
               "update " + std::to_string(u) + ", micro-batch " + std::to_string(m);
-          require_same(download(Dropped::numbers(job.model().left)), left_by_host(5, me, u, m),
-                       when);
-          require_same(download(Dropped::numbers(job.model().noise)), noise_by_host(5, me, u, m),
-                       when + ", a layer of the program's own");
+          require_same(download(stream, Dropped::numbers(job.model().left)),
+                       left_by_host(5, me, u, m), when);
+          require_same(download(stream, Dropped::numbers(job.model().noise)),
+                       noise_by_host(5, me, u, m), when + ", a layer of the program's own");
           job.evaluate(Points{me, 1, 0});
-          const std::vector<float> noise = download(Dropped::numbers(job.model().noise));
+          const std::vector<float> noise = download(stream, Dropped::numbers(job.model().noise));
           if (evaluated.empty()) evaluated = noise;
           require_same(noise, evaluated, when + ", an evaluation");
           require(noise != noise_by_host(5, me, u, m), when + ": an evaluation draws its numbers");
         }
-        require_same(download(job.param("w"_p).data_handle()),
+        require_same(download(stream, job.param("w"_p).data_handle()),
                      parameters_by_host(5, ranks, first, u + 1),
                      "the parameters after update " + std::to_string(u));
       }
@@ -282,12 +285,12 @@ inline void replicas_draw_the_hosts_numbers(std::size_t replicas) {
       dp.synchronize();
       std::size_t replica = 0;
       dp.for_each_model([&](const Dropped& model) {
-        require_same(download(Dropped::numbers(model.left)), left_by_host(5, replica++, u, m),
-                     "replica " + std::to_string(replica));
+        require_same(download(nullptr, Dropped::numbers(model.left)),
+                     left_by_host(5, replica++, u, m), "replica " + std::to_string(replica));
       });
     }
-    require_same(download(dp.param("w"_p).data_handle()), parameters_by_host(5, replicas, 0, u + 1),
-                 "the replicas' parameters");
+    require_same(download(nullptr, dp.param("w"_p).data_handle()),
+                 parameters_by_host(5, replicas, 0, u + 1), "the replicas' parameters");
   }
   require(dp.template captured_graphs<Points>() == 2, "not all was captured");
 }

@@ -47,7 +47,7 @@ struct Noisy {
   std::size_t wrong = 0;
 
   double forward(auto& step, const Points& points) {
-    const Numbers numbers = draw(step, [](auto& layer, auto&... all) { layer.forward(all...); });
+    const Numbers numbers = draw(step, [](auto& layer, auto&&... all) { layer.forward(all...); });
     if (step.is_training()) {
       in_forward = numbers;
       drawn.insert(drawn.end(), numbers.begin(), numbers.end());
@@ -57,8 +57,9 @@ struct Noisy {
     return points.gradient;
   }
   void backward(auto& step, const Points& points) {
-    wrong +=
-        draw(step, [](auto& layer, auto&... all) { layer.backward(all...); }) != in_forward ? 1 : 0;
+    wrong += draw(step, [](auto& layer, auto&&... all) { layer.backward(all...); }) != in_forward
+                 ? 1
+                 : 0;
     for (std::size_t i = 0; i < width; ++i)
       step.grad("w"_p)(i) = static_cast<float>(points.gradient);
     step.ready("w"_p);
