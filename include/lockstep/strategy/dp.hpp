@@ -154,6 +154,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
                   "give every replica a number above zero");
     }
     weights_ = std::move(weights);
+    make_shares_even();
   }
 
   void set_epoch(std::uint64_t epoch) {
@@ -334,6 +335,7 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
         parts_(meeting_.size()) {
+    make_shares_even();
     Models models(replicas());
     crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
     crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
@@ -380,6 +382,14 @@ class BasicDp : public DpKept<BasicDp<Model, Policies, Meeting>> {
     }
     if constexpr (traits::gathers_outputs) make_room(batch, all);
     return cut;
+  }
+
+  /// PyTorch's chunks leave the last replicas without samples where others have two, and norms that
+  /// replicas take together need one of each.
+  void make_shares_even() {
+    if constexpr (traits::syncs_norms) {
+      if (weights_.empty()) weights_.assign(replicas(), 1);
+    }
   }
 
   /// A replica without samples does not run its model, and the norms of the others would wait for
