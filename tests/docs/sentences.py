@@ -117,14 +117,14 @@ def at_compile_time(root):
 # Which folders' sentences stand under which heading.
 COMPILING = (
     ("The composition of a job", ("trainer", "policy")),
-    ("The model", ("model", "bucket", "core")),
+    ("The model", ("model", "norm", "bucket", "core")),
     ("Steps", ("strategy", "hook", "optim", "device")),
     ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe", "checkpoint")),
 )
 RUNNING = (
     ("Starting and joining", ("launch",)),
     ("Communicating and groups", ("comm", "topology")),
-    ("Training", ("strategy", "hook", "trainer", "bucket", "model", "optim", "core", "observe")),
+    ("Training", ("strategy", "hook", "norm", "trainer", "bucket", "model", "optim", "core", "observe")),
     ("Data", ("data",)),
     ("Checkpoints", ("checkpoint",)),
     ("GPUs", ("device",)),
