@@ -10,6 +10,7 @@
 #include <cstring>
 #include <limits>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -108,11 +109,15 @@ void check_whole(auto& comm) {
 }
 
 /// One gradient that is not a number, on one rank: the rank that owns it says which it is, and the
-/// others fail with its words.
+/// others fail with its words. It changes no parameter, on any rank.
 void spoil_one(auto& comm, std::string_view parameter, std::size_t element) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   Whole<Comm, Sharding<ZeroRedundancy>> ddp(comm);
   const std::size_t me = comm.rank().value();
+  std::vector<std::span<const float>> parameters;
+  ddp.for_each_parameter([&](std::string_view, auto view) {
+    parameters.emplace_back(view.data_handle(), view.size());
+  });
   for (std::size_t s = 0; s < 5; ++s) ddp.step(batch_of(s, me));
   if (me == 0) {
     ddp.for_each_gradient([&](std::string_view name, auto view) {
@@ -122,9 +127,18 @@ void spoil_one(auto& comm, std::string_view parameter, std::size_t element) {
                  "cudaMemcpy");
     });
   }
-  ddp.step(batch_of(5, me));
-  for (std::size_t s = 6; s < 40; ++s) ddp.step(batch_of(s, me));
-  ddp.require_finite();
+  try {
+    for (std::size_t s = 5; s < 40; ++s) ddp.step(batch_of(s, me));
+    ddp.require_finite();
+  } catch (const Error&) {
+    for (const std::span<const float> values : parameters) {
+      std::vector<float> have(values.size());
+      check_cuda(cudaMemcpy(have.data(), values.data(), values.size_bytes(), cudaMemcpyDefault),
+                 "cudaMemcpy");
+      for (const float value : have) require(std::isfinite(value), "it has reached a parameter");
+    }
+    throw;
+  }
 }
 
 /// With masters, a scaled loss and a norm over shards: as replicated, but for the rounding of one

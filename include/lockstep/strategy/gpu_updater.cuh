@@ -56,11 +56,6 @@ class GpuUpdater
       public GpuAnomaly<Traits, Comm> {
   using Clock = typename GpuUpdater::UpdateClock;
   using Anomalies = GpuAnomaly<Traits, Comm>;
-  using Anomalies::averages_;
-  using Anomalies::comm_;
-  using Anomalies::layout_;
-  using Anomalies::watch;
-  using Anomalies::watches;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
   using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
@@ -131,7 +126,7 @@ class GpuUpdater
       gradients.wait(0);
       if (!gradients.is_averaged()) {
         count_live_ranks(OptimizerPolicy{}, stream(), gradients.riders().device_live(),
-                         comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
+                         this->comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
       }
     }
     if constexpr (decides && !Traits::counts_updates) decide(gradients);
@@ -183,6 +178,7 @@ class GpuUpdater
  private:
   /// Do a step's numbers depend on its gradients?
   static constexpr bool decides = Traits::clips || Traits::scales_loss || Traits::skips_anomalies;
+  static constexpr bool watches = Anomalies::watches;
   static constexpr std::size_t groups = Traits::groups::count;
   /// Are the squares of what ranks own added up over ranks?
   static constexpr bool adds_squares = decides && Traits::divides_states;
@@ -194,11 +190,11 @@ class GpuUpdater
   static constexpr ElementKind master =
       Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
 
-  cudaStream_t stream() const { return comm_.gpu().stream(); }
+  cudaStream_t stream() const { return this->comm_.gpu().stream(); }
 
   /// **Host** blocks until all steps are done.
   StepState step_state() const {
-    comm_.synchronize();
+    this->comm_.synchronize();
     StepState state;
     copy_now(&state, state_, sizeof state);
     return state;
@@ -214,10 +210,11 @@ class GpuUpdater
   /// Stores the numbers of a group's update on the GPU.
   void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
     if constexpr (decides || Traits::counts_updates)
-      store_inputs(OptimizerPolicy{}, stream(), inputs_of(group), options, rate, scale, watch());
+      store_inputs(OptimizerPolicy{}, stream(), inputs_of(group), options, rate, scale,
+                   this->watch());
     if constexpr (!decides) {
       store_numbers(OptimizerPolicy{}, stream(), numbers_of(group), options, rate, this->steps(),
-                    scale, watch());
+                    scale, this->watch());
     }
   }
 
@@ -272,7 +269,7 @@ class GpuUpdater
     if constexpr (Traits::shards) {
       published_.space().add_others(*squares_);
     } else {
-      comm_.all_reduce(std::span(squares_, 1), Sum{}, step_call<Traits>());
+      this->comm_.all_reduce(std::span(squares_, 1), Sum{}, step_call<Traits>());
     }
   }
 
@@ -331,10 +328,10 @@ class GpuUpdater
       constexpr bool apart = Traits::frees_gradients;
       constexpr std::size_t size = sizeof(typename Traits::template travelling<T>);
       const std::size_t before = apart ? kept_.within(piece.offset) : piece.offset;
-      averages_.note(
+      this->averages_.note(
           apart ? piece.number : 0, average - before / sizeof(T) * size, piece.offset - before,
-          apart ? before / sizeof(T) + piece.count.value() : layout_.plan().bytes / sizeof(T), size,
-          sizeof(T));
+          apart ? before / sizeof(T) + piece.count.value() : this->layout_.plan().bytes / sizeof(T),
+          size, sizeof(T));
     }
     return average;
   }
@@ -364,7 +361,7 @@ class GpuUpdater
   template <class Gradients>
   void update_counted(Gradients& gradients) {
     constexpr bool finds = Traits::skips_zero_gradients;
-    const auto& plan = layout_.plan();
+    const auto& plan = this->layout_.plan();
     if constexpr (finds && !decides && Traits::reduces && !Traits::divides_states) {
       kept_.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
                                                    const Piece<T, Count>& bucket) {

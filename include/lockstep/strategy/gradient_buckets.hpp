@@ -58,14 +58,6 @@ class GradientBuckets
   friend Freed;
   friend Checked;
   friend Used;
-  using Memory::arena_;
-  using Memory::comm_;
-  using Memory::execution_;
-  using Memory::layout_;
-  using Memory::ring_;
-  using Used::sets_;
-  using Used::travels;
-  using Used::used_;
   using layout = typename Traits::layout;
   template <class T>
   using Travelling = typename Traits::template travelling<T>;
@@ -97,7 +89,7 @@ class GradientBuckets
 
   /// Where sub-graphs are used and passes are captured, their use has been noted before.
   void begin_backward(BackwardPass pass) {
-    if constexpr (Traits::has_subgraphs && !Traits::captures) sets_.note(used_);
+    if constexpr (Traits::has_subgraphs && !Traits::captures) this->sets_.note(this->used_);
     begin_pass<true>(pass);
   }
   /// `Live`: this rank has a batch.
@@ -105,7 +97,7 @@ class GradientBuckets
   void begin_pass(BackwardPass pass) {
     if constexpr (Traits::frees_gradients) {
       reduce();
-      ring_.forget_holders();
+      this->ring_.forget_holders();
     }
     pass_ = pass;
     next_ = 0;
@@ -129,12 +121,13 @@ class GradientBuckets
       if constexpr (is_checked) this->template inspect<T>(tensor.index);
       if constexpr (Traits::weighs_shares) {
         if (weight_ != 1)
-          execution_.scale(this->template written<T>(tensor.index, pass_.adds), weight_);
+          this->execution_.scale(this->template written<T>(tensor.index, pass_.adds), weight_);
       }
       if constexpr (!Traits::frees_gradients) {
         if (pass_.adds)
-          execution_.add(this->template piece_of<T>(arena_, tensor.index),
-                         std::span<const T>(this->template written<T>(tensor.index, pass_.adds)));
+          this->execution_.add(
+              this->template piece_of<T>(this->arena_, tensor.index),
+              std::span<const T>(this->template written<T>(tensor.index, pass_.adds)));
       }
     });
     start_complete_buckets();
@@ -145,7 +138,7 @@ class GradientBuckets
     if constexpr (Traits::skips_unused) {
       take_missing_as_zero();
     } else if constexpr (Traits::has_subgraphs && Traits::frees_gradients) {
-      if (sets_.misses_some(readiness_)) this->refuse_missing();
+      if (this->sets_.misses_some(readiness_)) this->refuse_missing();
       take_missing_as_zero();
     } else if (!readiness_.all_ready()) {
       this->refuse_missing();
@@ -156,7 +149,7 @@ class GradientBuckets
 
   /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
   void pass_without_samples(BackwardPass pass) {
-    if constexpr (Traits::subgraphs_agree && !Traits::captures) sets_.note(used_);
+    if constexpr (Traits::subgraphs_agree && !Traits::captures) this->sets_.note(this->used_);
     begin_pass<false>(pass);
     take_missing_as_zero();
   }
@@ -184,19 +177,19 @@ class GradientBuckets
   /// **Host** blocks.
   void wait(std::size_t b) {
     if constexpr (Traits::reduces) {
-      if (!travels(b)) return;
-      const Bucket& bucket = layout_.plan().bucket_table[b];
+      if (!this->travels(b)) return;
+      const Bucket& bucket = this->layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         if constexpr (Traits::frees_gradients) {
           if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
           reductions_.template wait<Travelling<T>>(b);
-          ring_.template keep<T>(execution_, b, pass_.adds);
+          this->ring_.template keep<T>(this->execution_, b, pass_.adds);
         } else if constexpr (Traits::reduces_early) {
           reductions_.template wait<Travelling<T>>(b);
         } else {
-          comm_.all_reduce(this->template own<T>(bucket.offset, bucket.bytes),
-                           reduction_of_gradients<how>(comm_.world_size().value()),
-                           step_call<Traits>());
+          this->comm_.all_reduce(this->template own<T>(bucket.offset, bucket.bytes),
+                                 reduction_of_gradients<how>(this->comm_.world_size().value()),
+                                 step_call<Traits>());
         }
       });
       if constexpr (Traits::joins) {
@@ -207,7 +200,7 @@ class GradientBuckets
 
   /// **Host** blocks.
   void reduce() {
-    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
+    for (std::size_t b = 0; b != this->layout_.plan().bucket_count; ++b) wait(b);
   }
 
   /// Reduces, and makes the results averages where a factor was left to those that read them: the
@@ -221,18 +214,18 @@ class GradientBuckets
         factor /= this->live_share();
         this->mark_as_averaged();
       }
-      const auto& plan = layout_.plan();
+      const auto& plan = this->layout_.plan();
       for (std::size_t b = 0; factor != 1 && b != plan.bucket_count; ++b) {
         const Bucket& bucket = plan.bucket_table[b];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          execution_.scale(this->template averages<T>(bucket.offset, bucket.bytes), factor);
+          this->execution_.scale(this->template averages<T>(bucket.offset, bucket.bytes), factor);
         });
       }
     }
   }
 
   /// The factor that makes averages of what `reduce` leaves.
-  double factor() const { return folded_factor(how, comm_.world_size().value()); }
+  double factor() const { return folded_factor(how, this->comm_.world_size().value()); }
 
   // After a step.
 
@@ -241,10 +234,10 @@ class GradientBuckets
   void begin_anew() {
     this->zero_all();
     this->forget_usage();
-    sets_.begin_anew();
+    this->sets_.begin_anew();
     readiness_.reset();
-    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
-      if (layout_.plan().is_trained(p)) readiness_.mark(p);
+    for (std::size_t p = 0; p != this->layout_.infos().size(); ++p) {
+      if (this->layout_.plan().is_trained(p)) readiness_.mark(p);
     }
   }
 
@@ -263,7 +256,7 @@ class GradientBuckets
   template <class Tensor, class F>
   void with_element_of(Tensor tensor, const F& f) const {
     if constexpr (std::is_same_v<Tensor, ListedTensor>) {
-      Traits::with_element(layout_.infos()[tensor.index].element, f);
+      Traits::with_element(this->layout_.infos()[tensor.index].element, f);
     } else {
       f(std::type_identity<ElementOf<Traits::parameter_types::of(Tensor::info.element)>>{});
     }
@@ -272,20 +265,20 @@ class GradientBuckets
   void start_complete_buckets() {
     if constexpr (Traits::reduces_early) {
       if (!pass_.synchronizes && !Traits::frees_gradients) return;
-      const auto& plan = layout_.plan();
+      const auto& plan = this->layout_.plan();
       for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
-        if (!travels(next_)) continue;
+        if (!this->travels(next_)) continue;
         if (next_ >= most_under_way) wait(next_ - most_under_way);
         const Bucket& bucket = plan.bucket_table[next_];
         Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const std::size_t more = riders_behind<Traits>(next_, comm_.world_size());
+          const std::size_t more = riders_behind<Traits>(next_, this->comm_.world_size());
           const auto travelling = this->template travelling_gradients<T>(next_, more);
           if constexpr (!std::is_same_v<T, Travelling<T>>)
-            execution_.cast(travelling, this->template own_gradients<T>(next_, more));
+            this->execution_.cast(travelling, this->template own_gradients<T>(next_, more));
           if constexpr (Traits::scatters_buckets) {
             reductions_.template start<T>(next_, travelling);
           } else {
-            reductions_.start(comm_, next_, travelling);
+            reductions_.start(this->comm_, next_, travelling);
           }
         });
       }
@@ -294,8 +287,8 @@ class GradientBuckets
 
   /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
   void gather_averages() {
-    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
-      const Bucket& bucket = layout_.plan().bucket_table[b];
+    for (std::size_t b = Traits::joins ? 1 : 0; b != this->layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = this->layout_.plan().bucket_table[b];
       Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         const auto& space = reductions_.space();
         const auto whole = this->template averages<T>(bucket.offset, bucket.bytes);
@@ -306,16 +299,16 @@ class GradientBuckets
 
   void take_missing_as_zero() {
     if constexpr (Traits::frees_gradients) return this->take_missing_as_zero_in_turn();
-    for (std::size_t p = 0; p != used_.size(); ++p) {
+    for (std::size_t p = 0; p != this->used_.size(); ++p) {
       if constexpr (layout::freezes) {
-        if (!layout_.plan().is_trained(p)) continue;
+        if (!this->layout_.plan().is_trained(p)) continue;
       }
       if (readiness_.is_ready(p)) {
-        if constexpr (Traits::skips_unused) used_[p] = 1;
+        if constexpr (Traits::skips_unused) this->used_[p] = 1;
         continue;
       }
-      const Placement& placement = layout_.plan().placements[p];
-      if (!pass_.adds) execution_.zero(arena_ + placement.offset, placement.bytes);
+      const Placement& placement = this->layout_.plan().placements[p];
+      if (!pass_.adds) this->execution_.zero(this->arena_ + placement.offset, placement.bytes);
       readiness_.mark(p);
     }
     start_complete_buckets();

@@ -42,7 +42,6 @@ class HostUpdater
   using Clock = typename HostUpdater::UpdateClock;
   using Counted = HostCountedUpdate<HostUpdater, Traits, Comm>;
   friend Counted;
-  using Counted::counted_;
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
 
@@ -65,12 +64,12 @@ class HostUpdater
 
   template <class Gradients>
   void reduce_and_update(Gradients& gradients) {
-    counted_.begin(gradients);
+    this->counted_.begin(gradients);
     count_live(gradients);
     if constexpr (needs_norm) {
       double squares = reduce_slices(gradients);
       owned_.add_others(squares);
-      if constexpr (Traits::skips_zero_gradients) counted_.decide();
+      if constexpr (Traits::skips_zero_gradients) this->counted_.decide();
       update_slices(gradients, squares);
     } else {
       for_each_run([&]<class T>(const auto& run, const Slice& slice, std::type_identity<T>) {
@@ -80,14 +79,14 @@ class HostUpdater
         if (this->update_zeros() && !Owned::publishes_late) owned_.publish();
       }
       require_no_anomaly();
-      counted_.end();
+      this->counted_.end();
       if constexpr (Owned::publishes_late) owned_.publish();
     }
   }
 
   template <class Gradients>
   void update_averaged(Gradients& gradients) {
-    counted_.begin(gradients);
+    this->counted_.begin(gradients);
     count_live(gradients);
     double squares = 0;
     if constexpr (needs_norm || Traits::skips_zero_gradients) {
@@ -98,7 +97,7 @@ class HostUpdater
           this->template note_zeros<T>(run, Shard{0, run.count()}, 0, averages);
       });
     }
-    if constexpr (Traits::skips_zero_gradients) counted_.decide();
+    if constexpr (Traits::skips_zero_gradients) this->counted_.decide();
     update_slices(gradients, squares);
   }
 
@@ -138,7 +137,7 @@ class HostUpdater
     });
   }
   /// Where updates leave parameters out: how many each parameter had.
-  std::span<std::uint64_t> update_counts() { return counted_.counts(); }
+  std::span<std::uint64_t> update_counts() { return this->counted_.counts(); }
 
   void tell_progress(ReplicaProgress& progress) const {
     Clock::tell_progress(progress);
@@ -148,7 +147,7 @@ class HostUpdater
   void take_progress(const ReplicaProgress& progress) {
     Clock::take_progress(progress);
     skipped_ = progress.skipped;
-    counted_.set_counts(progress.counted);
+    this->counted_.set_counts(progress.counted);
   }
 
  private:
@@ -220,7 +219,7 @@ class HostUpdater
           slice.begin, std::span<const T>(owned_.template averages<T>(gradients, run, slice)));
     });
     require_no_anomaly();
-    counted_.end();
+    this->counted_.end();
     owned_.publish();
   }
 
