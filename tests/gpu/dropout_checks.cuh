@@ -80,7 +80,7 @@ void compare_with_host(cudaStream_t stream, std::uint64_t* key, std::size_t coun
         "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     BOOST_TEST(std::memcmp(got.data(), want.data(), arena->bytes()) == 0,
-               element_name(element_kind<T>())
+               detail::element_name(element_kind<T>())
                    << ": " << count << " elements, offset " << offset << ", p = " << p);
   }
   GpuEvaluation evaluation{{key, stream}};
