@@ -286,7 +286,8 @@ inline void replicas_draw_the_hosts_numbers(std::size_t replicas) {
       std::size_t replica = 0;
       dp.for_each_model([&](const Dropped& model) {
         require_same(download(nullptr, Dropped::numbers(model.left)),
-                     left_by_host(5, replica++, u, m), "replica " + std::to_string(replica));
+                     left_by_host(5, replica, u, m), "replica " + std::to_string(replica));
+        ++replica;
       });
     }
     require_same(download(nullptr, dp.param("w"_p).data_handle()),
