@@ -80,7 +80,7 @@ void compare_with_host(cudaStream_t stream, std::uint64_t* key, std::size_t coun
         "cudaMemcpyAsync");
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
     BOOST_TEST(std::memcmp(got.data(), want.data(), arena->bytes()) == 0,
-               element_name(element_kind<T>())
+               detail::element_name(element_kind<T>())
                    << ": " << count << " elements, offset " << offset << ", p = " << p);
   }
   GpuEvaluation evaluation{{key, stream}};
@@ -286,7 +286,8 @@ inline void replicas_draw_the_hosts_numbers(std::size_t replicas) {
       std::size_t replica = 0;
       dp.for_each_model([&](const Dropped& model) {
         require_same(download(nullptr, Dropped::numbers(model.left)),
-                     left_by_host(5, replica++, u, m), "replica " + std::to_string(replica));
+                     left_by_host(5, replica, u, m), "replica " + std::to_string(replica));
+        ++replica;
       });
     }
     require_same(download(nullptr, dp.param("w"_p).data_handle()),

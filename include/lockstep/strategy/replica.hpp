@@ -387,8 +387,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   bare_step make_bare_step(const detail::Arenas& arenas) {
     const drawing_step step = make_drawing_step(arenas);
     if constexpr (traits::syncs_norms) {
-      return {step, detail::NormRanksOf<traits, Comm>(
-                        detail::norm_communicator<traits, Comm>(comm_, groups_))};
+      return {step, detail::NormRanks<traits, Comm>(comm_, groups_)};
     } else {
       return step;
     }
