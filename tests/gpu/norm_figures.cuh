@@ -396,7 +396,7 @@ void check_local(auto& comm) {
 
 #if LOCKSTEP_HAS_CUDNN
 /// cuDNN's convolutions, without TF32, and the last layer of the tests.
-struct CudnnReferenceLayers : PlainLayers {
+struct CudnnReferenceLayers : KernelLayers {
   using Library = Cudnn;
   template <class T>
   using Convolution = CudnnConvolution<T, false>;
@@ -418,11 +418,11 @@ void run_norm_checks(auto& comm, const std::string& name) {
   };
   run("figures", [&] { return check_figures<double>(comm); });
   run("train", [&] { return check_train<double>(comm); });
-  run("convnet", [&] { return check_convnet<double, PlainLayers>(comm); });
+  run("convnet", [&] { return check_convnet<double, KernelLayers>(comm); });
   if constexpr (Every) {
     run("float", [&] {
       return check_figures<float>(comm) + check_train<float>(comm) +
-             check_convnet<float, PlainLayers>(comm);
+             check_convnet<float, KernelLayers>(comm);
     });
     run("local", [&] {
       check_local(comm);
@@ -431,7 +431,7 @@ void run_norm_checks(auto& comm, const std::string& name) {
     if constexpr (Capturing<Comm>) {
       run("captured", [&] {
         return check_figures<double, CapturedStep>(comm) + check_train<double, CapturedStep>(comm) +
-               check_convnet<double, PlainLayers, CapturedStep>(comm);
+               check_convnet<double, KernelLayers, CapturedStep>(comm);
       });
     }
 #if LOCKSTEP_HAS_CUDNN

@@ -89,7 +89,7 @@ LOCKSTEP_KERNEL plain_image_gradient(const T* w, const T* d, T* x, std::size_t r
   x[at] = sum;
 }
 
-struct PlainLayers {
+struct KernelLayers {
   struct Library {};
 
   struct Shape {
