@@ -17,7 +17,7 @@ inline constexpr std::size_t norm_lanes = 16;
 inline constexpr std::size_t norm_piece = 2048;
 
 template <class A>
-inline A total(const A (&lanes)[norm_lanes]) {
+inline A lanes_total(const A (&lanes)[norm_lanes]) {
   A sums[norm_lanes / 2];
   for (std::size_t l = 0; l != norm_lanes / 2; ++l) sums[l] = lanes[l] + lanes[l + norm_lanes / 2];
   for (std::size_t half = norm_lanes / 4; half != 0; half /= 2) {
@@ -44,7 +44,7 @@ inline TwoSums<A> lane_sums(std::size_t count, const Add& add) {
   }
   TwoSums<A> rest{0, 0};
   for (std::size_t i = whole; i != count; ++i) add(i, rest.first, rest.second);
-  return {total(first) + rest.first, total(second) + rest.second};
+  return {lanes_total(first) + rest.first, lanes_total(second) + rest.second};
 }
 
 /// The sum of values in lanes.
@@ -57,7 +57,7 @@ inline A lane_sum(const T* x, std::size_t count) {
   }
   A rest = 0;
   for (std::size_t i = whole; i != count; ++i) rest += static_cast<A>(x[i]);
-  return total(lanes) + rest;
+  return lanes_total(lanes) + rest;
 }
 
 /// The moments of values that were summed about a number near their mean: of the deviations from
@@ -67,32 +67,40 @@ inline Moments moments_about(double about, double sum, double squares, double in
   return {about + shift, squares - sum * shift};
 }
 
-/// The moments of at most `norm_piece` values: their mean first, then deviations from it, while
-/// they are in the cache.
-template <class T>
-inline Moments piece_moments(const T* x, std::size_t count) {
-  using A = Accumulator<T>;
-  const double inverse = 1 / static_cast<double>(count);
-  const A about = lane_sum<A>(x, count) * static_cast<A>(inverse);
+/// The moments of at most `norm_piece` values, in one pass, from their deviations from `about`. It
+/// is no part of its callers, in which g++ would keep the lanes in memory.
+template <class T, class A>
+[[gnu::noinline]] Moments moments_about(const T* x, std::size_t count, A about) {
   const TwoSums<A> sums = lane_sums<A>(count, [x, about](std::size_t i, A& sum, A& squares) {
     const A apart = static_cast<A>(x[i]) - about;
     sum += apart;
     squares += apart * apart;
   });
-  return moments_about(about, sums.first, sums.second, inverse);
+  return moments_about(about, sums.first, sums.second, 1 / static_cast<double>(count));
+}
+
+/// The moments of values and of `before` others, whose moments are `all`. Deviations are from the
+/// mean so far: where values are far from it, so far is the spread of all that it is the variance,
+/// and no digits of that are lost, if there are not many more values than before. The first ones
+/// have their mean found in a pass of its own.
+template <class T>
+inline Moments more_moments(Moments all, double before, const T* x, std::size_t count) {
+  using A = Accumulator<T>;
+  for (std::size_t done = 0; done < count;) {
+    const std::size_t more = std::min(count - done, norm_piece);
+    const A about =
+        before == 0 ? lane_sum<A>(x + done, more) / static_cast<A>(more) : static_cast<A>(all.mean);
+    all = merged(all, before, moments_about(x + done, more, about), static_cast<double>(more));
+    before += static_cast<double>(more);
+    done += more;
+  }
+  return all;
 }
 
 /// The moments of any number of values.
 template <class T>
 inline Moments run_moments(const T* x, std::size_t count) {
-  if (count == 0) return {};
-  Moments all = piece_moments(x, std::min(count, norm_piece));
-  for (std::size_t done = norm_piece; done < count; done += norm_piece) {
-    const std::size_t more = std::min(count - done, norm_piece);
-    all = merged(all, static_cast<double>(done), piece_moments(x + done, more),
-                 static_cast<double>(more));
-  }
-  return all;
+  return more_moments(Moments{}, 0, x, count);
 }
 
 /// Where a value of an accumulator's type is subtracted from a mean of double precision: high is
