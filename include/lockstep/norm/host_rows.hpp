@@ -36,22 +36,20 @@ void measure_rows(const NormShape& shape, const T* x, double* mean, double* m2) 
   const std::size_t stride = shape.channels;
   for_each_tile(shape, [&](std::size_t n, std::size_t rows, std::size_t c, std::size_t width) {
     const T* const tile = x + n * stride + c;
+    const double inverse = 1 / static_cast<double>(rows);
     A about[norm_tile] = {};
+    if (n == 0) {  // the mean of the first rows; then deviations are from the mean so far
+      for (std::size_t row = 0; row != rows; ++row) {
+        for (std::size_t i = 0; i != width; ++i) about[i] += static_cast<A>(tile[row * stride + i]);
+      }
+      for (std::size_t i = 0; i != width; ++i) about[i] *= static_cast<A>(inverse);
+    } else {
+      for (std::size_t i = 0; i != width; ++i) about[i] = static_cast<A>(mean[c + i]);
+    }
     A sum[norm_tile] = {};
     A squares[norm_tile] = {};
     std::size_t row = 0;
     for (; row + 4 <= rows; row += 4) {  // four rows for every load and store of a sum
-      const T* const a = tile + row * stride;
-      for (std::size_t i = 0; i != width; ++i)
-        about[i] += (static_cast<A>(a[i]) + static_cast<A>(a[stride + i])) +
-                    (static_cast<A>(a[2 * stride + i]) + static_cast<A>(a[3 * stride + i]));
-    }
-    for (; row != rows; ++row) {
-      for (std::size_t i = 0; i != width; ++i) about[i] += static_cast<A>(tile[row * stride + i]);
-    }
-    const double inverse = 1 / static_cast<double>(rows);
-    for (std::size_t i = 0; i != width; ++i) about[i] *= static_cast<A>(inverse);
-    for (row = 0; row + 4 <= rows; row += 4) {
       const T* const a = tile + row * stride;
       for (std::size_t i = 0; i != width; ++i) {
         const A first = static_cast<A>(a[i]) - about[i];

@@ -26,17 +26,12 @@ inline void for_each_run(const NormShape& shape, const F& f) {
 /// Adds the moments of all values to those of no values.
 template <class T>
 void measure_runs(const NormShape& shape, const T* x, double* mean, double* m2) {
-  const auto run = static_cast<double>(shape.positions);
   for (std::size_t n = 0; n != shape.samples; ++n) {
-    // Chan's factors are those of all channels.
-    const double before = static_cast<double>(n) * run;
-    const double share = run / (before + run);
-    const double spread = before * share;
+    const auto before = static_cast<double>(n * shape.positions);
     for (std::size_t c = 0; c != shape.channels; ++c, x += shape.positions) {
-      const Moments more = run_moments(x, shape.positions);
-      const double apart = more.mean - mean[c];
-      mean[c] += apart * share;
-      m2[c] += more.m2 + apart * apart * spread;
+      const Moments all = more_moments({mean[c], m2[c]}, before, x, shape.positions);
+      mean[c] = all.mean;
+      m2[c] = all.m2;
     }
   }
 }

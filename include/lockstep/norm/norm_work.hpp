@@ -57,7 +57,8 @@ struct HostStream {};
 ///
 /// - `bool reserve(channels, world)` makes room, and says whether it had to. Called in every
 ///   forward pass, before everything else.
-/// - `measure(stream, shape, x)` finds the packet of this rank, `own()` of `packet_doubles(channels)`
+/// - `measure(stream, shape, x)` finds the packet of this rank, `own()` of
+/// `packet_doubles(channels)`
 ///   doubles; an empty one has a count of zero.
 /// - `all(world)` is where the packets of all ranks are gathered, and
 ///   `settle(stream, shape, world, options, running, name)` merges them, keeps the means, inverse
