@@ -4,6 +4,8 @@
 #include "gpu/played_kernels.hpp"
 //
 #include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -22,6 +24,11 @@
 #include "lockstep/norm/layer_norm.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
+#if __has_include(<nccl.h>)
+#include "gpu/played_nccl.hpp"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
+#include "lockstep/launch/store_server.hpp"
+#endif
 
 BOOST_AUTO_TEST_SUITE(gpu_played_norm)
 
@@ -41,7 +48,7 @@ struct MultiplyByGain {
   double* y;
   std::size_t rows;
   void operator()() const {
-    for (std::size_t i = 0; i != rows * width; ++i) y[i] = x[i] * gain[i / positions % channels];
+    for (std::size_t i = 0; i != rows * width; ++i) y[i] = x[i] * gain[i % width];
   }
 };
 struct WeighSquares {
@@ -53,7 +60,7 @@ struct WeighSquares {
   void operator()() const {
     *loss = 0;
     for (std::size_t i = 0; i != rows * width; ++i) {
-      const double share = factor * static_cast<double>(1 + i % 4);
+      const double share = factor * static_cast<double>(1 + i % width % 4);
       *loss += share * y[i] * y[i] / 2;
       dy[i] = share * y[i];
     }
@@ -65,9 +72,8 @@ struct GradientOfGain {
   double* gradient;
   std::size_t rows;
   void operator()() const {
-    for (std::size_t c = 0; c != channels; ++c) gradient[c] = 0;
-    for (std::size_t i = 0; i != rows * width; ++i)
-      gradient[i / positions % channels] += dy[i] * x[i];
+    for (std::size_t i = 0; i != width; ++i) gradient[i] = 0;
+    for (std::size_t i = 0; i != rows * width; ++i) gradient[i % width] += dy[i] * x[i];
   }
 };
 template <class F>
@@ -75,12 +81,12 @@ LOCKSTEP_KERNEL call_once(F f) {
   f();
 }
 
-/// A gain for each channel, batch norm with ReLU, layer norm, and weighted squares as the loss,
+/// A gain for each input, batch norm with ReLU, layer norm, and weighted squares as the loss,
 /// which is a sum over samples times `factor`.
 struct Net {
   using Norm1 = BatchNorm<"bn1", dynamic, double>;
   using Norm2 = LayerNorm<"ln2", positions, double>;
-  using Parameters = ParameterList<Parameter<"gain", double, channels>, Norm1, Norm2>;
+  using Parameters = ParameterList<Parameter<"gain", double, width>, Norm1, Norm2>;
   using Buffers = BufferList<Norm1>;
 
   double factor = 0.05;
@@ -95,10 +101,10 @@ struct Net {
 
   void shapes(auto& shape) const { Norm1::shapes(shape, channels); }
   void initialize(auto& initial) {
-    for (std::size_t c = 0; c != channels; ++c) {
-      initial.param("gain"_p)(c) = 1 + 0.1 * static_cast<double>(c);
+    for (std::size_t i = 0; i != width; ++i)
+      initial.param("gain"_p)(i) = 1 + 0.1 * static_cast<double>(i);
+    for (std::size_t c = 0; c != channels; ++c)
       initial.param("bn1.bias"_p)(c) = 0.1 * static_cast<double>(c) - 0.1;
-    }
   }
 
   auto forward(auto& step, const auto& batch) {
@@ -257,5 +263,29 @@ BOOST_AUTO_TEST_CASE(ranks_that_share_statistics_train_like_one_process) {
     thread_ranks::expect_all_fine(thread_ranks::run(world, [&](auto& comm) { train(comm, want); }));
   }
 }
+
+#if __has_include(<nccl.h>)
+BOOST_AUTO_TEST_CASE(ranks_share_statistics_through_nccl) {
+  constexpr std::size_t world = 3;
+  const Doubles want = on_cpu(world);
+  const played::Machine machine(world);
+  const detail::StoreServer server{"sesame"};
+  thread_ranks::expect_all_fine(participants::run_threads(world, [&](Rank rank) {
+    Membership own;
+    own.rank = rank;
+    own.world = WorldSize{world};
+    own.local_rank = rank.value();
+    own.local_world = world;
+    own.port = server.port();
+    own.secret = "sesame";
+    own.job = "played";
+    own.timeout = std::chrono::seconds(60);
+    Store store(own.host, own.port, own.secret, own.timeout);
+    NcclCommunicator<> comm(own, store, "world", std::make_shared<Gpu>(rank, rank.value()));
+    train(comm, want);
+    comm.barrier();
+  }));
+}
+#endif
 
 BOOST_AUTO_TEST_SUITE_END()
