@@ -47,8 +47,7 @@ struct Layer {
   static constexpr std::size_t most = 8;
 
   /// The rank's own number, all numbers, and their sum.
-  std::shared_ptr<detail::DeviceArena> memory =
-      std::make_shared<detail::DeviceArena>((most + 2) * sizeof(double));
+  std::shared_ptr<DeviceArena> memory = std::make_shared<DeviceArena>((most + 2) * sizeof(double));
   double* own() const { return reinterpret_cast<double*>(memory->data()); }
   double* all() const { return own() + 1; }
   double* sum() const { return own() + 1 + most; }

@@ -85,7 +85,7 @@ void compare(std::size_t samples, std::size_t channels, std::size_t positions,
   std::vector<double> weight(channels), bias(channels);
   for (std::size_t c = 0; c != channels; ++c) {
     held.parameter("bn1.weight"_p)(c) = narrow<WeightOf<T>>(random.uniform(0.5, 1.5));
-    held.parameter("bn1.bias"_p)(c) = narrow<WeightOf<T>>(random.uniform(-1, 1));
+    held.parameter("bn1.bias"_p)(c) = narrow<WeightOf<T>>(random.uniform(-1.0, 1.0));
     weight[c] = wide(held.step.param("bn1.weight"_p)(c));
     bias[c] = wide(held.step.param("bn1.bias"_p)(c));
   }
@@ -127,10 +127,11 @@ void compare(std::size_t samples, std::size_t channels, std::size_t positions,
   BOOST_TEST(worst(ys, y.values) <= most);
   BOOST_TEST(worst(dys, dx.values) <= most);
   if constexpr (Fused == Fusion::add_relu) BOOST_TEST(worst(dresiduals, g.values) == 0);
-  BOOST_TEST(worst(numbers_of(held.step.grad("bn1.weight"_p)), plain.dweight) <= most);
-  BOOST_TEST(worst(numbers_of(held.step.grad("bn1.bias"_p)), plain.dbias) <= most);
-
   const auto count = static_cast<double>(x.count());
+  const double sums = most * std::sqrt(count);  // of so many numbers of size 1
+  BOOST_TEST(worst(numbers_of(held.step.grad("bn1.weight"_p)), plain.dweight) <= sums);
+  BOOST_TEST(worst(numbers_of(held.step.grad("bn1.bias"_p)), plain.dbias) <= sums);
+
   std::vector<double> mean = plain.mean, variance = plain.variance;
   for (double& value : mean) value *= 0.1;
   for (double& value : variance) value = 0.9 + 0.1 * value * count / (count - 1);
@@ -268,10 +269,10 @@ BOOST_AUTO_TEST_CASE(evaluation_normalises_by_running_statistics_and_changes_non
   std::vector<float> x{5, 5, 3, 1}, y(4);
   const HostView<float, 2, 2> in(x.data()), out(y.data());
   held.model.norm.forward_relu(held.evaluation, in, out);
-  BOOST_TEST(y[0] == 2, boost::test_tools::tolerance(1e-5f));
-  BOOST_TEST(y[1] == 2.5, boost::test_tools::tolerance(1e-5f));
+  BOOST_TEST(y[0] == 2.f, boost::test_tools::tolerance(1e-5f));
+  BOOST_TEST(y[1] == 2.5f, boost::test_tools::tolerance(1e-5f));
   BOOST_TEST(y[2] == 0);
-  BOOST_TEST(y[3] == 0.5, boost::test_tools::tolerance(1e-5f));
+  BOOST_TEST(y[3] == 0.5f, boost::test_tools::tolerance(1e-5f));
   BOOST_TEST(held.step.buffer("bn1.num_batches_tracked"_p)() == 0);
   BOOST_TEST(held.step.buffer("bn1.running_mean"_p)(0) == 3);
 }
@@ -408,7 +409,7 @@ void compare_layer_norm(std::size_t rows, std::size_t features, RandomStream& ra
   std::vector<double> weight(features), bias(features);
   for (std::size_t i = 0; i != features; ++i) {
     held.parameter("ln.weight"_p)(i) = narrow<WeightOf<T>>(random.uniform(0.5, 1.5));
-    held.parameter("ln.bias"_p)(i) = narrow<WeightOf<T>>(random.uniform(-1, 1));
+    held.parameter("ln.bias"_p)(i) = narrow<WeightOf<T>>(random.uniform(-1.0, 1.0));
     weight[i] = wide(held.step.param("ln.weight"_p)(i));
     bias[i] = wide(held.step.param("ln.bias"_p)(i));
   }

@@ -92,8 +92,8 @@ Numbers random_numbers(std::size_t samples, std::size_t channels, std::size_t po
   Numbers numbers{samples, channels, positions,
                   std::vector<double>(samples * channels * positions)};
   for (std::size_t c = 0; c != channels; ++c) {
-    const double mean = random.uniform(-3, 3);
-    const double deviation = random.uniform(0.5, 2);
+    const double mean = random.uniform(-3.0, 3.0);
+    const double deviation = random.uniform(0.5, 2.0);
     for (std::size_t n = 0; n != samples; ++n) {
       for (std::size_t p = 0; p != positions; ++p)
         numbers.at(n, c, p) = wide(narrow<T>(mean + deviation * random.normal()));

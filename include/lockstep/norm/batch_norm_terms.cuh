@@ -45,19 +45,16 @@ struct MomentTerm {
   __device__ Loaded<N> load(std::size_t at, std::size_t) const {
     return load_packet<Caching::keep, N>(x + at);  // normalising reads it next
   }
-  template <unsigned Count, class L, class W>
-  __device__ static void add(const Channel& channel, const L* loaded, const W& where,
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel& channel, const L* loaded, const Place& where,
                              ChannelSums& sums) {
-    const auto value = [&](unsigned k) {
-      const Where at = where(k);
-      return static_cast<A>(loaded[at.packet].at[at.place]);
-    };
-    const A first = value(0);
+    const A first = static_cast<A>(loaded[where(0).packet].at[where(0).place]);
     A sum = 0;
     A squares = 0;
 #pragma unroll
     for (unsigned k = 1; k < Count; ++k) {
-      const A deviation = value(k) - first;
+      const Where at = where(k);
+      const A deviation = static_cast<A>(loaded[at.packet].at[at.place]) - first;
       sum += deviation;
       squares = std::fma(deviation, deviation, squares);
     }

@@ -29,7 +29,7 @@ struct ChannelSums {  // without initialisers, because shared memory has none
   double first;
   double second;
 
-  friend __device__ ChannelSums operator+(const ChannelSums& a, const ChannelSums& b) {
+  friend LOCKSTEP_HOST_DEVICE ChannelSums operator+(const ChannelSums& a, const ChannelSums& b) {
     return {a.first + b.first, a.second + b.second};
   }
 };
@@ -73,6 +73,24 @@ struct Where {
   unsigned packet;
   unsigned place;
 };
+/// All elements of packets of N.
+template <std::size_t N>
+struct AllPackets {
+  __device__ Where operator()(unsigned k) const {
+    return {static_cast<unsigned>(k / N), static_cast<unsigned>(k % N)};
+  }
+};
+/// All elements of one packet.
+struct OnePacket {
+  unsigned packet;
+  __device__ Where operator()(unsigned k) const { return {packet, k}; }
+};
+/// An element of each packet.
+struct OnePlace {
+  unsigned place;
+  unsigned first = 0;
+  __device__ Where operator()(unsigned k) const { return {first + k, place}; }
+};
 
 /// Packets that a thread loads at once, of runs and of columns: more of them where they are single
 /// elements.
@@ -108,9 +126,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
     if (v + (packets - 1) * channel_threads < count) {
 #pragma unroll
       for (unsigned u = 0; u < packets; ++u) load(u);
-      term.template add<packets * N>(
-          channel, loaded, [](unsigned k) { return Where{unsigned(k / N), unsigned(k % N)}; },
-          sums);
+      term.template add<packets * N>(channel, loaded, AllPackets<N>{}, sums);
       if constexpr (Term::stores) {
 #pragma unroll
         for (unsigned u = 0; u < packets; ++u) term.template store<N>(at[u], loaded[u]);
@@ -124,7 +140,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
 #pragma unroll
       for (unsigned u = 0; u < packets; ++u) {
         if (!inside(u)) continue;
-        term.template add<N>(channel, loaded, [u](unsigned k) { return Where{u, k}; }, sums);
+        term.template add<N>(channel, loaded, OnePacket{u}, sums);
         if constexpr (Term::stores) term.template store<N>(at[u], loaded[u]);
       }
     }
@@ -208,10 +224,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
         for (unsigned u = 0; u < packets; ++u)
           loaded[u] = term.template load<N>(at(u), row + u * rows);
 #pragma unroll
-        for (unsigned j = 0; j < N; ++j) {
-          term.template add<packets>(
-              channels[j], loaded, [j](unsigned k) { return Where{k, j}; }, sums[j]);
-        }
+        for (unsigned j = 0; j < N; ++j)
+          term.template add<packets>(channels[j], loaded, OnePlace{j}, sums[j]);
         if constexpr (Term::stores) {
 #pragma unroll
           for (unsigned u = 0; u < packets; ++u) term.template store<N>(at(u), loaded[u]);
@@ -225,10 +239,8 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
         for (unsigned u = 0; u < packets; ++u) {
           if (!is_row(u)) continue;
 #pragma unroll
-          for (unsigned j = 0; j < N; ++j) {
-            term.template add<1>(
-                channels[j], loaded, [u, j](unsigned) { return Where{u, j}; }, sums[j]);
-          }
+          for (unsigned j = 0; j < N; ++j)
+            term.template add<1>(channels[j], loaded, OnePlace{j, u}, sums[j]);
           if constexpr (Term::stores) term.template store<N>(at(u), loaded[u]);
         }
       }

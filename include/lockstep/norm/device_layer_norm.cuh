@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/view.hpp"
@@ -69,10 +70,11 @@ class LayerNormWork<DeviceMemory> {
   }
 
  private:
+  /// Captured steps go on using the memory that they were captured with, so that it stays.
   void reserve(std::size_t rows, std::size_t features) {
     if (rows > rows_) {
-      kept_ = DeviceArena(rows * sizeof(KeptNumbers));
-      rows_ = rows;
+      rows_ = std::max(rows, 2 * rows_);
+      kept_.emplace_back(rows_ * sizeof(KeptNumbers));
     }
     if (features != features_) {
       block_sums_ = DeviceArena(most_block_sums(features) * sizeof(ChannelSums));
@@ -81,7 +83,7 @@ class LayerNormWork<DeviceMemory> {
     }
   }
 
-  KeptNumbers* kept() const { return reinterpret_cast<KeptNumbers*>(kept_.data()); }
+  KeptNumbers* kept() const { return reinterpret_cast<KeptNumbers*>(kept_.back().data()); }
   BlockSums blocks() const {
     return {reinterpret_cast<ChannelSums*>(block_sums_.data()),
             reinterpret_cast<unsigned*>(arrived_.data())};
@@ -89,7 +91,7 @@ class LayerNormWork<DeviceMemory> {
 
   std::size_t rows_ = 0;
   std::size_t features_ = 0;
-  DeviceArena kept_{0};
+  std::vector<DeviceArena> kept_;  // the last one is the largest
   DeviceArena block_sums_{0};
   DeviceArena arrived_{0};
 };

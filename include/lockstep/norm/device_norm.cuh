@@ -76,26 +76,30 @@ class NormWork<DeviceMemory> {
  public:
   NormWork() = default;
 
-  /// **Host** blocks where there is not enough room: in the first forward pass.
+  /// **Host** blocks where there is not enough room: in the first forward pass. What is there
+  /// stays where it is, because captured steps know of it.
   bool reserve(std::size_t channels, std::size_t world) {
-    if (channels == channels_ && world <= world_) return false;
-    channels_ = channels;
-    world_ = world;
-    const std::size_t packets = packet_doubles(channels) * (world == 1 ? 1 : world + 1);
-    Places places;
-    kept_ = places.take<KeptNumbers>(channels);
-    share_ = places.take<double>(1);
-    sums_ = places.take<double>(2 * channels);
-    packets_ = places.take<double>(packets);
-    block_sums_ = places.take<ChannelSums>(most_block_sums(channels));
-    arrived_ = places.take<unsigned>(channels + 1);
-    memory_ = DeviceArena(places.end);
+    const bool is_new = channels != channels_;
+    if (is_new) {
+      channels_ = channels;
+      Places places;
+      kept_ = places.take<KeptNumbers>(channels);
+      share_ = places.take<double>(1);
+      sums_ = places.take<double>(2 * channels);
+      packet_ = places.take<double>(packet_doubles(channels));
+      block_sums_ = places.take<ChannelSums>(most_block_sums(channels));
+      arrived_ = places.take<unsigned>(channels + 1);
+      memory_ = DeviceArena(places.end);
+    }
+    const std::size_t packets = world == 1 ? 0 : world * packet_doubles(channels) * sizeof(double);
+    if (packets <= gathered_.bytes()) return is_new;
+    gathered_ = DeviceArena(packets);
     return true;
   }
 
-  std::span<double> own() { return {at<double>(packets_), packet_doubles(channels_)}; }
+  std::span<double> own() { return {at<double>(packet_), packet_doubles(channels_)}; }
   std::span<double> all(std::size_t world) {
-    return {own().data() + own().size(), world * own().size()};
+    return {reinterpret_cast<double*>(gathered_.data()), world * packet_doubles(channels_)};
   }
   std::span<double> sums() { return {at<double>(sums_), 2 * channels_}; }
 
@@ -212,12 +216,12 @@ class NormWork<DeviceMemory> {
   }
 
   std::size_t channels_ = 0;
-  std::size_t world_ = 0;
   DeviceArena memory_{0};
+  DeviceArena gathered_{0};
   std::size_t kept_ = 0;
   std::size_t share_ = 0;
   std::size_t sums_ = 0;
-  std::size_t packets_ = 0;
+  std::size_t packet_ = 0;
   std::size_t block_sums_ = 0;
   std::size_t arrived_ = 0;
 };

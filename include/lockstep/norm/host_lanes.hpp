@@ -16,23 +16,17 @@ inline constexpr std::size_t norm_lanes = 16;
 /// Values that are summed in their accumulator's type, before the sum goes on in double.
 inline constexpr std::size_t norm_piece = 2048;
 
-/// The sums of one or two functions of values.
 template <class A>
-struct LaneSums {
-  A first[norm_lanes] = {};
-  A second[norm_lanes] = {};
-
-  static A total(const A* lanes) {
-    A sums[norm_lanes / 2];
-    for (std::size_t l = 0; l != norm_lanes / 2; ++l)
-      sums[l] = lanes[l] + lanes[l + norm_lanes / 2];
-    for (std::size_t half = norm_lanes / 4; half != 0; half /= 2) {
-      for (std::size_t l = 0; l != half; ++l) sums[l] += sums[l + half];
-    }
-    return sums[0];
+inline A total(const A (&lanes)[norm_lanes]) {
+  A sums[norm_lanes / 2];
+  for (std::size_t l = 0; l != norm_lanes / 2; ++l) sums[l] = lanes[l] + lanes[l + norm_lanes / 2];
+  for (std::size_t half = norm_lanes / 4; half != 0; half /= 2) {
+    for (std::size_t l = 0; l != half; ++l) sums[l] += sums[l + half];
   }
-};
+  return sums[0];
+}
 
+/// The sums of two functions of values.
 template <class A>
 struct TwoSums {
   A first;
@@ -42,25 +36,28 @@ struct TwoSums {
 /// The sums of what `add(i, first, second)` adds for each of `count` indices.
 template <class A, class Add>
 inline TwoSums<A> lane_sums(std::size_t count, const Add& add) {
-  LaneSums<A> lanes;
-  std::size_t i = 0;
-  for (; i + norm_lanes <= count; i += norm_lanes) {
-    for (std::size_t l = 0; l != norm_lanes; ++l) add(i + l, lanes.first[l], lanes.second[l]);
+  const std::size_t whole = count / norm_lanes * norm_lanes;
+  A first[norm_lanes] = {};
+  A second[norm_lanes] = {};
+  for (std::size_t i = 0; i != whole; i += norm_lanes) {
+    for (std::size_t l = 0; l != norm_lanes; ++l) add(i + l, first[l], second[l]);
   }
-  for (std::size_t l = 0; i != count; ++i, ++l) add(i, lanes.first[l], lanes.second[l]);
-  return {LaneSums<A>::total(lanes.first), LaneSums<A>::total(lanes.second)};
+  TwoSums<A> rest{0, 0};
+  for (std::size_t i = whole; i != count; ++i) add(i, rest.first, rest.second);
+  return {total(first) + rest.first, total(second) + rest.second};
 }
 
 /// The sum of values in lanes.
 template <class A, class T>
 inline A lane_sum(const T* x, std::size_t count) {
+  const std::size_t whole = count / norm_lanes * norm_lanes;
   A lanes[norm_lanes] = {};
-  std::size_t i = 0;
-  for (; i + norm_lanes <= count; i += norm_lanes) {
+  for (std::size_t i = 0; i != whole; i += norm_lanes) {
     for (std::size_t l = 0; l != norm_lanes; ++l) lanes[l] += static_cast<A>(x[i + l]);
   }
-  for (std::size_t l = 0; i != count; ++i, ++l) lanes[l] += static_cast<A>(x[i]);
-  return LaneSums<A>::total(lanes);
+  A rest = 0;
+  for (std::size_t i = whole; i != count; ++i) rest += static_cast<A>(x[i]);
+  return total(lanes) + rest;
 }
 
 /// The moments of values that were summed about a number near their mean: of the deviations from
@@ -77,7 +74,7 @@ inline Moments piece_moments(const T* x, std::size_t count) {
   using A = Accumulator<T>;
   const double inverse = 1 / static_cast<double>(count);
   const A about = lane_sum<A>(x, count) * static_cast<A>(inverse);
-  const TwoSums<A> sums = lane_sums<A>(count, [&](std::size_t i, A& sum, A& squares) {
+  const TwoSums<A> sums = lane_sums<A>(count, [x, about](std::size_t i, A& sum, A& squares) {
     const A apart = static_cast<A>(x[i]) - about;
     sum += apart;
     squares += apart * apart;

@@ -60,7 +60,7 @@ class LayerNorm {
       const std::size_t features = require_shapes(step, x, y);
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
       memory_.template get<WorkOf<Step>>().template forward<keeps>(
-          detail::stream_of(step), detail::leading_rows(x), features, options_.eps, x.data_handle(),
+          detail::stream_of(step), detail::normed_rows(x), features, options_.eps, x.data_handle(),
           affine(step), y.data_handle());
     }
   }
@@ -74,7 +74,7 @@ class LayerNorm {
     if constexpr (require_call<Step, X, DY, DX>()) {
       const std::size_t features = require_shapes(step, x, dy, dx);
       memory_.template get<WorkOf<Step>>().backward(
-          detail::stream_of(step), detail::leading_rows(x), features, x.data_handle(),
+          detail::stream_of(step), detail::normed_rows(x), features, x.data_handle(),
           dy.data_handle(), affine(step), detail::affine_gradients<Weight, Bias>(step),
           dx.data_handle());
       detail::say_ready<Weight, Bias>(step);

@@ -106,7 +106,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
       part.for_each(packet, load);
       part.for_each(packet, [&](unsigned u, std::size_t) {
-        term.template add<N>(channel, loaded, [u](unsigned k) { return Where{u, k}; }, sums);
+        term.template add<N>(channel, loaded, OnePacket{u}, sums);
       });
     }
   }

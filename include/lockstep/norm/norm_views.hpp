@@ -67,7 +67,7 @@ NormShape channel_shape(std::string_view layer, const X& x, std::size_t features
 
 /// The rows of a view: all axes but the last.
 template <class X>
-std::size_t leading_rows(const X& x) {
+std::size_t normed_rows(const X& x) {
   std::size_t rows = 1;
   for (std::size_t axis = 0; axis + 1 < X::rank(); ++axis) rows *= x.extent(axis);
   return rows;

@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <span>
 #include <type_traits>
-#include <utility>
 
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
@@ -14,38 +13,57 @@
 
 namespace lockstep::detail {
 
-/// The ranks over which batch norms take their statistics. Their collectives are calls of the step,
-/// through the communicator of the job, or of its group.
+/// The ranks over which batch norms take their statistics: those of the job, or of its group. Their
+/// collectives are calls of the step.
 template <class Traits, class Comm>
 class NormRanks {
+  using Groups = JobGroupsOf<Traits, Comm>;
+
  public:
   static constexpr bool communicates = true;
 
-  explicit NormRanks(Comm& comm) : comm_(&comm) {}
+  NormRanks(Comm& job, Groups& groups) : job_(&job), groups_(&groups) {}
 
-  std::size_t world() const { return comm_->world_size().value(); }
-  Rank rank() const { return comm_->rank(); }
+  std::size_t world() const { return ranks().world_size().value(); }
+  Rank rank() const { return ranks().rank(); }
 
   /// all = every rank's own, by rank. **Ranks** all of these, in the order in which their models
   /// have norms. **Host** blocks. **Stream** on a GPU it is enqueued on the step's, and captured
   /// with it.
   template <class T>
   void all_gather(std::span<const T> own, std::span<T> all) const {
-    comm_->all_gather(own, all, step_call<Traits>());
+    follow_job();
+    ranks().all_gather(own, all, step_call<Traits>());
   }
   /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
   template <class T>
   void all_reduce(std::span<T> values) const {
-    comm_->all_reduce(values, Sum{}, step_call<Traits>());
+    follow_job();
+    ranks().all_reduce(values, Sum{}, step_call<Traits>());
   }
   /// What these ranks have allocated for themselves is there, before a collective: a GPU's
   /// allocation may wait for what the others have enqueued. **Ranks** all of these.
   void settle_allocations() const {
-    if constexpr (requires { comm_->settle_allocations(); }) comm_->settle_allocations();
+    if constexpr (requires { ranks().settle_allocations(); }) ranks().settle_allocations();
   }
 
  private:
-  Comm* comm_;
+  auto& ranks() const {
+    if constexpr (Traits::syncs_norms_in_group) {
+      return groups_->group();
+    } else {
+      return *job_;
+    }
+  }
+  /// Buckets that are under way are the job's: where GPUs wait for each other in their collectives,
+  /// those of two communicators must come in one order on all of them.
+  void follow_job() const {
+    if constexpr (Traits::syncs_norms_in_group && requires { job_->order_calls(); })
+      job_->order_calls();
+  }
+
+  Comm* job_;
+  Groups* groups_;
 };
 
 /// An execution's step that knows these ranks.
@@ -60,26 +78,10 @@ class NormStep : public Step {
   Ranks ranks_;
 };
 
-/// The communicator of a job's norms.
-template <class Traits, class Comm>
-auto& norm_communicator([[maybe_unused]] Comm& comm,
-                        [[maybe_unused]] JobGroupsOf<Traits, Comm>& groups) {
-  if constexpr (Traits::syncs_norms_in_group) {
-    return groups.group();
-  } else {
-    return comm;
-  }
-}
-
-template <class Traits, class Comm>
-using NormRanksOf =
-    NormRanks<Traits, std::remove_reference_t<decltype(norm_communicator<Traits, Comm>(
-                          std::declval<Comm&>(), std::declval<JobGroupsOf<Traits, Comm>&>()))>>;
-
 template <class Traits, class Comm, class Step>
 auto choose_norm_step() {
   if constexpr (Traits::syncs_norms) {
-    return std::type_identity<NormStep<Step, NormRanksOf<Traits, Comm>>>{};
+    return std::type_identity<NormStep<Step, NormRanks<Traits, Comm>>>{};
   } else {
     return std::type_identity<Step>{};
   }

@@ -482,8 +482,7 @@ class Replica : public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
   bare_step make_bare_step(const detail::Arenas& arenas) {
     const typename execution_type::Step step = execution_.step(layouts_, arenas);
     if constexpr (traits::syncs_norms) {
-      return {step, detail::NormRanksOf<traits, Comm>(
-                        detail::norm_communicator<traits, Comm>(comm_, groups_))};
+      return {step, detail::NormRanks<traits, Comm>(comm_, groups_)};
     } else {
       return step;
     }

@@ -116,6 +116,10 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   /// **Ranks** this one. Throws the fault, if there is one.
   void raise_fault() { engine_->raise_fault(); }
 
+  /// **Ranks** this one. **Host** does not block. **Stream** the compute stream waits for all calls
+  /// so far: another communicator's may follow, in one order on all ranks.
+  void order_calls() { engine_->order_all(); }
+
   /// Captures the step that `f()` puts on the compute stream, collectives included, without running
   /// it. If that fails on any rank, no rank gets a graph, and each is told why. Run the step once
   /// before: what is set up at first use cannot be captured. **Ranks** all. **Host** blocks.

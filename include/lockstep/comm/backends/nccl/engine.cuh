@@ -175,6 +175,18 @@ class Engine {
     if (!under_way_.is_over(ticket.number)) under_way_.after(ticket.number).block(gpu().stream());
   }
 
+  /// The same for all calls so far.
+  void order_all() {
+    raise_fault();
+    const bool captured = is_capturing();
+    const std::lock_guard lock(link_.mutex());
+    if (captured) {
+      if (!captured_calls_.empty()) captured_.last().block(gpu().stream());
+    } else if (const CudaEvent* last = under_way_.last()) {
+      last->block(gpu().stream());
+    }
+  }
+
   /// Is the call over? One that was captured never is.
   bool test(Ticket ticket) {
     bool over = false;

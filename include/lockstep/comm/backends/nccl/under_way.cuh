@@ -85,6 +85,8 @@ class CapturedEvents {
   const CudaEvent& after(std::uint64_t number) const {
     return events_[number % UnderWay::most].after;
   }
+  /// The last call, where there is one in the capture.
+  const CudaEvent& last() const { return after(next_ - 1); }
 
  private:
   std::unique_ptr<CallEvents[]> events_ = std::make_unique<CallEvents[]>(UnderWay::most);
