@@ -47,6 +47,12 @@ __global__ void fill(T* values, std::size_t size, std::uint32_t seed) {
   }
 }
 
+template <class T>
+__global__ void set_to_one(T* values, std::size_t size) {
+  const std::size_t i = blockIdx.x * static_cast<std::size_t>(blockDim.x) + threadIdx.x;
+  if (i < size) values[i] = static_cast<T>(1.f);
+}
+
 // The passes that a network without fusion has. Each thread takes 16 bytes at a time, so that they
 // run at the speed of a copy.
 
@@ -124,6 +130,13 @@ class Alone {
       fill<<<1024, 256, 0, stream_>>>(static_cast<T*>(*values), c.size(), ++seed_);
       check_launch("fill");
     }
+    step_.for_each_parameter([&](auto name, const auto& view) {
+      using W = typename std::remove_cvref_t<decltype(view)>::value_type;
+      if (!name.ends_with("weight")) return;
+      set_to_one<<<static_cast<unsigned>(view.size() / 256 + 1), 256, 0, stream_>>>(
+          const_cast<W*>(view.data_handle()), view.size());
+      check_launch("set_to_one");
+    });
     check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize");
   }
 

@@ -109,7 +109,7 @@ class Alone {
   explicit Alone(const std::vector<std::size_t>& shape) : model(shape) {
     step.for_each_parameter([&](auto name, const auto& view) {
       std::fill_n(const_cast<float*>(view.data_handle()), view.size(),
-                  name == "weight" ? 1.f : 0.f);
+                  name.ends_with("weight") ? 1.f : 0.f);
     });
   }
 
