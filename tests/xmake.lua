@@ -56,7 +56,7 @@ end
 -- Unit tests, instantiation tests and the layer check.
 test_program("unit", {
     small = {"checkpoint/*_test.cpp", "core/*_test.cpp", "device/*_test.cpp", "layer/*_test.cpp", "model/*_test.cpp",
-             "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
+             "norm/*_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
 }, address)

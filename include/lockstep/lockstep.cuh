@@ -5,4 +5,5 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/lockstep.hpp"
+#include "lockstep/norm/dropout.cuh"
 #include "lockstep/trainer/cuda.cuh"

@@ -22,6 +22,7 @@
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/norm/batch_norm.hpp"
+#include "lockstep/norm/dropout.hpp"
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/number_text.hpp"
 #include "lockstep/observe/progress_display.hpp"

@@ -7,6 +7,8 @@
 #include <random>
 #include <set>
 
+#include "lockstep/core/layer_random.hpp"
+
 using namespace lockstep;
 
 static_assert(std::uniform_random_bit_generator<RandomStream>);
@@ -46,6 +48,19 @@ BOOST_AUTO_TEST_CASE(seeds_of_ranks_differ_within_and_between_jobs) {
   BOOST_TEST(seeds.size() == 64u * 64u);
   BOOST_TEST(rank_seed(Seed{0}, Rank{0}).value() == 5197578548964807871u);
   BOOST_TEST(rank_seed(Seed{42}, Rank{3}).value() == 8971565426155258802u);
+}
+
+// A key gives every layer numbers of its own, by name or text. Other bits would be other masks for
+// jobs that are resumed.
+BOOST_AUTO_TEST_CASE(known_numbers_of_layers) {
+  constexpr LayerRandom noise = detail::layer_random(7, detail::layer_hash("noise"_p));
+  BOOST_TEST(noise.bits(0) == 13499009448203007785u);
+  BOOST_TEST(noise.bits(1'000'000) == 13757217943488410680u);
+  BOOST_TEST(noise.uniform(3) == 0.3959011435508728f);
+  BOOST_TEST(noise.uniform<double>(3) == 0.39590118389987594);
+  BOOST_TEST(detail::layer_random(7, detail::layer_hash("noise")).bits(0) == noise.bits(0));
+  BOOST_TEST(detail::layer_random(7, detail::layer_hash("noise2")).bits(0) != noise.bits(0));
+  BOOST_TEST(detail::layer_random(8, detail::layer_hash("noise")).bits(0) != noise.bits(0));
 }
 
 BOOST_AUTO_TEST_CASE(known_values_of_every_distribution) {

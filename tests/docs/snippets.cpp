@@ -462,6 +462,45 @@ void train(Job& job, const auto& batches, const std::string& kind) {
 template void train(Job&, const std::vector<LabelledBatch<float, float>>&, const std::string&);
 
 }  // namespace sub_graphs
+namespace drawing {
+
+struct Noisy {  // y = w2 dropout(w1 x) + noise, squared error; a batch is one point here
+  static constexpr bool draws = true;  // its layers draw random numbers
+  using Parameters = ParameterList<Parameter<"w1", float, 64>, Parameter<"w2", float, 64>>;
+  Dropout<"drop1"> drop{0.2};
+  std::vector<float> hidden = std::vector<float>(64), gradient = hidden;
+  float error = 0;
+
+  float forward(auto& step, const auto& batch) {
+    const HostView<float, 64> h(hidden.data());
+    for (std::size_t i = 0; i < 64; ++i) h(i) = step.param("w1"_p)(i) * batch.inputs[0];
+    drop.forward(step, h, h);  // in place, or to another view; in an evaluation it copies
+    error = step.is_training() ? 0.1f * step.random("noise"_p).uniform(0) : 0;  // your own layer
+    for (std::size_t i = 0; i < 64; ++i) error += step.param("w2"_p)(i) * h(i);
+    error -= batch.labels[0];
+    return error * error;
+  }
+  void backward(auto& step, const auto& batch) {
+    const HostView<float, 64> d(gradient.data());
+    for (std::size_t i = 0; i < 64; ++i) d(i) = 2 * error * step.param("w2"_p)(i);
+    drop.backward(step, d, d);  // drops what forward dropped: it is drawn again, not kept
+    for (std::size_t i = 0; i < 64; ++i) {
+      step.grad("w2"_p)(i) = 2 * error * hidden[i];
+      step.grad("w1"_p)(i) = d(i) * batch.inputs[0];
+    }
+    step.ready("w2"_p);
+    step.ready("w1"_p);
+  }
+};
+
+void train(DistributedDataParallel<Noisy, World<1>>& ddp) {
+  const LabelledBatch<float, float> batch;
+  ddp.step(batch);
+  ddp.evaluate(batch);
+}
+
+}  // namespace drawing
+
 // clang-format on
 
 int main(int argc, char** argv) {

@@ -26,6 +26,7 @@ struct PlayedReplica {
   using Loss = double;
   using subgraphs = NoSubgraphs;
   static void choose_subgraph(std::size_t) {}
+  static void draw_anew() {}
   template <class>
   static constexpr bool keeps_outputs() {
     return false;

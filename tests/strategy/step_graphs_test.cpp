@@ -63,6 +63,7 @@ struct PlayedReplica {
   std::size_t added = 0;
   std::size_t forwards = 0;
   std::size_t subgraph = 0;
+  std::size_t draws = 0;
 
   communicator_type& communicator() { return comm; }
   std::size_t micro_batches() const { return added; }
@@ -84,6 +85,7 @@ struct PlayedReplica {
     added = before.first;
   }
   void choose_subgraph(std::size_t set) { subgraph = set; }
+  void draw_anew() { ++draws; }
   static int in_step() { return 0; }
   void note_subgraph() {}
   std::uint64_t graph_variant() const { return subgraph; }
@@ -113,6 +115,7 @@ BOOST_AUTO_TEST_CASE(a_micro_batch_runs_by_calls_then_is_captured_then_is_replay
   BOOST_TEST((step(5) == Calls{"begin", "replay"}));
   BOOST_TEST((steps.graphs<PlayedReplica<false>, int>()) == 2u);
   BOOST_TEST(replica.forwards == 8u);  // replays count
+  BOOST_TEST(replica.draws == 8u);     // and so do they here: a replay draws other numbers
 }
 
 BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {

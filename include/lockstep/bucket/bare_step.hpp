@@ -11,6 +11,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/core/layer_random.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 
@@ -156,6 +157,16 @@ class BareStep {
   /// constant: `if (step.is_training())` costs nothing.
   static constexpr bool is_training() { return true; }
 
+  /// Has this step random numbers? Those of models that say so have, see `RandomStep`.
+  static constexpr bool draws = false;
+  template <class Layer>
+  constexpr LayerRandom random(const Layer&) const {
+    static_assert(sizeof(Layer) == 0,
+                  "lockstep: this model draws random numbers, and its steps have none; say so in "
+                  "the model: static constexpr bool draws = true;");
+    return {};
+  }
+
   /// The ranks over which batch norms take their statistics: with `Norms<Synced>` another type, see
   /// `NormStep`.
   static constexpr NoNormRanks norm_ranks() { return {}; }
@@ -188,6 +199,15 @@ class EvaluationStep : public Step {
  public:
   explicit EvaluationStep(const Step& step) : Step(step) {}
   static constexpr bool is_training() { return false; }
+  /// The numbers of every evaluation are the same: they depend on the seed, the rank and the layer.
+  template <class Layer>
+  constexpr auto random(const Layer& layer) const {
+    if constexpr (Step::draws) {
+      return Step::random_in_evaluation(layer);
+    } else {
+      return Step::random(layer);  // which says what is missing
+    }
+  }
   static constexpr NoNormRanks norm_ranks() { return {}; }
 };
 

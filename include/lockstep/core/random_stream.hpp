@@ -14,9 +14,8 @@
 
 namespace lockstep {
 
-/// A seed for each rank, for random numbers that must differ by rank: environments, dropout,
-/// augmentation. Ranks of one job never share a seed, nor do runs with neighbouring seeds (0, 1,
-/// 2).
+/// A seed for each rank, for random numbers that must differ by rank: environments, augmentation.
+/// Ranks of one job never share a seed, nor do runs with neighbouring seeds (0, 1, 2).
 constexpr Seed rank_seed(Seed seed, Rank rank) {
   const std::uint64_t job = detail::mix_bits(seed.value() + detail::golden_step);
   return Seed{detail::mix_bits(job + rank.value() * detail::golden_step)};

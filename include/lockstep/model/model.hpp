@@ -3,6 +3,7 @@
 /// @file The model concept, clause by clause, and the sentences for clauses that are missing.
 
 #include <concepts>
+#include <type_traits>
 
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/tensor.hpp"
@@ -50,6 +51,10 @@ concept Trainable =
     ParameterDeclaring<M> && LossGiving<M, Step, Batch> && BackwardRunning<M, Step, Batch>;
 
 namespace detail {
+
+/// A model whose layers draw random numbers: `static constexpr bool draws = true;`.
+template <class M>
+concept Drawing = requires { typename std::bool_constant<M::draws>; } && bool{M::draws};
 
 /// The sentence about forward. A model trains and evaluates with steps of two types, and misses it
 /// for both: what depends on neither is said once.

@@ -22,6 +22,8 @@ struct ReplicaProgress {
   std::uint64_t curve_ahead = 0;  ///< the schedule's step less `updates`, modulo 2^64
   std::size_t micro_batches = 0;  ///< whose gradients are added up, and not yet used
   std::optional<LossScale> loss_scale;
+  /// From which the model's layers draw random numbers, where they do.
+  std::optional<std::uint64_t> random_seed;
   /// The rank whose buffers all ranks get next, where that is not rank 0.
   std::optional<std::uint64_t> newest_buffers;
   /// The options of the optimizer ("optimizer/lr", of the groups that have their own

@@ -126,6 +126,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
                   "give every replica a number above zero");
     }
     weights_ = std::move(weights);
+    make_shares_even();
   }
 
   void set_epoch(std::uint64_t epoch) {
@@ -229,6 +230,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
         parts_(meeting_.size()) {
+    make_shares_even();
     Models models(replicas());
     crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
     crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
@@ -275,6 +277,14 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     }
     if constexpr (traits::gathers_outputs) make_room(batch, all);
     return cut;
+  }
+
+  /// PyTorch's chunks leave the last replicas without samples where others have two, and norms that
+  /// replicas take together need one of each.
+  void make_shares_even() {
+    if constexpr (traits::syncs_norms) {
+      if (weights_.empty()) weights_.assign(replicas(), 1);
+    }
   }
 
   /// A replica without samples does not run its model, and the norms of the others would wait for
@@ -337,6 +347,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     run(
         [&](std::size_t i) {
           take(i, batch, cut);
+          replicas_[i]->replica().draw_anew();
           digests[i] = replicas_[i]->template digest<Batch>();
         },
         [&](std::size_t i) {
@@ -353,7 +364,10 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   template <bool Trains, class Batch, class Forward, class... Then>
   void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
                    const Then&... then) {
-    const auto share = [&](std::size_t i) { take(i, batch, cut); };
+    const auto share = [&](std::size_t i) {
+      take(i, batch, cut);
+      if constexpr (Trains) replicas_[i]->replica().draw_anew();
+    };
     if constexpr (traits::gathers_outputs) {
       try {
         run(

@@ -173,6 +173,7 @@ auto forward_phase(Replica& replica, const Batch& batch, std::size_t subgraph = 
   if constexpr (Replica::template keeps_outputs<Placed>()) rows = row_count(batch);
   const auto forward = [&] {
     replica.choose_subgraph(subgraph);
+    replica.draw_anew();
     if constexpr (Replica::template keeps_outputs<Placed>()) {
       return replica.forward_with_outputs(placed, rows, S);
     } else {

@@ -24,6 +24,7 @@
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/norm_step.hpp"
+#include "lockstep/strategy/random_step.hpp"
 #include "lockstep/strategy/replica_buffers.hpp"
 #include "lockstep/strategy/replica_evaluation.hpp"
 #include "lockstep/strategy/replica_graphs.hpp"
@@ -89,9 +90,10 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
   using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
   static_assert(detail::Updater<Updating, Gradients>);
+  using drawing_step = detail::RandomStepOf<traits, typename execution_type::Step>;
 
  public:
-  using bare_step = detail::NormStepOf<traits, Comm, typename execution_type::Step>;
+  using bare_step = detail::NormStepOf<traits, Comm, drawing_step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -116,6 +118,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
         buffers_(this->allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
+        random_(comm),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
     if constexpr (traits::shards_groups) {
@@ -158,6 +161,12 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
 
   /// A batch where the model can read it.
   const auto& place(const auto& batch) { return execution_.place(batch); }
+
+  /// The model draws other random numbers from now on, those of the next micro-batch. It comes
+  /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
+  void draw_anew() {
+    if constexpr (traits::draws) random_.move_to(this->updates(), micro_batches_);
+  }
 
   /// How many micro-batches are added up.
   std::size_t micro_batches() const { return micro_batches_; }
@@ -367,8 +376,16 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     }
   }
 
+  drawing_step make_drawing_step(const detail::Arenas& arenas) {
+    if constexpr (traits::draws) {
+      return {execution_.step(layouts_, arenas), random_.keys()};
+    } else {
+      return execution_.step(layouts_, arenas);
+    }
+  }
+
   bare_step make_bare_step(const detail::Arenas& arenas) {
-    const typename execution_type::Step step = execution_.step(layouts_, arenas);
+    const drawing_step step = make_drawing_step(arenas);
     if constexpr (traits::syncs_norms) {
       return {step, detail::NormRanksOf<traits, Comm>(
                         detail::norm_communicator<traits, Comm>(comm_, groups_))};
@@ -387,6 +404,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
+  [[no_unique_address]] detail::RandomPositionOf<traits, Comm> random_;
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first

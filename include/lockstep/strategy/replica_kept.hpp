@@ -52,6 +52,7 @@ class ReplicaKept {
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
     progress.micro_batches = self().micro_batches_;
+    if constexpr (Self::traits::draws) progress.random_seed = self().random_.seed().value();
     if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
       const Rank newest = self().gradients_.newest();
       if (newest != Rank{0}) progress.newest_buffers = newest.value();
@@ -68,6 +69,10 @@ class ReplicaKept {
     self().await_device();
     self().updater_.take_progress(progress);
     self().micro_batches_ = progress.micro_batches;
+    if constexpr (Self::traits::draws) {
+      if (progress.random_seed)
+        self().random_.start(Seed{*progress.random_seed}, self().comm_.rank());
+    }
     if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
     if constexpr (Self::traits::joins) {
       // In another world any rank will do: all have the buffers that were saved.

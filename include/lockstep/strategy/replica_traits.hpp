@@ -19,6 +19,7 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
 #include "lockstep/model/declaration.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/model/tensor_table.hpp"
@@ -118,6 +119,8 @@ struct ReplicaTraits {
   static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
   static constexpr bool scatters_buckets = shards && !is_hooked;
+  /// Do the model's layers draw random numbers?
+  static constexpr bool draws = Drawing<Model>;
   /// Do batch norms take their statistics over several ranks, and are these the group's?
   static constexpr bool syncs_norms = !alone && policy<axes::Norms>::is_synced;
   static constexpr bool syncs_norms_in_group = syncs_norms && policy<axes::Norms>::in_group;

@@ -96,12 +96,24 @@ class ReplicaValues {
   }
   /// Writes the values that the model gives itself, or the default ones.
   void initialize_from_model(Seed seed) {
+    if constexpr (Self::traits::draws) start_random(seed);
     initialize([&](auto& initial) { initialize_model(self().model_, initial); }, seed);
   }
 
  private:
   Self& self() { return static_cast<Self&>(*this); }
   const Self& self() const { return static_cast<const Self&>(*this); }
+
+  /// Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
+  void start_random(Seed seed) {
+    [[maybe_unused]] const auto on = self().on_device();
+    auto& comm = self().comm_;
+    if constexpr (!Self::traits::alone) {
+      self().settle_allocations();
+      seed = Seed{comm.broadcast(seed.value(), Rank{0})};
+    }
+    self().random_.start(seed, comm.rank());
+  }
 
   /// Room for weights of higher precision; nothing where there are none.
   auto allocate_masters() const {

@@ -177,6 +177,7 @@ typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& p
                                 std::size_t subgraph = 0) {
   replica.choose_subgraph(subgraph);
   [[maybe_unused]] const auto in = replica.in_step();
+  replica.draw_anew();
   if constexpr (Runner::captures) {
     replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();

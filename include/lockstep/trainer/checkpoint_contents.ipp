@@ -251,6 +251,7 @@ LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
   json.add("curve_ahead", progress.curve_ahead);
   json.add("micro_batches", progress.micro_batches);
   if (progress.newest_buffers) json.add("newest_buffers", *progress.newest_buffers);
+  if (progress.random_seed) json.add("random_seed", *progress.random_seed);
   if (progress.loss_scale) {
     json.add("loss_scale", Json::object()
                                .add("scale", static_cast<double>(progress.loss_scale->scale))
@@ -273,6 +274,7 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   progress.curve_ahead = entry.at("curve_ahead").natural();
   progress.micro_batches = entry.at("micro_batches").natural();
   if (const auto newest = entry.find("newest_buffers")) progress.newest_buffers = newest->natural();
+  if (const auto seed = entry.find("random_seed")) progress.random_seed = seed->natural();
   if (const auto scale = entry.find("loss_scale")) {
     progress.loss_scale.emplace();
     progress.loss_scale->scale = static_cast<float>(scale->at("scale").real());

@@ -106,11 +106,23 @@ LOCKSTEP_INLINE void PieceReader::read_gradient(const LoadedPiece& loaded, doubl
   });
 }
 
+/// Steps draw from the seed of the job that is resumed, whatever this one was given. Says so.
+LOCKSTEP_INLINE void note_seed(const KeptJob& job, LoadPlan& plan) {
+  const std::optional<std::uint64_t> own = job.progress().random_seed;
+  const std::optional<std::uint64_t> saved = plan.facts.progress.random_seed;
+  if (own && saved && *own != *saved)
+    plan.notes.push_back(text({"random numbers of steps go on from seed ", *saved,
+                               " of the checkpoint, not from seed ", *own}));
+}
+
 /// Sets how far the job is. Returns by what saved gradients are multiplied: they are of a scaled
 /// loss, and a job whose replicas are more divides by more.
 LOCKSTEP_INLINE double set_progress(const KeptJob& job, const LoadPlan& plan, LoadWhat what) {
   ReplicaProgress progress = plan.facts.progress;
-  if (what != LoadWhat::job) progress.micro_batches = 0;
+  if (what != LoadWhat::job) {
+    progress.micro_batches = 0;
+    progress.random_seed.reset();  // a new run, from its own seed
+  }
   job.set_progress(progress);
   if (plan.gradients.empty()) return 1;
   const auto scale = [](const ReplicaProgress& of) {
@@ -123,6 +135,7 @@ LOCKSTEP_INLINE double set_progress(const KeptJob& job, const LoadPlan& plan, Lo
 LOCKSTEP_INLINE Resumed load_job(const KeptJob& job, const std::string& path,
                                  const LoadOptions& options, LoadWhat what) {
   LoadPlan plan = plan_load(job, path, options, what);
+  if (what == LoadWhat::job) note_seed(job, plan);
   work_together(job.ranks, operation_of(what), [&] {
     double factor = 1;
     if (what != LoadWhat::parameters) factor = set_progress(job, plan, what);

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Dropout, on CPUs and GPUs: which elements are dropped is drawn anew in every micro-batch,
+/// and drawn again in backward, so that no mask is kept.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/layer_random.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/name.hpp"
+#include "lockstep/core/view.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Elements 2i and 2i + 1 have the two halves of number i of their layer, and are dropped where
+/// theirs is below `below`, which is at most 2^32. The others are multiplied by `scale`.
+struct DropoutRule {
+  std::uint64_t below = 0;
+  double scale = 1;
+
+  LOCKSTEP_HOST_DEVICE static constexpr std::uint32_t half(std::uint64_t bits, std::size_t i) {
+    return static_cast<std::uint32_t>(bits >> (i % 2 * 32));
+  }
+  template <class T>
+  LOCKSTEP_HOST_DEVICE static constexpr T apply(std::uint32_t half, std::uint64_t below,
+                                                Accumulator<T> scale, T value) {
+    using A = Accumulator<T>;
+    return static_cast<T>(half < below ? A{0} : static_cast<A>(value) * scale);
+  }
+};
+
+/// The passes of a memory: `drop` and, for evaluations, `copy`. Specialised for every memory:
+/// `HostMemory` here, `DeviceMemory` in dropout.cuh.
+template <class Memory>
+struct DropoutPass;
+
+template <>
+struct DropoutPass<HostMemory> {
+  using Random = LayerRandom;
+
+  template <class T>
+  static void drop(auto&, LayerRandom random, const DropoutRule& rule, const T* from, T* to,
+                   std::size_t count) {
+    const std::uint64_t below = rule.below;
+    const auto scale = static_cast<Accumulator<T>>(rule.scale);
+    for (std::size_t i = 0; i + 1 < count; i += 2) {
+      const std::uint64_t bits = random.bits(i / 2);
+      to[i] = DropoutRule::apply<T>(DropoutRule::half(bits, 0), below, scale, from[i]);
+      to[i + 1] = DropoutRule::apply<T>(DropoutRule::half(bits, 1), below, scale, from[i + 1]);
+    }
+    if (count % 2 != 0) {
+      const std::size_t last = count - 1;
+      const std::uint32_t half = DropoutRule::half(random.bits(last / 2), 0);
+      to[last] = DropoutRule::apply<T>(half, below, scale, from[last]);
+    }
+  }
+  template <class T>
+  static void copy(auto&, const T* from, T* to, std::size_t count) {
+    if (to != from && count != 0) std::memcpy(to, from, count * sizeof(T));
+  }
+};
+
+}  // namespace detail
+
+/// Drops elements with probability p and divides the others by 1 - p, in training; copies in an
+/// evaluation. It has no tensors and keeps nothing from forward to backward. A model that has one
+/// says `static constexpr bool draws = true;`.
+///
+///     Dropout<"drop1"> drop{0.5};
+///     drop.forward(step, x, y);     // in forward; y may be x
+///     drop.backward(step, dy, dx);  // in backward; dx may be dy
+///
+/// Two layers of one name drop the same elements. Layers whose number is known at run time have
+/// names as text: `Dropout<> drop("blocks.3.drop", 0.1)`.
+template <Name Text = "">
+class Dropout {
+  static constexpr bool has_name = !Text.view().empty();
+
+ public:
+  explicit Dropout(double p = 0.5)
+    requires(has_name)
+      : Dropout(detail::LayerHash{detail::hash_of(Text.view())}, Text.view(), p) {}
+  explicit Dropout(std::string_view name, double p = 0.5)
+    requires(!has_name)
+      : Dropout(detail::layer_hash(name), name, p) {}
+
+  /// The probability with which an element is dropped.
+  double rate() const { return p_; }
+
+  /// y = x with elements dropped. **Host** blocks, or on a GPU enqueues on the step's stream.
+  template <class Step, class X, class Y>
+  void forward(Step& step, const X& x, const Y& y) const {
+    if constexpr (require_views<X, Y>()) {
+      if (x.size() != y.size()) [[unlikely]]
+        refuse(x.size(), y.size());
+      using Pass = detail::DropoutPass<typename X::memory>;
+      const typename X::value_type* const from = x.data_handle();
+      if constexpr (!Step::is_training()) {
+        Pass::copy(step, from, y.data_handle(), x.size());
+      } else if constexpr (!Step::draws) {
+        static_cast<void>(step.random(layer_));  // says what is missing
+      } else {
+        constexpr bool near = std::same_as<decltype(step.random(layer_)), typename Pass::Random>;
+        static_assert(near,
+                      "lockstep: the views that Dropout is given are of the memory of its step: "
+                      "HostView in a job on the CPU, DeviceView in one on a GPU");
+        if constexpr (near)
+          Pass::drop(step, step.random(layer_), rule_, from, y.data_handle(), x.size());
+      }
+    }
+  }
+  /// dx = dy with the elements dropped that forward dropped in this micro-batch.
+  template <class Step, class DY, class DX>
+  void backward(Step& step, const DY& dy, const DX& dx) const {
+    forward(step, dy, dx);
+  }
+
+ private:
+  Dropout(detail::LayerHash layer, std::string_view name, double p) : layer_(layer), p_(p) {
+    if (!(p >= 0 && p <= 1)) refuse(name, p);
+    rule_.below = static_cast<std::uint64_t>(p * 0x1p32 + 0.5);
+    rule_.scale = p < 1 ? 1 / (1 - p) : 0;
+  }
+
+  /// Says in words which views it does not take. Returns whether it takes them.
+  template <class X, class Y>
+  static consteval bool require_views() {
+    constexpr bool views = detail::is_view<X> && detail::is_view<Y>;
+    static_assert(
+        views, "lockstep: Dropout takes views: HostView<const float, dynamic, 64> x(data, rows)");
+    if constexpr (views) {
+      constexpr bool alike = std::same_as<typename X::value_type, typename Y::value_type> &&
+                             std::same_as<typename X::memory, typename Y::memory>;
+      static_assert(alike,
+                    "lockstep: the views that Dropout is given have one element type and memory");
+      constexpr bool floating = FloatingElement<typename X::value_type>;
+      static_assert(floating, "lockstep: Dropout is for float, double, Half or BFloat16");
+      return alike && floating;
+    } else {
+      return false;
+    }
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view name, double p) {
+    const std::string number = std::to_string(p);
+    detail::fail("Dropout", {"the probability of ", name, " is ", number},
+                 "give it a number from 0 to 1");
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::size_t from, std::size_t to) {
+    detail::fail("Dropout",
+                 {has_name ? Text.view() : std::string_view("a layer"), " reads ", from,
+                  " elements and writes ", to},
+                 "give it two views of the same shape");
+  }
+
+  detail::LayerHash layer_;
+  double p_;
+  detail::DropoutRule rule_;
+};
+
+}  // namespace lockstep

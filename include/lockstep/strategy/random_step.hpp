@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The step of a model that draws random numbers, and where these come from.
+
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "lockstep/core/layer_random.hpp"
+#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/random_stream.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/device/device.hpp"
+
+namespace lockstep::detail {
+
+/// The keys from which the layers of a model draw. Evaluations have one of their own.
+struct RandomKeys {
+  std::uint64_t micro_batch = 0;
+  std::uint64_t evaluation = 0;
+};
+
+/// The numbers of a layer from a key in this memory: a value on the host, a place on a GPU.
+/// Specialised for every memory: `HostMemory` here, `DeviceMemory` in random_step.cuh.
+template <class Memory>
+struct RandomIn;
+template <>
+struct RandomIn<HostMemory> {
+  static LayerRandom draw(const std::uint64_t* key, LayerHash layer) {
+    return layer_random(*key, layer);
+  }
+};
+
+/// Where the keys of a replica lie: `keys()` in the memory of its device, and `store(keys)`.
+template <class Device, class Comm>
+class RandomKeyStore;
+template <class Comm>
+class RandomKeyStore<Cpu, Comm> {
+ public:
+  constexpr explicit RandomKeyStore(Comm&) {}
+  const RandomKeys* keys() const { return &keys_; }
+  void store(const RandomKeys& keys) { keys_ = keys; }
+
+ private:
+  RandomKeys keys_;
+};
+
+/// The random numbers of a replica. The key of a micro-batch is a function of the seed, the rank,
+/// the updates begun before it and its place among the micro-batches of the next one: nothing is
+/// counted here, so that a job that goes on from a checkpoint, or repeats a batch that failed,
+/// draws what it would have drawn.
+template <class Device, class Comm>
+class RandomPosition {
+ public:
+  explicit RandomPosition(Comm& comm) : store_(comm) {}
+
+  /// Draws from another seed from now on.
+  void start(Seed seed, Rank rank) {
+    seed_ = seed;
+    // A program may draw from `RandomStream(rank_seed(seed, rank))`: those are other numbers.
+    constexpr std::uint64_t apart = hash_of("step.random");
+    stream_ = mix_bits(rank_seed(seed, rank).value() ^ apart);
+    keys_ = {key_of(0, 0), random_at(stream_, ~std::uint64_t{0})};
+    store_.store(keys_);
+  }
+  /// Goes to a micro-batch. **Stream** on a GPU, in its order, and never as part of a graph.
+  void move_to(std::uint64_t updates, std::size_t micro_batch) {
+    keys_.micro_batch = key_of(updates, micro_batch);
+    store_.store(keys_);
+  }
+  Seed seed() const { return seed_; }
+  const RandomKeys* keys() const { return store_.keys(); }
+
+ private:
+  std::uint64_t key_of(std::uint64_t updates, std::size_t micro_batch) const {
+    return random_at(random_at(stream_, updates), micro_batch);
+  }
+
+  Seed seed_;
+  std::uint64_t stream_ = 0;
+  RandomKeys keys_;
+  RandomKeyStore<Device, Comm> store_;
+};
+
+/// What a replica has instead whose model draws nothing.
+struct NoRandom {
+  constexpr explicit NoRandom(const auto&) {}
+};
+template <class Traits, class Comm>
+using RandomPositionOf =
+    std::conditional_t<Traits::draws, RandomPosition<typename Traits::device, Comm>, NoRandom>;
+
+/// An execution's step with random numbers.
+template <class Step, class Memory>
+class RandomStep : public Step {
+ public:
+  static constexpr bool draws = true;
+
+  RandomStep(const Step& step, const RandomKeys* keys) : Step(step), keys_(keys) {}
+
+  /// The numbers of a layer, by a name or text that no other layer has: other ones in every
+  /// micro-batch and on every rank, the same ones in forward and backward.
+  template <class Layer>
+  auto random(const Layer& layer) const {
+    return RandomIn<Memory>::draw(&keys_->micro_batch, layer_hash(layer));
+  }
+  /// Those of an evaluation.
+  template <class Layer>
+  auto random_in_evaluation(const Layer& layer) const {
+    return RandomIn<Memory>::draw(&keys_->evaluation, layer_hash(layer));
+  }
+
+ private:
+  const RandomKeys* keys_;
+};
+
+template <class Traits, class Step>
+using RandomStepOf =
+    typename std::conditional_t<Traits::draws,
+                                std::type_identity<RandomStep<Step, typename Traits::memory>>,
+                                std::type_identity<Step>>::type;
+
+}  // namespace lockstep::detail
