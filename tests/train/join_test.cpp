@@ -256,6 +256,22 @@ BOOST_AUTO_TEST_CASE(a_rank_that_breaks_answers_the_others) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(a_loop_that_an_exception_has_left_refuses_no_later_call) {
+  run<Job>(2, [](Job& job) {
+    const auto train = line(12);
+    try {
+      for (auto epoch : job.epochs(1)) {
+        for (const auto& batch : epoch.batches(train, 2)) {
+          job.step(batch);
+          throw std::runtime_error("no more of this");  // on all ranks
+        }
+      }
+    } catch (const std::runtime_error&) {
+    }
+    require(job.evaluate(train, 3)["loss"] > 0, "an evaluation after the loop");
+  });
+}
+
 // Rank 0 draws 3 samples and rank 1 draws 15: 2 and 8 batches, 4 updates in an epoch.
 BOOST_AUTO_TEST_CASE(a_trainer_saves_while_some_are_through_and_goes_on_from_there) {
   using Figures = std::array<double, 6>;

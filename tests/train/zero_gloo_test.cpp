@@ -116,9 +116,10 @@ BOOST_AUTO_TEST_CASE(groups_divide_states_among_their_ranks) {
     const Ends ends =
         ranks::run_processes<Sockets>(world, std::chrono::seconds(20), [&](auto& comm) {
           Job ddp(comm, c.network());
-          ddp.optimizer().choose<AdamW>().weight_decay = 0;  // all rules have it from one name
-          ddp.optimizer().lr = 0.05;
+          // Numbers of the rules that have one name are one number in a file.
+          ddp.optimizer().choose<AdamW>().weight_decay = 0;
           const auto step = [&](std::size_t s) {
+            ddp.optimizer().lr = 0.05;
             ddp.step(reference_batch(c.rows, c.in, c.out, c.salt + s, comm.rank().value()));
             ddp.step_tail();
           };
