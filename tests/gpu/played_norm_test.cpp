@@ -4,7 +4,6 @@
 #include "gpu/played_kernels.hpp"
 //
 #include <boost/test/unit_test.hpp>
-#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -24,11 +23,6 @@
 #include "lockstep/norm/layer_norm.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
-#if __has_include(<nccl.h>)
-#include "gpu/played_nccl.hpp"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/launch/store_server.hpp"
-#endif
 
 BOOST_AUTO_TEST_SUITE(gpu_played_norm)
 
@@ -263,29 +257,5 @@ BOOST_AUTO_TEST_CASE(ranks_that_share_statistics_train_like_one_process) {
     thread_ranks::expect_all_fine(thread_ranks::run(world, [&](auto& comm) { train(comm, want); }));
   }
 }
-
-#if __has_include(<nccl.h>)
-BOOST_AUTO_TEST_CASE(ranks_share_statistics_through_nccl) {
-  constexpr std::size_t world = 3;
-  const Doubles want = on_cpu(world);
-  const played::Machine machine(world);
-  const detail::StoreServer server{"sesame"};
-  thread_ranks::expect_all_fine(participants::run_threads(world, [&](Rank rank) {
-    Membership own;
-    own.rank = rank;
-    own.world = WorldSize{world};
-    own.local_rank = rank.value();
-    own.local_world = world;
-    own.port = server.port();
-    own.secret = "sesame";
-    own.job = "played";
-    own.timeout = std::chrono::seconds(60);
-    Store store(own.host, own.port, own.secret, own.timeout);
-    NcclCommunicator<> comm(own, store, "world", std::make_shared<Gpu>(rank, rank.value()));
-    train(comm, want);
-    comm.barrier();
-  }));
-}
-#endif
 
 BOOST_AUTO_TEST_SUITE_END()
