@@ -93,7 +93,8 @@ struct Verdict {
   static_assert(
       F != detail::Fault::wrong_choice,
       "lockstep: a policy was given something that is not one of its choices; docs/policies.md "
-      "lists the choices of every policy");
+      "lists the choices of every policy, and a hook of your own needs a name and a template "
+      "Bucket (docs/hooks.md)");
   static_assert(F != detail::Fault::choice_not_built,
                 "lockstep: this choice has its name but is not built yet; docs/policies.md says "
                 "what works in this version");
