@@ -571,8 +571,7 @@ int main(int argc, char** argv) {
   launch<groups_of_jobs::Job>(
       argc, argv, [](groups_of_jobs::Job& job) { groups_of_jobs::mean_of_my_four(job, 1); });
   launching::with_a_model(argc, argv);
-  launch<norms::AllRanks>(argc, argv, [](norms::AllRanks& job) {
-    job.step(LabelledBatch<float, int>());
-  });
+  launch<norms::AllRanks>(argc, argv,
+                          [](norms::AllRanks& job) { job.step(LabelledBatch<float, int>()); });
   return training::run(argc, argv) + launching::run(argc, argv);
 }

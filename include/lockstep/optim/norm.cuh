@@ -109,8 +109,8 @@ void launch_squares(cudaStream_t stream, const T* values, double* partials,
   if (count == 0) return;
   require_alignment("sum of squares", {values});
   const auto blocks = static_cast<unsigned>(square_partials<T>(count));
-  launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, SquaresShape::threads, values,
-                                       partials, make_size<Count>(count));
+  launch_kernel<sum_squares<T, Count>>("sum of squares", stream, blocks, SquaresShape::threads,
+                                       values, partials, make_size<Count>(count));
 }
 
 /// Adds up what `launch_squares` wrote, for ranks that have squares of parts of the gradients.

@@ -89,8 +89,8 @@ void launch_find_used(cudaStream_t stream, const T* values, const ParameterPiece
     launch_kernel<find_used<T, true>>("squares and test for zero", stream, blocks,
                                       SquaresShape::threads, values, where, used, partials, count);
   } else {
-    launch_kernel<find_used<T, false>>("test for zero", stream, blocks, SquaresShape::threads, values,
-                                       where, used, partials, count);
+    launch_kernel<find_used<T, false>>("test for zero", stream, blocks, SquaresShape::threads,
+                                       values, where, used, partials, count);
   }
 }
 
