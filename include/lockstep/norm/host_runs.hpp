@@ -50,31 +50,38 @@ void normalise_runs(const NormShape& shape, const HostChannels<A>& channels, con
   });
 }
 
+/// The sums of g and of g * (x - mean) over a piece of a run. As `moments_about`, it is no part of
+/// its caller.
 template <Fusion Fused, class T, class A>
-void reduce_runs(const NormShape& shape, const HostChannels<A>& channels, const T* x, const T* y,
-                 const T* dy, T* dresidual, double* sums) {
+[[gnu::noinline]] TwoSums<A> piece_sums(const T* x, const T* dy, std::size_t count,
+                                        HostChannel<A> channel) {
+  return lane_sums<A>(count, [x, dy, channel](std::size_t i, A& gradients, A& products) {
+    const A value = static_cast<A>(x[i]);
+    const A g = gradient_before<Fused, T>(channel, value, static_cast<const T*>(nullptr), i,
+                                          static_cast<A>(dy[i]));
+    gradients += g;
+    products += g * channel.apart(value);
+  });
+}
+
+template <Fusion Fused, class T, class A>
+void reduce_runs(const NormShape& shape, const HostChannels<A>& channels, const T* x,
+                 [[maybe_unused]] const T* y, const T* dy, [[maybe_unused]] T* dresidual,
+                 double* sums) {
   for_each_run(shape, [&](std::size_t c, std::size_t at) {
     const HostChannel<A> channel = channels[c];
     for (std::size_t done = 0; done < shape.positions; done += norm_piece) {
       const std::size_t first = at + done;
       const std::size_t count = std::min(shape.positions - done, norm_piece);
+      TwoSums<A> piece;
       if constexpr (Fused == Fusion::add_relu) {
 #pragma GCC ivdep
         for (std::size_t i = first; i != first + count; ++i)
           dresidual[i] = static_cast<T>(passed_gradient(y[i], static_cast<A>(dy[i])));
+        piece = piece_sums<Fusion::none>(x + first, dresidual + first, count, channel);
+      } else {
+        piece = piece_sums<Fused>(x + first, dy + first, count, channel);
       }
-      const TwoSums<A> piece = lane_sums<A>(count, [&](std::size_t i, A& gradients, A& products) {
-        const A value = static_cast<A>(x[first + i]);
-        A g;
-        if constexpr (Fused == Fusion::add_relu) {
-          g = static_cast<A>(dresidual[first + i]);
-        } else {
-          g = gradient_before<Fused, T>(channel, value, y, first + i,
-                                        static_cast<A>(dy[first + i]));
-        }
-        gradients += g;
-        products += g * channel.apart(value);
-      });
       sums[c] += piece.first;
       sums[shape.channels + c] += piece.second;
     }
