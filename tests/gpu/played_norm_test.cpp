@@ -4,6 +4,7 @@
 #include "gpu/played_kernels.hpp"
 //
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -23,6 +24,11 @@
 #include "lockstep/norm/layer_norm.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
+#if __has_include(<nccl.h>)
+#include "gpu/played_nccl.hpp"
+#include "lockstep/comm/backends/nccl/communicator.cuh"
+#include "lockstep/launch/store_server.hpp"
+#endif
 
 BOOST_AUTO_TEST_SUITE(gpu_played_norm)
 
@@ -160,7 +166,10 @@ struct Net {
 };
 
 /// Ranks have different numbers of samples, and every second time one has none.
-std::size_t rows_of(std::size_t step, std::size_t rank) { return (2 * (step % 2) + 3 * rank) % 4; }
+bool even = false;
+std::size_t rows_of(std::size_t step, std::size_t rank) {
+  return even ? 2 + step % 2 : (2 * (step % 2) + 3 * rank) % 4;
+}
 
 /// The samples of ranks [first, last) in a step.
 Batch samples(std::size_t step, std::size_t first, std::size_t last) {
@@ -257,5 +266,30 @@ BOOST_AUTO_TEST_CASE(ranks_that_share_statistics_train_like_one_process) {
     thread_ranks::expect_all_fine(thread_ranks::run(world, [&](auto& comm) { train(comm, want); }));
   }
 }
+
+#if __has_include(<nccl.h>)
+BOOST_AUTO_TEST_CASE(ranks_share_statistics_through_nccl) {
+  constexpr std::size_t world = 3;
+  even = true;  // as captured steps must be
+  const Doubles want = on_cpu(world);
+  const played::Machine machine(world);
+  const detail::StoreServer server{"sesame"};
+  thread_ranks::expect_all_fine(participants::run_threads(world, [&](Rank rank) {
+    Membership own;
+    own.rank = rank;
+    own.world = WorldSize{world};
+    own.local_rank = rank.value();
+    own.local_world = world;
+    own.port = server.port();
+    own.secret = "sesame";
+    own.job = "played";
+    own.timeout = std::chrono::seconds(60);
+    Store store(own.host, own.port, own.secret, own.timeout);
+    NcclCommunicator<> comm(own, store, "world", std::make_shared<Gpu>(rank, rank.value()));
+    train(comm, want);
+    comm.barrier();
+  }));
+}
+#endif
 
 BOOST_AUTO_TEST_SUITE_END()
