@@ -140,19 +140,16 @@ void train_case(auto& comm, const Case& c) {
   ddp.optimizer().lr = c.lr;
   for (std::size_t s = 0; s < c.steps; ++s) {
     const Images batch = c.share(s, comm.rank().value(), comm.world_size().value());
-    double loss[1];
+    auto averaged = ddp.forward(batch).backward().reduce();
     if (s == 0) {
-      auto averaged = ddp.forward(batch).backward().reduce();
       std::size_t tensors = 0;
       averaged.for_each_gradient([&](std::string_view name, const auto& view) {
         c.require_figures(c.first_gradients, name, view, "the first gradient of ");
         ++tensors;
       });
       require(tensors == c.first_gradients.size(), "PyTorch has another number of gradients");
-      loss[0] = std::move(averaged).update();
-    } else {
-      loss[0] = ddp.step(batch);
     }
+    double loss[] = {std::move(averaged).update()};
     comm.all_reduce(loss, Average{});
     c.require_figure(loss[0], c.mean_loss.at(s), "the loss of step " + std::to_string(s));
   }
