@@ -33,7 +33,7 @@ struct NormCase {
   /// The shape and the element type, for tables.
   std::string words() const {
     std::string words = text.substr(text.find(':') + 1);
-    words.replace(words.find(':'), 1, " ");
+    words[words.find(':')] = ' ';
     return words;
   }
 };

@@ -130,9 +130,8 @@ class Alone {
   }
   void relu_apart() {
     forward();
-    for (float& value : model.y) value = std::max(value, 0.f);
-    mask(model.dresidual);
-    backward_of(model.dresidual);
+    activate(model.y.data(), model.y.size());
+    go_back();
   }
 
   // With a residual and a ReLU.
@@ -145,10 +144,9 @@ class Alone {
   }
   void add_relu_apart() {
     forward();
-    for (std::size_t i = 0; i < model.y.size(); ++i) model.y[i] += model.residual[i];
-    for (float& value : model.y) value = std::max(value, 0.f);
-    mask(model.dresidual);
-    backward_of(model.dresidual);
+    add(model.residual.data(), model.y.data(), model.y.size());
+    activate(model.y.data(), model.y.size());
+    go_back();
   }
 
  private:
@@ -158,12 +156,26 @@ class Alone {
         view(std::as_const(model.residual)), view(model.y), view(model.dx), view(model.dresidual));
     });
   }
-  void mask(std::vector<float>& d) {
-    for (std::size_t i = 0; i < d.size(); ++i) d[i] = model.y[i] > 0 ? model.dy[i] : 0;
+  // Loops that compilers turn into vector instructions.
+
+  static void activate(float* y, std::size_t size) {
+    for (std::size_t i = 0; i < size; ++i) y[i] = y[i] > 0 ? y[i] : 0;
   }
-  void backward_of(const std::vector<float>& d) {
+  static void add(const float* __restrict residual, float* __restrict y, std::size_t size) {
+    for (std::size_t i = 0; i < size; ++i) y[i] += residual[i];
+  }
+  static void mask(const float* __restrict y, const float* __restrict dy, float* __restrict d,
+                   std::size_t size) {
+    for (std::size_t i = 0; i < size; ++i) {
+      const float value = dy[i];
+      d[i] = y[i] > 0 ? value : 0;
+    }
+  }
+  void go_back() {
+    mask(model.y.data(), model.dy.data(), model.dresidual.data(), model.y.size());
     model.with_views([&](auto view) {
-      model.layer.backward(step, view(std::as_const(model.x)), view(d), view(model.dx));
+      model.layer.backward(step, view(std::as_const(model.x)), view(std::as_const(model.dresidual)),
+                           view(model.dx));
     });
   }
 
