@@ -16,6 +16,7 @@
 #include "lockstep/topology/transposed.hpp"
 #include "operations.hpp"
 #include "ranks.hpp"
+#include "repeating.hpp"
 
 namespace ranks {
 
@@ -38,6 +39,12 @@ T reduced(const Op& op, std::size_t world, std::size_t i) {
   return op.template finish<T>(sum, world);
 }
 
+/// The same for all places.
+template <class T, class Op>
+Repeating<T, 11> all_reduced(const Op& op, std::size_t world) {
+  return Repeating<T, 11>([&](std::size_t i) { return reduced<T>(op, world, i); });
+}
+
 /// Equal to the last bit. The words are put together only when they are needed.
 template <class T>
 void require_equal(const T& a, const T& b, const char* call, const std::string& what) {
@@ -54,18 +61,17 @@ template <class T, class Op>
 void all_reductions(auto& comm, std::span<T> data, const Op& op) {
   const std::size_t world = comm.world_size().value();
   const std::string what = reduction_name<T, Op>(data.size());
+  const auto want = all_reduced<T>(op, world);
   const auto fill = [&] {
     for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(comm.rank().value(), i);
   };
   fill();
   comm.all_reduce(data, op);
-  for (std::size_t i = 0; i < data.size(); ++i)
-    require_equal(data[i], reduced<T>(op, world, i), "all_reduce", what);
+  for (std::size_t i = 0; i < data.size(); ++i) require_equal(data[i], want(i), "all_reduce", what);
   fill();
   auto work = comm.all_reduce_async(data, op);
   while (!work.test()) std::this_thread::yield();
-  for (std::size_t i = 0; i < data.size(); ++i)
-    require_equal(data[i], reduced<T>(op, world, i), "async", what);
+  for (std::size_t i = 0; i < data.size(); ++i) require_equal(data[i], want(i), "async", what);
 }
 
 template <class T, class Op>
@@ -74,17 +80,17 @@ void reductions(auto& comm, std::span<T> data, std::span<T> pieces, const Op& op
   const std::size_t world = comm.world_size().value();
   const std::size_t me = comm.rank().value();
   const std::string what = reduction_name<T, Op>(data.size());
+  const auto want = all_reduced<T>(op, world);
   for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(me, i);
   const Rank root{world - 1};
   comm.reduce(data, root, op);
   for (std::size_t i = 0; i < data.size(); ++i) {
-    require_equal(data[i], comm.rank() == root ? reduced<T>(op, world, i) : value<T>(me, i),
-                  "reduce", what);
+    require_equal(data[i], comm.rank() == root ? want(i) : value<T>(me, i), "reduce", what);
   }
   for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i] = value<T>(me, i);
   comm.reduce_scatter(pieces, data, op);
   for (std::size_t i = 0; i < data.size(); ++i) {
-    require_equal(data[i], reduced<T>(op, world, me * data.size() + i), "reduce_scatter", what);
+    require_equal(data[i], want(me * data.size() + i), "reduce_scatter", what);
   }
 }
 
@@ -262,8 +268,9 @@ void variable_gathers(auto& comm, std::size_t scale) {
     std::size_t begin = 0;
     for (std::size_t w = 0; w < world; ++w) {
       require(pieces.counts[w] == length(w) && pieces.offsets[w] == begin, call);
+      const std::string whose = "of rank " + std::to_string(w);
       for (std::size_t i = 0; i < length(w) && !values.empty(); ++i)
-        require_equal(values[begin + i], value<T>(w, i), call, "of rank " + std::to_string(w));
+        require_equal(values[begin + i], value<T>(w, i), call, whose);
       begin += length(w);
     }
     require(pieces.total() == begin && (values.empty() || values.size() == begin), call);
@@ -293,6 +300,7 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
   const std::size_t me = comm.rank().value();
   const std::size_t world = comm.world_size().value();
   const std::string what = reduction_name<T, Op>(n);
+  const auto want = all_reduced<T>(op, world);
   const std::size_t all = n * world;
   const auto rounds = [&](std::span<T> buckets) {
     const std::span<T> first = buckets.first(all);
@@ -307,8 +315,7 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
     if constexpr (requires { comm.synchronize(); }) comm.synchronize();  // a stream has waited
     for (std::size_t i = 0; i < 2 * all; ++i) {
       const bool own = i % all / std::max<std::size_t>(n, 1) == me;
-      require_equal(buckets[i], own ? reduced<T>(op, world, i) : value<T>(me, i),
-                    "reduce_scatter_async", what);
+      require_equal(buckets[i], own ? want(i) : value<T>(me, i), "reduce_scatter_async", what);
       if (own) buckets[i] = value<T>(me + 1, i);
     }
     {

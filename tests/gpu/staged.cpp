@@ -101,10 +101,9 @@ void under_way(auto& comm) {
       }
       while (round == 2 && !a.test()) std::this_thread::yield();
     }  // all wait here
-    large.expect("large", [&](std::size_t i) { return exercise::reduced<float>(Sum{}, world, i); });
-    small.expect("small", [&](std::size_t i) { return exercise::reduced<float>(Max{}, world, i); });
-    host.expect("host",
-                [&](std::size_t i) { return exercise::reduced<float>(Average{}, world, i); });
+    large.expect("large", exercise::all_reduced<float>(Sum{}, world));
+    small.expect("small", exercise::all_reduced<float>(Max{}, world));
+    host.expect("host", exercise::all_reduced<float>(Average{}, world));
   }
 }
 
@@ -187,7 +186,7 @@ BOOST_AUTO_TEST_CASE(the_gpu_may_be_slower_than_the_network) {
     comm.broadcast(data, Rank{1});
     comm.synchronize();
     for (std::size_t i = 0; i < n; ++i)
-      require(data[i] == static_cast<double>(3 * i), "element " + std::to_string(i) + " is wrong");
+      if (data[i] != static_cast<double>(3 * i)) require(false, "element " + std::to_string(i));
   }));
 }
 
