@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cuda/std/bit>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
@@ -39,14 +40,16 @@ __device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes) {
   return sums;
 }
 
-/// The numbers of N neighbouring features, in loads of up to 16 bytes.
+/// The numbers of N neighbouring features, in loads of up to 16 bytes. All rows need them: they
+/// come from the L1 cache, because the L2 cache has enough to do with the rows.
 template <class A, std::size_t N, class W>
 __device__ Packet<A, N> load_features(const W* from) {
   constexpr std::size_t piece = std::min(N, 16 / sizeof(W));
   Packet<A, N> features;
 #pragma unroll
   for (std::size_t i = 0; i < N; i += piece) {
-    const Packet<W, piece> some = load_packet<Caching::keep, piece>(from + i);
+    const auto* bits = reinterpret_cast<const BitsOf<piece * sizeof(W)>*>(from + i);
+    const auto some = cuda::std::bit_cast<Packet<W, piece>>(*bits);
 #pragma unroll
     for (std::size_t k = 0; k < piece; ++k)
       features.at[i + k] = static_cast<A>(static_cast<Accumulator<W>>(some.at[k]));
