@@ -111,7 +111,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
     held.numbers = inside ? load_kept(kept + row) : KeptNumbers{0, 0};
     return held;
   };
-  // Calls f(u, i, dy, g, deviation) for the elements of a thread.
+  // Calls f(i, dy, g, deviation) for the elements of a thread.
   const auto for_each = [&](const Held& held, const SplitMean<A>& mean, unsigned u, const auto& f) {
     Packet<A, N> weight{};
     if (columns.has(u)) weight = load_features<A, N>(weights + columns.at(u));
