@@ -68,7 +68,8 @@ struct ChannelRuns {
 /// loaded, where, sums)` adds Count of their elements, all of one channel, of which `where(k)` says
 /// in which packet and at which place the k-th is. What a thread needs to know of a channel is
 /// `channel(c, first)`. A Term that `stores` writes packets back. Finish gets the sums of a
-/// channel, from one thread, and `finish.end()` is called by one thread after all channels.
+/// channel, from one thread. Where it `ends` and `waits()`, one thread calls `finish.end()` after
+/// all channels.
 struct Where {
   unsigned packet;
   unsigned place;
@@ -159,7 +160,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
   }
   if (threadIdx.x == 0) finish(c, channel, total);
   if constexpr (Finish::ends) {
-    if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
+    if (finish.waits() && blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
   }
 }
 
@@ -266,7 +267,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
   for_each_column(
       [&](std::size_t c, const ChannelSums& total) { finish(c, term.channel(c, c), total); });
   if constexpr (Finish::ends) {
-    if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
+    if (finish.waits() && blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
   }
 }
 
