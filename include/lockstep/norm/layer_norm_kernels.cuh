@@ -78,6 +78,10 @@ struct RowPart {
   /// Where a packet lies among all rows.
   __device__ std::size_t at(std::size_t packet) const { return row * features + packet * N; }
 
+  /// Are there as many packets, from `packet` on, as a thread holds at once?
+  __device__ bool has_all(std::size_t packet) const {
+    return packet + (row_packets - 1) * lanes < packets();
+  }
   /// Calls f(u, packet) for the packets that a thread holds at once, from `packet` on.
   template <class F>
   __device__ void for_each(std::size_t packet, const F& f) const {
@@ -108,6 +112,10 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     origin = channel.origin;
     for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
       part.for_each(packet, load);
+      if (part.has_all(packet)) {
+        term.template add<row_packets * N>(channel, loaded, AllPackets<N>{}, sums);
+        continue;
+      }
       part.for_each(packet, [&](unsigned u, std::size_t) {
         term.template add<N>(channel, loaded, OnePacket{u}, sums);
       });
