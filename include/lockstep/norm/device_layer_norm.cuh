@@ -34,15 +34,15 @@ class LayerNormWork<DeviceMemory> {
     if (rows * features == 0) return;
     using Value = SameElement<T>;
     using Weight = SameElement<W>;
-    with_packets<Value>(features, are_aligned({x, y, affine.weight, affine.bias}),
-                        [&]<std::size_t N>() {
-                          const ColumnTile tile = row_tile(features / N);
-                          launch_kernel<normalise_rows_of<N, Value, Weight>>(
-                              "layer norm", stream, row_blocks(rows, tile), channel_threads,
-                              static_cast<const Value*>(x), static_cast<Value*>(y),
-                              NormAffine<Weight>{affine.weight, affine.bias},
-                              Keeps ? kept() : nullptr, rows, features, eps, tile);
-                        });
+    with_packets<Value>(
+        features, are_aligned({x, y, affine.weight, affine.bias}), [&]<std::size_t N>() {
+          const ColumnTile tile = row_tile(features / N);
+          launch_kernel<normalise_rows_of<N, Value, Weight>>(
+              "layer norm", stream, row_blocks(rows, tile), channel_threads,
+              static_cast<const Value*>(x), static_cast<Value*>(y),
+              NormAffine<Weight>{affine.weight, affine.bias}, Keeps ? kept() : nullptr, rows,
+              features, 1 / static_cast<double>(features), eps, tile);
+        });
   }
 
   template <class T, class W, class G>

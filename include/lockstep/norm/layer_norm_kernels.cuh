@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cuda/std/bit>
@@ -94,10 +95,11 @@ struct RowPart {
 };
 
 /// y = (x - mean) * inverse deviation * weight + bias. With `kept`, both numbers of a row are kept.
+/// `share` is 1 / features.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     normalise_rows_of(const T* x, T* y, NormAffine<W> affine, KeptNumbers* kept, std::size_t rows,
-                      std::size_t features, double eps, ColumnTile tile) {
+                      std::size_t features, double share, double eps, ColumnTile tile) {
   using A = Accumulator<T>;
   const RowPart<N> part(tile, rows, features);
   const MomentTerm<T> term{x};
@@ -123,11 +125,13 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
   sums = sum_over_lanes(sums, part.lanes);
   if (!part.inside) return;
-  const auto count = static_cast<double>(features);
-  const Moments moments = moments_of(origin, sums, count);
-  const double inverse = inverse_deviation(moments.m2 / count, eps);
-  if (kept != nullptr && part.lane == 0) kept[part.row] = {moments.mean, inverse};
-  const SplitMean<A> mean(moments.mean);
+  // Every row needs these numbers: no division in double, and the root in the elements' arithmetic.
+  const double apart = sums.first * share;
+  const double variance = (sums.second - apart * sums.first) * share;
+  const double inverse = 1 / std::sqrt(static_cast<A>((variance < 0 ? 0 : variance) + eps));
+  const double row_mean = origin + apart;
+  if (kept != nullptr && part.lane == 0) kept[part.row] = {row_mean, inverse};
+  const SplitMean<A> mean(row_mean);
   const A scale = static_cast<A>(inverse);
   for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
     if (!part.is_held()) part.for_each(packet, load);
