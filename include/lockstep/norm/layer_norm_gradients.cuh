@@ -6,6 +6,7 @@
 
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstddef>
 
 #include "lockstep/core/element.hpp"
@@ -56,6 +57,22 @@ struct HeldRow {
   KeptNumbers numbers;
 };
 
+/// How values of a row are normalised, in two instructions.
+template <class A>
+struct RowNumbers {
+  A mean;
+  A scale;
+  A shift;  // what the mean is more than A can say, scaled
+
+  __device__ explicit RowNumbers(const KeptNumbers& kept) {
+    const SplitMean<A> split(kept.mean);
+    mean = split.high;
+    scale = static_cast<A>(kept.inverse);
+    shift = -split.low * scale;
+  }
+  __device__ A normalised(A value) const { return std::fma(value - mean, scale, shift); }
+};
+
 /// Where the columns of a thread are.
 template <std::size_t N>
 struct HeldColumns {
@@ -85,9 +102,8 @@ __device__ inline ChannelSums sum_over_row(ChannelSums sums, unsigned lanes, uns
   return sums;
 }
 
-/// With g = dy * weight: dx = (g - mean(g) - deviation * inverse^2 * mean(g * deviation)) *
-/// inverse. A block's sums of dy, and of its products with normalised values, go to `block_sums`.
-/// dx may be dy's memory.
+/// With n for normalised values and g = dy * weight: dx = (g - mean(g) - n * mean(g * n)) *
+/// inverse. A block's sums of dy and of dy * n go to `block_sums`. dx may be dy's memory.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 || N == 1 ? 1 : 2)
     gradients_of_rows(const T* x, const T* dy, T* dx, const W* weights, const KeptNumbers* kept,
@@ -111,14 +127,15 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
     held.numbers = inside ? load_kept(kept + row) : KeptNumbers{0, 0};
     return held;
   };
-  // Calls f(i, dy, g, deviation) for the elements of a thread.
-  const auto for_each = [&](const Held& held, const SplitMean<A>& mean, unsigned u, const auto& f) {
+  // Calls f(i, dy, g, n) for the elements of a packet.
+  const auto for_each = [&](const Held& held, const RowNumbers<A>& numbers, unsigned u,
+                            const auto& f) {
     Packet<A, N> weight{};
     if (columns.has(u)) weight = load_features<A, N>(weights + columns.at(u));
 #pragma unroll
     for (unsigned i = 0; i < N; ++i) {
       const A gradient = static_cast<A>(held.dy[u].at[i]);
-      f(i, gradient, gradient * weight.at[i], mean.deviation(static_cast<A>(held.x[u].at[i])));
+      f(i, gradient, gradient * weight.at[i], numbers.normalised(static_cast<A>(held.x[u].at[i])));
     }
   };
 
@@ -166,30 +183,30 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
   for (; row - tile.row() < rows; row += step) {
     const Held held = Held::loads_ahead ? next : load(row);
     if constexpr (Held::loads_ahead) next = load(row + step);
-    const SplitMean<A> mean(held.numbers.mean);
-    const A scale = static_cast<A>(held.numbers.inverse);
+    const RowNumbers<A> numbers(held.numbers);
     A sum = 0;
     A products = 0;
 #pragma unroll
     for (unsigned u = 0; u < Held::packets; ++u) {
-      for_each(held, mean, u, [&](unsigned i, A gradient, A g, A deviation) {
+      for_each(held, numbers, u, [&](unsigned i, A gradient, A g, A normalised) {
         sum += g;
-        products = std::fma(g, deviation, products);
+        products = std::fma(g, normalised, products);
         of_bias[u * N + i] += gradient;
-        of_weight[u * N + i] = std::fma(gradient, deviation * scale, of_weight[u * N + i]);
+        of_weight[u * N + i] = std::fma(gradient, normalised, of_weight[u * N + i]);
       });
     }
     const ChannelSums sums = sum_over_row({static_cast<double>(sum), static_cast<double>(products)},
                                           tile.lanes(), taken % 2);
-    const A offset = static_cast<A>(sums.first * share);
-    const A slope =
-        static_cast<A>(sums.second * share * held.numbers.inverse * held.numbers.inverse);
+    const double factor = -held.numbers.inverse * share;
+    const A offset = static_cast<A>(sums.first * factor);
+    const A slope = static_cast<A>(sums.second * factor);
 #pragma unroll
     for (unsigned u = 0; u < Held::packets; ++u) {
       if (row >= rows || !columns.has(u)) continue;
       Packet<T, N> values;
-      for_each(held, mean, u, [&](unsigned i, A, A g, A deviation) {
-        values.at[i] = static_cast<T>(((g - offset) - deviation * slope) * scale);
+      for_each(held, numbers, u, [&](unsigned i, A, A g, A normalised) {
+        values.at[i] =
+            static_cast<T>(std::fma(g, numbers.scale, std::fma(normalised, slope, offset)));
       });
       store_packet<Caching::keep>(dx + row * features + columns.at(u), values);
     }
