@@ -44,11 +44,13 @@ struct BlockSums {
   /// written before is visible then. Called by all threads of a block.
   __device__ bool is_last(std::size_t which, unsigned blocks) const {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(arrived + which, blocks - 1) == blocks - 1;
+    if (threadIdx.x == 0) {  // its fences are those of the block, which waits for it twice
+      __threadfence();
+      last = atomicInc(arrived + which, blocks - 1) == blocks - 1;
+      __threadfence();
+    }
     __syncthreads();
-    if (last) __threadfence();
     return last;
   }
 };
