@@ -33,6 +33,7 @@ BOOST_AUTO_TEST_CASE(layer_norms_of_other_types) {
   check_layer_norms<double>(4);
   check_layer_norms<Half, Half>(5);
   check_layer_norms<BFloat16>(6);
+  check_layer_norm<BFloat16>(3001, 1024, 0, 2);
 }
 #endif
 BOOST_AUTO_TEST_CASE(large_tensors) {
@@ -50,6 +51,9 @@ BOOST_AUTO_TEST_CASE(evaluation_takes_the_running_statistics) {
 BOOST_AUTO_TEST_CASE(layer_norms) {
   if (!has_gpu()) return;
   for (unsigned seed = 0; seed != 4; ++seed) check_layer_norms<float>(seed);
+  check_layer_norm<float>(3001, 1024, 0, 2);
+  check_layer_norm<float>(1100, 4096, 0, 3);
+  check_sums_of_many_rows();
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -513,6 +513,36 @@ void check_layer_norm(std::size_t rows, std::size_t features, std::size_t offset
   expect("the bias's gradient", numbers(bias_gradient.get()), want_b, summed);
 }
 
+/// A block that takes very many rows hands its sums on several times.
+inline void check_sums_of_many_rows() {
+  constexpr std::size_t rows = 40001, features = 8;
+  std::mt19937 random(7);
+  const auto x = random_values<float>(random, rows * features, 3, 2);
+  const auto dy = random_values<float>(random, rows * features, 0.1, 1);
+  const Array<float> given(x), errors(dy), dx(x.size()), weight(std::vector<float>(features, 1));
+  const Array<float> sums(2 * features);
+  const double mean = 3;
+  const double inverse = 0.5;
+  Doubles of_rows;
+  for (std::size_t r = 0; r != rows; ++r) of_rows.insert(of_rows.end(), {mean, inverse});
+  const Array<double> kept(of_rows);
+  CudaStream stream;
+  detail::launch_kernel<detail::gradients_of_rows<4, float, float>>(
+      "gradients of a layer norm", stream, 1, detail::channel_threads,
+      static_cast<const float*>(given.data()), static_cast<const float*>(errors.data()), dx.data(),
+      static_cast<const float*>(weight.data()),
+      reinterpret_cast<const detail::KeptNumbers*>(kept.data()),
+      reinterpret_cast<detail::ColumnSums<float>*>(sums.data()), rows, features,
+      detail::held_tile<4>(features / 4));
+  Doubles want(2 * features);
+  for (std::size_t i = 0; i != x.size(); ++i) {
+    want[i % features * 2] += number(dy[i]);
+    want[i % features * 2 + 1] += number(dy[i]) * (number(x[i]) - mean) * inverse;
+  }
+  const std::string wrong = difference(numbers(sums.get()), want, 1e-4);
+  BOOST_TEST(wrong.empty(), wrong);
+}
+
 template <class T, class W = detail::Accumulator<T>>
 void check_layer_norms(unsigned seed) {
   std::mt19937 random(seed);

@@ -257,6 +257,7 @@ BOOST_AUTO_TEST_CASE(evaluation_takes_the_running_statistics) {
 BOOST_AUTO_TEST_CASE(layer_norms_are_what_plain_loops_find) {
   const played::Machine machine(1);
   check_layer_norms<float>(1);
+  check_sums_of_many_rows();
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_share_statistics_train_like_one_process) {

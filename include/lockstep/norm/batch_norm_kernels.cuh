@@ -213,7 +213,7 @@ void launch_map(const char* name, cudaStream_t stream, const NormShape& shape, b
   using T = typename Map::Element;
   if (shape.positions == 1) {
     with_packets<T>(shape.channels, aligned, [&]<std::size_t N>() {
-      const ColumnTile tile = column_tile<N>(shape.channels);
+      const ColumnTile tile = column_tile<N>(shape.channels, 32);
       const std::size_t wide = column_tiles<N>(shape.channels, tile);
       const std::size_t rows = (channel_threads >> tile.shift) * column_packets<N, Map>;
       const std::size_t high = parts_of(shape.samples, rows, wide, most_map_blocks);

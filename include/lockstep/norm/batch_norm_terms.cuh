@@ -103,24 +103,29 @@ struct SettleChannel {
   NormRunning<R> running;
   double count;
 
+  /// Do channels read how many batches were tracked? Then counting this one waits for all of them.
+  __device__ bool waits() const { return options.momentum < 0; }
+
   __device__ void settle(std::size_t c, const Moments& moments, double values) const {
-    const double inverse = inverse_deviation(moments.m2 / values, options.eps);
-    kept.channels[c] = {moments.mean, inverse};
-    if (c == 0) *kept.share = 1 / values;
-    const double share = running_share(options.momentum, *running.batches);
-    const auto update = [&](R& value, double of_batch) {
-      using A = Accumulator<R>;
-      value = static_cast<R>(static_cast<A>(
-          updated_running(static_cast<double>(static_cast<A>(value)), of_batch, share)));
+    using A = Accumulator<R>;
+    // All loads go first, so that they are under way at once.
+    const auto mean = static_cast<double>(static_cast<A>(running.mean[c]));
+    const auto variance = static_cast<double>(static_cast<A>(running.variance[c]));
+    const double share = running_share(options.momentum, waits() ? *running.batches : 0);
+    const auto update = [&](R& value, double before, double of_batch) {
+      value = static_cast<R>(static_cast<A>(updated_running(before, of_batch, share)));
     };
-    update(running.mean[c], moments.mean);
-    update(running.variance[c], unbiased_variance(moments.m2, values));
+    kept.channels[c] = {moments.mean, inverse_deviation(moments.m2 / values, options.eps)};
+    if (c == 0) *kept.share = 1 / values;
+    update(running.mean[c], mean, moments.mean);
+    update(running.variance[c], variance, unbiased_variance(moments.m2, values));
   }
   template <class Channel>
   __device__ void operator()(std::size_t c, const Channel& channel, const ChannelSums& sums) const {
     settle(c, moments_of(channel.origin, sums, count), count);
+    if (c == 0 && !waits()) end();
   }
-  /// After all channels, which have read how many batches were tracked before this one.
+  /// Counts this batch.
   __device__ void end() const { ++*running.batches; }
 };
 

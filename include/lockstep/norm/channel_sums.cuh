@@ -44,11 +44,13 @@ struct BlockSums {
   /// written before is visible then. Called by all threads of a block.
   __device__ bool is_last(std::size_t which, unsigned blocks) const {
     __shared__ bool last;
-    __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicInc(arrived + which, blocks - 1) == blocks - 1;
+    if (threadIdx.x == 0) {  // its fences are those of the block, which waits for it twice
+      __threadfence();
+      last = atomicInc(arrived + which, blocks - 1) == blocks - 1;
+      __threadfence();
+    }
     __syncthreads();
-    if (last) __threadfence();
     return last;
   }
 };
@@ -68,7 +70,8 @@ struct ChannelRuns {
 /// loaded, where, sums)` adds Count of their elements, all of one channel, of which `where(k)` says
 /// in which packet and at which place the k-th is. What a thread needs to know of a channel is
 /// `channel(c, first)`. A Term that `stores` writes packets back. Finish gets the sums of a
-/// channel, from one thread, and `finish.end()` is called by one thread after all channels.
+/// channel, from one thread. Where it `ends` and `waits()`, one thread calls `finish.end()` after
+/// all channels.
 struct Where {
   unsigned packet;
   unsigned place;
@@ -93,11 +96,12 @@ struct OnePlace {
 };
 
 /// Packets that a thread loads at once, of runs and of columns: more of them where they are single
-/// elements.
+/// elements, or less than 16 bytes.
 template <std::size_t N, class Term>
 inline constexpr unsigned run_packets = (N == 1 ? 4 : 1) * Term::packets;
 template <std::size_t N, class Term>
-inline constexpr unsigned column_packets = (N == 1 ? 4 : 1) * Term::column_packets;
+inline constexpr unsigned column_packets =
+    (N == 1 ? 4 : 16 / (N * sizeof(typename Term::Element))) * Term::column_packets;
 
 /// The sums of channels that have runs of positions. The grid is as wide as there are channels, so
 /// that blocks that run at once read what lies together, and as high as each is divided.
@@ -158,7 +162,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 4)
   }
   if (threadIdx.x == 0) finish(c, channel, total);
   if constexpr (Finish::ends) {
-    if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
+    if (finish.waits() && blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
   }
 }
 
@@ -254,6 +258,7 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
     if (!blocks.is_last(blockIdx.x, gridDim.y)) return;
 #pragma unroll
     for (unsigned j = 0; j < N; ++j) sums[j] = {};
+#pragma unroll 2
     for (unsigned k = tile.row(); inside && k < gridDim.y; k += tile.rows()) {
 #pragma unroll
       for (unsigned j = 0; j < N; ++j)
@@ -264,15 +269,15 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
   for_each_column(
       [&](std::size_t c, const ChannelSums& total) { finish(c, term.channel(c, c), total); });
   if constexpr (Finish::ends) {
-    if (blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
+    if (finish.waits() && blocks.is_last(gridDim.x, gridDim.x) && threadIdx.x == 0) finish.end();
   }
 }
 
-/// Lanes for packets of N in rows of `channels`: 32 packets are 512 bytes.
+/// At most `most` lanes, a power of two, for packets of N in rows of `channels`.
 template <std::size_t N>
-ColumnTile column_tile(std::size_t channels) {
+ColumnTile column_tile(std::size_t channels, unsigned most) {
   unsigned shift = 0;
-  while (shift != 5 && (std::size_t{N} << shift) < channels) ++shift;
+  while ((1u << shift) != most && (std::size_t{N} << shift) < channels) ++shift;
   return {shift};
 }
 template <std::size_t N>
@@ -290,20 +295,25 @@ inline std::size_t parts_of(std::size_t amount, std::size_t least, std::size_t w
       {wanted, std::max<std::size_t>(1, (amount + least - 1) / least), std::size_t{65535}});
 }
 
+/// Columns of which a thread holds sums: with more, there were no registers for loads. And the
+/// threads that share a row: with more of them, the last blocks would have more sums to add up.
+inline constexpr std::size_t summed_columns = 4;
+inline constexpr unsigned summing_lanes = 16;
+
 /// How many block sums a launch needs at most.
 inline std::size_t most_block_sums(std::size_t channels) {
-  constexpr std::size_t widest = 32 * 8;  // columns of a tile of 16-bit elements
+  constexpr std::size_t widest = summing_lanes * summed_columns;  // columns of a tile
   const std::size_t tiles = (channels + widest - 1) / widest;
   return std::max(
       most_run_blocks,
       channels * std::max<std::size_t>(1, most_column_blocks / std::max<std::size_t>(1, tiles)));
 }
 
-/// Calls f<N>() with the widest packets that fill runs of `run` elements. `aligned` says that all
-/// arrays begin at multiples of 16 bytes.
-template <class T, class F>
+/// Calls f<N>() with the widest packets, of `Most` elements at most, that fill runs of `run`
+/// elements. `aligned` says that all arrays begin at multiples of 16 bytes.
+template <class T, std::size_t Most = 16, class F>
 void with_packets(std::size_t run, bool aligned, const F& f) {
-  constexpr std::size_t widest = packet_size<T>;
+  constexpr std::size_t widest = std::min(Most, packet_size<T>);
   if (aligned && run % widest == 0) {
     f.template operator()<widest>();
   } else {
@@ -316,8 +326,9 @@ void with_packets(std::size_t run, bool aligned, const F& f) {
 template <class Term, class Finish>
 void launch_column_sums(const char* name, cudaStream_t stream, const NormShape& shape, bool aligned,
                         const Term& term, const BlockSums& blocks, const Finish& finish) {
-  with_packets<typename Term::Element>(shape.channels, aligned, [&]<std::size_t N>() {
-    const ColumnTile tile = column_tile<N>(shape.channels);
+  using T = typename Term::Element;
+  with_packets<T, summed_columns>(shape.channels, aligned, [&]<std::size_t N>() {
+    const ColumnTile tile = column_tile<N>(shape.channels, summing_lanes);
     const std::size_t wide = column_tiles<N>(shape.channels, tile);
     const std::size_t rows = (channel_threads >> tile.shift) * column_packets<N, Term>;
     const std::size_t high = parts_of(shape.samples, rows, wide, most_column_blocks);

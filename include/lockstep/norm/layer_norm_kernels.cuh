@@ -5,8 +5,10 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cuda/std/bit>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
@@ -39,14 +41,16 @@ __device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes) {
   return sums;
 }
 
-/// The numbers of N neighbouring features, in loads of up to 16 bytes.
+/// The numbers of N neighbouring features, in loads of up to 16 bytes. All rows need them: they
+/// come from the L1 cache, because the L2 cache has enough to do with the rows.
 template <class A, std::size_t N, class W>
 __device__ Packet<A, N> load_features(const W* from) {
   constexpr std::size_t piece = std::min(N, 16 / sizeof(W));
   Packet<A, N> features;
 #pragma unroll
   for (std::size_t i = 0; i < N; i += piece) {
-    const Packet<W, piece> some = load_packet<Caching::keep, piece>(from + i);
+    const auto* bits = reinterpret_cast<const BitsOf<piece * sizeof(W)>*>(from + i);
+    const auto some = cuda::std::bit_cast<Packet<W, piece>>(*bits);
 #pragma unroll
     for (std::size_t k = 0; k < piece; ++k)
       features.at[i + k] = static_cast<A>(static_cast<Accumulator<W>>(some.at[k]));
@@ -75,6 +79,10 @@ struct RowPart {
   /// Where a packet lies among all rows.
   __device__ std::size_t at(std::size_t packet) const { return row * features + packet * N; }
 
+  /// Are there as many packets, from `packet` on, as a thread holds at once?
+  __device__ bool has_all(std::size_t packet) const {
+    return packet + (row_packets - 1) * lanes < packets();
+  }
   /// Calls f(u, packet) for the packets that a thread holds at once, from `packet` on.
   template <class F>
   __device__ void for_each(std::size_t packet, const F& f) const {
@@ -87,10 +95,11 @@ struct RowPart {
 };
 
 /// y = (x - mean) * inverse deviation * weight + bias. With `kept`, both numbers of a row are kept.
+/// `share` is 1 / features.
 template <std::size_t N, class T, class W>
 LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     normalise_rows_of(const T* x, T* y, NormAffine<W> affine, KeptNumbers* kept, std::size_t rows,
-                      std::size_t features, double eps, ColumnTile tile) {
+                      std::size_t features, double share, double eps, ColumnTile tile) {
   using A = Accumulator<T>;
   const RowPart<N> part(tile, rows, features);
   const MomentTerm<T> term{x};
@@ -105,6 +114,10 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     origin = channel.origin;
     for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
       part.for_each(packet, load);
+      if (part.has_all(packet)) {
+        term.template add<row_packets * N>(channel, loaded, AllPackets<N>{}, sums);
+        continue;
+      }
       part.for_each(packet, [&](unsigned u, std::size_t) {
         term.template add<N>(channel, loaded, OnePacket{u}, sums);
       });
@@ -112,11 +125,13 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
   }
   sums = sum_over_lanes(sums, part.lanes);
   if (!part.inside) return;
-  const auto count = static_cast<double>(features);
-  const Moments moments = moments_of(origin, sums, count);
-  const double inverse = inverse_deviation(moments.m2 / count, eps);
-  if (kept != nullptr && part.lane == 0) kept[part.row] = {moments.mean, inverse};
-  const SplitMean<A> mean(moments.mean);
+  // Every row needs these numbers: no division in double, and the root in the elements' arithmetic.
+  const double apart = sums.first * share;
+  const double variance = (sums.second - apart * sums.first) * share;
+  const double inverse = 1 / std::sqrt(static_cast<A>((variance < 0 ? 0 : variance) + eps));
+  const double row_mean = origin + apart;
+  if (kept != nullptr && part.lane == 0) kept[part.row] = {row_mean, inverse};
+  const SplitMean<A> mean(row_mean);
   const A scale = static_cast<A>(inverse);
   for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
     if (!part.is_held()) part.for_each(packet, load);
