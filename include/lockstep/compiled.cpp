@@ -46,7 +46,6 @@
 #include "lockstep/launch/spawn.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/launch/terminal.ipp"
-#include "lockstep/norm/host_norm.ipp"
 #include "lockstep/norm/refusals.ipp"
 #include "lockstep/observe/epoch_summary.ipp"
 #include "lockstep/observe/json_line.ipp"
