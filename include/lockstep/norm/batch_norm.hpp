@@ -135,6 +135,8 @@ class BatchNorm {
       const detail::NormShape shape =
           detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(Text.view(), x, residual, y);
+      if constexpr (std::remove_cvref_t<Step>::is_training())
+        detail::require_input_kept(Text.view(), x, y);
       auto& work = memory_.template get<WorkOf<Step>>();
       settle(work, step, shape, x.data_handle());
       work.template normalise<Fused>(detail::stream_of(step), shape, x.data_handle(), affine(step),
@@ -185,6 +187,9 @@ class BatchNorm {
       const detail::NormShape shape =
           detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(Text.view(), x, y, dy, dx, dresidual);
+      if (adds && x.size() != 0 && dx.data_handle() == dresidual.data_handle()) [[unlikely]]
+        detail::refuse_same_memory(Text.view(), "dx and dresidual",
+                                   "give them memory of their own; one of them may be dy's");
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
           affine(step), detail::affine_gradients<Weight, Bias>(step),

@@ -59,6 +59,7 @@ class LayerNorm {
     if constexpr (require_call<Step, X, Y>()) {
       const std::size_t features = require_shapes(step, x, y);
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
+      if constexpr (keeps) detail::require_input_kept(Text.view(), x, y);
       memory_.template get<WorkOf<Step>>().template forward<keeps>(
           detail::stream_of(step), detail::leading_rows(x), features, options_.eps, x.data_handle(),
           affine(step), y.data_handle());

@@ -55,6 +55,13 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
     refuse_shapes(layer);
 }
 
+/// Throws if the output of a training step lies where its input does, which backward reads.
+template <class X, class Y>
+void require_input_kept(std::string_view layer, const X& x, const Y& y) {
+  if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
+    refuse_same_memory(layer, "x and y", "give y memory of its own: backward reads x");
+}
+
 /// A view of rank 2, 3 or 4 as samples of channels.
 template <class X>
 NormShape channel_shape(std::string_view layer, const X& x, std::size_t features) {

@@ -20,6 +20,11 @@ LOCKSTEP_INLINE void refuse_shapes(std::string_view layer) {
        "give outputs and gradients the extents of the input");
 }
 
+LOCKSTEP_INLINE void refuse_same_memory(std::string_view layer, std::string_view views,
+                                        std::string_view cure) {
+  fail(layer, {views, " of the norm are the same memory"}, cure);
+}
+
 LOCKSTEP_INLINE void refuse_single_value(std::string_view layer) {
   fail(layer, {"expected more than 1 value per channel when training, and there is one"},
        "train on more samples at once; where the last batch of an epoch is that small, drop it or "
