@@ -123,7 +123,14 @@ class BatchNorm {
                     "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
                     "then positions; images with their channels last are a view of "
                     "(N * H * W, C)");
-      return ranks;
+      using Mean = decltype(std::declval<Step&>().buffer(RunningMean{}));
+      constexpr bool same =
+          Scale::static_extent(0) == Features && Mean::static_extent(0) == Features;
+      static_assert(same,
+                    "lockstep: a batch norm has another number of features than in the model's "
+                    "lists; let one type stand in both lists and be the member");
+      if constexpr (ranks) return same && detail::require_features<X::static_extent(1), Features>();
+      return false;
     } else {
       return false;
     }

@@ -45,6 +45,17 @@ consteval bool require_norm_views() {
   }
 }
 
+/// Says in words that an extent which the compiler knows is not that of the layer's features.
+template <std::size_t Given, std::size_t Features>
+consteval bool require_features() {
+  constexpr bool fits = Given == Features || Given == dynamic || Features == dynamic;
+  static_assert(fits,
+                "lockstep: a norm is given a tensor with another number of channels than it has "
+                "features; they are the second extent of a batch norm's, the last of a layer "
+                "norm's");
+  return fits;
+}
+
 /// Throws unless all views have the extents of the first.
 template <class X, class... Others>
 void require_equal_shapes(std::string_view layer, const X& x, const Others&... others) {
