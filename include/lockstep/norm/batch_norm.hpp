@@ -145,7 +145,9 @@ class BatchNorm {
       if constexpr (std::remove_cvref_t<Step>::is_training())
         detail::require_input_kept(Text.view(), x, y);
       auto& work = memory_.template get<WorkOf<Step>>();
+      memory_.keep({});  // until these are found
       settle(work, step, shape, x.data_handle());
+      if constexpr (std::remove_cvref_t<Step>::is_training()) memory_.keep(shape);
       work.template normalise<Fused>(detail::stream_of(step), shape, x.data_handle(), affine(step),
                                      Fused == Fusion::add_relu ? residual.data_handle() : nullptr,
                                      y.data_handle());
@@ -194,6 +196,7 @@ class BatchNorm {
       const detail::NormShape shape =
           detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(Text.view(), x, y, dy, dx, dresidual);
+      memory_.require_kept(Text.view(), shape);
       if (adds && x.size() != 0 && dx.data_handle() == dresidual.data_handle()) [[unlikely]]
         detail::refuse_same_memory(Text.view(), "dx and dresidual",
                                    "give them memory of their own; one of them may be dy's");

@@ -123,7 +123,7 @@ class LayerMemory {
   LayerMemory() = default;
   LayerMemory(const LayerMemory&) {}
   LayerMemory& operator=(const LayerMemory& other) {
-    if (this != &other) kept_ = {};
+    if (this != &other) *this = LayerMemory();
     return *this;
   }
   LayerMemory(LayerMemory&&) = default;
@@ -135,8 +135,17 @@ class LayerMemory {
     return kept_.get<Work>();
   }
 
+  /// Forward has kept the statistics of a tensor of this shape; of none if it has no channels.
+  void keep(const NormShape& shape) { shape_ = shape; }
+  /// Throws unless backward's tensor has the shape of the one that forward was given.
+  void require_kept(std::string_view layer, const NormShape& shape) const {
+    if (shape != shape_) [[unlikely]]
+      refuse_backward(layer);
+  }
+
  private:
   TypedStorage kept_;
+  NormShape shape_;
 };
 
 }  // namespace lockstep::detail
