@@ -31,7 +31,50 @@ std::uint16_t nearest_half(double value) {
   return static_cast<std::uint16_t>(best | (std::signbit(value) ? 0x8000 : 0));
 }
 
+/// The halves' conversions case by case, as they are written in textbooks.
+float widened(std::uint16_t bits) {
+  const std::uint32_t sign = (bits & 0x8000u) << 16;
+  const std::uint32_t rest = (bits & 0x7fffu) << 13;
+  if ((bits & 0x7c00u) == 0x7c00u) return std::bit_cast<float>(sign | (rest + 0x70000000u));
+  if ((bits & 0x7c00u) != 0) return std::bit_cast<float>(sign | (rest + 0x38000000u));
+  return std::copysign(static_cast<float>(bits & 0x03ffu) * 0x1p-24f, std::bit_cast<float>(sign));
+}
+std::uint16_t rounded(std::uint32_t single) {
+  const auto sign = static_cast<std::uint16_t>((single >> 16) & 0x8000u);
+  const std::uint32_t magnitude = single & 0x7fffffffu;
+  if (magnitude > 0x7f800000u) return 0x7fff;
+  if (magnitude >= 0x477ff000u) return sign | 0x7c00;
+  if (magnitude >= 0x38800000u) {
+    const std::uint32_t even = magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u);
+    return sign | static_cast<std::uint16_t>(even >> 13);
+  }
+  const double units = static_cast<double>(std::bit_cast<float>(magnitude)) * 0x1p24;
+  return sign | static_cast<std::uint16_t>(std::nearbyint(units));
+}
+
 }  // namespace
+
+// Conversions have no branches; every pattern comes out as if they had, also that of a NaN.
+BOOST_AUTO_TEST_CASE(halves_are_converted_bit_by_bit_as_case_by_case) {
+  std::uint32_t wrong = 0;
+  const auto compare = [&](std::uint32_t single) {
+    wrong += Half(std::bit_cast<float>(single)).bits() != rounded(single);
+  };
+  for (std::uint32_t i = 0; i <= 0xffff; ++i) {
+    const auto bits = static_cast<std::uint16_t>(i);
+    const auto wide = std::bit_cast<std::uint32_t>(static_cast<float>(Half::from_bits(bits)));
+    wrong += wide != std::bit_cast<std::uint32_t>(widened(bits));
+    // Around each half, and around the middle between it and the next one.
+    for (const std::uint32_t middle : {0u, 0x1000u, 0x2000u})
+      for (std::uint32_t by = 0; by < 5; ++by) compare(wide + middle + by - 2);
+    compare((i << 16) | 1u);  // and all over the floats
+    compare((i << 16) | 0xffffu);
+  }
+  std::mt19937 random(2);
+  for (int i = 0; i < 1000000; ++i) compare(static_cast<std::uint32_t>(random()));
+  BOOST_TEST(wrong == 0u);
+  static_assert(Half(0x1p-24f).bits() == 1 && static_cast<float>(Half::from_bits(1)) == 0x1p-24f);
+}
 
 BOOST_AUTO_TEST_CASE(every_half_survives_the_way_through_float) {
   for (std::uint32_t i = 0; i <= 0xffff; ++i) {

@@ -316,13 +316,33 @@ BOOST_AUTO_TEST_CASE(what_a_norm_cannot_train_on_is_refused_in_words) {
                  .find("has 3 features, and was given a tensor with 4") != std::string::npos);
   BOOST_TEST(says(Rows(x.data(), 4, 3), Rows(y.data(), 3, 3)).find("different extents") !=
              std::string::npos);
+  const Rows rows(x.data(), 4, 3);
+  BOOST_TEST(says(rows, rows).find("bn1: x and y of the norm are the same memory; give y") !=
+             std::string::npos);
+  norm.forward(held.evaluation, rows, rows);  // which has no backward
   BOOST_TEST(held.step.buffer("bn1.num_batches_tracked"_p)() == 0);
+  const auto backward_says = [&]() -> std::string {
+    const Rows dy(y.data(), 4, 3);
+    try {
+      norm.backward_add_relu(held.step, rows, rows, dy, dy, dy);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  BOOST_TEST(backward_says().find("bn1: backward of the norm has no statistics") !=
+             std::string::npos);
+  BOOST_TEST(says(rows, Rows(y.data(), 4, 3)) == "");
+  BOOST_TEST(backward_says().find("dx and dresidual of the norm are the same memory") !=
+             std::string::npos);
+  norm.forward(held.evaluation, rows, rows);
+  BOOST_TEST(backward_says().find("has no statistics") != std::string::npos);
   // An empty batch is no batch, and its gradients are zero.
   held.step.grad("bn1.weight"_p)(1) = 7;
   BOOST_TEST(says(Rows(x.data(), 0, 3), Rows(y.data(), 0, 3)) == "");
   norm.backward(held.step, Rows(x.data(), 0, 3), Rows(y.data(), 0, 3), Rows(y.data(), 0, 3));
-  BOOST_TEST(held.step.buffer("bn1.num_batches_tracked"_p)() == 0);
-  BOOST_TEST(held.step.buffer("bn1.running_var"_p)(0) == 1);
+  BOOST_TEST(held.step.buffer("bn1.num_batches_tracked"_p)() == 1);
+  BOOST_TEST(held.step.buffer("bn1.running_var"_p)(0) == 0.9);
   BOOST_TEST(held.step.grad("bn1.weight"_p)(1) == 0);
 }
 

@@ -160,6 +160,13 @@ static_assert(Traits<Norm, Norms<Synced, WithinGroup>, Groups<Grid<4, 2>>>::broa
 static_assert(Traits<Pool<Buffer<"mean", double, 1>>, Norms<Synced>>::broadcasts_buffers);
 static_assert(!Traits<Norm, Norms<Synced>, World<1>>::syncs_norms);
 
+/// A norm beside a buffer that each rank may write as it likes.
+struct Beside : Norm {
+  using Buffers = BufferList<RunningMean, Buffer<"own", double, 1>>;
+};
+static_assert(Traits<Beside, Norms<Synced>>::broadcasts_buffers);
+static_assert(Traits<Beside, Norms<Synced>, Buffers<Synced>>::averages_buffers);
+
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(norms_are_taken_over_all_ranks) {

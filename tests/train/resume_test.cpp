@@ -323,6 +323,40 @@ BOOST_AUTO_TEST_CASE(synced_buffers_are_averaged_where_a_model_is_used_elsewhere
   }
 }
 
+// The average of seven equal numbers may be another one, and that one's average yet another.
+BOOST_AUTO_TEST_CASE(a_loop_that_was_over_when_the_job_was_saved_is_not_averaged_again) {
+  const TemporaryFolder scratch;
+  const auto data = points(samples);
+  const auto mean = [](Averaging& job) { return job.ddp().buffer("mean"_p)(); };
+  run<Averaging>(7, [&](Averaging& job) {
+    for (auto epoch : job.epochs(1)) {
+      for (const auto& batch : epoch.batches(data, batch_size)) job.step(batch);
+      for (int i = 1; i < 500; ++i) {
+        const auto set = [&] {
+          job.initialize([&](auto& initial) { initial.buffer("mean"_p)() = i / 97.0; });
+        };
+        set();
+        job.ddp().synchronize_buffers();
+        const double once = mean(job);
+        job.ddp().synchronize_buffers();
+        if (mean(job) == once) continue;
+        set();
+        job.save(scratch / "saved");
+        throw Halted();
+      }
+    }
+  });
+  run<Averaging>(7, [&](Averaging& job) {
+    job.resume(scratch / "saved");  // an error if no number was found
+    const double saved = mean(job);
+    for (auto epoch : job.epochs(1)) {
+      for (const auto& batch : epoch.batches(data, batch_size)) job.step(batch);
+      require(mean(job) == saved, "averaged again");
+    }
+    require(mean(job) != saved, "the end of an epoch has not averaged");
+  });
+}
+
 BOOST_AUTO_TEST_CASE(a_job_that_goes_on_has_the_averages_of_the_one_that_saved) {
   for (const std::size_t ranks : {1, 2, 3}) {  // an average of three equal numbers may be another
     const std::size_t last = points_of_halt<Averaging>(ranks);

@@ -26,6 +26,11 @@ class Half {
   LOCKSTEP_HOST_DEVICE constexpr std::uint16_t bits() const { return bits_; }
 
  private:
+  /// A mask by which cases are chosen. A comparison would be made a branch again by g++.
+  LOCKSTEP_HOST_DEVICE static constexpr std::uint32_t ones_if_negative(std::uint32_t number) {
+    return static_cast<std::uint32_t>(static_cast<std::int32_t>(number) >> 31);
+  }
+
   LOCKSTEP_HOST_DEVICE static constexpr std::uint16_t round(float value) {
 #if defined(__CUDA_ARCH__)
     if (!__builtin_is_constant_evaluated()) {
@@ -34,20 +39,23 @@ class Half {
       return bits;
     }
 #endif
+    // All cases are computed and one is chosen, so that compilers make vector loops of it.
     const auto single = __builtin_bit_cast(std::uint32_t, value);
-    const auto sign = static_cast<std::uint16_t>((single >> 16) & 0x8000u);
+    const std::uint32_t sign = (single >> 16) & 0x8000u;
     const std::uint32_t magnitude = single & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) return 0x7fffu;          // NaN
-    if (magnitude >= 0x477ff000u) return sign | 0x7c00u;  // rounds past 65504: infinity
-    if (magnitude >= 0x38800000u) {                       // normal: move the exponent's bias, then
-      const std::uint32_t odd = (magnitude >> 13) & 1u;   // round the 13 bits that fall off
-      return sign | static_cast<std::uint16_t>((magnitude - 0x38000000u + 0xfffu + odd) >> 13);
-    }
+    // Normal: move the exponent's bias, then round the 13 bits that fall off. What would be larger
+    // than 65536 counts as that, which is where infinity has its bits.
+    const std::uint32_t large = magnitude < 0x47800000u ? magnitude : 0x47800000u;
+    const std::uint32_t normal = (large - 0x38000000u + 0xfffu + ((large >> 13) & 1u)) >> 13;
     // Subnormal: adding 0.5 aligns the last bit of a float with the last bit of a subnormal half
     // (2^-24), so the adder does the rounding.
-    const float aligned = __builtin_bit_cast(float, magnitude) + 0.5f;
-    return sign |
-           static_cast<std::uint16_t>(__builtin_bit_cast(std::uint32_t, aligned) - 0x3f000000u);
+    const std::uint32_t is_small = ones_if_negative(magnitude - 0x38800000u);
+    const std::uint32_t small = magnitude & is_small;
+    const float aligned = __builtin_bit_cast(float, small) + 0.5f;
+    const std::uint32_t subnormal = __builtin_bit_cast(std::uint32_t, aligned) - 0x3f000000u;
+    const std::uint32_t rounded = sign | (subnormal & is_small) | (normal & ~is_small);
+    const std::uint32_t is_nan = ones_if_negative(0x7f800000u - magnitude);
+    return static_cast<std::uint16_t>((is_nan & 0x7fffu) | (rounded & ~is_nan));
   }
 
   LOCKSTEP_HOST_DEVICE static constexpr float widen(std::uint16_t bits) {
@@ -60,11 +68,12 @@ class Half {
 #endif
     const std::uint32_t sign = (bits & 0x8000u) << 16;
     const std::uint32_t exponent = bits & 0x7c00u;
-    const std::uint32_t magnitude = (bits & 0x7fffu) << 13;
-    if (exponent == 0x7c00u) return __builtin_bit_cast(float, sign | (magnitude + 0x70000000u));
-    if (exponent != 0) return __builtin_bit_cast(float, sign | (magnitude + 0x38000000u));
-    const float value = static_cast<float>(bits & 0x03ffu) * 0x1p-24f;
-    return sign != 0 ? -value : value;
+    const std::uint32_t bias = exponent == 0x7c00u ? 0x70000000u : 0x38000000u;
+    const std::uint32_t normal = ((bits & 0x7fffu) << 13) + bias;
+    const float value = static_cast<float>(static_cast<std::int32_t>(bits & 0x03ffu)) * 0x1p-24f;
+    const auto subnormal = __builtin_bit_cast(std::uint32_t, value);
+    const std::uint32_t is_small = ones_if_negative(exponent - 1u);
+    return __builtin_bit_cast(float, sign | (subnormal & is_small) | (normal & ~is_small));
   }
 
   std::uint16_t bits_ = 0;

@@ -35,7 +35,8 @@ struct NamedTensor {
   static_assert(
       Role != detail::TensorRole::buffer || found != detail::not_found,
       "lockstep: the model declares no buffer of this name; compare the spelling with its "
-      "BufferList (the compiler prints the name beside this sentence)");
+      "BufferList, in which a batch norm stands too (the compiler prints the name beside this "
+      "sentence)");
 
  public:
   static constexpr bool is_declared = detail::NameKey<Key> && found != detail::not_found;

@@ -123,7 +123,14 @@ class BatchNorm {
                     "lockstep: a batch norm takes views of rank 2, 3 or 4: (samples, channels), "
                     "then positions; images with their channels last are a view of "
                     "(N * H * W, C)");
-      return ranks;
+      using Mean = decltype(std::declval<Step&>().buffer(RunningMean{}));
+      constexpr bool same =
+          Scale::static_extent(0) == Features && Mean::static_extent(0) == Features;
+      static_assert(same,
+                    "lockstep: a batch norm has another number of features than in the model's "
+                    "lists; let one type stand in both lists and be the member");
+      if constexpr (ranks) return same && detail::require_features<X::static_extent(1), Features>();
+      return false;
     } else {
       return false;
     }
@@ -135,8 +142,12 @@ class BatchNorm {
       const detail::NormShape shape =
           detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(Text.view(), x, residual, y);
+      if constexpr (std::remove_cvref_t<Step>::is_training())
+        detail::require_input_kept(Text.view(), x, y);
       auto& work = memory_.template get<WorkOf<Step>>();
+      memory_.keep({});  // until these are found
       settle(work, step, shape, x.data_handle());
+      if constexpr (std::remove_cvref_t<Step>::is_training()) memory_.keep(shape);
       work.template normalise<Fused>(detail::stream_of(step), shape, x.data_handle(), affine(step),
                                      Fused == Fusion::add_relu ? residual.data_handle() : nullptr,
                                      y.data_handle());
@@ -185,6 +196,10 @@ class BatchNorm {
       const detail::NormShape shape =
           detail::channel_shape(Text.view(), x, step.param(Weight{}).extent(0));
       detail::require_equal_shapes(Text.view(), x, y, dy, dx, dresidual);
+      memory_.require_kept(Text.view(), shape);
+      if (adds && x.size() != 0 && dx.data_handle() == dresidual.data_handle()) [[unlikely]]
+        detail::refuse_same_memory(Text.view(), "dx and dresidual",
+                                   "give them memory of their own; one of them may be dy's");
       work.template reduce_backward<Fused>(
           stream, shape, x.data_handle(), adds ? y.data_handle() : nullptr, dy.data_handle(),
           affine(step), detail::affine_gradients<Weight, Bias>(step),

@@ -59,6 +59,10 @@ class LayerNorm {
     if constexpr (require_call<Step, X, Y>()) {
       const std::size_t features = require_shapes(step, x, y);
       constexpr bool keeps = std::remove_cvref_t<Step>::is_training();
+      if constexpr (keeps) {
+        detail::require_input_kept(Text.view(), x, y);
+        memory_.keep({detail::leading_rows(x), features});
+      }
       memory_.template get<WorkOf<Step>>().template forward<keeps>(
           detail::stream_of(step), detail::leading_rows(x), features, options_.eps, x.data_handle(),
           affine(step), y.data_handle());
@@ -73,6 +77,7 @@ class LayerNorm {
                   "lockstep: backward of a norm belongs to a training step");
     if constexpr (require_call<Step, X, DY, DX>()) {
       const std::size_t features = require_shapes(step, x, dy, dx);
+      memory_.require_kept(Text.view(), {detail::leading_rows(x), features});
       memory_.template get<WorkOf<Step>>().backward(
           detail::stream_of(step), detail::leading_rows(x), features, x.data_handle(),
           dy.data_handle(), affine(step), detail::affine_gradients<Weight, Bias>(step),
@@ -92,7 +97,9 @@ class LayerNorm {
       static_assert(X::rank() >= 2,
                     "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "
                     "its features");
-      return X::rank() >= 2;
+      if constexpr (X::rank() >= 2)
+        return detail::require_features<X::static_extent(X::rank() - 1), Features>();
+      return false;
     } else {
       return false;
     }

@@ -45,6 +45,17 @@ consteval bool require_norm_views() {
   }
 }
 
+/// Says in words that an extent which the compiler knows is not that of the layer's features.
+template <std::size_t Given, std::size_t Features>
+consteval bool require_features() {
+  constexpr bool fits = Given == Features || Given == dynamic || Features == dynamic;
+  static_assert(fits,
+                "lockstep: a norm is given a tensor with another number of channels than it has "
+                "features; they are the second extent of a batch norm's, the last of a layer "
+                "norm's");
+  return fits;
+}
+
 /// Throws unless all views have the extents of the first.
 template <class X, class... Others>
 void require_equal_shapes(std::string_view layer, const X& x, const Others&... others) {
@@ -53,6 +64,13 @@ void require_equal_shapes(std::string_view layer, const X& x, const Others&... o
     same = same && ((others.extent(axis) == x.extent(axis)) && ...);
   if (!same) [[unlikely]]
     refuse_shapes(layer);
+}
+
+/// Throws if the output of a training step lies where its input does, which backward reads.
+template <class X, class Y>
+void require_input_kept(std::string_view layer, const X& x, const Y& y) {
+  if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
+    refuse_same_memory(layer, "x and y", "give y memory of its own: backward reads x");
 }
 
 /// A view of rank 2, 3 or 4 as samples of channels.
@@ -105,7 +123,7 @@ class LayerMemory {
   LayerMemory() = default;
   LayerMemory(const LayerMemory&) {}
   LayerMemory& operator=(const LayerMemory& other) {
-    if (this != &other) kept_ = {};
+    if (this != &other) *this = LayerMemory();
     return *this;
   }
   LayerMemory(LayerMemory&&) = default;
@@ -117,8 +135,17 @@ class LayerMemory {
     return kept_.get<Work>();
   }
 
+  /// Forward has kept the statistics of a tensor of this shape; of none if it has no channels.
+  void keep(const NormShape& shape) { shape_ = shape; }
+  /// Throws unless backward's tensor has the shape of the one that forward was given.
+  void require_kept(std::string_view layer, const NormShape& shape) const {
+    if (shape != shape_) [[unlikely]]
+      refuse_backward(layer);
+  }
+
  private:
   TypedStorage kept_;
+  NormShape shape_;
 };
 
 }  // namespace lockstep::detail

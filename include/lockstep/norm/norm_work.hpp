@@ -24,6 +24,7 @@ struct NormShape {
   /// How many values a channel has.
   LOCKSTEP_HOST_DEVICE constexpr std::size_t count() const { return samples * positions; }
   LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const { return count() * channels; }
+  constexpr bool operator==(const NormShape&) const = default;
 };
 
 /// The trained scale and shift of all channels, as W elements.

@@ -20,6 +20,19 @@ LOCKSTEP_INLINE void refuse_shapes(std::string_view layer) {
        "give outputs and gradients the extents of the input");
 }
 
+LOCKSTEP_INLINE void refuse_backward(std::string_view layer) {
+  fail(layer,
+       {"backward of the norm has no statistics: its latest forward was of another shape, "
+        "of an evaluation, or there was none"},
+       "call forward of the same layer in the same step; every place in a network has a layer of "
+       "its own");
+}
+
+LOCKSTEP_INLINE void refuse_same_memory(std::string_view layer, std::string_view views,
+                                        std::string_view cure) {
+  fail(layer, {views, " of the norm are the same memory"}, cure);
+}
+
 LOCKSTEP_INLINE void refuse_single_value(std::string_view layer) {
   fail(layer, {"expected more than 1 value per channel when training, and there is one"},
        "train on more samples at once; where the last batch of an epoch is that small, drop it or "
