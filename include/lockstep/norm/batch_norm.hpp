@@ -129,8 +129,11 @@ class BatchNorm {
       static_assert(same,
                     "lockstep: a batch norm has another number of features than in the model's "
                     "lists; let one type stand in both lists and be the member");
-      if constexpr (ranks) return same && detail::require_features<X::static_extent(1), Features>();
-      return false;
+      if constexpr (ranks) {
+        return same && detail::require_features<X::static_extent(1), Features>();
+      } else {
+        return false;
+      }
     } else {
       return false;
     }

@@ -97,9 +97,11 @@ class LayerNorm {
       static_assert(X::rank() >= 2,
                     "lockstep: a layer norm takes views of rank 2 or more, whose last extent are "
                     "its features");
-      if constexpr (X::rank() >= 2)
+      if constexpr (X::rank() >= 2) {
         return detail::require_features<X::static_extent(X::rank() - 1), Features>();
-      return false;
+      } else {
+        return false;
+      }
     } else {
       return false;
     }
