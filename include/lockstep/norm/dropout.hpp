@@ -3,6 +3,7 @@
 /// @file Dropout, on CPUs and GPUs: which elements are dropped is drawn anew in every micro-batch,
 /// and drawn again in backward, so that no mask is kept.
 
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -129,7 +130,7 @@ class Dropout {
  private:
   Dropout(detail::LayerHash layer, std::string_view name, double p) : layer_(layer), p_(p) {
     if (!(p >= 0 && p <= 1)) refuse(name, p);
-    rule_.below = static_cast<std::uint64_t>(p * 0x1p32 + 0.5);
+    rule_.below = static_cast<std::uint64_t>(std::llround(p * 0x1p32));
     rule_.scale = p < 1 ? 1 / (1 - p) : 0;
   }
 
