@@ -6,10 +6,12 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "launch/served.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/fault/call_log.hpp"
+#include "lockstep/comm/fault/look_after.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/core/reduce_op.hpp"
 
@@ -175,6 +177,37 @@ BOOST_FIXTURE_TEST_CASE(two_communicators_do_not_see_each_others_notices, Boards
   const NoticeBoard group{shared, "world/0", Rank{0}};
   group.fail("gone");
   BOOST_TEST((first.notice().kind == Notice::Kind::none));
+}
+
+namespace {
+
+/// Rank 0's view of ranks that have said these words, if any.
+struct Seen {
+  std::vector<std::string> said;
+
+  Rank rank() const { return Rank{0}; }
+  std::size_t world() const { return said.size(); }
+  bool has_joined(std::size_t) const { return true; }
+  bool has_left(std::size_t w) const { return !said[w].empty(); }
+  bool has_died(std::size_t) const { return false; }
+  std::string words(std::size_t w) const { return said[w]; }
+  std::uint64_t calls_made(std::size_t) const { return 1; }
+};
+
+std::string fault_of(const Seen& seen) {
+  const auto fault = find_fault(seen, sum, [](std::size_t) { return true; });
+  return fault ? fault->problem() : "";
+}
+
+}  // namespace
+
+// The rank that an exception ended has heard of the other's failure in a group of the two.
+BOOST_AUTO_TEST_CASE(a_rank_that_gives_a_reason_comes_before_one_that_an_exception_ended) {
+  const std::string ended = ended_by_exception;
+  BOOST_TEST(fault_of({{"", "", ""}}) == "");
+  BOOST_TEST(fault_of({{"", ended, "out of luck"}}) == "rank 2 failed: out of luck");
+  BOOST_TEST(fault_of({{"", "out of luck", ended}}) == "rank 1 failed: out of luck");
+  BOOST_TEST(fault_of({{"", "", ended}}) == "rank 2 failed: " + ended);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

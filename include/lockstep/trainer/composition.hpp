@@ -2,32 +2,23 @@
 #pragma once
 /// @file Which models and policies go together: the rules, and the first one that is broken.
 
-#include <algorithm>
 #include <cstddef>
 #include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/model/declaration.hpp"
 #include "lockstep/model/output.hpp"
-#include "lockstep/model/shapes.hpp"
-#include "lockstep/model/tensor_table.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/model_faults.hpp"
 #include "lockstep/trainer/verdict.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-struct Finding {
-  Fault fault = Fault::none;
-  std::string_view culprit = "";
-};
 
 /// Finds faults of the policies, each alone and then together, before any is used.
 template <class... Ps>
@@ -53,68 +44,6 @@ consteval Finding find_policy_fault() {
   }
 }
 
-/// Is there nothing before, between or after the dots? (`string_view::find` would do, but under the
-/// undefined-behaviour sanitizer g++ 12 does not take it for a constant here.)
-consteval bool has_empty_part(std::string_view name) {
-  char before = '.';
-  for (const char c : name) {
-    if (c == '.' && before == '.') return true;
-    before = c;
-  }
-  return before == '.';
-}
-
-/// Finds faults of one role's tensors, in a list that is known to be well-formed.
-template <class Model, TensorRole Role>
-consteval Finding find_tensor_fault() {
-  constexpr const auto& table = tensor_table<Model, Role>;
-  for (std::size_t i = 0; i != table.size(); ++i) {
-    const TensorInfo& info = table.infos[i];
-    const std::string_view name = table.name(i);
-    if (info.element == ElementKind::unsupported) return {Fault::unsupported_element, name};
-    if (Role == TensorRole::parameter && !is_floating(info.element)) {
-      return {Fault::integer_parameter, name};
-    }
-    if (has_empty_part(name)) return {Fault::tensor_without_name, name};
-  }
-  const std::size_t beyond = first_beyond_arena(table.infos);
-  if (beyond != table.size()) return {Fault::tensor_too_large, table.name(beyond)};
-  constexpr std::size_t duplicate = name_index<Model, Role>.find_duplicate();
-  if constexpr (duplicate != not_found) return {Fault::name_declared_twice, table.name(duplicate)};
-  return {};
-}
-
-template <class Model>
-consteval Finding find_model_fault() {
-  if constexpr (TensorListing<Model>) {  // its tensors are checked when they are listed
-    if (kinds_of<Model, TensorRole::parameter>.size == 0) return {Fault::model_without_parameters};
-    return {};
-  } else if constexpr (!requires { typename Model::Parameters; }) {
-    return {Fault::model_without_parameters};
-  } else if constexpr (!DeclarationListOf<typename Model::Parameters, TensorRole::parameter>) {
-    return {Fault::malformed_parameters};
-  } else if constexpr (!DeclarationListOf<DeclaredList<Model, TensorRole::buffer>,
-                                          TensorRole::buffer>) {
-    return {Fault::malformed_buffers};
-  } else if constexpr (Model::Parameters::tensors == 0) {
-    return {Fault::model_without_parameters};
-  } else {
-    constexpr Finding parameters = find_tensor_fault<Model, TensorRole::parameter>();
-    if constexpr (parameters.fault != Fault::none) return parameters;
-    constexpr Finding buffers = find_tensor_fault<Model, TensorRole::buffer>();
-    if constexpr (buffers.fault != Fault::none) return buffers;
-    for (std::size_t i = 0; i != buffer_table<Model>.size(); ++i) {
-      const std::string_view name = buffer_table<Model>.name(i);
-      if (name_index<Model, TensorRole::parameter>.find(name) != not_found)
-        return {Fault::name_declared_twice, name};
-    }
-    if constexpr (is_dynamic_model<Model>) {
-      if constexpr (!ShapeGiving<Model>) return {Fault::shapes_not_given};
-    }
-    return {};
-  }
-}
-
 template <class Precision>
 inline constexpr bool mixes_supported_types = true;
 template <class... Types>
@@ -122,74 +51,6 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
     ((std::is_same_v<Types, float> || std::is_same_v<Types, Half> ||
       std::is_same_v<Types, BFloat16>) &&
      ...);
-
-/// Finds patterns that no declared parameter matches. Those of listed ones are checked when the
-/// model lists them.
-template <class Model, class Patterns>
-constexpr Finding find_pattern_fault() {
-  if constexpr (!TensorListing<Model>) {
-    constexpr const auto& table = parameter_table<Model>;
-    for (const std::string_view pattern : Patterns::patterns) {
-      bool found = false;
-      for (std::size_t i = 0; i != table.size() && !found; ++i)
-        found = matches(pattern, table.name(i));
-      if (!found) return {Fault::pattern_without_match, pattern};
-    }
-  }
-  return {};
-}
-
-template <class Model, class Policies>
-consteval Finding find_frozen_fault() {
-  using Still = Pick<axes::Frozen, Policies>;
-  if constexpr (!Still::patterns.empty() && !TensorListing<Model>) {
-    constexpr Finding pattern = find_pattern_fault<Model, Still>();
-    if constexpr (pattern.fault != Fault::none) return pattern;
-    constexpr const auto& table = parameter_table<Model>;
-    std::size_t frozen = 0;
-    for (std::size_t i = 0; i != table.size(); ++i) frozen += Still::match(table.name(i)) ? 1 : 0;
-    if (frozen == table.size()) return {Fault::everything_frozen};
-  }
-  return {};
-}
-
-template <class Model, class Set>
-constexpr Finding find_set_fault() {
-  if constexpr (requires { Set::patterns; }) {
-    return find_pattern_fault<Model, Set>();
-  } else {
-    return {};
-  }
-}
-
-/// The numbers of groups as text.
-inline constexpr std::string_view group_numbers = "123456789";
-
-template <class Model, class Policies, class... Sets>
-consteval Finding find_group_fault(ParameterGroups<Sets...>) {
-  using Groups = ParameterGroups<Sets...>;
-  using Still = Pick<axes::Frozen, Policies>;
-  if constexpr (Groups::count > 1 && !TensorListing<Model>) {
-    Finding found;
-    const auto note = [&found](Finding finding) {
-      if (found.fault == Fault::none) found = finding;
-    };
-    (note(find_set_fault<Model, Sets>()), ...);
-    if (found.fault != Fault::none) return found;
-    constexpr const auto& table = parameter_table<Model>;
-    bool has_one[Groups::count] = {};
-    for (std::size_t i = 0; i != table.size(); ++i) {
-      if (!Still::match(table.name(i)))
-        has_one[Groups::group_of(table.name(i), table.infos[i].rank)] = true;
-    }
-    for (std::size_t group = 1; group != Groups::count; ++group) {
-      if (!has_one[group])
-        return {Fault::group_without_parameters,
-                group_numbers.substr(std::min(group, group_numbers.size()) - 1, 1)};
-    }
-  }
-  return {};
-}
 
 /// Finds hooks that cannot be, and policies that do not go with hooks.
 template <class Policies>
@@ -210,50 +71,6 @@ consteval Finding find_hook_fault() {
       std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, ZeroRedundancy>)
     return {Fault::local_sgd_with_shards};
   return {};
-}
-
-/// A sub-graph that no parameter to train is in, among those of the model.
-template <class Model, class Still, class Set>
-consteval Finding find_subgraph_fault() {
-  if constexpr (TensorListing<Model>) {
-    return {};
-  } else {
-    constexpr Finding pattern = find_pattern_fault<Model, Set>();
-    if constexpr (pattern.fault != Fault::none) return pattern;
-    constexpr const auto& table = parameter_table<Model>;
-    for (std::size_t i = 0; i != table.size(); ++i) {
-      if (Set::match(table.name(i)) && !Still::match(table.name(i))) return {};
-    }
-    return {Fault::subgraph_without_parameters, Set::name};
-  }
-}
-
-template <class Model, class Policies, bool Same, class... Sets>
-consteval Finding find_subgraphs_fault(SubgraphList<Same, Sets...>) {
-  using List = SubgraphList<Same, Sets...>;
-  if (sizeof...(Sets) > (Same ? most_compared_subgraphs : std::size_t{31}))
-    return {Fault::too_many_subgraphs};
-  for (std::size_t set = 1; set != List::count; ++set) {
-    if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
-      return {Fault::subgraph_declared_twice, List::name_of(set)};
-  }
-  Finding found;
-  const auto note = [&found](Finding finding) {
-    if (found.fault == Fault::none) found = finding;
-  };
-  (note(find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()), ...);
-  return found;
-}
-
-template <class Model, class Policies>
-consteval Finding find_subgraphs_fault() {
-  using Meaning = typename Pick<axes::UnusedParameters, Policies>::choice;
-  if constexpr (requires { typename Meaning::list; }) {
-    if constexpr (Meaning::list::count == 1) return {Fault::subgraphs_not_declared};
-    return find_subgraphs_fault<Model, Policies>(typename Meaning::list{});
-  } else {
-    return {};
-  }
 }
 
 /// Finds what does not go with ranks that are through before others.

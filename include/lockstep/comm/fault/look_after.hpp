@@ -46,10 +46,15 @@ std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& l
                          text({"rank ", w, "'s process ended", words.empty() ? "" : ": ", words}),
                          peers.rank());
   }
-  if (const std::size_t w = first([&](std::size_t r) { return !peers.words(r).empty(); });
-      w != none) {
-    return rank_failed(call.text(), Rank{w}, peers.words(w), peers.rank());
-  }
+  // A rank that an exception ended may have been ended by another's failure, of which it heard in a
+  // group of fewer ranks. Whoever gives a reason comes before it, whatever their numbers.
+  const auto has_said = [&](std::size_t r) { return !peers.words(r).empty(); };
+  const auto has_reason = [&](std::size_t r) {
+    return has_said(r) && peers.words(r) != ended_by_exception;
+  };
+  std::size_t who = first(has_reason);
+  if (who == none) who = first(has_said);
+  if (who != none) return rank_failed(call.text(), Rank{who}, peers.words(who), peers.rank());
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_left(r) && lacks(r); });
       w != none) {
     return rank_left(call.text(), Rank{w}, peers.rank());
