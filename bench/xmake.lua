@@ -23,7 +23,8 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks") and has_config("gloo") then
             add_links("gloo")
         end
-        if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" then
+        if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" or
+            name == "loader" then
             add_includedirs("../examples")
             add_sysincludedirs("$(eigen)")
             add_cxflags("-march=native")  -- as the examples have it
@@ -51,7 +52,7 @@ if has_config("gpu") then
     target_end()
 
     -- The parts of these that are on a GPU.
-    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu", "checkpoint/peer.cpp"}, norm = {"norm/gpu.cu"}, zero = {"zero/gpu.cu"}}) do
+    for name, files in pairs({checkpoint = {"checkpoint/gpu.cu"}, norm = {"norm/gpu.cu"}, zero = {"zero/gpu.cu"}}) do
         target("bench_" .. name .. "_gpu")
             set_kind("binary")
             set_default(false)

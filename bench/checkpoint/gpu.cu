@@ -162,7 +162,7 @@ class Bench {
   std::size_t bytes_;
   detail::PinnedArena host_;
   DeviceArena device_;
-  PythonPeer python_;
+  SavingPeer python_;
   ContestantFiles folder_;
 };
 

@@ -192,7 +192,7 @@ class Bench {
   Saver saver_;
   std::size_t bytes_;
   Bytes plain_;
-  PythonPeer python_;
+  SavingPeer python_;
   ContestantFiles folder_{options_.folder};
 };
 

@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+// The stream of samples, as a loop sees it, is a function of the data, the seed and the epoch: the
+// format that samples are kept in, workers, ranks, batch sizes and interruptions do not enter.
+#include <boost/test/unit_test.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "lockstep/core/hash.hpp"
+#include "lockstep/data/idx_dataset.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/loader.hpp"
+#include "temporary_folder.hpp"
+
+using namespace lockstep;
+
+BOOST_AUTO_TEST_SUITE(data_stream)
+
+namespace {
+
+constexpr std::size_t samples = 53;  // a prime: nothing divides
+constexpr std::size_t width = 12;
+
+std::uint8_t pixel(std::size_t i) { return static_cast<std::uint8_t>(i * 37 + i / 7); }
+std::uint8_t label(std::size_t i) { return static_cast<std::uint8_t>(i % 10); }
+
+/// The same samples in every format.
+struct Formats : TemporaryFolder {
+  Formats() {
+    std::string pixels, labels;
+    for (std::size_t i = 0; i != samples * width; ++i) {
+      pixels += static_cast<char>(pixel(i));
+      inputs.push_back(static_cast<float>(pixel(i)) / 255.f);
+    }
+    for (std::size_t i = 0; i != samples; ++i) {
+      labels += static_cast<char>(label(i));
+      classes.push_back(label(i));
+    }
+    const auto word = [](std::size_t n) { return std::string(3, '\0') + static_cast<char>(n); };
+    write("train-images-idx3-ubyte",
+          std::string("\0\0\x08\x03", 4) + word(samples) + word(3) + word(4) + pixels);
+    write("train-labels-idx1-ubyte", std::string("\0\0\x08\x01", 4) + word(samples) + labels);
+  }
+  void write(const std::string& name, const std::string& bytes) const {
+    std::ofstream(*this / name, std::ios::binary) << bytes;
+  }
+
+  InMemoryDataset<float, std::int32_t> memory() const { return {inputs, classes}; }
+  ImageDataset idx() const { return idx_dataset("train", {.folder = path}); }
+
+  std::vector<float> inputs;
+  std::vector<std::int32_t> classes;
+};
+
+/// A sample's bits.
+template <class X, class Y>
+std::uint64_t bits_of(const LabelledBatch<X, Y>& batch, std::size_t i) {
+  detail::Hash hash;
+  for (const X x : batch.row(i)) {
+    std::uint32_t word = 0;
+    std::memcpy(&word, &x, sizeof x);
+    hash.number(word);
+  }
+  return hash.number(static_cast<std::uint64_t>(batch.labels[i])).value();
+}
+
+using Stream = std::vector<std::uint64_t>;
+
+struct How {
+  std::size_t world = 1;
+  std::size_t workers = 0;
+  std::size_t batch = 5;
+};
+
+/// What the ranks of a world draw in two epochs, put together in the order of the draws. Every rank
+/// stops after `stop` batches of the second epoch, and a new job goes on in `then`.
+template <class Order = TorchShuffle, class Source>
+Stream stream(const Source& source, How how, std::size_t stop = 0, How then = {}) {
+  Stream all;
+  const auto weave = [&all](const std::vector<Stream>& ranks) {
+    for (std::size_t k = 0; k != ranks[0].size(); ++k) {
+      for (const Stream& rank : ranks) all.push_back(rank[k]);
+    }
+  };
+  const auto run = [&](How now, std::uint64_t epoch, std::size_t stop_after,
+                       const SamplerState* from) {
+    SamplerState state;
+    std::vector<Stream> ranks(now.world);
+    for (std::size_t rank = 0; rank != now.world; ++rank) {
+      DistributedSampler<Exact, Order> sampler(source.size(), WorldSize{now.world}, Rank{rank},
+                                               {.seed = Seed{7}});
+      DataLoader loader(source, sampler, {.batch_size = now.batch, .workers = now.workers});
+      if (from != nullptr) loader.resume(*from);
+      sampler.set_epoch(Epoch{epoch});
+      std::size_t batches = 0;
+      for (const auto& batch : loader) {
+        for (std::size_t i = 0; i != batch.size(); ++i) ranks[rank].push_back(bits_of(batch, i));
+        if (rank == 0) state = loader.state();
+        if (++batches == stop_after) break;
+      }
+    }
+    for (Stream& rank : ranks) rank.resize(ranks[0].size());  // Exact: some have one draw less
+    weave(ranks);
+    std::erase(all, 0);
+    return state;
+  };
+  run(how, 0, 0, nullptr);
+  const SamplerState state = run(how, 1, stop, nullptr);
+  if (stop != 0) run(then, 1, 0, &state);
+  return all;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(every_format_gives_the_same_stream_whatever_workers_and_ranks) {
+  const Formats formats;
+  const Stream expected = stream(formats.memory(), {});
+  BOOST_TEST(expected.size() == 2 * samples);
+  const auto compare = [&](const char* name, const auto& source) {
+    for (const std::size_t world : {1, 2, 3, 4}) {
+      for (const std::size_t workers : {0, 1, 2, 4}) {
+        BOOST_TEST_CONTEXT(name << ", " << world << " ranks, " << workers << " workers") {
+          BOOST_TEST(stream(source, {world, workers}) == expected);
+        }
+      }
+    }
+    // Stopped in mid-epoch by a world of two, and ended by one of three with other batches.
+    BOOST_TEST_CONTEXT(name << ", stopped and resumed") {
+      BOOST_TEST(stream(source, {2, 2}, 2, {3, 1, 4}) == expected);
+    }
+  };
+  compare("memory", formats.memory());
+  compare("IDX", formats.idx());
+}
+
+BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
+  const Formats formats;
+  const auto source = formats.memory();
+  const auto compare = [&]<class Order>(Order) {
+    const Stream expected = stream<Order>(source, {});
+    for (const std::size_t world : {1, 2, 3, 4}) {
+      BOOST_TEST((stream<Order>(source, {world, world - 1}) == expected), Order::name);
+    }
+    BOOST_TEST((stream<Order>(source, {3, 1}, 1, {2, 0, 7}) == expected), Order::name);
+    return expected;
+  };
+  const Stream keyed = compare(KeyedShuffle{});
+  const Stream in_order = compare(InOrder{});
+  BOOST_TEST((keyed != in_order));
+}
+
+BOOST_AUTO_TEST_SUITE_END()
