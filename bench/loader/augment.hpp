@@ -8,6 +8,8 @@
 #include <cstdint>
 #include <span>
 
+#include "lockstep/data/map.hpp"
+
 namespace bench {
 
 /// `random.below(n)` draws a number below n.
@@ -36,6 +38,16 @@ void augment(std::span<const float> image, std::span<float> out, Random& random)
     std::fill(row.begin() + last, row.end(), 0.f);
     if (flips) std::reverse(row.begin(), row.end());
   }
+}
+
+/// The same as a stage of a pipeline.
+inline auto augmenting() {
+  using Image = lockstep::OwnedSample<float, std::int32_t>;
+  return lockstep::map<Image>([](const auto& sample, Image& out, lockstep::RandomStream& random) {
+    out.inputs.resize(sample.inputs.size());
+    augment(sample.inputs, out.inputs, random);
+    out.label = sample.label;
+  });
 }
 
 }  // namespace bench

@@ -35,7 +35,7 @@ inline Samples all_samples() {
   return samples;
 }
 
-/// A folder with the samples as IDX and as .npy.
+/// A folder with the samples as IDX, .npy and LMDB.
 class SampleFiles : public TemporaryFolder {
  public:
   SampleFiles(const Samples& samples, const std::string& folder) : TemporaryFolder(folder) {

@@ -4,7 +4,6 @@
 # usage: loader.py FOLDER SAMPLES
 import json
 import os
-import struct
 import sys
 import time
 
@@ -68,6 +67,23 @@ class Idx(Dataset):
         return x, torch.from_numpy(np.asarray(self.labels[i], dtype=np.int32))
 
 
+class Lmdb(Dataset):
+    """The records of write_lmdb, by number: behind 24 bytes, which hold the label, are the inputs."""
+
+    def __init__(self):
+        self.records = None
+
+    def __len__(self):
+        return samples
+
+    def __getitem__(self, i):
+        if self.records is None:  # each worker process opens its own
+            self.records = lmdb.open(f"{folder}/train.lmdb", subdir=False, readonly=True, lock=False, readahead=False).begin(buffers=True)
+        record = self.records.get(i.to_bytes(8, "big"))
+        x = torch.from_numpy(np.frombuffer(record, np.float32, 784, 24).copy())
+        return x, torch.from_numpy(np.frombuffer(record, np.int32, 1, 16).copy())[0]
+
+
 class Transformed(Dataset):
     def __init__(self, source):
         self.source = source
@@ -80,14 +96,17 @@ class Transformed(Dataset):
         return augment(x), y
 
 
-sources = {"memory": Memory, "idx": Idx, "npy": Npy}
-current = (None, None, None)  # what is asked, its loader, its sampler: workers of others have ended
+sources = {"memory": Memory, "idx": Idx, "npy": Npy, "lmdb": Lmdb}
+loaders, data = {}, None  # of one source, transform and batch size: workers of others have ended
 
 
 def loader_of(asked):
-    global current
-    if current[0] != asked:
-        current = (None, None, None)
+    global data
+    if data != (asked["source"], asked["transform"], asked["batch"]):
+        loaders.clear()
+        data = (asked["source"], asked["transform"], asked["batch"])
+    key = (asked["workers"], asked["batched"])
+    if key not in loaders:
         source = sources[asked["source"]]()
         if asked["transform"]:
             source = Transformed(source)
@@ -97,12 +116,12 @@ def loader_of(asked):
             loader = DataLoader(source, batch_size=None, sampler=BatchSampler(sampler, asked["batch"], False), **workers)
         else:
             loader = DataLoader(source, batch_size=asked["batch"], sampler=sampler, **workers)
-        current = (asked, loader, sampler)
-    return current[1:]
+        loaders[key] = (loader, sampler)
+    return loaders[key]
 
 
 def epoch_of(asked):
-    loader, sampler = loader_of({k: asked[k] for k in ("source", "transform", "batched", "workers", "batch")})
+    loader, sampler = loader_of(asked)
     sampler.set_epoch(asked["epoch"])
     if asked["check"]:
         labels, total, count = 0, 0.0, 0
@@ -125,4 +144,4 @@ for line in sys.stdin:
         answers.write(json.dumps(epoch_of(json.loads(line))) + "\n")
     except Exception as error:  # the benchmark says which row it was
         answers.write(json.dumps({"error": str(error)}) + "\n")
-current = (None, None, None)
+loaders.clear()
