@@ -27,6 +27,7 @@ class SharedBytes {
 
   const std::uint8_t* data() const { return bytes_.data(); }
   std::size_t size() const { return bytes_.size(); }
+  bool empty() const { return bytes_.empty(); }
   std::uint8_t operator[](std::size_t i) const { return bytes_[i]; }
   auto begin() const { return bytes_.begin(); }
   auto end() const { return bytes_.end(); }
