@@ -61,10 +61,13 @@ class LmdbRecords {
     /// The record, where it is mapped; it stays there while the data set lives.
     std::span<const std::byte> operator[](std::size_t index) const;
 
-    /// Throws if the file has changed since it was opened: what was read before may be mixed up.
+    /// Throws if the set was written to since it was opened: what was read may be mixed up. (That
+    /// no byte of the file has changed was seen when this reader was made.)
     void require_unchanged() const;
 
    private:
+    void require_whole() const;
+
     const LmdbRecords& records_;
     LmdbReading& reading_;
     void* transaction_ = nullptr;  ///< none where records are listed

@@ -295,6 +295,7 @@ LOCKSTEP_INLINE const std::string& LmdbRecords::file() const { return file_->fil
 
 LOCKSTEP_INLINE LmdbRecords::Reader::Reader(const LmdbRecords& records)
     : records_(records), reading_(records.file_->reading()) {
+  require_whole();
   require_unchanged();
   if (records.listed_ != nullptr) return;
   {
@@ -336,18 +337,22 @@ LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::Reader::operator[](
   return {static_cast<const std::byte*>(value.mv_data), value.mv_size};
 }
 
-LOCKSTEP_INLINE void LmdbRecords::Reader::require_unchanged() const {
+LOCKSTEP_INLINE void LmdbRecords::Reader::require_whole() const {
   const LmdbHeader& header = records_.file_->header();
   struct stat now{};
-  // The size comes first: reading what was cut off would end the process. (It does so still where
-  // the file is cut between this look and the read; nothing can be done about that.)
+  // Reading what was cut off would end the process. It does so still where the file is cut between
+  // this look and the read: nothing can be done about that.
   if (::fstat(reading_.descriptor, &now) != 0 ||
       static_cast<std::size_t>(now.st_size) < header.used_bytes)
     fail_lmdb_changed(records_.file(), "was cut off");
+  if (now.st_mtim.tv_sec != header.changed_s || now.st_mtim.tv_nsec != header.changed_ns)
+    fail_lmdb_changed(records_.file(), "was written to");
+}
+
+LOCKSTEP_INLINE void LmdbRecords::Reader::require_unchanged() const {
   MDB_envinfo info{};
   mdb_env_info(reading_.environment, &info);
-  if (info.me_last_txnid != header.transaction || now.st_mtim.tv_sec != header.changed_s ||
-      now.st_mtim.tv_nsec != header.changed_ns)
+  if (info.me_last_txnid != records_.file_->header().transaction)
     fail_lmdb_changed(records_.file(), "was written to");
 }
 

@@ -29,6 +29,11 @@ struct DecodeLabelled {
   }
 };
 
+/// Stands for a function that was refused.
+struct DecodeNothing {
+  void operator()(auto&&...) const {}
+};
+
 }  // namespace detail
 
 /// The records of an LMDB, decoded when they are read: `decode(record, sample)`, where a record is a
@@ -68,10 +73,15 @@ class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sam
 template <class Sample, class Decode>
   requires(!std::convertible_to<Decode, LmdbOptions>)
 auto lmdb_dataset(const std::string& path, Decode decode, const LmdbOptions& options = {}) {
-  static_assert(std::invocable<const Decode&, std::span<const std::byte>, Sample&>,
+  constexpr bool decodes = std::invocable<const Decode&, std::span<const std::byte>, Sample&>;
+  static_assert(decodes,
                 "lockstep: lmdb_dataset<Sample>(path, decode) calls decode(record, sample) with a "
                 "std::span<const std::byte> and a Sample&; give it such a function");
-  return LmdbDataset<Sample, Decode>(path, std::move(decode), options);
+  if constexpr (decodes) {
+    return LmdbDataset<Sample, Decode>(path, std::move(decode), options);
+  } else {  // one error is enough
+    return LmdbDataset<Sample, detail::DecodeNothing>(path, {}, options);
+  }
 }
 
 /// The samples that `write_lmdb` has written of inputs of type X and labels of type Y, each where
