@@ -56,6 +56,12 @@ option("gloo")
     set_default(os.isfile("/usr/include/gloo/allreduce.h"))
 option_end()
 
+option("lmdb")
+    set_showmenu(true)
+    set_description("Compile what reads and writes LMDB files")
+    set_default(os.isfile("/usr/include/lmdb.h"))
+option_end()
+
 option("eigen")
     set_showmenu(true)
     set_description("The folder that holds Eigen/Core, for the examples' matrix products")
@@ -97,8 +103,8 @@ target("lockstep")
     add_sysincludedirs("$(cccl)", {public = true})
     -- A square root that may set errno is not vectorised, which makes Adam three times as slow on a CPU.
     add_cxxflags("-fno-math-errno", {public = true})
-    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled` and `lockstep-idx`. Nothing in them
-    -- is of the machine that they were made on. Host code needs none of CCCL's headers, and nvcc finds its own; a CMake
+    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled`, `lockstep-idx` and `lockstep-lmdb`.
+    -- Nothing in them is of the machine that they were made on. Host code needs none of CCCL's headers, and nvcc finds its own; a CMake
     -- project that has CCCL, or CUDA where it is usually found, gets them for its own use of mdspan as well.
     after_install(function (target)
         local cmakedir = path.join(target:installdir(), "lib/cmake/lockstep")
@@ -135,12 +141,22 @@ foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
       add_library(lockstep::idx INTERFACE IMPORTED)
       set_target_properties(lockstep::idx PROPERTIES INTERFACE_LINK_LIBRARIES "lockstep::lockstep;ZLIB::ZLIB")
     endif()
+  elseif(lockstep_component STREQUAL "lmdb")  # data sets in LMDB files
+    find_path(lockstep_LMDB lmdb.h DOC "The folder that holds lmdb.h")
+    find_library(lockstep_LMDB_LIBRARY lmdb HINTS "${lockstep_LMDB}/../lib")
+    if(NOT EXISTS "${lockstep_LMDB}/lmdb.h" OR NOT lockstep_LMDB_LIBRARY)
+      set(lockstep_missing "lockstep's component lmdb reads LMDB files with liblmdb, which is not found; install its headers (Debian: liblmdb-dev), or set lockstep_LMDB to the folder that holds lmdb.h")
+    elseif(NOT TARGET lockstep::lmdb)
+      add_library(lockstep::lmdb INTERFACE IMPORTED)
+      target_include_directories(lockstep::lmdb SYSTEM INTERFACE "${lockstep_LMDB}")
+      target_link_libraries(lockstep::lmdb INTERFACE lockstep::lockstep "${lockstep_LMDB_LIBRARY}")
+    endif()
   elseif(lockstep_component STREQUAL "cccl")  # mdspan in host code
     if(NOT lockstep_CCCL)
       set(lockstep_missing "CCCL's headers are not found; set lockstep_CCCL to the folder that holds cuda/std")
     endif()
   else()
-    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are idx and cccl")
+    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are idx, lmdb and cccl")
   endif()
   if(lockstep_missing STREQUAL "")
     set(lockstep_${lockstep_component}_FOUND TRUE)
@@ -184,6 +200,12 @@ Name: lockstep-idx
 Description: what lockstep needs to read IDX files, beside lockstep or lockstep-compiled
 Version: @VERSION@
 Requires: lockstep = @VERSION@ zlib
+]])
+        write(path.join(target:installdir(), "lib/pkgconfig/lockstep-lmdb.pc"), [[
+Name: lockstep-lmdb
+Description: what lockstep needs to read and write LMDB files, beside lockstep or lockstep-compiled
+Version: @VERSION@
+Requires: lockstep = @VERSION@ lmdb
 ]])
     end)
 target_end()

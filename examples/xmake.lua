@@ -6,19 +6,23 @@ local function name_of(file)
 end
 
 for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
-    target(name_of(file))
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/examples")
-        add_deps("lockstep_compiled")
-        add_files(file)
-        add_syslinks("pthread", "z")
-        add_sysincludedirs("$(eigen)")
-        -- Only those that train on images take longer than their compiler.
-        set_optimize(table.contains({"fashion_mnist", "convnet", "hooks"}, name_of(file)) and "fastest" or "fast")
-        -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
-        -- only. Examples run where they are built, so they may use all that this machine has.
-        add_cxflags("-march=native")
-    target_end()
+    local reads_lmdb = name_of(file) == "lmdb"
+    if has_config("lmdb") or not reads_lmdb then
+        target(name_of(file))
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/examples")
+            add_deps("lockstep_compiled")
+            add_files(file)
+            add_syslinks("pthread", "z")
+            if reads_lmdb then add_syslinks("lmdb") end
+            add_sysincludedirs("$(eigen)")
+            -- Only those that train on images take longer than their compiler.
+            set_optimize(table.contains({"fashion_mnist", "convnet", "hooks", "lmdb"}, name_of(file)) and "fastest" or "fast")
+            -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
+            -- only. Examples run where they are built, so they may use all that this machine has.
+            add_cxflags("-march=native")
+        target_end()
+    end
 end
 
 -- Those for GPUs compile and link wherever nvcc and NCCL are, and for one of them cuDNN. Where nothing can be run, host

@@ -41,6 +41,7 @@ local function test_program(name, batches, sanitizer)
         add_includedirs(".", "../examples")
         add_sysincludedirs("$(eigen)")
         add_syslinks("pthread", "z")
+        if has_config("lmdb") then add_syslinks("lmdb") end
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         set_optimize("none")
         -- The first takes a test among others for a header; the second tells of an old ABI.

@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The records of an LMDB, by number, for threads and forked ranks. Programs that read them
+/// link liblmdb (`-llmdb`).
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep {
+
+/// How an LMDB is read.
+struct LmdbOptions {
+  std::string database{};   ///< a named database in the file; without a name: the main one
+  bool read_ahead = false;  ///< lets the system read ahead: for draws in order or in large blocks
+  /// Which records are samples, by key: some sets have others, as for their length. Without it, all
+  /// are.
+  std::function<bool(std::string_view key)> is_sample{};
+};
+
+namespace detail {
+
+class LmdbFile;
+struct LmdbReading;
+
+/// Bytes of the file, where they are mapped.
+struct LmdbRecord {
+  const std::byte* data = nullptr;
+  std::size_t size = 0;
+};
+
+/// The records of a file, which all data sets of this process that read it share. Keys of 8 bytes
+/// that are the big-endian numbers from 0, as `write_lmdb` writes them, are looked up; records
+/// under other keys are numbered in the order of their keys, and listed once, here.
+///
+/// No lock is taken and no file is written beside it, so that a set may lie on a read-only disk. A
+/// set that is changed while it is open is an error at the next read, by its size, its time and the
+/// number of its last transaction.
+class LmdbRecords {
+ public:
+  explicit LmdbRecords(const std::string& path, const LmdbOptions& options = {});
+
+  std::size_t size() const { return size_; }
+  /// The file, as errors call it.
+  const std::string& file() const;
+
+  /// What one thread reads records with, for as long as it lives.
+  class Reader {
+   public:
+    explicit Reader(const LmdbRecords& records);
+    Reader(const Reader&) = delete;
+    Reader& operator=(const Reader&) = delete;
+    ~Reader();
+
+    /// The record, where it is mapped; it stays there while the data set lives.
+    std::span<const std::byte> operator[](std::size_t index) const;
+
+    /// Throws if the set was written to since it was opened: what was read may be mixed up. (That
+    /// no byte of the file has changed was seen when this reader was made.)
+    void require_unchanged() const;
+
+   private:
+    void require_whole() const;
+
+    const LmdbRecords& records_;
+    LmdbReading& reading_;
+    void* transaction_ = nullptr;  ///< none where records are listed
+  };
+
+  [[noreturn, gnu::cold]] void fail_index(std::size_t index) const;
+
+  /// For handlers: throws what is being handled as the failure to decode a record.
+  [[noreturn, gnu::cold]] void rethrow_decoding(std::size_t index, std::size_t bytes) const;
+
+ private:
+  std::shared_ptr<LmdbFile> file_;
+  std::shared_ptr<const std::vector<LmdbRecord>> listed_;  ///< none where records are looked up
+  std::size_t size_ = 0;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/lmdb.ipp"
+#endif
