@@ -18,11 +18,12 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
         add_deps("lockstep_compiled", "bench_support")
         add_files(path.join(folder, "*.cpp"))
         add_syslinks("pthread", "z")
-        add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0))
+        add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0))
         local name = path.filename(folder)
         if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks") and has_config("gloo") then
             add_links("gloo")
         end
+        if name == "loader" and has_config("lmdb") then add_syslinks("lmdb") end
         if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" or
             name == "loader" then
             add_includedirs("../examples")

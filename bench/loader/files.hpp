@@ -16,7 +16,12 @@
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/idx_dataset.hpp"
 #include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/npy_dataset.hpp"
 #include "processes.hpp"
+#if LOCKSTEP_LMDB
+#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/write_lmdb.hpp"
+#endif
 
 namespace bench {
 
@@ -46,9 +51,17 @@ class SampleFiles : public TemporaryFolder {
     const std::vector<std::uint8_t> labels(samples.labels.begin(), samples.labels.end());
     write_idx("train-images-idx3-ubyte", {count, 28, 28}, pixels);
     write_idx("train-labels-idx1-ubyte", {count}, labels);
+    write_npy(file("inputs.npy"), samples.inputs, {samples.size(), samples.width});
+    write_npy(file("labels.npy"), samples.labels);
+#if LOCKSTEP_LMDB
+    write_lmdb(file("train.lmdb"), npy());
+#endif
   }
 
   std::string file(const std::string& name) const { return path() / name; }
+  auto npy() const {
+    return npy_dataset<float, std::int32_t>(file("inputs.npy"), file("labels.npy"));
+  }
 
  private:
   void write_idx(const std::string& name, const std::vector<std::uint32_t>& extents,

@@ -96,6 +96,10 @@ class Rates {
     const ImageDataset idx = idx_dataset("train", {.folder = files_.path()});
     compare(table, "memory", memory);
     compare(table, "idx", idx);
+    compare(table, "npy", files_.npy());
+#if LOCKSTEP_LMDB
+    compare(table, "lmdb", lmdb_dataset<float, std::int32_t>(files_.file("train.lmdb")));
+#endif
     return table.rows();
   }
 

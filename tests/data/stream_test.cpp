@@ -2,18 +2,27 @@
 // The stream of samples, as a loop sees it, is a function of the data, the seed and the epoch: the
 // format that samples are kept in, workers, ranks, batch sizes and interruptions do not enter.
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/data/idx_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/map.hpp"
+#include "lockstep/data/npy_dataset.hpp"
+#include "lockstep/data/token_dataset.hpp"
 #include "temporary_folder.hpp"
+#if __has_include(<lmdb.h>)
+#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/write_lmdb.hpp"
+#endif
 
 using namespace lockstep;
 
@@ -43,6 +52,11 @@ struct Formats : TemporaryFolder {
     write("train-images-idx3-ubyte",
           std::string("\0\0\x08\x03", 4) + word(samples) + word(3) + word(4) + pixels);
     write("train-labels-idx1-ubyte", std::string("\0\0\x08\x01", 4) + word(samples) + labels);
+    write_npy(*this / "inputs.npy", inputs, {samples, 3, 4});
+    write_npy(*this / "labels.npy", classes);
+#if __has_include(<lmdb.h>)
+    write_lmdb(*this / "train.lmdb", memory());
+#endif
   }
   void write(const std::string& name, const std::string& bytes) const {
     std::ofstream(*this / name, std::ios::binary) << bytes;
@@ -50,6 +64,9 @@ struct Formats : TemporaryFolder {
 
   InMemoryDataset<float, std::int32_t> memory() const { return {inputs, classes}; }
   ImageDataset idx() const { return idx_dataset("train", {.folder = path}); }
+  NpyDataset<float, std::int32_t> npy() const {
+    return npy_dataset<float, std::int32_t>(*this / "inputs.npy", *this / "labels.npy");
+  }
 
   std::vector<float> inputs;
   std::vector<std::int32_t> classes;
@@ -65,6 +82,24 @@ std::uint64_t bits_of(const LabelledBatch<X, Y>& batch, std::size_t i) {
     hash.number(word);
   }
   return hash.number(static_cast<std::uint64_t>(batch.labels[i])).value();
+}
+
+template <class Token>
+std::uint64_t bits_of(const TokenBatch<Token>& batch, std::size_t i) {
+  detail::Hash hash;
+  for (const Token token : batch.row(i)) hash.number(token);
+  return hash.value();
+}
+
+/// A change that draws twice, and sometimes waits, so that later batches are ready first.
+auto shaken() {
+  return map([](const auto& sample, RandomStream& random) {
+    OwnedSample<float, std::int32_t> out{{sample.inputs.begin(), sample.inputs.end()},
+                                         sample.label};
+    for (float& x : out.inputs) x += random.uniform<float>();
+    if (random.below(20) == 0) std::this_thread::sleep_for(std::chrono::microseconds(200));
+    return out;
+  });
 }
 
 using Stream = std::vector<std::uint64_t>;
@@ -115,25 +150,53 @@ Stream stream(const Source& source, How how, std::size_t stop = 0, How then = {}
 
 }  // namespace
 
+/// For all workers and worlds, and for an epoch that one world begins and another one ends.
+void expect_one_stream(const char* name, const auto& source, const Stream& expected) {
+  for (const std::size_t world : {1, 2, 3, 4}) {
+    for (const std::size_t workers : {0, 1, 2, 4}) {
+      BOOST_TEST_CONTEXT(name << ", " << world << " ranks, " << workers << " workers") {
+        BOOST_TEST(stream(source, {world, workers}) == expected);
+      }
+    }
+  }
+  BOOST_TEST_CONTEXT(name << ", stopped and resumed") {
+    BOOST_TEST(stream(source, {2, 2}, 2, {3, 1, 4}) == expected);
+  }
+}
+
 BOOST_AUTO_TEST_CASE(every_format_gives_the_same_stream_whatever_workers_and_ranks) {
   const Formats formats;
   const Stream expected = stream(formats.memory(), {});
   BOOST_TEST(expected.size() == 2 * samples);
-  const auto compare = [&](const char* name, const auto& source) {
-    for (const std::size_t world : {1, 2, 3, 4}) {
-      for (const std::size_t workers : {0, 1, 2, 4}) {
-        BOOST_TEST_CONTEXT(name << ", " << world << " ranks, " << workers << " workers") {
-          BOOST_TEST(stream(source, {world, workers}) == expected);
-        }
-      }
-    }
-    // Stopped in mid-epoch by a world of two, and ended by one of three with other batches.
-    BOOST_TEST_CONTEXT(name << ", stopped and resumed") {
-      BOOST_TEST(stream(source, {2, 2}, 2, {3, 1, 4}) == expected);
-    }
-  };
-  compare("memory", formats.memory());
-  compare("IDX", formats.idx());
+  expect_one_stream("memory", formats.memory(), expected);
+  expect_one_stream("IDX", formats.idx(), expected);
+  expect_one_stream("npy", formats.npy(), expected);
+#if __has_include(<lmdb.h>)
+  expect_one_stream("LMDB", lmdb_dataset<float, std::int32_t>(formats / "train.lmdb"), expected);
+#endif
+}
+
+BOOST_AUTO_TEST_CASE(random_changes_belong_to_the_sample_and_not_to_who_makes_them) {
+  const Formats formats;
+  const auto memory = formats.memory() | shaken();
+  const Stream expected = stream(memory, {});
+  BOOST_TEST((expected != stream(formats.memory(), {})));
+  expect_one_stream("memory, changed", memory, expected);
+  BOOST_TEST((stream(formats.npy() | shaken(), {3, 2}) == expected));
+#if __has_include(<lmdb.h>)
+  const auto lmdb = lmdb_dataset<float, std::int32_t>(formats / "train.lmdb") | shaken();
+  BOOST_TEST((stream(lmdb, {2, 4}, 1, {4, 0, 3}) == expected));
+#endif
+}
+
+BOOST_AUTO_TEST_CASE(windows_of_tokens_come_as_one_stream) {
+  const Formats formats;
+  std::vector<std::uint16_t> tokens(8 * samples + 3);
+  for (std::size_t i = 0; i != tokens.size(); ++i) tokens[i] = static_cast<std::uint16_t>(31 * i);
+  formats.write("train.bin", {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()});
+  const TokenDataset<std::uint16_t> source(formats / "train.bin", 8);
+  BOOST_TEST(source.size() == samples);
+  expect_one_stream("tokens", source, stream(source, {}));
 }
 
 BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
