@@ -6,7 +6,10 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <iterator>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -19,6 +22,7 @@
 #include "lockstep/data/npy_dataset.hpp"
 #include "lockstep/data/token_dataset.hpp"
 #include "temporary_folder.hpp"
+#include "words_of.hpp"
 #if __has_include(<lmdb.h>)
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/write_lmdb.hpp"
@@ -213,6 +217,79 @@ BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
   const Stream keyed = compare(KeyedShuffle{});
   const Stream in_order = compare(InOrder{});
   BOOST_TEST((keyed != in_order));
+}
+
+/// Begins an epoch over `source`, does `harm()` after its first batch, and says what comes of it.
+std::string words_after(const auto& source, std::size_t workers, const auto& harm) {
+  DistributedSampler<> sampler(source.size(), WorldSize{1}, Rank{0});
+  DataLoader loader(source, sampler, {.batch_size = 2, .workers = workers, .prefetch = 1});
+  std::size_t batches = 0;
+  return words_of([&] {
+    for ([[maybe_unused]] const auto& batch : loader) {
+      if (batches++ == 0) harm();
+    }
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_file_that_is_cut_in_mid_epoch_is_named_where_its_batch_was_due) {
+  const auto each = [](const char* file, const auto& open) {
+    for (const std::size_t workers : {0, 2}) {
+      const Formats formats;
+      const std::string path = formats / file;
+      const auto source = open(formats);
+      const std::string words = words_after(source, workers, [&] {
+        std::filesystem::resize_file(path, std::filesystem::file_size(path) / 2);
+      });
+      BOOST_TEST(words.find(path) != std::string::npos, words);
+      BOOST_TEST(words.find("sample") != std::string::npos, words);
+    }
+  };
+  each("inputs.npy", [](const Formats& formats) { return formats.npy(); });
+  each("labels.npy", [](const Formats& formats) { return formats.npy() | shaken(); });
+  each("train-images-idx3-ubyte", [](const Formats& formats) { return formats.idx(); });
+#if __has_include(<lmdb.h>)
+  each("train.lmdb", [](const Formats& formats) {
+    return lmdb_dataset<float, std::int32_t>(formats / "train.lmdb");
+  });
+#endif
+}
+
+BOOST_AUTO_TEST_CASE(a_file_that_is_replaced_in_mid_epoch_is_read_to_its_end) {
+  const Formats formats;
+  const auto each = [&](const char* file, const auto& source) {
+    const Stream expected = stream(source, {});
+    const std::string path = formats / file;
+    const std::string words = words_after(source, 2, [&] {
+      formats.write("other", "another file");
+      std::filesystem::rename(formats / "other", path);
+    });
+    BOOST_TEST(words == "nothing was thrown", file);
+    BOOST_TEST(stream(source, {2, 1}) == expected, file);
+  };
+  each("inputs.npy", formats.npy());
+  each("train-images-idx3-ubyte", formats.idx());
+#if __has_include(<lmdb.h>)
+  each("train.lmdb", lmdb_dataset<float, std::int32_t>(formats / "train.lmdb"));
+#endif
+}
+
+BOOST_AUTO_TEST_CASE(a_change_that_throws_names_its_sample_and_ends_every_thread) {
+  const Formats formats;
+  const auto threads = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/task"), {});
+  };
+  const auto before = threads();
+  for (const std::size_t workers : {0, 1, 2, 4}) {
+    const auto source = formats.npy() | map([](const auto& sample, RandomStream&) {
+                          if (sample.inputs[0] == static_cast<float>(pixel(17 * width)) / 255.f)
+                            throw std::out_of_range("no such crop");
+                          return sample;
+                        });
+    const std::string words = words_after(source, workers, [] {});
+    BOOST_TEST(words.find("sample 17 ") != std::string::npos, words);
+    BOOST_TEST(words.find("no such crop") != std::string::npos, words);
+    BOOST_TEST(threads() == before);
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()
