@@ -286,8 +286,7 @@ BOOST_AUTO_TEST_CASE(every_bad_array_is_named_with_the_byte_and_what_was_expecte
   rejects(good.substr(0, 140),
           "140: the file ends; shape (2, 2) of float needs 16 bytes from byte 128 on, and 12 are "
           "there; ");
-  rejects(good + "x",
-          "144: the end is expected; 1 bytes follow the 16 of shape (2, 2) of float; ");
+  rejects(good + "x", "144: the end is expected; 1 bytes follow the 16 of shape (2, 2) of float; ");
 
   const auto header = [&](const std::string& words, const std::string& problem) {
     rejects(npy(words, std::string(16, '\0')), problem);
@@ -359,7 +358,8 @@ BOOST_AUTO_TEST_CASE(pairs_of_files_are_samples) {
 
   // A label that the type asked for does not hold.
   LabelledBatch<float, std::int32_t> batch;
-  const std::string path = labels("<i8", "(2,)", bytes_of<std::int64_t>({1, std::int64_t{1} << 40}));
+  const std::string path =
+      labels("<i8", "(2,)", bytes_of<std::int64_t>({1, std::int64_t{1} << 40}));
   const auto wide = npy_dataset<float, std::int32_t>(inputs, path);
   wide.load(std::vector<std::size_t>{0}, batch);
   expect(words_of([&] { wide.load(std::vector<std::size_t>{0, 1}, batch); }),
@@ -385,25 +385,25 @@ BOOST_AUTO_TEST_CASE(pairs_of_files_are_samples) {
   expect(made(inputs), "lockstep: npy_dataset: the labels in '" + path + "' have shape (2, 2); ");
   labels("<i8", "(2,)", int64s);
   const std::string empty = folder.file("z", npy(dict("<f4", "(2, 0)")));
-  expect(made(empty), "lockstep: npy_dataset: '" + empty +
-                          "' has shape (2, 0), which is no number of rows; ");
+  expect(made(empty),
+         "lockstep: npy_dataset: '" + empty + "' has shape (2, 0), which is no number of rows; ");
 }
 
 BOOST_AUTO_TEST_CASE(a_set_larger_than_memory_is_opened_at_once_and_read_where_it_is_drawn) {
   const Folder folder;
   const std::size_t width = 1024;
-  const std::size_t rows =
-      2 * static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
-      static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) / (width * sizeof(float));
+  const std::size_t rows = 2 * static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES)) *
+                           static_cast<std::size_t>(::sysconf(_SC_PAGESIZE)) /
+                           (width * sizeof(float));
   const std::string begin =
       npy(dict("<f4", "(" + std::to_string(rows) + ", " + std::to_string(width) + ")"));
   const std::string path = folder.file("x", begin);
   const int file = ::open(path.c_str(), O_WRONLY);  // a file of holes, but for its last row
   const std::vector<float> last(width, 5.f);
   const auto end = static_cast<off_t>(begin.size() + rows * width * sizeof(float));
-  const bool has_holes = ::ftruncate(file, end) == 0 &&
-                         ::pwrite(file, last.data(), width * sizeof(float),
-                                  end - static_cast<off_t>(width * sizeof(float))) > 0;
+  const bool has_holes =
+      ::ftruncate(file, end) == 0 && ::pwrite(file, last.data(), width * sizeof(float),
+                                              end - static_cast<off_t>(width * sizeof(float))) > 0;
   ::close(file);
   if (!has_holes) {
     BOOST_TEST_MESSAGE("skipped: this file system has no files larger than memory");
@@ -458,6 +458,24 @@ BOOST_AUTO_TEST_CASE(tokens_are_windows_that_overlap_by_one) {
   BOOST_TEST(saved.size() == 4u);
   saved.load(std::vector<std::size_t>{3}, batch);
   BOOST_TEST(batch.inputs(0)[0] == 115);
+
+  // The windows of several files follow each other.
+  const std::string other = folder.file("other", bytes_of<std::uint16_t>({1, 2, 3, 4, 5, 6}));
+  const std::vector<std::string> paths{path, other, array};
+  const TokenDataset<std::uint16_t> all(paths, 5);
+  BOOST_TEST(all.size() == 9u);
+  all.load(std::vector<std::size_t>{4, 3, 5, 8}, batch);
+  const std::vector<std::uint16_t> firsts{batch.row(0)[0], batch.row(1)[0], batch.row(2)[0],
+                                          batch.row(3)[0]};
+  BOOST_TEST(firsts == (Tokens{1, 115, 100, 115}));
+  std::filesystem::resize_file(other, 10);
+  all.load(std::vector<std::size_t>{3, 5}, batch);  // none of the changed file's
+  expect(words_of([&] { all.load(std::vector<std::size_t>{3, 4}, batch); }),
+         "lockstep: TokenDataset: '" + other +
+             "' has changed while it was in use: it had 12 bytes and has 10; ");
+  expect(
+      words_of([&] { all.load(std::vector<std::size_t>{9}, batch); }),
+      "lockstep: TokenDataset: there is no window 9: '" + path + "' and those behind it have 9; ");
 }
 
 BOOST_AUTO_TEST_CASE(bad_token_files_are_named) {
@@ -467,7 +485,7 @@ BOOST_AUTO_TEST_CASE(bad_token_files_are_named) {
     return words_of([&] { const TokenDataset<std::uint16_t> dataset(path, length, options); });
   };
   const std::string begin = "lockstep: TokenDataset: '" + path + "'";
-  expect(made(0), begin + ": windows of no tokens are asked for; ");
+  expect(made(0), "lockstep: TokenDataset: windows of no tokens; ");
   expect(made(5), begin + " has 5 tokens, and a window needs 5 and one more; ");
   expect(made(2, {.header_bytes = 3}), begin + ": tokens of 2 bytes cannot begin at byte 3; ");
   expect(made(2, {.header_bytes = 12}),
@@ -478,7 +496,7 @@ BOOST_AUTO_TEST_CASE(bad_token_files_are_named) {
   expect(words_of([&] { dataset.load(std::vector<std::size_t>{0, 1}, batch); }),
          begin + ", byte 6: token 50000 in a vocabulary of 50000; ");
   expect(words_of([&] { dataset.load(std::vector<std::size_t>{2}, batch); }),
-         "lockstep: TokenDataset: there is no window 2 in '" + path + "', which has 2; ");
+         "lockstep: TokenDataset: there is no window 2: '" + path + "' has 2; ");
   std::filesystem::resize_file(path, 6);
   expect(words_of([&] { dataset.load(std::vector<std::size_t>{0}, batch); }),
          begin + " has changed while it was in use: it had 10 bytes and has 6; ");
@@ -507,16 +525,15 @@ BOOST_AUTO_TEST_CASE(numpy_reads_what_is_written_and_its_files_are_read_where_it
     BOOST_TEST_MESSAGE("skipped: no numpy here");
     return;
   }
-  const std::string numpy =
-      "cd '" + folder.path + "' && " + python +
-      " -c \"import numpy as n\n"
-      "k = 'f8 f4 f2 i1 i2 i4 i8 u1 u2 u4 u8'.split()\n";
-  BOOST_TEST_REQUIRE(std::system((numpy +
-                                  "for t in k: n.save(t, n.arange(12).reshape(3, 4).astype(t))\n"
-                                  "n.save('F', n.asfortranarray(n.ones((3, 4))))\n"
-                                  "n.save('B', n.arange(3).astype('>i4'))\n"
-                                  "n.savez('Z', n.arange(3))\"")
-                                     .c_str()) == 0);
+  const std::string numpy = "cd '" + folder.path + "' && " + python +
+                            " -c \"import numpy as n\n"
+                            "k = 'f8 f4 f2 i1 i2 i4 i8 u1 u2 u4 u8'.split()\n";
+  BOOST_TEST_REQUIRE(
+      std::system((numpy + "for t in k: n.save(t, n.arange(12).reshape(3, 4).astype(t))\n"
+                           "n.save('F', n.asfortranarray(n.ones((3, 4))))\n"
+                           "n.save('B', n.arange(3).astype('>i4'))\n"
+                           "n.savez('Z', n.arange(3))\"")
+                      .c_str()) == 0);
   for (const ElementKind kind :
        {ElementKind::f64, ElementKind::f32, ElementKind::f16, ElementKind::i8, ElementKind::i16,
         ElementKind::i32, ElementKind::i64, ElementKind::u8, ElementKind::u16, ElementKind::u32,
@@ -535,13 +552,13 @@ BOOST_AUTO_TEST_CASE(numpy_reads_what_is_written_and_its_files_are_read_where_it
              std::string::npos);
   BOOST_TEST(words_of([&] { NpyFile(folder / "Z.npz"); }).find("unpack it first") !=
              std::string::npos);
-  BOOST_TEST(std::system((numpy +
-                          "for t in k:\n"
-                          "  a = n.load(t + '.copy.npy')\n"
-                          "  assert a.dtype == t and (a == n.arange(12).reshape(3, 4)).all()\n"
-                          "  assert open(t + '.npy', 'rb').read() == "
-                          "open(t + '.copy.npy', 'rb').read()\"")
-                             .c_str()) == 0);
+  BOOST_TEST(
+      std::system((numpy + "for t in k:\n"
+                           "  a = n.load(t + '.copy.npy')\n"
+                           "  assert a.dtype == t and (a == n.arange(12).reshape(3, 4)).all()\n"
+                           "  assert open(t + '.npy', 'rb').read() == "
+                           "open(t + '.copy.npy', 'rb').read()\"")
+                      .c_str()) == 0);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -113,7 +113,8 @@ BOOST_AUTO_TEST_CASE(a_damaged_gzip_stream_is_named) {
   const std::string good = contents(folder.gzip("good.gz", images));
   const std::string path = folder / "bad.gz";
   folder.plain("bad.gz", good.substr(0, good.size() - 12));
-  expect_error([&] { return read_idx(path); }, "'" + path + "', byte 28: the gzip stream ends early");
+  expect_error([&] { return read_idx(path); },
+               "'" + path + "', byte 28: the gzip stream ends early");
   std::string flipped = good;
   flipped[flipped.size() - 7] ^= 1;  // the checksum
   folder.plain("bad.gz", flipped);
@@ -169,17 +170,17 @@ BOOST_AUTO_TEST_CASE(a_plain_file_is_read_where_it_is_mapped_and_may_not_change_
   folder.plain("images", images);
   const ImageDataset cut = read_idx_dataset({files.images, folder / "other"});
   std::filesystem::resize_file(files.images, 20);
-  expect_error([&] { cut.load(one, batch); },
-               "'" + files.images +
-                   "' has changed while it was in use: it had 28 bytes and has 20");
+  expect_error(
+      [&] { cut.load(one, batch); },
+      "'" + files.images + "' has changed while it was in use: it had 28 bytes and has 20");
   // A pipeline reads sample by sample, and looks at the file once for a batch.
   const auto doubled = cut | map([](auto sample) {
                          for (float& x : sample.inputs) x *= 2;
                          return sample;
                        });
-  expect_error([&] { doubled.load(one, batch); },
-               "'" + files.images +
-                   "' has changed while it was in use: it had 28 bytes and has 20");
+  expect_error(
+      [&] { doubled.load(one, batch); },
+      "'" + files.images + "' has changed while it was in use: it had 28 bytes and has 20");
 }
 
 BOOST_AUTO_TEST_CASE(files_that_do_not_belong_together_are_refused) {

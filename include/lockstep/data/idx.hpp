@@ -19,8 +19,8 @@ struct IdxArray {
   SharedBytes bytes;
 };
 
-/// Reads an IDX file of unsigned bytes, and checks its number of dimensions if one is given. A plain
-/// file is mapped, and read when its bytes are; a compressed one is unpacked into memory.
+/// Reads an IDX file of unsigned bytes, and checks its number of dimensions if one is given. A
+/// plain file is mapped, and read when its bytes are; a compressed one is unpacked into memory.
 IdxArray read_idx(const std::string& path, std::optional<std::size_t> dimensions = std::nullopt);
 
 }  // namespace lockstep

@@ -120,7 +120,8 @@ LOCKSTEP_INLINE std::size_t big_endian(const std::array<std::uint8_t, 4>& bytes)
 }
 
 template <class File>
-IdxArray read_idx_from(File&& file, const std::string& path, std::optional<std::size_t> dimensions) {
+IdxArray read_idx_from(File&& file, const std::string& path,
+                       std::optional<std::size_t> dimensions) {
   const IdxFault fault{path};
   std::size_t place = 0;
   std::array<std::uint8_t, 4> word{};
@@ -155,8 +156,8 @@ IdxArray read_idx_from(File&& file, const std::string& path, std::optional<std::
 
 LOCKSTEP_INLINE IdxArray read_idx(const std::string& path, std::optional<std::size_t> dimensions) {
   struct stat status{};
-  const bool is_pipe = ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) &&
-                       !S_ISDIR(status.st_mode);
+  const bool is_pipe =
+      ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
   if (!is_pipe) {
     auto file = std::make_shared<const MappedFile>(path, Access::automatic, "read_idx");
     const std::span<const std::byte> bytes = file->bytes();

@@ -47,10 +47,10 @@ LOCKSTEP_INLINE MappedFile::MappedFile(const std::string& path, Access access,
   if (size == 0) return;  // the kernel maps nothing of an empty file
   void* const begin = ::mmap(nullptr, size, PROT_READ, MAP_SHARED, file_.get(), 0);
   if (begin == MAP_FAILED) {
-    detail::fail(operation_,
-                 {"'", path_, "' of ", size,
-                  " bytes cannot be mapped: ", detail::error_text(errno)},
-                 "raise the limit on address space (ulimit -v), or copy the file to a local disk");
+    detail::fail(
+        operation_,
+        {"'", path_, "' of ", size, " bytes cannot be mapped: ", detail::error_text(errno)},
+        "raise the limit on address space (ulimit -v), or copy the file to a local disk");
   }
   bytes_ = {static_cast<const std::byte*>(begin), size};
   // Advice is no demand: a file system that has none to give says so, and is read all the same.

@@ -89,8 +89,7 @@ class NpyArray {
       detail::fail_npy_kind(file_.path(), file_.kind(), element_kind<T>(), "read as");
     const auto& shape = file_.shape();
     size_ = shape.empty() ? 1 : shape.front();
-    values_ = {reinterpret_cast<const T*>(file_.bytes().data()),
-               file_.bytes().size() / sizeof(T)};
+    values_ = {reinterpret_cast<const T*>(file_.bytes().data()), file_.bytes().size() / sizeof(T)};
     width_ = size_ == 0 ? 0 : values_.size() / size_;
   }
 

@@ -93,9 +93,7 @@ class NpyCursor {
     fail("NpyFile", {"'", path_, "', byte ", place, ": ", text(problem)}, advice);
   }
 
-  std::size_t byte(std::size_t place) const {
-    return static_cast<unsigned char>(bytes_[place]);
-  }
+  std::size_t byte(std::size_t place) const { return static_cast<unsigned char>(bytes_[place]); }
 
   /// What is before the dict. Returns where the elements begin.
   std::size_t open() {
@@ -189,8 +187,7 @@ class NpyCursor {
     bool comma = true;
     while (!accept(')')) {
       if (!comma) refuse(place_, {"',' is expected"});
-      if (extents.size() == most_npy_axes)
-        refuse(place_, {"more than ", most_npy_axes, " axes"});
+      if (extents.size() == most_npy_axes) refuse(place_, {"more than ", most_npy_axes, " axes"});
       extents.push_back(natural());
       comma = accept(',');
     }
@@ -220,10 +217,9 @@ class NpyCursor {
     for (const std::size_t extent : header.shape) needed = saturating_product(needed, extent);
     const std::size_t has = bytes_.size() - header.begin;
     if (has < needed)
-      refuse(bytes_.size(),
-             {"the file ends; shape ", npy_shape_text(header.shape), " of ",
-              element_name(header.kind), " needs ", needed, " bytes from byte ", header.begin,
-              " on, and ", has, " are there"});
+      refuse(bytes_.size(), {"the file ends; shape ", npy_shape_text(header.shape), " of ",
+                             element_name(header.kind), " needs ", needed, " bytes from byte ",
+                             header.begin, " on, and ", has, " are there"});
     if (has > needed)
       refuse(header.begin + needed,
              {"the end is expected; ", has - needed, " bytes follow the ", needed, " of shape ",

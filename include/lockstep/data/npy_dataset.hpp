@@ -64,9 +64,7 @@ class NpyDataset {
     }
   }
 
-  void read(std::size_t index, sample_type& out) const {
-    out = {inputs_.row(index), label(index)};
-  }
+  void read(std::size_t index, sample_type& out) const { out = {inputs_.row(index), label(index)}; }
 
   /// What must be done once before the samples of a batch are read one by one; `load` does it.
   void prepare(std::span<const std::size_t> indices) const {

@@ -59,13 +59,12 @@ auto with_integer(ElementKind kind, const F& f) {
 }
 
 LOCKSTEP_INLINE std::optional<std::int64_t> npy_integer(const NpyFile& file, std::size_t element) {
-  return with_integer(
-      file.kind(), [&]<class T>(T*) -> std::optional<std::int64_t> {
-        T value;
-        std::memcpy(&value, file.bytes().data() + element * sizeof(T), sizeof(T));
-        if (!std::in_range<std::int64_t>(value)) return std::nullopt;
-        return static_cast<std::int64_t>(value);
-      });
+  return with_integer(file.kind(), [&]<class T>(T*) -> std::optional<std::int64_t> {
+    T value;
+    std::memcpy(&value, file.bytes().data() + element * sizeof(T), sizeof(T));
+    if (!std::in_range<std::int64_t>(value)) return std::nullopt;
+    return static_cast<std::int64_t>(value);
+  });
 }
 
 LOCKSTEP_INLINE void fail_npy_label(const NpyFile& file, std::size_t sample, ElementKind wanted) {

@@ -5,9 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <iterator>
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/element.hpp"
@@ -64,23 +67,42 @@ struct TokenOptions {
 
 namespace detail {
 
-/// A mapped file of tokens, and how it is cut.
+/// A mapped file of tokens.
 struct TokenFile {
-  TokenFile(const std::string& path, ElementKind token, std::size_t length,
-            const TokenOptions& options);
-
-  /// The byte at which window `i` begins.
-  std::size_t place_of(std::size_t i) const { return begin + i * stride * token_bytes; }
-
   std::shared_ptr<const MappedFile> file;
-  std::size_t begin;  ///< the byte at which the tokens begin
-  std::size_t token_bytes;
-  std::size_t stride;
-  std::size_t windows;
+  std::size_t begin = 0;         ///< the byte at which the tokens begin
+  std::size_t first_window = 0;  ///< the sample that is its first window
 };
 
-[[noreturn, gnu::cold]] void fail_window(const std::string& path, std::size_t window,
-                                         std::size_t windows);
+/// Files of tokens, one after the other, and how they are cut.
+class TokenFiles {
+ public:
+  TokenFiles(std::span<const std::string> paths, ElementKind token, std::size_t length,
+             const TokenOptions& options);
+
+  std::size_t size() const { return windows_; }
+
+  /// Where a window lies: its file, and the byte at which it begins there.
+  struct Place {
+    const MappedFile& file;
+    std::size_t byte;
+  };
+  Place place_of(std::size_t window) const {
+    if (window >= windows_) [[unlikely]]
+      fail_window(window);
+    const TokenFile& file = *std::prev(
+        std::ranges::upper_bound(files_, window, std::ranges::less{}, &TokenFile::first_window));
+    return {*file.file, file.begin + (window - file.first_window) * stride_bytes_};
+  }
+
+ private:
+  [[noreturn, gnu::cold]] void fail_window(std::size_t window) const;
+
+  std::vector<TokenFile> files_;
+  std::size_t stride_bytes_;
+  std::size_t windows_ = 0;
+};
+
 [[noreturn, gnu::cold]] void fail_token(const std::string& path, std::size_t place,
                                         std::int64_t token, std::uint64_t vocabulary);
 
@@ -89,7 +111,8 @@ struct TokenFile {
 /// Sample i is the `length` + 1 tokens from i * stride on: as many inputs as `length`, and as many
 /// targets. What is left at the end of the file and fills no window is left out. The file is plain
 /// tokens of this type, little-endian, behind `header_bytes` of anything, or a `.npy` file of one
-/// axis. It is mapped, and may be larger than memory.
+/// axis. It is mapped, and may be larger than memory. The windows of several files follow each
+/// other, and no window is in two files.
 template <IntegerElement Token>
 class TokenDataset {
  public:
@@ -97,11 +120,14 @@ class TokenDataset {
   using sample_type = std::span<const Token>;  ///< a window
 
   TokenDataset(const std::string& path, std::size_t length, const TokenOptions& options = {})
-      : file_(path, element_kind<Token>(), length, options),
+      : TokenDataset(std::span(&path, 1), length, options) {}
+  TokenDataset(std::span<const std::string> paths, std::size_t length,
+               const TokenOptions& options = {})
+      : files_(paths, element_kind<Token>(), length, options),
         length_(length),
         vocabulary_(options.vocabulary) {}
 
-  std::size_t size() const { return file_.windows; }
+  std::size_t size() const { return files_.size(); }
   std::size_t length() const { return length_; }
 
   void load(std::span<const std::size_t> indices, batch_type& out) const {
@@ -115,24 +141,23 @@ class TokenDataset {
   }
 
   void read(std::size_t index, sample_type& out) const {
-    if (index >= size()) [[unlikely]]
-      detail::fail_window(file_.file->path(), index, size());
-    const std::byte* const begin = file_.file->bytes().data() + file_.place_of(index);
-    out = {reinterpret_cast<const Token*>(begin), length_ + 1};
-    if (vocabulary_ != 0) check(out, index);
+    const auto [file, byte] = files_.place_of(index);
+    out = {reinterpret_cast<const Token*>(file.bytes().data() + byte), length_ + 1};
+    if (vocabulary_ != 0) check(out, file, byte);
   }
 
   /// What must be done once before the samples of a batch are read one by one; `load` does it.
   void prepare(std::span<const std::size_t> indices) const {
-    file_.file->require_intact();
-    if (!file_.file->reads_at_random()) return;
+    const MappedFile* last = nullptr;
     for (const std::size_t i : indices) {
-      if (i < size()) file_.file->will_read(file_.place_of(i), (length_ + 1) * sizeof(Token));
+      const auto [file, byte] = files_.place_of(i);
+      if (std::exchange(last, &file) != &file) file.require_intact();
+      if (file.reads_at_random()) file.will_read(byte, (length_ + 1) * sizeof(Token));
     }
   }
 
  private:
-  void check(std::span<const Token> window, std::size_t index) const {
+  void check(std::span<const Token> window, const MappedFile& file, std::size_t byte) const {
     // The largest is found without a branch for every token; a negative one is larger than all.
     std::uint64_t largest = 0;
     for (const Token token : window) largest = std::max(largest, static_cast<std::uint64_t>(token));
@@ -140,12 +165,12 @@ class TokenDataset {
       return;
     for (std::size_t i = 0; i != window.size(); ++i) {
       if (static_cast<std::uint64_t>(window[i]) >= vocabulary_)
-        detail::fail_token(file_.file->path(), file_.place_of(index) + i * sizeof(Token),
+        detail::fail_token(file.path(), byte + i * sizeof(Token),
                            static_cast<std::int64_t>(window[i]), vocabulary_);
     }
   }
 
-  detail::TokenFile file_;
+  detail::TokenFiles files_;
   std::size_t length_;
   std::uint64_t vocabulary_;
 };
