@@ -23,6 +23,7 @@
 #include "lockstep/data/lmdb_header.hpp"
 #include "lockstep/data/lmdb_key.hpp"
 #include "lockstep/launch/descriptor.hpp"
+#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 
@@ -260,12 +261,7 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
   LmdbHeader header;
   {
     const Descriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!opened) {
-      const int error = errno;
-      fail("lmdb_dataset", {"'", file, "' cannot be opened: ", error_text(error)},
-           error == EACCES ? "let this user read the file"
-                           : "give an LMDB file, or the folder that holds its data.mdb");
-    }
+    if (!opened) fail_reading("lmdb_dataset", file, errno);
     header = read_lmdb_header(opened.get(), file);
   }
   const LmdbProcess::Key key{header, options.database, options.read_ahead};
