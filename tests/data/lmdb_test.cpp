@@ -142,10 +142,10 @@ std::string file_by_hand(std::size_t page_bytes, const std::vector<std::string>&
     set_at<std::uint32_t>(file, at + 20, 1);
     set_at<std::uint64_t>(file, at + 32, 1 << 20);
     set_at<std::uint32_t>(file, at + 40, static_cast<std::uint32_t>(page_bytes));
-    set_at<std::uint16_t>(file, at + 44, 0x08);            // keys of the free list are integers
+    set_at<std::uint16_t>(file, at + 44, 0x08);              // keys of the free list are integers
     set_at<std::uint64_t>(file, at + 80, ~std::uint64_t{});  // which is empty
-    set_at<std::uint16_t>(file, at + 94, 1);               // the main database: its depth,
-    set_at<std::uint64_t>(file, at + 104, 1);              // leaf pages,
+    set_at<std::uint16_t>(file, at + 94, 1);                 // the main database: its depth,
+    set_at<std::uint64_t>(file, at + 104, 1);                // leaf pages,
     set_at<std::uint64_t>(file, at + 120, records.size());
     set_at<std::uint64_t>(file, at + 128, 2);  // root,
     set_at<std::uint64_t>(file, at + 136, 2);  // the last page
@@ -314,8 +314,8 @@ BOOST_AUTO_TEST_CASE(every_file_that_is_no_whole_lmdb_is_named) {
   refuses(with(4096 + 16, Word{0}), {"is no LMDB file", "offset 4112"});
   refuses(with(4096 + 40, Word{8192}), {"4096 bytes by its first meta page and of 8192"});
   for (const std::size_t bytes : {8192, 9000, 12287})
-    refuses(good.substr(0, bytes),
-            {"is cut off: it has " + std::to_string(bytes) + " bytes", "last page, 2, ends at byte 12288"});
+    refuses(good.substr(0, bytes), {"is cut off: it has " + std::to_string(bytes) + " bytes",
+                                    "last page, 2, ends at byte 12288"});
   refuses(with(4096 + 136, ~std::uint64_t{}), {"is cut off", "18446744073709551615"});
 
   expect([&] { texts_of(folder / "nothing"); },
@@ -339,8 +339,9 @@ BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
   LabelledSample<double, std::int32_t> wrong;
   const auto doubles = lmdb_dataset<double, std::int32_t>(path);
   expect([&] { doubles.read(3, wrong); },
-         {"record 3 of '" + path + "', 32 bytes: it holds float inputs and int32 labels, and double "
-          "and int32 are asked for",
+         {"record 3 of '" + path +
+              "', 32 bytes: it holds float inputs and int32 labels, and double "
+              "and int32 are asked for",
           "lmdb_dataset<X, Y>"});
   const auto set = lmdb_dataset<float, std::int32_t>(path);
   Point point;
@@ -402,7 +403,8 @@ BOOST_AUTO_TEST_CASE(threads_share_one_environment) {
   const Points source = points(2000, 20);
   const std::string path = folder / "set";
   write_lmdb(path, source);
-  // Listed records and records by key, by threads with data sets of their own and with a common one.
+  // Listed records and records by key, by threads with data sets of their own and with a common
+  // one.
   const LmdbOptions all{.is_sample = [](std::string_view) { return true; }};
   for (const LmdbOptions& options : {LmdbOptions{}, all}) {
     const auto common = lmdb_dataset<float, std::int32_t>(path, options);
@@ -434,7 +436,8 @@ BOOST_AUTO_TEST_CASE(a_loader_gives_the_same_batches_for_any_number_of_workers) 
     DistributedSampler<> sampler(dataset.size(), WorldSize{2}, Rank{1});
     DataLoader loader(dataset, sampler, {.batch_size = 32, .workers = workers});
     std::vector<float> all;
-    for (const auto& batch : loader) all.insert(all.end(), batch.inputs.begin(), batch.inputs.end());
+    for (const auto& batch : loader)
+      all.insert(all.end(), batch.inputs.begin(), batch.inputs.end());
     return all;
   };
   const std::vector<float> expected = stream(source, 0);
@@ -498,7 +501,8 @@ BOOST_AUTO_TEST_CASE(a_set_that_changes_while_it_is_open_is_an_error) {
     const auto set = lmdb_dataset<float, std::int32_t>(path);
     set.read(0, point);
     put(path, {{"zzz", "one more"}});
-    expect([&] { set.read(0, point); }, {"'" + path + "' was written to while it was open", "rename"});
+    expect([&] { set.read(0, point); },
+           {"'" + path + "' was written to while it was open", "rename"});
     BOOST_TEST(texts_of(path).size() == 101u);  // who opens it now reads what is there now
     const auto now = lmdb_dataset<float, std::int32_t>(path);
     fs::resize_file(path, 10'000);

@@ -17,7 +17,8 @@
 
 namespace lockstep::detail {
 
-/// The front of a meta page as a 64-bit program writes it (`MDB_page` and `MDB_meta` of liblmdb 0.9).
+/// The front of a meta page as a 64-bit program writes it (`MDB_page` and `MDB_meta` of liblmdb
+/// 0.9).
 struct LmdbMetaPage {
   std::uint64_t page;
   std::uint16_t pad;
@@ -120,7 +121,8 @@ LOCKSTEP_INLINE LmdbHeader read_lmdb_header(int fd, const std::string& path) {
     fail("lmdb_dataset",
          {"'", path, "' is cut off: it has ", header.file_bytes, " bytes, and its last page, ",
           meta.last_page, ", ends at byte ", header.used_bytes},
-         "copy or download the file again; where it is the original, `mdb_copy -c` makes a whole one");
+         "copy or download the file again; where it is the original, `mdb_copy -c` makes a whole "
+         "one");
   }
   return header;
 }

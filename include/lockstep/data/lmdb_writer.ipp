@@ -54,8 +54,7 @@ class LmdbTemporary {
       if (errno == EEXIST) refuse_existing();
       // Some file systems cannot rename with a condition. Who made the path meanwhile loses it, as
       // a folder only where it is empty.
-      if ((errno != EINVAL && errno != ENOSYS) ||
-          ::rename(temporary_.c_str(), path_.c_str()) != 0)
+      if ((errno != EINVAL && errno != ENOSYS) || ::rename(temporary_.c_str(), path_.c_str()) != 0)
         fail_writing(errno);
     }
     temporary_.clear();
