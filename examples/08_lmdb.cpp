@@ -3,7 +3,8 @@
 // read its pages where they lie, and every image is moved and mirrored at random on its way into a
 // batch.
 //
-//   ./lmdb --ranks 2                  (a folder for the two files and a number of epochs may follow)
+//   ./lmdb --ranks 2                  (a folder for the two files and a number of epochs may
+//   follow)
 //
 // The first run writes the files, later ones find them. An image gets the same move in the same
 // epoch on any number of ranks: random numbers belong to the sample.
@@ -64,7 +65,8 @@ int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
     const auto& arguments = job.arguments();
     const std::filesystem::path folder =
-        arguments.size() > 1 ? arguments[1] : std::filesystem::temp_directory_path() / "lockstep-08";
+        arguments.size() > 1 ? arguments[1]
+                             : std::filesystem::temp_directory_path() / "lockstep-08";
     const std::string train_file = folder / "train.lmdb";
     const std::string test_file = folder / "test.lmdb";
     if (job.rank() == Rank{0}) {

@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/fashion_mnist.hpp"
+#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/write_lmdb.hpp"
 #include "lockstep/lockstep.hpp"
 #include "mlp.hpp"
 
@@ -541,6 +544,37 @@ void train(DistributedDataParallel<Noisy, World<1>>& ddp) {
 }  // namespace drawing
 
 // clang-format on
+
+namespace lmdb_sets {
+
+void labelled() {
+  write_lmdb("train.lmdb", fashion_mnist("train"));  // any data set or source of samples
+  const auto train =
+      lmdb_dataset<float, std::int32_t>("train.lmdb");  // the types it was written with
+  std::printf("%zu\n", train.size());
+}
+
+struct Photo {
+  std::string pixels;
+};
+using Image = OwnedSample<float, std::int32_t>;
+struct Photos {
+  using sample_type = Photo;
+  std::size_t size() const;
+  void read(std::size_t index, Photo& out) const;
+};
+void augment(const Photo& photo, Image& out, RandomStream& random);
+
+void encode(const Photo& photo, std::vector<std::byte>& out);  // appends to an empty vector
+void decode(std::span<const std::byte> record, Photo& out);    // reuses the memory of `out`
+
+void write_and_read(const Photos& photos) {
+  write_lmdb("photos.lmdb", photos, encode);
+  const auto set = lmdb_dataset<Photo>("photos.lmdb", decode) | map<Image>(augment) | padded(0.f);
+  std::printf("%zu\n", set.size());
+}
+
+}  // namespace lmdb_sets
 
 int main(int argc, char** argv) {
   const InMemoryDataset<float, int> none({}, {});

@@ -21,9 +21,9 @@
 
 namespace lockstep::detail {
 
-/// The front of a record; the inputs follow, and zeros up to a multiple of eight bytes. With keys of
-/// eight bytes, all nodes of a page then begin at multiples of eight, and inputs are read where they
-/// lie.
+/// The front of a record; the inputs follow, and zeros up to a multiple of eight bytes. With keys
+/// of eight bytes, all nodes of a page then begin at multiples of eight, and inputs are read where
+/// they lie.
 struct LabelledRecord {
   static constexpr std::array<char, 4> own_mark{'L', 'S', 'R', '1'};
 
@@ -31,7 +31,7 @@ struct LabelledRecord {
   ElementKind input{};
   ElementKind label{};
   std::uint16_t zero = 0;
-  std::uint64_t width = 0;             ///< the number of inputs
+  std::uint64_t width = 0;           ///< the number of inputs
   std::array<std::byte, 8> value{};  ///< the label, in its first bytes
 };
 static_assert(sizeof(LabelledRecord) == 24 && std::endian::native == std::endian::little);

@@ -23,6 +23,7 @@
 #include "lockstep/data/lmdb_header.hpp"
 #include "lockstep/data/lmdb_key.hpp"
 #include "lockstep/launch/descriptor.hpp"
+#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 
@@ -103,8 +104,9 @@ struct LmdbReading {
 /// Counts forks, and holds the files that this process has open.
 class LmdbProcess {
  public:
+  /// It is never destroyed: data sets may live until the process ends.
   static LmdbProcess& get() {
-    static LmdbProcess process;
+    static LmdbProcess& process = *new LmdbProcess;
     return process;
   }
 
@@ -260,12 +262,7 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
   LmdbHeader header;
   {
     const Descriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!opened) {
-      const int error = errno;
-      fail("lmdb_dataset", {"'", file, "' cannot be opened: ", error_text(error)},
-           error == EACCES ? "let this user read the file"
-                           : "give an LMDB file, or the folder that holds its data.mdb");
-    }
+    if (!opened) fail_reading("lmdb_dataset", file, errno);
     header = read_lmdb_header(opened.get(), file);
   }
   const LmdbProcess::Key key{header, options.database, options.read_ahead};
@@ -279,8 +276,8 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
   const auto is_at = [&](MDB_cursor_op end, std::size_t number) {
     return cursor.move(end) && cursor.key() == LmdbKey(number).text();
   };
-  if (size_ == 0 || (is_plain && !options.is_sample && is_at(MDB_FIRST, 0) &&
-                     is_at(MDB_LAST, size_ - 1)))
+  if (size_ == 0 ||
+      (is_plain && !options.is_sample && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)))
     return;
   const auto records = std::make_shared<std::vector<LmdbRecord>>();
   if (!options.is_sample) records->reserve(size_);
@@ -325,8 +322,7 @@ LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::Reader::operator[](
   const LmdbKey number(index);
   MDB_val key{number.bytes.size(), const_cast<unsigned char*>(number.bytes.data())};
   MDB_val value{};
-  const int code =
-      mdb_get(static_cast<MDB_txn*>(transaction_), reading_.database, &key, &value);
+  const int code = mdb_get(static_cast<MDB_txn*>(transaction_), reading_.database, &key, &value);
   if (code == MDB_NOTFOUND) {
     fail("lmdb_dataset",
          {"'", records_.file(), "' has no key ", index, ", though its first key is 0 and its last ",

@@ -36,17 +36,16 @@ struct DecodeNothing {
 
 }  // namespace detail
 
-/// The records of an LMDB, decoded when they are read: `decode(record, sample)`, where a record is a
-/// `std::span<const std::byte>` of the file's own pages. They are valid while the data set lives, so
-/// a sample may point into them. Copies share the open file; threads and forked ranks may use one
-/// object, and all ranks of a host share the pages in memory.
+/// The records of an LMDB, decoded when they are read: `decode(record, sample)`, where a record is
+/// a `std::span<const std::byte>` of the file's own pages. They are valid while the data set lives,
+/// so a sample may point into them. Copies share the open file; threads and forked ranks may use
+/// one object, and all ranks of a host share the pages in memory.
 template <class Sample, class Decode = detail::DecodeLabelled>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:
   using sample_type = Sample;
 
-  explicit LmdbDataset(const std::string& path, Decode decode = {},
-                       const LmdbOptions& options = {})
+  explicit LmdbDataset(const std::string& path, Decode decode = {}, const LmdbOptions& options = {})
       : records_(path, options), decode_(std::move(decode)) {}
 
   std::size_t size() const { return records_.size(); }

@@ -13,11 +13,12 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/lmdb_header.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 
-/// The front of a meta page as a 64-bit program writes it (`MDB_page` and `MDB_meta` of liblmdb 0.9).
+/// The front of a meta page as a 64-bit program writes it (`MDB_page` and `MDB_meta` of liblmdb
+/// 0.9).
 struct LmdbMetaPage {
   std::uint64_t page;
   std::uint16_t pad;
@@ -53,13 +54,9 @@ LOCKSTEP_INLINE LmdbMetaPage read_lmdb_meta(int fd, const std::string& path, std
           " of an LMDB file ends behind them"},
          "copy or download the file again");
   }
-  if (const ssize_t n = ::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset));
-      n != static_cast<ssize_t>(bytes.size())) {
-    fail(operation,
-         {"'", path, "' cannot be read at offset ", offset, ": ",
-          n < 0 ? error_text(errno) : "it ends there"},
-         "copy or download the file again");
-  }
+  if (::pread(fd, bytes.data(), bytes.size(), static_cast<off_t>(offset)) !=
+      static_cast<ssize_t>(bytes.size()))
+    fail_reading(operation, path, errno);
   const auto meta = std::bit_cast<LmdbMetaPage>(bytes);
   if (meta.magic != lmdb_magic) {
     std::uint32_t earlier = 0;  // a 32-bit program's page header has 12 bytes
@@ -124,7 +121,8 @@ LOCKSTEP_INLINE LmdbHeader read_lmdb_header(int fd, const std::string& path) {
     fail("lmdb_dataset",
          {"'", path, "' is cut off: it has ", header.file_bytes, " bytes, and its last page, ",
           meta.last_page, ", ends at byte ", header.used_bytes},
-         "copy or download the file again; where it is the original, `mdb_copy -c` makes a whole one");
+         "copy or download the file again; where it is the original, `mdb_copy -c` makes a whole "
+         "one");
   }
   return header;
 }

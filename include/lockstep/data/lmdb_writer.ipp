@@ -6,11 +6,9 @@
 #include <lmdb.h>
 #include <sys/file.h>
 #include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdint>
 #include <cstdio>
 #include <filesystem>
 #include <string_view>
@@ -22,7 +20,8 @@
 #include "lockstep/data/lmdb_key.hpp"
 #include "lockstep/data/lmdb_writer.hpp"
 #include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/random.hpp"
+#include "lockstep/launch/file_faults.hpp"
+#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 
@@ -31,12 +30,12 @@ namespace lockstep::detail {
 class LmdbTemporary {
  public:
   LmdbTemporary(std::string path, bool is_folder)
-      : path_(std::move(path)), is_folder_(is_folder), folder_(parent_of(path_)) {
+      : path_(std::move(path)), is_folder_(is_folder), folder_(folder_of(path_)) {
     struct stat there{};
     if (::lstat(path_.c_str(), &there) == 0) refuse_existing();
     remove_leftovers();
     do {
-      temporary_ = text({path_, infix, random_id().substr(16)});
+      temporary_ = text({path_, temporary_infix, random_token()});
       create();
       // Between its making and this lock somebody may have taken it for a leftover.
     } while (::flock(made_.get(), LOCK_EX) == 0 && !exists());
@@ -46,6 +45,7 @@ class LmdbTemporary {
   ~LmdbTemporary() { remove(temporary_); }
 
   const std::string& path() const { return temporary_; }
+  const std::string& target() const { return path_; }
 
   void bring_into_place() {
     sync(temporary_);
@@ -54,8 +54,7 @@ class LmdbTemporary {
       if (errno == EEXIST) refuse_existing();
       // Some file systems cannot rename with a condition. Who made the path meanwhile loses it, as
       // a folder only where it is empty.
-      if ((errno != EINVAL && errno != ENOSYS) ||
-          ::rename(temporary_.c_str(), path_.c_str()) != 0)
+      if ((errno != EINVAL && errno != ENOSYS) || ::rename(temporary_.c_str(), path_.c_str()) != 0)
         fail_writing(errno);
     }
     temporary_.clear();
@@ -63,27 +62,10 @@ class LmdbTemporary {
   }
 
   [[noreturn, gnu::cold]] void fail_writing(int error) const {
-    const bool is_full = error == ENOSPC || error == EDQUOT;
-    struct statvfs disk{};
-    std::string problem = text({"'", path_, "' cannot be written: ", error_text(error)});
-    if (is_full && ::statvfs(folder_.c_str(), &disk) == 0) {
-      problem.append(text({"; '", folder_, "' has ",
-                           static_cast<std::uint64_t>(disk.f_bavail) * disk.f_frsize,
-                           " bytes free"}));
-    }
-    fail("write_lmdb", {problem},
-         is_full ? "make room, or write to another disk; nothing was left behind"
-                 : "check the folder and its permissions");
+    detail::fail_writing("write_lmdb", path_, error);
   }
 
  private:
-  static constexpr std::string_view infix = ".tmp-";
-
-  static std::string parent_of(const std::string& path) {
-    const std::string parent = std::filesystem::path(path).parent_path().string();
-    return parent.empty() ? "." : parent;
-  }
-
   [[noreturn, gnu::cold]] void refuse_existing() const {
     fail("write_lmdb", {"'", path_, "' is there already"},
          "remove it first, or write to another path");
@@ -109,8 +91,7 @@ class LmdbTemporary {
 
   /// A leftover is one that nobody has locked.
   void remove_leftovers() const {
-    const std::string begin =
-        text({std::filesystem::path(path_).filename().string(), infix});
+    const std::string begin = text({name_in_folder(path_), temporary_infix});
     std::error_code none;
     for (const auto& entry : std::filesystem::directory_iterator(folder_, none)) {
       if (!entry.path().filename().string().starts_with(begin)) continue;
@@ -167,8 +148,8 @@ struct LmdbWriter::State {
   void require(int code) const {
     if (code == MDB_SUCCESS) return;
     if (code > 0) temporary.fail_writing(code);
-    fail("write_lmdb", {"'", temporary.path(), "' cannot be written: ", mdb_strerror(code)},
-         "records have at most 4 GiB each");
+    fail("write_lmdb", {"'", temporary.target(), "' cannot be written: ", mdb_strerror(code)},
+         "look at the records and at the disk");
   }
 
   /// Puts all records that are held; MDB_MAP_FULL where they do not fit.
@@ -217,13 +198,22 @@ struct LmdbWriter::State {
   std::vector<std::size_t> sizes;
 };
 
-LOCKSTEP_INLINE LmdbWriter::LmdbWriter(const std::string& path, const LmdbWriteOptions& options)
-    : state_(std::make_unique<State>(path, options)) {}
+LOCKSTEP_INLINE LmdbWriter::LmdbWriter(const std::string& path, const LmdbWriteOptions& options) {
+  std::string plain = path;
+  while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
+  state_ = std::make_unique<State>(plain, options);
+}
 
 LOCKSTEP_INLINE LmdbWriter::~LmdbWriter() = default;
 
 LOCKSTEP_INLINE void LmdbWriter::add(std::span<const std::byte> record) {
   State& state = *state_;
+  if (constexpr std::size_t most = 0xffffffff; record.size() > most) {
+    fail("write_lmdb",
+         {"record ", state.committed + state.sizes.size(), " has ", record.size(),
+          " bytes, and an LMDB holds records of at most ", most},
+         "cut large samples into several records");
+  }
   state.held.insert(state.held.end(), record.begin(), record.end());
   state.sizes.push_back(record.size());
   if (state.held.size() >= state.commit_bytes) state.commit();

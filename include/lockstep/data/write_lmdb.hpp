@@ -41,12 +41,14 @@ struct EncodeLabelled {
 
 /// Encodes a source's samples one by one.
 template <class Encode, class Source>
-concept EncodesSamples = SampleSource<Source> &&
+concept EncodesSamples =
+    SampleSource<Source> &&
     std::invocable<const Encode&, const typename Source::sample_type&, RecordBytes&>;
 
 /// Encodes one sample of a data set's batch, by its place in the batch.
 template <class Encode, class Data>
-concept EncodesBatches = Dataset<Data> &&
+concept EncodesBatches =
+    Dataset<Data> &&
     std::invocable<const Encode&, typename Data::batch_type&, std::size_t, RecordBytes&>;
 
 /// Whatever fails names the sample.
