@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -190,5 +191,16 @@ class DataLoader {
   detail::WaitMeter waits_;
   detail::LoadQueue<Slot, Load> queue_;
 };
+
+namespace detail {
+
+/// The loader of a kind of data set, made of the data set, a sampler and options. Data sets that
+/// bring their batches another way specialise this in their header.
+template <class Source, class Sampler>
+struct LoaderOf : std::type_identity<DataLoader<Source, Sampler>> {};
+template <class Source, class Sampler>
+using LoaderFor = typename LoaderOf<Source, Sampler>::type;
+
+}  // namespace detail
 
 }  // namespace lockstep

@@ -34,12 +34,13 @@ template <class Trainer, Dataset Source>
 class EpochBatches {
  public:
   using Sampling = typename Trainer::sampler;
+  using Loader = typename Trainer::template loader<Source, Sampling>;
 
   EpochBatches(Trainer& trainer, Epoch epoch, const Source& source, LoaderOptions options)
       : trainer_(trainer),
         options_(taken(options)),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
-        loader_(source, sampler_, options_) {
+        loader_(trainer.make_loader(source, sampler_, options_)) {
     sampler_.set_epoch(epoch);
   }
 
@@ -76,7 +77,7 @@ class EpochBatches {
     }
 
     EpochBatches* batches_;
-    typename DataLoader<Source, Sampling>::Iterator at_;
+    typename Loader::Iterator at_;
   };
 
   Iterator begin() {
@@ -157,7 +158,7 @@ class EpochBatches {
   Trainer& trainer_;
   LoaderOptions options_;
   Sampling sampler_;
-  DataLoader<Source, Sampling> loader_;
+  Loader loader_;
   Unwinding unwinds_;
 };
 

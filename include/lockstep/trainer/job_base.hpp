@@ -39,6 +39,9 @@ class JobBase : public ComposedJob<Model, Policies> {
   using sampler =
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
   using wrapper = typename Training::wrapper;
+  /// What loads the batches of a kind of data set in this job.
+  template <class Source, class Sampler>
+  using loader = LoaderFor<Source, Sampler>;
   static constexpr bool is_one_process = is_dp<Policies>;
   /// May ranks have different numbers of batches?
   static constexpr bool joins = traits::joins;
@@ -159,6 +162,12 @@ class JobBase : public ComposedJob<Model, Policies> {
   [[nodiscard]] auto enter_step() {
     require_all_ranks("step");
     return wrapped_.on_device();
+  }
+  /// The loader of a loop over data, which `source` and `sampler` outlive.
+  template <class Source, class Sampler>
+  loader<Source, Sampler> make_loader(const Source& source, Sampler& sampler,
+                                      const LoaderOptions& options) {
+    return loader<Source, Sampler>(source, sampler, options);
   }
   Comm& own_communicator() { return comm_; }
   wrapper& own_wrapper() { return wrapped_; }

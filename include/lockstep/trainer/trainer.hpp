@@ -10,6 +10,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/data/block_sampler.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -102,7 +103,8 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
     LoaderOptions options = this->loader_options();
     options.batch_size = batch_size;
     Tally tally;
-    for (const auto& batch : DataLoader(source, shares, options)) wrapped_.evaluate(batch, tally);
+    for (const auto& batch : this->make_loader(source, shares, options))
+      wrapped_.evaluate(batch, tally);
     const Scores scores = reduce(comm_, tally);
     this->show(scores, name);
     return scores;
@@ -149,7 +151,9 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
       LoaderOptions loading = this->loader_options();
       loading.batch_size = options.batch_size;
       loading.drop_last = false;
-      return predict_all<typename Model::Output>(comm_, wrapped_, source, loading, options.gather);
+      BlockSampler block(source.size(), world_size(), rank());
+      return predict_all<typename Model::Output>(
+          comm_, wrapped_, block, this->make_loader(source, block, loading), options.gather);
     }
   }
   template <Dataset Source>
