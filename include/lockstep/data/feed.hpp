@@ -47,7 +47,8 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
     size[0] = writer.size();
   }
   comm.broadcast(size, root);
-  const std::span<std::uint8_t> parcel = comm.rank() == root ? writer.written() : buffer.room(size[0]);
+  const std::span<std::uint8_t> parcel =
+      comm.rank() == root ? writer.written() : buffer.room(size[0]);
   comm.broadcast(parcel, root);
   if (comm.rank() != root) detail::ParcelReader(parcel).take(batch);
 }

@@ -4,7 +4,8 @@
 ///
 /// A batch type says it once, for both ways, by a function beside it:
 ///
-///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.names, batch.width, batch.rows); }
+///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.names, batch.width, batch.rows);
+///     }
 ///
 /// Fields are numbers, strings, arrays, vectors of such, and types that have a `pack` of their own.
 
@@ -59,8 +60,8 @@ class Parcel {
   void field(T& value) {
     static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
     constexpr bool has_own = requires { pack(self(), value); };
-    constexpr bool has_fields = has_own || PackedAsBytes<T> || PackedSequence<T> ||
-                                is_packed_array<T>;
+    constexpr bool has_fields =
+        has_own || PackedAsBytes<T> || PackedSequence<T> || is_packed_array<T>;
     static_assert(has_fields,
                   "lockstep: a batch that is fed to other ranks says how it is packed; write "
                   "beside its type: friend void pack(auto& parcel, Batch& batch) { "
@@ -80,7 +81,8 @@ class Parcel {
   template <class T>
   void sequence(T& values) {
     using Value = typename T::value_type;
-    const std::size_t size = self().reserve(values.size(), PackedAsBytes<Value> ? sizeof(Value) : 1);
+    const std::size_t size =
+        self().reserve(values.size(), PackedAsBytes<Value> ? sizeof(Value) : 1);
     if (size != values.size()) values.resize(size);
     if constexpr (PackedAsBytes<Value>) {
       if (size != 0) self().bytes(values.data(), size * sizeof(Value));

@@ -52,7 +52,8 @@ class EpochBatches {
     using value_type = typename Source::batch_type;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(EpochBatches& batches) : batches_(&batches), at_(batches.loader_.begin()) {
+    explicit Iterator(EpochBatches& batches)
+        : batches_(&batches), at_(batches.trainer_.fetch([&] { return batches.loader_.begin(); })) {
       look();
     }
 
@@ -60,7 +61,7 @@ class EpochBatches {
     const value_type* operator->() const { return &*at_; }
     Iterator& operator++() {
       batches_->trainer_.end_batch();
-      ++at_;
+      batches_->trainer_.fetch([&] { ++at_; });
       look();
       return *this;
     }
