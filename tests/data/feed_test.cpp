@@ -1,17 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/data/feed.hpp"
 
+#include <signal.h>
+#include <unistd.h>
+
+#include <atomic>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cstddef>
+#include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/ranks.hpp"
+#include "data/fed.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
+using namespace std::chrono_literals;
 using ranks::require;
 
 BOOST_AUTO_TEST_SUITE(feed)
@@ -109,6 +119,147 @@ BOOST_AUTO_TEST_CASE(too_few_batches_are_an_error_on_all_ranks) {
   BOOST_TEST(ends[0].find("rank 0, scatter_batches: 1 batches for 2 ranks; give root one") !=
              std::string::npos);
   BOOST_TEST(ends[1].find("rank 0") != std::string::npos);
+}
+
+// Ranks 0, 1 and 3 of six tell their parts: the reader's, a leader's and a member's.
+BOOST_AUTO_TEST_CASE(batches_go_from_the_reader_to_leaders_and_on_to_members) {
+  constexpr Grid<6, 3> grid;
+  const auto part = [&]<class Choice>(Choice, std::size_t rank) {
+    const detail::FeedRoute route = detail::feed_route<Choice>(grid, Rank{rank});
+    std::string words = std::to_string(route.reader.value()) + " reads, ";
+    words += std::to_string(route.from.value()) + " sends:";
+    for (const Rank carried : route.carried) words += " " + std::to_string(carried.value());
+    for (const auto& hop : route.hops)
+      words += ", " + std::to_string(hop.count) + " from " + std::to_string(hop.first) + " to " +
+               std::to_string(hop.to.value());
+    return words;
+  };
+  BOOST_TEST(part(LeaderOfGroup{}, 0) == "0 reads, 0 sends: 0 1 2, 1 from 1 to 1, 1 from 2 to 2");
+  BOOST_TEST(part(LeaderOfGroup{}, 3) == "3 reads, 3 sends: 3 4 5, 1 from 1 to 4, 1 from 2 to 5");
+  BOOST_TEST(part(LeaderOfGroup{}, 4) == "3 reads, 3 sends: 4");
+  BOOST_TEST(part(ScatterThenBroadcast{}, 0) ==
+             "0 reads, 0 sends: 0 1 2 3 4 5, 3 from 3 to 3, 1 from 1 to 1, 1 from 2 to 2");
+  BOOST_TEST(part(ScatterThenBroadcast{}, 3) ==
+             "0 reads, 0 sends: 3 4 5, 1 from 1 to 4, 1 from 2 to 5");
+  BOOST_TEST(part(ScatterThenBroadcast{}, 4) == "0 reads, 3 sends: 4");
+}
+
+BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_refused) {
+  fed::Rows rows;
+  fed::Numbers{9}.load(std::vector<std::size_t>{4, 0, 8}, {Seed{1}, Epoch{2}}, rows);
+  detail::ParcelWriter writer;
+  writer.put(rows);
+  fed::Rows again;
+  again.names.resize(7, "what was there before is gone");
+  detail::ParcelReader(writer.written()).take(again);
+  BOOST_TEST((again == rows));
+  Batch other;
+  const auto is_refusal = [](const Error& error) {
+    return std::string(error.what()).find("does not hold a batch of this type") !=
+           std::string::npos;
+  };
+  BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written()).take(other), Error, is_refusal);
+  // Neither is one that was cut anywhere, nor one that goes on.
+  for (std::size_t size = 0; size < writer.size(); size += 1 + size / 3)
+    BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written().first(size)).take(again), Error,
+                          is_refusal);
+  writer.put(std::uint8_t{0});
+  BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written()).take(again), Error, is_refusal);
+}
+
+BOOST_AUTO_TEST_CASE(fed_ranks_have_the_batches_that_they_would_have_read) {
+  for (const std::size_t world : {1, 2, 4}) {
+    require_success(ranks::run(ranks::As::processes, world, [](auto& comm) {
+      fed::check<DistributedSampler<Masked, TorchShuffle>>(comm, {{0, 1, 7, 64}});
+      fed::check<DistributedSampler<Exact, KeyedShuffle>>(comm, {{3, 29}});
+    }));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(what_a_reader_throws_is_thrown_by_all_that_it_feeds_in_place_of_the_batch) {
+  for (const bool scatters : {false, true}) {
+    const auto ends = ranks::run(ranks::As::processes, 4, [&](auto& comm) {
+      detail::FeedLine<ranks::Shared&> line(
+          comm, fed::route_of(2, scatters, comm.world_size(), comm.rank()));
+      // Rank 1 draws it in its fifth batch.
+      const fed::Numbers numbers{40, line.reads(), 17};
+      DistributedSampler<Padding, InOrder> sampler(40, comm.world_size(), comm.rank());
+      detail::FedLoader<fed::Numbers, decltype(sampler), decltype(line)> loader(
+          numbers, sampler, {.batch_size = 1, .workers = 2}, line);
+      std::size_t batches = 0;
+      std::string words;
+      try {
+        for ([[maybe_unused]] const auto& batch : loader) ++batches;
+      } catch (const std::exception& error) {
+        require(batches == 4, "it comes in place of batch " + std::to_string(batches));
+        words = error.what();
+      }
+      comm.barrier();  // the end of a rank would end the others
+      require(words.empty(), words);
+    });
+    for (std::size_t r = 0; r < (scatters ? 4 : 2); ++r) {
+      BOOST_TEST(ends[r].find("sample 17 is bad") != std::string::npos, ends[r]);
+      BOOST_TEST((ends[r].find("rank 0 failed: lockstep: rank 0") != std::string::npos) == (r != 0),
+                 ends[r]);
+    }
+    if (!scatters) BOOST_TEST(ends[2] + ends[3] == "");
+  }
+}
+
+// A rank whose program throws has asked for batches that the other has not, and does not ask for
+// while it waits for the first. run_processes is the watchdog.
+BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_does_not_wait_for_batches) {
+  for (const std::size_t culprit : {0, 1}) {
+    const ranks::Common<std::atomic<bool>> has_thrown;
+    const auto ends = ranks::run_processes(
+        2, 40s,
+        [&](auto& comm) {
+          detail::FeedLine<ranks::Shared&> line(
+              comm, fed::route_of(2, true, comm.world_size(), comm.rank()));
+          const auto loop = [&] {
+            const fed::Numbers numbers{200, line.reads()};
+            DistributedSampler<Padding, InOrder> sampler(200, comm.world_size(), comm.rank());
+            detail::FedLoader<fed::Numbers, decltype(sampler), decltype(line)> loader(
+                numbers, sampler, {.batch_size = 5}, line);
+            std::size_t batches = 0;
+            for ([[maybe_unused]] const auto& batch : loader) {
+              const bool is_culprit = comm.rank() == Rank{culprit};
+              if (++batches == 3 && is_culprit) throw std::runtime_error("enough");
+              while (batches == 2 && !is_culprit && !*has_thrown) std::this_thread::sleep_for(1ms);
+            }
+          };
+          try {
+            loop();
+          } catch (...) {
+            *has_thrown = true;
+            throw;
+          }
+        },
+        20s);
+    BOOST_TEST(ends[culprit] == "enough");
+    BOOST_TEST(ends[1 - culprit].find("rank " + std::to_string(culprit)) != std::string::npos,
+               ends[1 - culprit]);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_reader_that_dies_is_named) {
+  const auto ends = ranks::run_processes(
+      2, 40s,
+      [](auto& comm) {
+        detail::FeedLine<ranks::Shared&> line(
+            comm, fed::route_of(2, true, comm.world_size(), comm.rank()));
+        const fed::Numbers numbers{200, line.reads()};
+        DistributedSampler<Padding, InOrder> sampler(200, comm.world_size(), comm.rank());
+        detail::FedLoader<fed::Numbers, decltype(sampler), decltype(line)> loader(
+            numbers, sampler, {.batch_size = 5}, line);
+        std::size_t batches = 0;
+        for ([[maybe_unused]] const auto& batch : loader) {
+          if (++batches == 3 && comm.rank() == Rank{0}) kill(getpid(), SIGKILL);
+        }
+      },
+      20s);
+  BOOST_TEST(ranks::tells_of_death(ends[1]), ends[1]);
+  BOOST_TEST(ends[1].find("rank 0's process ended") != std::string::npos, ends[1]);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -225,6 +225,21 @@ constexpr detail::Fault expected_norms_fault() {
   return Fault::none;
 }
 
+/// And for ranks that read for others.
+template <class Strategy, class TheFeed, class Uneven, class TheGroups>
+constexpr detail::Fault expected_feed_fault() {
+  using detail::Fault;
+  constexpr bool dp = std::is_same_v<Strategy, ParallelStrategy<DP>>;
+  constexpr bool joins = std::is_same_v<Uneven, UnevenInputs<Join>>;
+  constexpr bool in_groups = !std::is_same_v<TheGroups, Groups<>>;
+  if (joins && dp) return Fault::join_with_dp;
+  if (in_groups && dp) return Fault::groups_with_dp;
+  if (std::is_same_v<TheFeed, Feed<Own>>) return Fault::none;
+  if (dp) return Fault::feed_with_dp;
+  if (!in_groups) return Fault::feed_without_groups;
+  return joins ? Fault::feed_with_join : Fault::none;
+}
+
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(join_and_groups_go_with_what_the_rules_say) {
@@ -259,6 +274,14 @@ BOOST_AUTO_TEST_CASE(join_and_groups_go_with_what_the_rules_say) {
       List<UnusedParameters<Zero>, UnusedParameters<Subgraphs<Subgraph<"all", "w">>>>{});
   // Of DDP, 8 with local norms and 3 with synced ones; of DP, 2 of each without groups.
   BOOST_TEST(legal == 8u + 3 + 2 + 2);
+  BOOST_TEST(fingerprints.size() == legal);
+  fingerprints.clear();
+  legal = 0;
+  for_each_product(
+      [&]<class... Ps>() { note.template operator()<Ps...>(expected_feed_fault<Ps...>()); },
+      Strategies{}, List<Feed<Own>, Feed<LeaderOfGroup>, Feed<ScatterThenBroadcast>>{},
+      List<UnevenInputs<Even>, UnevenInputs<Join>>{}, List<Groups<>, Groups<Grid<dynamic, 3>>>{});
+  BOOST_TEST(legal == 1u + 4 + 2);  // of DP, of DDP without and with feeding
   BOOST_TEST(fingerprints.size() == legal);
   static_assert(std::is_same_v<detail::Composed<Floats, UnevenInputs<Join>>::policy<axes::Sharding>,
                                Sharding<Replicated>>);

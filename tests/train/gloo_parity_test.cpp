@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "comm/gloo_ranks.hpp"
+#include "data/fed.hpp"
 #include "lockstep/gloo.hpp"
 #include "train/join.hpp"
 #include "train/parity.hpp"
@@ -49,6 +50,18 @@ BOOST_AUTO_TEST_CASE(groups_of_a_job_meet_through_sockets) {
   for (const Ends& ends :
        {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), sums),
         ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20), sums)}) {
+    for (std::size_t r = 0; r < ends.size(); ++r)
+      BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(ranks_are_fed_through_sockets) {
+  const auto feed = [](auto& comm) {
+    fed::check<DistributedSampler<Masked, TorchShuffle>>(comm, {{7, 29}});
+  };
+  for (const Ends& ends :
+       {ranks::run_processes<ranks::Sockets>(4, std::chrono::seconds(20), feed),
+        ranks::run_processes<ranks::PlayedHosts>(4, std::chrono::seconds(20), feed)}) {
     for (std::size_t r = 0; r < ends.size(); ++r)
       BOOST_TEST(ends[r] == "", "rank " << r << ": " << ends[r]);
   }

@@ -45,6 +45,7 @@ struct Plane {
 
   double forward(auto& step, const Rows& batch) {
     trained.insert({"forward", step.is_training()});
+    require(batch.width == 3, "rows of another width");
     own.resize(2 * batch.size());
     write(step, batch, own.data());
     slopes.resize(2 * batch.size());
@@ -563,6 +564,121 @@ BOOST_AUTO_TEST_CASE(a_fit_that_one_rank_ends_ends_on_all) {
     });
     require(epochs == 3 && summary.epoch == 3, "it went on for " + std::to_string(epochs));
     job.barrier();
+  });
+}
+
+// ---- ranks that are fed
+
+/// The rows of a data set, one of which cannot be read.
+struct Torn {
+  using batch_type = Rows;
+
+  InMemoryDataset<double, double> rows;
+  std::size_t bad = static_cast<std::size_t>(-1);
+
+  std::size_t size() const { return rows.size(); }
+  void load(std::span<const std::size_t> indices, Rows& out) const {
+    for (const std::size_t index : indices)
+      if (index == bad) throw std::runtime_error("row " + std::to_string(bad) + " is torn");
+    rows.load(indices, out);
+  }
+};
+
+using Fed = Trainer<Plane, Groups<Grid<dynamic, 2>>, Feed<ScatterThenBroadcast>>;
+
+/// Runs `f(job)` on four ranks, each of which must end with these words.
+template <class F>
+void all_end_with(const std::string& words, const F& f) {
+  BOOST_TEST(failure<Fed>(4, [&](Fed& job) {
+               std::string said;
+               try {
+                 f(job);
+               } catch (const std::exception& error) {
+                 said = error.what();
+               }
+               require(said.find(words) != std::string::npos, "it said: " + said);
+             }) == "nothing failed");
+}
+
+BOOST_AUTO_TEST_CASE(fed_ranks_train_as_ranks_that_read_and_need_no_data) {
+  for (const std::size_t ranks : {2, 4}) {
+    spawn(AsProcesses{}, ranks, [&](const Membership& member, Store&) {
+      require(std::freopen("/dev/null", "w", stdout) != nullptr, "no /dev/null");
+      Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+      Trainer<Plane> own(session);
+      Fed fed(session);
+      set_numbers(own);
+      set_numbers(fed);
+      own.optimizer().lr = fed.optimizer().lr = 0.01;
+      const auto rows = rows_of(21);
+      const auto opened = fed.open([&] {
+        require(fed.rank() == Rank{0}, "a rank that is fed opens the data");
+        return Torn{rows_of(21)};
+      });
+      require(opened.size() == 21 && (opened.here() != nullptr) == (fed.rank() == Rank{0}), "size");
+      // An evaluation in the middle, and a loop that is left.
+      const auto train = [](auto& job, const auto& data) {
+        std::vector<double> figures;
+        for (auto epoch : job.epochs(2)) {
+          std::size_t steps = 0;
+          for (const auto& batch : epoch.batches(data, 2)) {
+            figures.push_back(job.step(batch));
+            if (++steps == 2) figures.push_back(job.evaluate(data, 3)["loss"]);
+            if (epoch.number() == 1 && steps == 3) break;
+          }
+        }
+        return figures;
+      };
+      require(train(fed, opened) == train(own, rows), "other losses");
+      // Another job goes on there.
+      Fed later(session);
+      set_numbers(later);
+      later.resume(fed.position());
+      std::vector<double> rest;
+      for (auto epoch : later.epochs(2))
+        for (const auto& batch : epoch.batches(opened, 2))
+          for (std::size_t i = 0; i != batch.size(); ++i) rest.push_back(batch.row(i)[0]);
+      DistributedSampler<> sampler(21, fed.world_size(), fed.rank());
+      sampler.resume(fed.position());
+      std::vector<double> want;
+      for (const std::size_t index : sampler) want.push_back(static_cast<double>(index));
+      require(rest == want, "other samples are left");
+      require(fed.predict(opened, {.batch_size = 4, .gather = Gather::all}).values() ==
+                  own.predict(rows, {.batch_size = 4, .gather = Gather::all}).values(),
+              "other outputs");
+      const FitOptions fit{.epochs = 1, .batch_size = 3};
+      require(fed.fit(opened, opened, fit).loss == own.fit(rows, rows, fit).loss, "another fit");
+      require(parameters_of(fed) == parameters_of(own), "other parameters");
+    });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(what_a_reader_throws_reaches_all_ranks_of_a_job) {
+  all_end_with("row 5 is torn", [](Fed& job) {
+    const auto data = job.open([] { return Torn{rows_of(40), 5}; });
+    job.fit(data, {.epochs = 1, .batch_size = 1});
+  });
+  all_end_with("row 39 is torn", [](Fed& job) {
+    const auto data = job.open([] { return Torn{rows_of(40), 39}; });
+    job.predict(data, 1);
+  });
+  all_end_with("there is no such file", [](Fed& job) {
+    job.open([]() -> Torn { throw std::runtime_error("there is no such file"); });
+  });
+}
+
+// While the others wait for batches or gradients.
+BOOST_AUTO_TEST_CASE(what_a_fed_rank_throws_reaches_all_ranks_of_a_job) {
+  all_end_with("rows of another width", [](Fed& job) {
+    const auto data = job.open([] { return Torn{rows_of(400)}; });
+    std::size_t steps = 0;
+    for (auto epoch : job.epochs(1)) {
+      for (const auto& batch : epoch.batches(data, 1)) {
+        Rows bad = batch;
+        if (++steps == 5 && job.rank() == Rank{3}) bad.width = 2;
+        job.step(bad);
+      }
+    }
   });
 }
 

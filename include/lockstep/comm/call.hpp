@@ -57,6 +57,7 @@ enum class JobCall : std::uint16_t {
   reduce_metrics,
   save,
   load,
+  open,
   /// From here on a step of sub-graphs: the other bits say which, the lowest the whole model.
   step_of_subgraphs = 0x8000,
 };
@@ -69,7 +70,8 @@ constexpr JobCall step_of_subgraphs(std::uint32_t sets) {
 inline constexpr std::size_t most_compared_subgraphs = 14;
 
 inline constexpr std::string_view job_call_names[] = {
-    "", "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics", "save", "load"};
+    "",        "step",           "epochs", "batches", "evaluate",
+    "predict", "reduce_metrics", "save",   "load",    "open"};
 
 /// A call in words.
 std::string job_call_text(JobCall call);

@@ -37,6 +37,15 @@ class BlockSampler {
   SamplerState state() const { return {}; }
   void resume(const SamplerState&) {}
 
+  // For a rank that reads for others: see DistributedSampler.
+  BlockSampler share_of(Rank rank) const {
+    BlockSampler share = *this;
+    share.first_ = std::min(rank.value() * longest_, samples_);
+    return share;
+  }
+  BlockSampler whole() const { return {samples_, WorldSize{1}, Rank{0}}; }
+  std::size_t place(std::size_t k) const { return first_ + k; }
+
  private:
   std::size_t samples_;
   std::size_t longest_;

@@ -121,6 +121,19 @@ class DistributedSampler {
     resumed_ = true;
   }
 
+  // For a rank that reads for others.
+
+  /// A rank's share of what this world draws of the epoch.
+  detail::Share<Remainder> share_of(Rank rank) const {
+    return {samples(), world(), rank, share_.first()};
+  }
+  /// The epoch's order: its k-th draw is the sample at place k.
+  DistributedSampler<Exact, Order> whole() const {
+    DistributedSampler<Exact, Order> order(samples(), WorldSize{1}, Rank{0}, options_);
+    order.set_epoch(epoch_);
+    return order;
+  }
+
   /// Iterates over draws; the current one counts as over.
   class Iterator {
    public:

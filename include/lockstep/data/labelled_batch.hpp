@@ -54,6 +54,11 @@ struct LabelledBatch {
     labels.resize(rows);
     weights.assign(rows, 1.f);
   }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, LabelledBatch& batch) {
+    parcel(batch.width, batch.inputs, batch.labels, batch.weights);
+  }
 };
 
 static_assert(LabelledRows<LabelledBatch<float, int>>);

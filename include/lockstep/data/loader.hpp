@@ -7,6 +7,7 @@
 #include <concepts>
 #include <cstddef>
 #include <iterator>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -59,6 +60,24 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
   return draws / options.batch_size + (has_rest ? 1 : 0);
 }
 
+/// The options of a loader of `samples` samples, if it can be made.
+template <class Sampler>
+LoaderOptions checked_options(const LoaderOptions& options, std::size_t samples,
+                              const Sampler& sampler) {
+  if (options.batch_size == 0)
+    fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
+  if (samples == 0 && !options.may_be_empty)
+    fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
+  if (options.workers != 0 && options.prefetch == 0)
+    fail("DataLoader", {"workers that load nothing ahead"},
+         "set prefetch to 1 or more, or workers to 0");
+  if (sampler.samples() != samples)
+    fail("DataLoader",
+         {"the sampler draws from ", sampler.samples(), " samples and the data set has ", samples},
+         "make the sampler with the size of this data set");
+  return options;
+}
+
 }  // namespace detail
 
 /// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
@@ -76,7 +95,7 @@ class DataLoader {
 
   DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options)
       : sampler_(sampler),
-        options_(checked(options, dataset, sampler)),
+        options_(detail::checked_options(options, dataset.size(), sampler)),
         queue_(options.workers * options.prefetch + 1, options.workers, Load{&dataset}) {}
 
   DataLoader(const Source&&, Sampler&,
@@ -142,23 +161,6 @@ class DataLoader {
     }
   };
 
-  static LoaderOptions checked(LoaderOptions options, const Source& dataset,
-                               const Sampler& sampler) {
-    if (options.batch_size == 0)
-      detail::fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
-    if (dataset.size() == 0 && !options.may_be_empty)
-      detail::fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
-    if (options.workers != 0 && options.prefetch == 0)
-      detail::fail("DataLoader", {"workers that load nothing ahead"},
-                   "set prefetch to 1 or more, or workers to 0");
-    if (sampler.samples() != dataset.size())
-      detail::fail("DataLoader",
-                   {"the sampler draws from ", sampler.samples(), " samples and the data set has ",
-                    dataset.size()},
-                   "make the sampler with the size of this data set");
-    return options;
-  }
-
   std::size_t batches(std::size_t draws) const { return detail::batch_count(draws, options_); }
 
   /// The next batch; null at the end of the epoch or after a failure.
@@ -201,5 +203,16 @@ class DataLoader {
   detail::WaitMeter waits_;
   detail::LoadQueue<Slot, Load> queue_;
 };
+
+namespace detail {
+
+/// The loader of a kind of data set, made of the data set, a sampler and options. Data sets that
+/// bring their batches another way specialise this in their header.
+template <class Source, class Sampler>
+struct LoaderOf : std::type_identity<DataLoader<Source, Sampler>> {};
+template <class Source, class Sampler>
+using LoaderFor = typename LoaderOf<Source, Sampler>::type;
+
+}  // namespace detail
 
 }  // namespace lockstep

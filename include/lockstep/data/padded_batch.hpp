@@ -51,6 +51,11 @@ struct PaddedBatch {
     labels.resize(rows);
     weights.assign(rows, 1.f);
   }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, PaddedBatch& batch) {
+    parcel(batch.width, batch.inputs, batch.lengths, batch.labels, batch.weights);
+  }
 };
 
 static_assert(WeightedBatch<PaddedBatch<float, int>>);

@@ -42,6 +42,11 @@ struct RaggedBatch {
     part(labels, first, count, out.labels);
     part(weights, first, count, out.weights);
   }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, RaggedBatch& batch) {
+    parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
+  }
 };
 
 static_assert(WeightedBatch<RaggedBatch<float, int>>);

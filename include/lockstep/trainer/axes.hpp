@@ -8,6 +8,7 @@
 #include "lockstep/bucket/frozen.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/progress.hpp"
+#include "lockstep/data/feed_policy.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"
@@ -45,7 +46,7 @@ using DefaultPolicies = PolicyPack<
     Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
                                     !HooksPolicy::has_stages && !UnevenPolicy::joins,
                                 HostShared, Replicated>>,
-    Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>>;
+    Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>>;
 
 template <class... Ps>
 struct DefaultsFor {

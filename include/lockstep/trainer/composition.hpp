@@ -99,6 +99,17 @@ consteval Finding find_job_groups_fault() {
   return {};
 }
 
+/// Finds ranks that cannot be fed.
+template <class Policies>
+consteval Finding find_feed_fault() {
+  if (!Pick<axes::Feed, Policies>::sends) return {};
+  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
+    return {Fault::feed_with_dp};
+  if (std::is_same_v<Pick<axes::Groups, Policies>, Groups<>>) return {Fault::feed_without_groups};
+  if (Pick<axes::UnevenInputs, Policies>::joins) return {Fault::feed_with_join};
+  return {};
+}
+
 /// Finds what does not go with statistics that ranks take together.
 template <class Policies>
 consteval Finding find_norm_fault() {
@@ -181,6 +192,8 @@ consteval Finding find_combination_fault() {
   if constexpr (uneven.fault != Fault::none) return uneven;
   constexpr Finding groups = find_job_groups_fault<Policies>();
   if constexpr (groups.fault != Fault::none) return groups;
+  constexpr Finding feed = find_feed_fault<Policies>();
+  if constexpr (feed.fault != Fault::none) return feed;
   constexpr Finding norms = find_norm_fault<Policies>();
   if constexpr (norms.fault != Fault::none) return norms;
   return find_hook_fault<Policies>();

@@ -34,12 +34,13 @@ template <class Trainer, Dataset Source>
 class EpochBatches {
  public:
   using Sampling = typename Trainer::sampler;
+  using Loader = typename Trainer::template loader<Source, Sampling>;
 
   EpochBatches(Trainer& trainer, Epoch epoch, const Source& source, LoaderOptions options)
       : trainer_(trainer),
         options_(taken(options)),
         sampler_(source.size(), trainer.world_size(), trainer.rank(), trainer.sampler_options()),
-        loader_(source, sampler_, options_) {
+        loader_(trainer.make_loader(source, sampler_, options_)) {
     sampler_.set_epoch(epoch);
   }
 
@@ -51,7 +52,8 @@ class EpochBatches {
     using value_type = typename Source::batch_type;
     using difference_type = std::ptrdiff_t;
 
-    explicit Iterator(EpochBatches& batches) : batches_(&batches), at_(batches.loader_.begin()) {
+    explicit Iterator(EpochBatches& batches)
+        : batches_(&batches), at_(batches.trainer_.fetch([&] { return batches.loader_.begin(); })) {
       look();
     }
 
@@ -59,7 +61,7 @@ class EpochBatches {
     const value_type* operator->() const { return &*at_; }
     Iterator& operator++() {
       batches_->trainer_.end_batch();
-      ++at_;
+      batches_->trainer_.fetch([&] { ++at_; });
       look();
       return *this;
     }
@@ -76,7 +78,7 @@ class EpochBatches {
     }
 
     EpochBatches* batches_;
-    typename DataLoader<Source, Sampling>::Iterator at_;
+    typename Loader::Iterator at_;
   };
 
   Iterator begin() {
@@ -157,7 +159,7 @@ class EpochBatches {
   Trainer& trainer_;
   LoaderOptions options_;
   Sampling sampler_;
-  DataLoader<Source, Sampling> loader_;
+  Loader loader_;
   Unwinding unwinds_;
 };
 

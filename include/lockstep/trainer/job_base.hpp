@@ -18,8 +18,10 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/tell_others.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/job_feed.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/training.hpp"
 
@@ -39,6 +41,10 @@ class JobBase : public ComposedJob<Model, Policies> {
   using sampler =
       DistributedSampler<remainder, typename Base::template policy<axes::Sampler>::order>;
   using wrapper = typename Training::wrapper;
+  using feed = JobFeed<Policies, wrapper>;
+  /// What loads the batches of a kind of data set in this job.
+  template <class Source, class Sampler>
+  using loader = typename feed::template loader<Source, Sampler>;
   static constexpr bool is_one_process = is_dp<Policies>;
   /// May ranks have different numbers of batches?
   static constexpr bool joins = traits::joins;
@@ -126,7 +132,8 @@ class JobBase : public ComposedJob<Model, Policies> {
       : session_(session),
         options_(std::move(options)),
         comm_(Training::communicate(session)),
-        wrapped_(Training::make(session, comm_, std::forward<Source>(source), options_)) {
+        wrapped_(Training::make(session, comm_, std::forward<Source>(source), options_)),
+        feed_(session, wrapped_) {
     sampler_options_.seed = options_.seed;
     // Where ranks fill all cores, a loading thread would only take time from the model.
     std::size_t busy = session.membership().local_world;
@@ -160,6 +167,26 @@ class JobBase : public ComposedJob<Model, Policies> {
     require_all_ranks("step");
     return wrapped_.on_device();
   }
+  /// The loader of a loop over data, which `source` and `sampler` outlive.
+  template <class Source, class Sampler>
+  loader<Source, Sampler> make_loader(const Source& source, Sampler& sampler,
+                                      const LoaderOptions& options) {
+    if constexpr (feed::sends) {
+      return loader<Source, Sampler>(source, sampler, options, feed_.line());
+    } else {
+      return loader<Source, Sampler>(source, sampler, options);
+    }
+  }
+  /// `f()`, which takes a batch from a loader. A reader's failure ends its group; the other groups
+  /// are told of it.
+  template <class F>
+  decltype(auto) fetch(const F& f) {
+    if constexpr (feed::sends) {
+      return tell_others_of<false>(comm_, f);
+    } else {
+      return f();
+    }
+  }
   Comm& own_communicator() { return comm_; }
   wrapper& own_wrapper() { return wrapped_; }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* operation) {
@@ -188,6 +215,7 @@ class JobBase : public ComposedJob<Model, Policies> {
   TrainerOptions options_;
   Comm comm_;
   wrapper wrapped_;
+  [[no_unique_address]] feed feed_;
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
   std::exception_ptr failure_;  // of an epoch that a `break` has ended

@@ -15,8 +15,6 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/data/block_sampler.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/loader.hpp"
 #include "lockstep/model/output.hpp"
 
 namespace lockstep {
@@ -110,28 +108,27 @@ std::vector<T> gather_blocks(Comm& comm, const std::vector<T>& own, std::size_t 
   return all;
 }
 
-/// Predicts a data set's samples, each on one rank, a block of them on every rank. **Ranks** all.
-/// **Host** blocks.
-template <class Output, class Comm, class Wrapper, Dataset Source>
-Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const Source& source,
-                                const LoaderOptions& loading, Gather gather) {
+/// Predicts a data set's samples, each on one rank, a block of them on every rank: `loader` gives
+/// the batches of `block`. **Ranks** all. **Host** blocks.
+template <class Output, class Comm, class Wrapper, class Loader>
+Predictions<Output> predict_all(Comm& comm, Wrapper& wrapper, const BlockSampler& block,
+                                Loader&& loader, Gather gather) {
   using T = typename Output::element;
   const auto sizes = Output::sizes(std::as_const(wrapper).model());
   std::size_t width = 1;
   for (const std::size_t size : sizes) width *= size;
 
-  BlockSampler block(source.size(), comm.world_size(), comm.rank());
   // Blocks of one length are gathered: all padding comes after the last sample.
   const bool pads = gather != Gather::none;
   std::vector<T> own((pads ? block.longest() : block.size()) * width);
   T* next = own.data();
-  for (const auto& batch : DataLoader(source, block, loading)) {
+  for (const auto& batch : loader) {
     const auto rows = wrapper.predict(batch);
     wrapper.copy_outputs(rows, next);
     next += rows.size();
   }
   if (!pads) return {block.first(), std::move(own), sizes};
-  return {0, gather_blocks(comm, own, source.size() * width, gather), sizes};
+  return {0, gather_blocks(comm, own, block.samples() * width, gather), sizes};
 }
 
 }  // namespace detail

@@ -82,6 +82,7 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   SamplerOptions& sampler_options() const { std::terminate(); }
   LoaderOptions& loader_options() const { std::terminate(); }
 
+  auto open(auto&& make) const { return make(); }
   RejectedEpochs epochs(std::uint64_t) const { std::terminate(); }
   Scores evaluate(const auto&, std::size_t, std::string_view = "") const { std::terminate(); }
   template <auto Set>

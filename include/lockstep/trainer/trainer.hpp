@@ -5,19 +5,23 @@
 #include <cstddef>
 #include <cstdint>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/data/block_sampler.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/opened.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/tell_others.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/fit.hpp"
 #include "lockstep/trainer/job_agreement.hpp"
@@ -102,7 +106,10 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
     LoaderOptions options = this->loader_options();
     options.batch_size = batch_size;
     Tally tally;
-    for (const auto& batch : DataLoader(source, shares, options)) wrapped_.evaluate(batch, tally);
+    this->fetch([&] {
+      for (const auto& batch : this->make_loader(source, shares, options))
+        wrapped_.evaluate(batch, tally);
+    });
     const Scores scores = reduce(comm_, tally);
     this->show(scores, name);
     return scores;
@@ -149,12 +156,36 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
       LoaderOptions loading = this->loader_options();
       loading.batch_size = options.batch_size;
       loading.drop_last = false;
-      return predict_all<typename Model::Output>(comm_, wrapped_, source, loading, options.gather);
+      BlockSampler block(source.size(), world_size(), rank());
+      return this->fetch([&] {
+        return predict_all<typename Model::Output>(
+            comm_, wrapped_, block, this->make_loader(source, block, loading), options.gather);
+      });
     }
   }
   template <Dataset Source>
   auto predict(const Source& source, std::size_t batch_size) {
     return predict(source, PredictOptions{.batch_size = batch_size});
+  }
+
+  /// The data set that `make()` opens, where it is read: on all ranks, or with `Feed` on those that
+  /// read for others, which then need not have it:
+  /// `auto train = job.open([&] { return npy_dataset<float, int>(images, labels); });`
+  /// What goes wrong there ends all ranks, with its words. **Ranks** all. **Host** blocks.
+  template <class Make>
+  auto open(Make&& make) {
+    [[maybe_unused]] const auto on = this->enter("open");
+    const InJobCall in(JobCall::open);
+    if constexpr (Base::feed::sends) {
+      using Source = std::remove_cvref_t<decltype(make())>;
+      static_assert(Dataset<Source>,
+                    "lockstep: job.open takes a function that returns a data set: size(), "
+                    "batch_type and load(indices, out)");
+      return tell_others_of<false>(
+          comm_, [&] { return Opened<Source>(comm_, this->feed_.line().reads(), make); });
+    } else {
+      return tell_others_of<traits::alone>(comm_, make);
+    }
   }
 
   /// Calls `f(log)` on rank 0. A collective of this job inside `f` would wait for ranks that never
@@ -173,7 +204,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   template <class Batch, class Step>
   typename wrapper::Loss run_step(const Batch& batch, const Step& run) {
     [[maybe_unused]] const auto on = this->enter_step();
-    const auto loss = run();
+    const auto loss = this->feed_.tell_others(run);
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); }) samples = batch.size();
     if (this->count_step(loss, samples)) [[unlikely]]

@@ -62,6 +62,10 @@ enum class Fault {
   // Groups of ranks.
   groups_with_dp,
   groups_of_other_world,
+  // Ranks that read for others.
+  feed_with_dp,
+  feed_without_groups,
+  feed_with_join,
   // Sharding<ZeroRedundancy, Gradients>.
   freed_with_join,
   freed_with_hooks,
@@ -243,6 +247,18 @@ struct Verdict {
       F != detail::Fault::groups_of_other_world,
       "lockstep: the topology of Groups<...> is not one of the job's World<N>; give both the same "
       "number of ranks, with groups that divide it, or write Groups<Grid<dynamic, G>>");
+  static_assert(F != detail::Fault::feed_with_dp,
+                "lockstep: Feed<...> lets some ranks read for others, and a job of "
+                "ParallelStrategy<DP> is one "
+                "process; use ParallelStrategy<DDP>, or leave Feed out");
+  static_assert(
+      F != detail::Fault::feed_without_groups,
+      "lockstep: Feed<LeaderOfGroup> and Feed<ScatterThenBroadcast> read for the ranks of a group, "
+      "and this job has no groups; add a policy such as Groups<Grid<8, 4>>, or leave Feed out");
+  static_assert(
+      F != detail::Fault::feed_with_join,
+      "lockstep: with UnevenInputs<Join> every rank has data of its own, which no other can read "
+      "for it; leave Feed or UnevenInputs<Join> out");
   static_assert(
       F != detail::Fault::freed_with_join,
       "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch is scattered at once, and "

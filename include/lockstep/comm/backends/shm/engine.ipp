@@ -118,6 +118,7 @@ LOCKSTEP_INLINE std::string Engine::words(std::size_t w) const {
 
 LOCKSTEP_INLINE void Engine::look(std::size_t behind, const Call& call,
                                   std::chrono::steady_clock::time_point begin) {
+  fault_.raise();  // another thread of this rank may have given up
   const auto is_behind = [&](std::size_t w) { return w == behind; };
   if (const auto fault = find_fault(*this, call, is_behind)) fail(*fault);
   if (std::chrono::steady_clock::now() - begin < timeout_) return;

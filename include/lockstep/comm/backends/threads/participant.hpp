@@ -205,6 +205,7 @@ class Participant {
   /// the fault, or the one that ended without a word.
   template <class Lacks>
   void look(const Call& call, const Lacks& lacks) {
+    raise_fault();  // another thread of this rank may have given up
     if (meeting_->disagrees_.load(std::memory_order_acquire)) {
       if (const auto& disagreement = meeting_->disagreement_) give_up_for(*disagreement);
     }
@@ -219,13 +220,13 @@ class Participant {
 
   /// Returns when no rank works on this rank's memory or will.
   void give_up(const Error& error, std::string_view words) {
-    if (is_broken()) return;
-    if (!words.empty()) {
-      own().words = words;
-      own().has_words.store(true, std::memory_order_release);
-    }
     {
       const std::lock_guard working(meeting_->working_);
+      if (is_broken()) return;
+      if (!words.empty()) {
+        own().words = words;
+        own().has_words.store(true, std::memory_order_release);
+      }
       own().fault.note(error);
     }
     wake(meeting_->done_);

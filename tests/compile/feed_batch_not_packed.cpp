@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: a batch that is fed to other ranks says how it is packed
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/data/feed.hpp"
+
+using namespace lockstep;
+
+struct Batch {
+  const float* inputs = nullptr;
+  std::vector<float> rows;
+#ifdef REJECT
+  friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, batch.rows); }
+#else
+  friend void pack(auto& parcel, Batch& batch) { parcel(batch.rows); }
+#endif
+};
+
+inline void feed(LoopbackCommunicator& comm, Batch& batch) {
+  broadcast_batch(comm, batch, Rank{0});
+}

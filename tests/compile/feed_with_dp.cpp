@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: Feed<...> lets some ranks read for others
+#include "lockstep/trainer/trainer.hpp"
+
+using namespace lockstep;
+
+struct Net {
+  using Parameters = ParameterList<Parameter<"w", float, 3, 2>, Parameter<"b", float, 3>>;
+};
+
+#ifdef REJECT
+using Job = Trainer<Net, Feed<ScatterThenBroadcast>, ParallelStrategy<DP>>;
+#else
+using Job = Trainer<Net, Feed<Own>, ParallelStrategy<DP>>;
+#endif
