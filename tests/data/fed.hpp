@@ -129,13 +129,14 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
 }
 
 /// Every rank of `comm` is fed, in every way that fits its world.
-template <class Sampler, class Comm>
-void check(Comm& comm, std::span<const std::size_t> sizes) {
+template <class Sampler, class Comm, class Select = detail::NoDevice>
+void check(Comm& comm, std::span<const std::size_t> sizes, const Select& select = {}) {
   const WorldSize world = comm.world_size();
   for (std::size_t group = 1; group <= world.value(); ++group) {
     if (world.value() % group != 0) continue;
     for (const bool scatters : {false, true}) {
-      detail::FeedLine<Comm&> line(comm, route_of(group, scatters, world, comm.rank()));
+      detail::FeedLine<Comm&, Select> line(comm, route_of(group, scatters, world, comm.rank()),
+                                           select);
       for (const std::size_t samples : sizes) {
         LoaderOptions options{.batch_size = 3, .workers = samples % 3, .may_be_empty = true};
         options.prefetch = 1 + samples % 2;
