@@ -302,7 +302,7 @@ class FedLoader {
   /// must not have to wait until this rank wants its batch.
   static LoaderOptions checked(LoaderOptions options, const Source& dataset,
                                const Sampler& sampler) {
-    options = checked_options(options, dataset.size(), sampler);
+    options = checked_loading(options, dataset.size(), sampler.samples());
     options.prefetch = std::max<std::size_t>(1, options.prefetch);
     return options;
   }
