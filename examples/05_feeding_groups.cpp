@@ -7,7 +7,8 @@
 // First, one rank of every group reads files of its own and broadcasts them within the group. Then
 // rank 0 alone reads: it scatters files to the groups' leaders, and the leaders broadcast. The
 // leaders are a group too, one of the transposed grid. Files differ in rows and columns, and their
-// names travel beside them.
+// names travel beside them. A job needs none of this: its policy Feed<LeaderOfGroup> or
+// Feed<ScatterThenBroadcast> feeds ranks while they compute (docs/data.md).
 //
 //   Grid<6, 3>     [0 1 2] [3 4 5]      a group shares a batch
 //   transposed     [0 3] [1 4] [2 5]    the first group is that of the leaders

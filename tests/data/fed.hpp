@@ -87,8 +87,9 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
   const Rank rank = line.rank();
   const Numbers all{samples};
   const Numbers mine{samples, line.reads()};
-  Sampler own_sampler(samples, world, rank, {.seed = Seed{3}});
-  Sampler fed_sampler(samples, world, rank, {.seed = Seed{3}});
+  const SamplerOptions drawing{true, Seed{3}};
+  Sampler own_sampler(samples, world, rank, drawing);
+  Sampler fed_sampler(samples, world, rank, drawing);
   DataLoader own(all, own_sampler, options);
   detail::FedLoader<Numbers, Sampler, Line> fed(mine, fed_sampler, options, line);
   const auto same = [&](const std::string& when, std::size_t most) {
@@ -116,7 +117,7 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
   // An evaluation between two batches.
   std::vector<Rows> around;
   std::vector<Rows> within;
-  Sampler inner_sampler(samples, world, rank, {.seed = Seed{3}});
+  Sampler inner_sampler(samples, world, rank, drawing);
   inner_sampler.set_epoch(own_sampler.epoch());
   for (const Rows& batch : fed) {
     around.push_back(batch);
@@ -129,16 +130,20 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
 }
 
 /// Every rank of `comm` is fed, in every way that fits its world.
-template <class Sampler, class Comm>
-void check(Comm& comm, std::span<const std::size_t> sizes) {
+template <class Sampler, class Comm, class Select = detail::NoDevice>
+void check(Comm& comm, std::span<const std::size_t> sizes, const Select& select = {}) {
   const WorldSize world = comm.world_size();
   for (std::size_t group = 1; group <= world.value(); ++group) {
     if (world.value() % group != 0) continue;
     for (const bool scatters : {false, true}) {
-      detail::FeedLine<Comm&> line(comm, route_of(group, scatters, world, comm.rank()));
+      detail::FeedLine<Comm&, Select> line(comm, route_of(group, scatters, world, comm.rank()),
+                                           select);
       for (const std::size_t samples : sizes) {
-        LoaderOptions options{.batch_size = 3, .workers = samples % 3, .may_be_empty = true};
+        LoaderOptions options;  // nvcc takes no designated ones here
+        options.batch_size = 3;
+        options.workers = samples % 3;
         options.prefetch = 1 + samples % 2;
+        options.may_be_empty = true;
         compare<Sampler>(line, world, samples, options);
       }
     }

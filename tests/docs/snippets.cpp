@@ -14,6 +14,8 @@
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/write_lmdb.hpp"
+
+#include "lockstep/data/feed.hpp"
 #include "lockstep/lockstep.hpp"
 #include "mlp.hpp"
 
@@ -74,6 +76,31 @@ void use(detail::Pipeline<float, Shared, detail::HookDevice<Cpu, Shared>,
 }
 
 }  // namespace hooked
+namespace feeding {
+
+using Mlp = Mlp784;
+#define Trainer detail::Composed
+using Fed = Trainer<Mlp, Groups<Grid<dynamic, 4>>, Feed<LeaderOfGroup>>;  // one of four ranks reads
+#undef Trainer
+static_assert(Fed::fingerprint() != detail::Composed<Mlp, Groups<Grid<dynamic, 4>>>::fingerprint());
+
+void train(auto& job) {
+auto train = job.open([&] { return fashion_mnist("train", job.data()); });  // where it is read
+for (auto epoch : job.epochs(10))
+  for (const auto& batch : epoch.batches(train, 64)) job.step(batch);
+}
+
+struct Sentences {
+  std::vector<std::vector<std::int32_t>> tokens;  // of any length
+  std::vector<std::string> files;
+  double temperature = 1;
+  friend void pack(auto& parcel, Sentences& batch) {
+    parcel(batch.tokens, batch.files, batch.temperature);
+  }
+};
+void send(ShmCommunicator<>& comm, Sentences& batch) { broadcast_batch(comm, batch, Rank{0}); }
+
+}  // namespace feeding
 namespace sharding {
 
 using Mlp = Mlp784;

@@ -8,10 +8,12 @@
 #include <thread>
 #include <vector>
 
+#include "data/fed.hpp"
 #include "large.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/objects.hpp"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/device_count.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
@@ -168,6 +170,18 @@ void objects(Session& session) {
 }
 
 /// A process group through NCCL, and one through Gloo's kind of memory beside it: the host's.
+/// Ranks feed each other on a stream of their own, while their GPUs add numbers.
+void feed(Session& session) {
+  Comm comm = make(session);
+  Comm line = make(session, "feed");
+  const auto sums = comm.allocate<float>(1 << 20);
+  for (int i = 0; i < 100; ++i) comm.all_reduce(sums, Sum{});
+  const std::size_t sizes[] = {7, 29};
+  fed::check<DistributedSampler<Masked, TorchShuffle>>(
+      line, sizes, [&] { return detail::OnGpu(line.gpu().index()); });
+  comm.barrier();
+}
+
 void process_groups(Session& session) {
   ProcessGroup<Backend<Nccl>> group(session);
   require(is_initialized() && device_count() > 0, "there is a group, and a GPU");
@@ -409,6 +423,7 @@ void pretend(Session& session) {
 const Cases cases = {{"collectives", collectives},
                      {"groups", groups},
                      {"objects", objects},
+                     {"feed", feed},
                      {"process_groups", process_groups},
                      {"async", async},
                      {"patience", compute_for_long},

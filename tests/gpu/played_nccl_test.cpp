@@ -16,12 +16,14 @@
 #include <utility>
 #include <vector>
 
+#include "data/fed.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_machine.hpp"
 #include "gpu/played_nccl_ranks.hpp"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/adapters/hierarchical/nccl.cuh"
 #include "lockstep/comm/groups.hpp"
+#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
@@ -342,6 +344,41 @@ BOOST_AUTO_TEST_CASE(ranks_of_a_hierarchy_may_come_late) {
       comm.all_gather(data, all);
     }
   });
+}
+
+// On a communicator and a stream of their own, while the rank adds numbers on its GPU.
+BOOST_AUTO_TEST_CASE(ranks_are_fed_through_nccl_while_they_compute) {
+  struct Both {
+    NcclCommunicator<> work;
+    NcclCommunicator<> feed;
+    void barrier() { work.barrier(); }
+  };
+  Job job(4);
+  job.run(
+      [](const Membership& member, Store& store, std::shared_ptr<Gpu> gpu) {
+        auto second = std::make_shared<Gpu>(gpu->rank(), gpu->index());
+        NcclCommunicator<> work(member, store, "world", std::move(gpu));
+        return Both{std::move(work), NcclCommunicator<>(member, store, "feed", std::move(second))};
+      },
+      [](Both& both) {
+        const auto select = [&] { return detail::OnGpu(both.feed.gpu().index()); };
+        using Sampler = DistributedSampler<Masked, TorchShuffle>;
+        fed::check<Sampler>(both.feed, {{7}}, select);
+        detail::FeedLine<NcclCommunicator<>&, decltype(select)> line(
+            both.feed, fed::route_of(2, true, both.feed.world_size(), both.feed.rank()), select);
+        const fed::Numbers numbers{90, line.reads()};
+        Sampler sampler(90, both.feed.world_size(), both.feed.rank());
+        detail::FedLoader<fed::Numbers, Sampler, decltype(line)> loader(numbers, sampler,
+                                                                        {.batch_size = 4}, line);
+        const auto sums = both.work.allocate<float>(1000);
+        std::size_t k = 0;
+        for (const fed::Rows& batch : loader) {
+          for (const std::size_t sample : batch.samples)
+            require(sample == sampler[k++], "another sample");
+          both.work.all_reduce(sums, Sum{});
+        }
+        require(k == sampler.size(), "other samples");
+      });
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "data/fed.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_machine.hpp"
 #include "gpu/ring_step.cuh"
@@ -254,6 +255,15 @@ BOOST_AUTO_TEST_CASE(a_step_of_all_gpus_is_captured_and_replayed) {
       RingStep step(comm, 77);
       for (int round = 0; round < 5; ++round)
         step.check(round, [](const auto& replay) { replay(); });
+    });
+  }
+}
+
+BOOST_AUTO_TEST_CASE(ranks_that_are_threads_are_fed) {
+  for (const std::size_t ranks : {2, 4}) {
+    on_gpus(2, ranks, [](auto& comm) {
+      fed::check<DistributedSampler<Masked, TorchShuffle>>(
+          comm, {{7, 29}}, [&] { return detail::OnGpu(comm.gpu().index()); });
     });
   }
 }

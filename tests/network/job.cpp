@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // What tests/network/run starts on every host: a small job over a backend that it names.
 //
-//   job train flat|hierarchical STEPS          Fashion-MNIST by DDP; every rank prints a hash of
-//                                              all parameters
-//   job train flat|hierarchical STEPS FOLDER   the same with checkpoints; the last rank dies
-//                                              halfway, unless the job was started again
-//   job sum flat|hierarchical                  sums without end, each of which is checked, until
-//                                              something fails
+//   job train BACKEND STEPS          Fashion-MNIST by DDP; every rank prints a hash of all
+//                                    parameters. More than a thousand steps never end.
+//   job train BACKEND STEPS FOLDER   the same with checkpoints; the last rank dies halfway, unless
+//                                    the job was started again
+//   job sum BACKEND                  sums without end, each of which is checked, until something
+//                                    fails
+//
+// BACKEND is flat, fed (which is flat, and rank 0 reads for all) or hierarchical (where the first
+// rank of each host reads for the second).
 #include <array>
 #include <chrono>
 #include <csignal>
@@ -23,8 +26,8 @@
 using Network = Mlp<float, 784, 32, 10>;
 
 /// Where programs have it: the library has no other of this name.
-template <class How>
-using Job = Trainer<Network, ParallelStrategy<DDP>, Backend<How>, Optimizer<SGDMomentum>>;
+template <class How, class... Ps>
+using Job = Trainer<Network, ParallelStrategy<DDP>, Backend<How>, Optimizer<SGDMomentum>, Ps...>;
 
 namespace {
 
@@ -44,20 +47,22 @@ std::uint64_t hash_of_parameters(const J& job) {
 }
 
 /// On the 10,000 images of the test split: reading all 60,000 would take most of the time.
-template <class How>
+template <class How, class... Ps>
 void train(Session& session, std::size_t steps, const std::string& folder) {
-  Job<How> job(session);
-  const auto images = fashion_mnist("test");
+  Job<How, Ps...> job(session);
+  const auto images = job.open([] { return fashion_mnist("test"); });
+  const bool never_ends = steps > 1000;
   job.optimizer().lr = 0.05;
   if (!folder.empty()) job.checkpoints({.folder = folder, .every_steps = 3});
   const auto resumed = job.resume();
   std::size_t step = resumed ? resumed->step : 0;
   const bool dies = !folder.empty() && detail::restart_count() == 0 &&
                     job.rank().value() + 1 == job.world_size().value();
-  for (auto epoch : job.epochs(1)) {
+  for (auto epoch : job.epochs(never_ends ? 1'000'000 : 1)) {
     for (const auto& batch : epoch.batches(images, 64 / job.world_size().value())) {
       job.step(batch);
       if (++step == steps) break;
+      if (never_ends && step == 6) std::printf("ready\n");
       if (dies && step == steps / 2) std::raise(SIGKILL);
     }
   }
@@ -88,11 +93,11 @@ int sum(Session& session) {
   }
 }
 
-template <class How>
+template <class How, class... Ps>
 int behave(Session& session) {
   const auto& words = session.arguments();
   if (words.at(1) == "sum") return sum<How>(session);
-  train<How>(session, std::stoul(words.at(3)), words.size() > 4 ? words[4] : "");
+  train<How, Ps...>(session, std::stoul(words.at(3)), words.size() > 4 ? words[4] : "");
   return 0;
 }
 
@@ -101,7 +106,10 @@ int behave(Session& session) {
 int main(int argc, char** argv) {
   return launch(argc, argv, [](Session& session) {
     std::setvbuf(stdout, nullptr, _IOLBF, BUFSIZ);
-    if (session.arguments().at(2) == "flat") return behave<Gloo>(session);
-    return behave<Hierarchical<Shm, Gloo>>(session);
+    using Pairs = Groups<Grid<dynamic, 2>>;
+    const std::string& backend = session.arguments().at(2);
+    if (backend == "flat") return behave<Gloo>(session);
+    if (backend == "fed") return behave<Gloo, Pairs, Feed<ScatterThenBroadcast>>(session);
+    return behave<Hierarchical<Shm, Gloo>, Pairs, Feed<LeaderOfGroup>>(session);
   });
 }

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "data/fed.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(training_threads)
@@ -83,6 +84,14 @@ BOOST_AUTO_TEST_CASE(replicated_with_a_helper) {
             ddp(comm);
         train_on(comm, ddp, 1);
       },
+      As::threads);
+}
+
+// Each rank has its own thread, one that feeds, and where it reads one that loads.
+BOOST_AUTO_TEST_CASE(ranks_that_feed_each_other) {
+  all_well(
+      4,
+      [](Shared& comm) { fed::check<DistributedSampler<Masked, TorchShuffle>>(comm, {{7, 29}}); },
       As::threads);
 }
 

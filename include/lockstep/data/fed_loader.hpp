@@ -67,9 +67,10 @@ class FeedRounds {
   std::size_t rounds() const { return rounds_; }
   std::size_t own_rounds() const { return batches_[0]; }
 
-  /// Makes the next round, whose number is `round`. Called by the feeding thread.
-  void make(std::size_t round, batch_type& own) {
-    const auto made = line_.round();
+  /// Makes the next round of the loop, which is number `number` of all. Called by the feeding
+  /// thread, or by the rank's own where that has not begun.
+  void make(std::size_t round, std::uint64_t number, batch_type& own) {
+    const auto made = line_.begin(number);
     const InJobCall in(JobCall::batches);
     if (loads_) {
       read(round, own);
@@ -124,6 +125,7 @@ class FeedRounds {
         }
       });
     }
+    loads_->publish();
   }
   void advance() {
     if (++next_ != batches_.size()) return;
@@ -274,7 +276,6 @@ class FedLoader {
   /// **Ranks** all. **Host** blocks until the first batch is here.
   Iterator begin() {
     drain();
-    line_.use(this);
     sampler_.start();
     rounds_.begin(sampler_);
     left_ = rounds_.own_rounds();
@@ -289,18 +290,19 @@ class FedLoader {
 
   struct Slot {
     std::size_t round = 0;
+    std::uint64_t number = 0;
     batch_type batch;
   };
   struct Make {
     Rounds* rounds;
-    void operator()(Slot& slot) const { rounds->make(slot.round, slot.batch); }
+    void operator()(Slot& slot) const { rounds->make(slot.round, slot.number, slot.batch); }
   };
 
   /// Rounds are made ahead by a thread, whatever the number of workers: another rank's thread
   /// must not have to wait until this rank wants its batch.
   static LoaderOptions checked(LoaderOptions options, const Source& dataset,
                                const Sampler& sampler) {
-    options = checked_options(options, dataset.size(), sampler);
+    options = checked_loading(options, dataset.size(), sampler.samples());
     options.prefetch = std::max<std::size_t>(1, options.prefetch);
     return options;
   }
@@ -319,14 +321,16 @@ class FedLoader {
     return &slot.batch;
   }
 
-  /// Asks for as many rounds as there are slots.
+  /// Asks for as many rounds as there are slots, whatever is made already: all ranks must ask for
+  /// the same.
   void ask() {
-    line_.use(this);
-    for (; unasked_ != 0 && !queue_.full(); --unasked_) {
-      line_.ask();
-      ++under_way_;
-      queue_.request([this](Slot& slot) { slot.round = next_++; });
+    for (; unasked_ != 0 && !queue_.full(); --unasked_, ++under_way_) {
+      queue_.request([this](Slot& slot) {
+        slot.round = next_++;
+        slot.number = line_.ask();
+      });
     }
+    queue_.publish();
   }
   Slot& take() {
     --under_way_;

@@ -16,6 +16,7 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/parcel.hpp"
 
 namespace lockstep {

@@ -25,9 +25,10 @@ struct NoDevice {
   constexpr Selected operator()() const { return {}; }
 };
 
-/// A communicator of its own and this rank's part. The rank's thread asks for rounds of batches; a
-/// feeding thread makes them one after the other. All ranks ask for the same rounds in the same
-/// order, so that every message meets its partner.
+/// A communicator of its own and this rank's part. The rank's thread asks for rounds of batches;
+/// feeding threads make them, one after the other. All ranks ask for the same rounds in the same
+/// order, so that every message meets its partner, also where an evaluation comes between two
+/// steps.
 ///
 /// `select()` makes the rank's GPU current while its result lives.
 template <Communicator Comm, class Select = NoDevice>
@@ -44,14 +45,8 @@ class FeedLine {
 
   // For the rank's own thread.
 
-  /// The loop `user` goes on. What another loop has asked for is over before: an evaluation may
-  /// come between two steps. **Host** blocks until then.
-  void use(const void* user) {
-    if (user_ == user) return;
-    for (std::uint64_t made = made_.load(); made != asked_; made = made_.load()) made_.wait(made);
-    user_ = user;
-  }
-  void ask() { ++asked_; }
+  /// Asks for a round. Returns its number.
+  std::uint64_t ask() { return asked_++; }
 
   /// Has everything been made that was asked for, within the limit?
   bool is_idle_within(std::chrono::milliseconds limit) const {
@@ -67,10 +62,12 @@ class FeedLine {
   /// fail with this reason.
   void abandon(std::string_view reason) { comm_.abandon(reason); }
 
-  // For the feeding thread.
+  // For feeding threads.
 
-  /// A round is over when the result ends, however it has ended.
-  [[nodiscard]] auto round() {
+  /// Begins a round when those before it are over. It is over when the result ends, however it has
+  /// ended. **Host** blocks until it is its turn.
+  [[nodiscard]] auto begin(std::uint64_t number) {
+    for (std::uint64_t made = made_.load(); made != number; made = made_.load()) made_.wait(made);
     struct Round {
       explicit Round(FeedLine& line) : line(line), on(line.select_()) {}
       Round(const Round&) = delete;
@@ -102,9 +99,8 @@ class FeedLine {
   Comm comm_;
   FeedRoute route_;
   [[no_unique_address]] Select select_;
-  const void* user_ = nullptr;
-  std::uint64_t asked_ = 0;  ///< rounds that loops have asked for
-  std::atomic<std::uint64_t> made_ = 0;
+  std::uint64_t asked_ = 0;              ///< rounds that loops have asked for
+  std::atomic<std::uint64_t> made_ = 0;  ///< of those, how many are over
 };
 
 }  // namespace lockstep::detail

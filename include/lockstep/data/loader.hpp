@@ -60,10 +60,10 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
   return draws / options.batch_size + (has_rest ? 1 : 0);
 }
 
-/// The options of a loader of `samples` samples, if it can be made.
-template <class Sampler>
-LoaderOptions checked_options(const LoaderOptions& options, std::size_t samples,
-                              const Sampler& sampler) {
+/// The options, if a loader can follow them with a data set of `samples` and a sampler that draws
+/// from `drawn_from`.
+inline LoaderOptions checked_loading(LoaderOptions options, std::size_t samples,
+                                     std::size_t drawn_from) {
   if (options.batch_size == 0)
     fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
   if (samples == 0 && !options.may_be_empty)
@@ -71,9 +71,9 @@ LoaderOptions checked_options(const LoaderOptions& options, std::size_t samples,
   if (options.workers != 0 && options.prefetch == 0)
     fail("DataLoader", {"workers that load nothing ahead"},
          "set prefetch to 1 or more, or workers to 0");
-  if (sampler.samples() != samples)
+  if (drawn_from != samples)
     fail("DataLoader",
-         {"the sampler draws from ", sampler.samples(), " samples and the data set has ", samples},
+         {"the sampler draws from ", drawn_from, " samples and the data set has ", samples},
          "make the sampler with the size of this data set");
   return options;
 }
@@ -95,7 +95,7 @@ class DataLoader {
 
   DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options)
       : sampler_(sampler),
-        options_(detail::checked_options(options, dataset.size(), sampler)),
+        options_(detail::checked_loading(options, dataset.size(), sampler.samples())),
         queue_(options.workers * options.prefetch + 1, options.workers, Load{&dataset}) {}
 
   DataLoader(const Source&&, Sampler&,

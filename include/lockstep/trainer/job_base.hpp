@@ -18,7 +18,6 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/tell_others.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/job_feed.hpp"
@@ -177,12 +176,17 @@ class JobBase : public ComposedJob<Model, Policies> {
       return loader<Source, Sampler>(source, sampler, options);
     }
   }
-  /// `f()`, which takes a batch from a loader. A reader's failure ends its group; the other groups
-  /// are told of it.
+  /// `f()`, which takes batches from a loader. A reader's failure ends the ranks that it feeds; the
+  /// others are told of it.
   template <class F>
-  decltype(auto) fetch(const F& f) {
+  auto fetch(const F& f) -> decltype(f()) {
     if constexpr (feed::sends) {
-      return tell_others_of<false>(comm_, f);
+      try {
+        return f();
+      } catch (const std::exception& error) {
+        comm_.abandon(error.what());
+        throw;
+      }
     } else {
       return f();
     }

@@ -2,6 +2,8 @@
 #pragma once
 /// @file A job's part in feeding its ranks, by its policy `Feed`.
 
+#include <type_traits>
+
 #include "lockstep/data/fed_loader.hpp"
 #include "lockstep/data/feed_line.hpp"
 #include "lockstep/data/feed_policy.hpp"
@@ -46,11 +48,17 @@ class JobFeed<Policies, Wrapper> {
     auto operator()() const { return wrapped->on_device(); }
   };
   using Line = FeedLine<CommunicatorOf<Joined>, Select>;
+  template <class Source, class Sampler>
+  struct Fed : std::type_identity<FedLoader<Source, Sampler, Line>> {
+    static_assert(std::is_same_v<LoaderFor<Source, Sampler>, DataLoader<Source, Sampler>>,
+                  "lockstep: this data set has a loader of its own, because every rank has its "
+                  "samples where it needs them; leave Feed out, or give the job a plain data set");
+  };
 
  public:
   static constexpr bool sends = true;
   template <class Source, class Sampler>
-  using loader = FedLoader<Source, Sampler, Line>;
+  using loader = typename Fed<Source, Sampler>::type;
 
   /// **Ranks** all. **Host** blocks until all have come.
   JobFeed(Session& session, const Wrapper& wrapped)
