@@ -55,8 +55,8 @@ class NpyCursor {
   NpyCursor(std::string_view bytes, const std::string& path) : bytes_(bytes), path_(path) {}
 
   NpyHeader header() {
-    const std::size_t begin = open();
-    NpyHeader header{.begin = begin};
+    NpyHeader header;
+    header.begin = open();
     expect('{');
     bool has_order = false;
     bool has_shape = false;
