@@ -17,7 +17,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -118,11 +117,6 @@ void put(const std::string& path, const std::vector<std::pair<std::string, std::
   }
   require(mdb_txn_commit(transaction));
   mdb_env_close(environment);
-}
-
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::string write(const std::string& path, const std::string& bytes) {
@@ -582,15 +576,16 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
          {"cannot be written: No such file or directory"});
 }
 
+struct Large {
+  using sample_type = std::string;
+  std::size_t size() const { return 9; }
+  void read(std::size_t index, std::string& out) const {
+    out.assign(5 << 20, static_cast<char>('a' + index));
+  }
+};
+
 BOOST_AUTO_TEST_CASE(the_map_grows_with_the_set) {
   const TemporaryFolder folder;
-  struct Large {
-    using sample_type = std::string;
-    std::size_t size() const { return 9; }
-    void read(std::size_t index, std::string& out) const {
-      out.assign(5 << 20, static_cast<char>('a' + index));
-    }
-  };
   write_lmdb(folder / "set", Large{}, encode_text);  // 45 MiB, from 16
   const auto set = lmdb_dataset<std::size_t>(folder / "set", [](auto record, std::size_t& out) {
     out = record.size() * 256 + static_cast<std::size_t>(record.back());
