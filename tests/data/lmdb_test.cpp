@@ -17,7 +17,6 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
-#include <iterator>
 #include <numeric>
 #include <span>
 #include <stdexcept>
@@ -53,6 +52,10 @@ Points points(std::size_t count, std::size_t width) {
   std::vector<std::int32_t> labels(count);
   std::iota(labels.begin(), labels.end(), -3);
   return {std::move(inputs), std::move(labels)};
+}
+
+auto labelled(const std::string& path, const LmdbOptions& options = {}) {
+  return lmdb_dataset<float, std::int32_t>(path, options);
 }
 
 /// Whether sample i of two sources is the same; throws what reading throws.
@@ -114,11 +117,6 @@ void put(const std::string& path, const std::vector<std::pair<std::string, std::
   }
   require(mdb_txn_commit(transaction));
   mdb_env_close(environment);
-}
-
-std::string contents(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
 }
 
 std::string write(const std::string& path, const std::string& bytes) {
@@ -198,7 +196,7 @@ BOOST_AUTO_TEST_CASE(what_is_written_is_read_again) {
     const Points source = points(300, width);
     const std::string path = folder / std::to_string(width);
     write_lmdb(path, source, LmdbWriteOptions{.commit_bytes = 100'000});
-    const auto set = lmdb_dataset<float, std::int32_t>(path);
+    const auto set = labelled(path);
     BOOST_TEST(is_same(set, source));
 
     const std::vector<std::size_t> indices{299, 0, 17, 17};
@@ -234,7 +232,7 @@ BOOST_AUTO_TEST_CASE(a_data_set_without_samples_of_its_own_is_written_from_batch
   const TemporaryFolder folder;
   const Points source = points(600, 3);
   write_lmdb(folder / "rows", Loads{source});
-  BOOST_TEST(is_same(lmdb_dataset<float, std::int32_t>(folder / "rows"), source));
+  BOOST_TEST(is_same(labelled(folder / "rows"), source));
   write_lmdb(folder / "labels", Loads{source},
              [](const Points::batch_type& batch, std::size_t i, std::vector<std::byte>& out) {
                encode_text(std::to_string(batch.labels[i]), out);
@@ -248,7 +246,7 @@ BOOST_AUTO_TEST_CASE(a_set_is_a_file_or_a_folder) {
   write_lmdb(folder / "set/", source, LmdbWriteOptions{.as_folder = true});
   BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
   for (const char* name : {"set", "set/", "set/data.mdb"})
-    BOOST_TEST(is_same(lmdb_dataset<float, std::int32_t>(folder / name), source));
+    BOOST_TEST(is_same(labelled(folder / name), source));
 }
 
 BOOST_AUTO_TEST_CASE(records_under_other_keys_come_in_the_order_of_their_keys) {
@@ -343,7 +341,7 @@ BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
               "', 32 bytes: it holds float inputs and int32 labels, and double "
               "and int32 are asked for",
           "lmdb_dataset<X, Y>"});
-  const auto set = lmdb_dataset<float, std::int32_t>(path);
+  const auto set = labelled(path);
   Point point;
   expect([&] { set.read(5, point); }, {"record 5 of '" + path + "', which has 5", "below size()"});
 
@@ -357,7 +355,7 @@ BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
   other[4] = 99;
   write_lmdb(texts, Texts{{"short", std::string(40, 'x'), longer, own.substr(0, 24), other}},
              encode_text);
-  const auto foreign = lmdb_dataset<float, std::int32_t>(texts);
+  const auto foreign = labelled(texts);
   const auto refuses = [&](std::size_t index, const std::string& part) {
     expect([&] { foreign.read(index, point); }, {part});
   };
@@ -407,12 +405,12 @@ BOOST_AUTO_TEST_CASE(threads_share_one_environment) {
   // one.
   const LmdbOptions all{.is_sample = [](std::string_view) { return true; }};
   for (const LmdbOptions& options : {LmdbOptions{}, all}) {
-    const auto common = lmdb_dataset<float, std::int32_t>(path, options);
+    const auto common = labelled(path, options);
     std::vector<int> right(4);
     std::vector<std::jthread> threads;
     for (std::size_t t = 0; t != right.size(); ++t) {
       threads.emplace_back([&, t] {
-        const auto own = lmdb_dataset<float, std::int32_t>(path, options);
+        const auto own = labelled(path, options);
         right[t] = 1;
         for (std::size_t i = 0; i != source.size(); ++i) {
           const std::size_t index = (i * 7 + t * 501) % source.size();
@@ -431,7 +429,7 @@ BOOST_AUTO_TEST_CASE(a_loader_gives_the_same_batches_for_any_number_of_workers) 
   const TemporaryFolder folder;
   const Points source = points(500, 6);
   write_lmdb(folder / "set", source);
-  const auto set = lmdb_dataset<float, std::int32_t>(folder / "set");
+  const auto set = labelled(folder / "set");
   const auto stream = [](const auto& dataset, std::size_t workers) {
     DistributedSampler<> sampler(dataset.size(), WorldSize{2}, Rank{1});
     DataLoader loader(dataset, sampler, {.batch_size = 32, .workers = workers});
@@ -450,11 +448,11 @@ BOOST_AUTO_TEST_CASE(forked_ranks_open_it_anew) {
   const std::string path = folder / "set";
   write_lmdb(path, source);
   const LmdbOptions every{.is_sample = [](std::string_view) { return true; }};
-  auto keyed = lmdb_dataset<float, std::int32_t>(path);  // looked up by key
-  auto listed = lmdb_dataset<float, std::int32_t>(path, every);
+  auto keyed = labelled(path);  // looked up by key
+  auto listed = labelled(path, every);
   BOOST_TEST(is_same(keyed, source));  // so that a transaction waits in the pool
   const auto reads = [&] {
-    const auto own = lmdb_dataset<float, std::int32_t>(path);
+    const auto own = labelled(path);
     return is_same(keyed, source) && is_same(listed, source) && is_same(own, source);
   };
   in_child(reads);
@@ -472,7 +470,7 @@ BOOST_AUTO_TEST_CASE(forked_ranks_open_it_anew) {
       const auto gone = std::move(keyed);
       const auto gone_too = std::move(listed);
     }
-    return right && is_same(lmdb_dataset<float, std::int32_t>(path), source);
+    return right && is_same(labelled(path), source);
   });
   in_child([&] {  // which never reads before it ends
     const auto gone = std::move(keyed);
@@ -498,24 +496,24 @@ BOOST_AUTO_TEST_CASE(a_set_that_changes_while_it_is_open_is_an_error) {
   write_lmdb(path, source);
   Point point;
   {
-    const auto set = lmdb_dataset<float, std::int32_t>(path);
+    const auto set = labelled(path);
     set.read(0, point);
     put(path, {{"zzz", "one more"}});
     expect([&] { set.read(0, point); },
            {"'" + path + "' was written to while it was open", "rename"});
     BOOST_TEST(texts_of(path).size() == 101u);  // who opens it now reads what is there now
-    const auto now = lmdb_dataset<float, std::int32_t>(path);
+    const auto now = labelled(path);
     fs::resize_file(path, 10'000);
     expect([&] { now.read(99, point); }, {"'" + path + "' was cut off while it was open"});
   }
   // What is replaced by another file stays readable, and the next one opens the other.
   fs::remove(path);
   write_lmdb(path, source);
-  const auto set = lmdb_dataset<float, std::int32_t>(path);
+  const auto set = labelled(path);
   write_lmdb(folder / "next", points(7, 50));
   fs::rename(folder / "next", path);
   BOOST_TEST(is_same(set, source));
-  BOOST_TEST(lmdb_dataset<float, std::int32_t>(path).size() == 7u);
+  BOOST_TEST(labelled(path).size() == 7u);
 }
 
 BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
@@ -569,7 +567,7 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
         },
         {"write_lmdb: '" + path + "' is there already"});
     BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
-    BOOST_TEST(is_same(lmdb_dataset<float, std::int32_t>(path), source));
+    BOOST_TEST(is_same(labelled(path), source));
     expect([&] { write_lmdb(path, source, options); },
            {"write_lmdb: '" + path + "' is there already", "remove it first"});
     fs::remove_all(path);
@@ -578,15 +576,16 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
          {"cannot be written: No such file or directory"});
 }
 
+struct Large {
+  using sample_type = std::string;
+  std::size_t size() const { return 9; }
+  void read(std::size_t index, std::string& out) const {
+    out.assign(5 << 20, static_cast<char>('a' + index));
+  }
+};
+
 BOOST_AUTO_TEST_CASE(the_map_grows_with_the_set) {
   const TemporaryFolder folder;
-  struct Large {
-    using sample_type = std::string;
-    std::size_t size() const { return 9; }
-    void read(std::size_t index, std::string& out) const {
-      out.assign(5 << 20, static_cast<char>('a' + index));
-    }
-  };
   write_lmdb(folder / "set", Large{}, encode_text);  // 45 MiB, from 16
   const auto set = lmdb_dataset<std::size_t>(folder / "set", [](auto record, std::size_t& out) {
     out = record.size() * 256 + static_cast<std::size_t>(record.back());
@@ -611,7 +610,7 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error_and_leaves_nothing) {
       }
     }
     write_lmdb(path, points(100, 50));
-    require(is_same(lmdb_dataset<float, std::int32_t>(path), points(100, 50)), "it is another");
+    require(is_same(labelled(path), points(100, 50)), "it is another");
   });
 }
 

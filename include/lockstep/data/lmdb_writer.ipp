@@ -6,6 +6,7 @@
 #include <lmdb.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -62,7 +63,11 @@ class LmdbTemporary {
   }
 
   [[noreturn, gnu::cold]] void fail_writing(int error) const {
-    detail::fail_writing("write_lmdb", path_, error);
+    // liblmdb calls it an input/output error where a part of a page was written.
+    struct statvfs disk{};
+    const bool is_full =
+        error == EIO && ::statvfs(folder_.c_str(), &disk) == 0 && disk.f_bavail == 0;
+    detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
   }
 
  private:
