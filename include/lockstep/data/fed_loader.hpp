@@ -20,6 +20,7 @@
 #include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/dataset.hpp"
+#include "lockstep/data/feed_route.hpp"
 #include "lockstep/data/load_batch.hpp"
 #include "lockstep/data/load_queue.hpp"
 #include "lockstep/data/loader.hpp"
