@@ -31,6 +31,7 @@
 #include "lockstep/core/thread.ipp"
 #include "lockstep/data/generated_dataset.ipp"
 #include "lockstep/data/image_dataset.ipp"
+#include "lockstep/data/load_batch.ipp"
 #include "lockstep/device/lazy_pages.ipp"
 #include "lockstep/device/numa.ipp"
 #include "lockstep/launch/deadline.ipp"
