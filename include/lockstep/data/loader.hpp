@@ -59,6 +59,24 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
   return draws / options.batch_size + (has_rest ? 1 : 0);
 }
 
+/// The options, if a loader can follow them with a data set of `samples` and a sampler that draws
+/// from `drawn_from`.
+inline LoaderOptions checked_loading(LoaderOptions options, std::size_t samples,
+                                     std::size_t drawn_from) {
+  if (options.batch_size == 0)
+    fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
+  if (samples == 0 && !options.may_be_empty)
+    fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
+  if (options.workers != 0 && options.prefetch == 0)
+    fail("DataLoader", {"workers that load nothing ahead"},
+         "set prefetch to 1 or more, or workers to 0");
+  if (drawn_from != samples)
+    fail("DataLoader",
+         {"the sampler draws from ", drawn_from, " samples and the data set has ", samples},
+         "make the sampler with the size of this data set");
+  return options;
+}
+
 }  // namespace detail
 
 /// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
@@ -76,7 +94,7 @@ class DataLoader {
 
   DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options)
       : sampler_(sampler),
-        options_(checked(options, dataset, sampler)),
+        options_(detail::checked_loading(options, dataset.size(), sampler.samples())),
         queue_(options.workers * options.prefetch + 1, options.workers, Load{&dataset}) {}
 
   DataLoader(const Source&&, Sampler&,
@@ -133,6 +151,9 @@ class DataLoader {
     batch_type batch;
   };
 
+  /// Is a batch told its number in the epoch, because where it is copied to depends on that?
+  static constexpr bool takes_turns = requires(batch_type& batch) { batch.take_turn(0); };
+
   struct Load {
     const Source* dataset;
     void operator()(Slot& slot) const {
@@ -141,23 +162,6 @@ class DataLoader {
         std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
     }
   };
-
-  static LoaderOptions checked(LoaderOptions options, const Source& dataset,
-                               const Sampler& sampler) {
-    if (options.batch_size == 0)
-      detail::fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
-    if (dataset.size() == 0 && !options.may_be_empty)
-      detail::fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
-    if (options.workers != 0 && options.prefetch == 0)
-      detail::fail("DataLoader", {"workers that load nothing ahead"},
-                   "set prefetch to 1 or more, or workers to 0");
-    if (sampler.samples() != dataset.size())
-      detail::fail("DataLoader",
-                   {"the sampler draws from ", sampler.samples(), " samples and the data set has ",
-                    dataset.size()},
-                   "make the sampler with the size of this data set");
-    return options;
-  }
 
   std::size_t batches(std::size_t draws) const { return detail::batch_count(draws, options_); }
 
@@ -180,6 +184,7 @@ class DataLoader {
           requested_ + std::min(options_.batch_size, sampler_.size() - requested_);
       slot.place = place_;
       ++place_.number;
+      if constexpr (takes_turns) slot.batch.take_turn(slot.place.number);
       slot.indices.clear();
       slot.weights.clear();
       for (; requested_ != end; ++requested_) {

@@ -11,15 +11,17 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
+#include <limits>
 #include <memory>
 #include <optional>
-#include <span>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/data/resident_rows.cuh"
+#include "lockstep/data/upload_lanes.hpp"
 #include "lockstep/device/cuda/batch_upload.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
@@ -109,12 +111,7 @@ class ResidentLane {
 
  public:
   explicit ResidentLane(const std::shared_ptr<const Rows>& data)
-      : data_(data), width_(data->width()), copy_(data->here()), numbers_(sizeof(Numbers)) {}
-
-  bool is_of(const std::shared_ptr<const Rows>& data) const {
-    return !data_.owner_before(data) && !data.owner_before(data_);
-  }
-  bool is_over() const { return data_.expired(); }
+      : width_(data->width()), copy_(data->here()), numbers_(sizeof(Numbers)) {}
 
   /// Gathers a batch, unless it was gathered beside the step before. Memory is made for `room`
   /// samples at least. **Stream** in its order.
@@ -136,7 +133,7 @@ class ResidentLane {
     }
     turn_ = turn;
     next_ = {part.first + part.rows, std::min(part.rows, loop.total - (part.first + part.rows))};
-    static_cast<DeviceBatch<X, Y>&>(placed_) = layout(part.rows).at(memory_of(turn));
+    static_cast<DeviceBatch<X, Y>&>(placed_) = batch_in(turn, part.rows);
     placed_.next = call_to(turn ^ 1, part.rows);
     placed_.next.cursor = &numbers()->cursors[turn];
     placed_.next.offset = part.rows;
@@ -177,13 +174,17 @@ class ResidentLane {
 
   Numbers* numbers() const { return reinterpret_cast<Numbers*>(numbers_.data()); }
   Draw* draws() const { return reinterpret_cast<Draw*>(draws_->data()); }
-  RowsLayout<X, Y> layout(std::size_t rows) const { return {rows, width_}; }
-  std::byte* memory_of(std::size_t turn) const {
-    return memory_->data() + turn * (memory_->bytes() / 2);
+  /// A batch in one of the two memories. A smaller one lies as the largest would, because the
+  /// gather of the next one in a graph does not know how many rows it has.
+  DeviceBatch<X, Y> batch_in(std::size_t turn, std::size_t rows) const {
+    const RowsLayout<X, Y> layout{room_, width_};
+    DeviceBatch<X, Y> batch = layout.at(memory_->data() + turn * layout.bytes());
+    batch.rows = rows;
+    return batch;
   }
 
   Call call_to(std::size_t turn, std::size_t rows) const {
-    const DeviceBatch<X, Y> to = layout(rows).at(memory_of(turn));
+    const DeviceBatch<X, Y> to = batch_in(turn, rows);
     Call call;
     call.inputs = reinterpret_cast<const Stored*>(copy_.inputs.data());
     call.labels = reinterpret_cast<const Y*>(copy_.labels.data());
@@ -212,9 +213,12 @@ class ResidentLane {
 
   void reserve(std::size_t rows) {
     if (memory_ && rows <= room_) return;
+    if (rows > std::numeric_limits<std::uint32_t>::max() / width_)
+      fail("DeviceResident", {"a batch of ", rows, " samples of ", width_, " columns"},
+           "make batches smaller: a GPU gathers fewer than 2^32 numbers at a time");
     finish();
     room_ = rows;
-    memory_.emplace(2 * layout(rows).bytes());
+    memory_.emplace(2 * RowsLayout<X, Y>{rows, width_}.bytes());
     held_ = {};
   }
 
@@ -242,7 +246,6 @@ class ResidentLane {
   /// Memory may be in use.
   void finish() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
-  std::weak_ptr<const Rows> data_;
   std::size_t width_;
   const typename Rows::Copy& copy_;
   std::array<Staging, 2> stagings_;
@@ -272,7 +275,8 @@ class BatchUpload<ResidentBatch<X, Y, Stored>> {
 
  public:
   const auto& operator()(const ResidentBatch<X, Y, Stored>& batch, cudaStream_t stream) {
-    return lane_of(batch.part).place(batch.part, batch.part.loop->batch_size, stream);
+    const detail::ResidentLoop& loop = *batch.part.loop;
+    return lane_of(batch.part).place(batch.part, std::min(loop.batch_size, loop.total), stream);
   }
 
   /// A share of a batch, with room for at least `room` samples.
@@ -283,15 +287,9 @@ class BatchUpload<ResidentBatch<X, Y, Stored>> {
   }
 
  private:
-  Lane& lane_of(const detail::ResidentPart<X, Y, Stored>& part) {
-    for (const auto& lane : lanes_)
-      if (lane->is_of(part.data)) return *lane;
-    std::erase_if(lanes_, [](const auto& lane) { return lane->is_over(); });
-    lanes_.push_back(std::make_unique<Lane>(part.data));
-    return *lanes_.back();
-  }
+  Lane& lane_of(const detail::ResidentPart<X, Y, Stored>& part) { return lanes_.of(part.data); }
 
-  std::vector<std::unique_ptr<Lane>> lanes_;
+  detail::UploadLanes<Lane, const detail::ResidentRows<X, Y, Stored>> lanes_;
 };
 
 }  // namespace lockstep

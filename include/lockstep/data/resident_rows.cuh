@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <array>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
@@ -15,11 +14,15 @@
 #include <numeric>
 #include <span>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/dataset.hpp"
+#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/load_batch.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
@@ -100,7 +103,8 @@ void launch_gather(cudaStream_t stream, const GatherCall<X, Y, Stored>& call) {
   constexpr bool is_even = 16 % sizeof(X) == 0 && 16 % sizeof(Stored) == 0;
   constexpr std::size_t packet = is_even ? packet_size<X, Stored> : 1;
   const auto blocks = [&](std::size_t size) {
-    return static_cast<unsigned>((call.rows * (call.width / size) + threads - 1) / threads);
+    const std::size_t packets = std::size_t{call.rows} * (call.width / size);
+    return static_cast<unsigned>((packets + threads - 1) / threads);
   };
   if (call.width % packet == 0) {
     launch_kernel<gather_rows<packet, X, Y, Stored>>("gather_rows", stream, blocks(packet), threads,
@@ -121,25 +125,39 @@ concept ByteRows = requires(const D& data) {
 
 /// A data set whose batches are rows with a label each.
 template <class D>
-concept LabelledSet = Dataset<D> && requires(typename D::batch_type& batch) {
-  batch.inputs.data();
-  batch.labels.data();
-  { batch.width } -> std::convertible_to<std::size_t>;
-};
+concept LabelledSet =
+    Dataset<D> && LabelledRows<typename D::batch_type> && requires(typename D::batch_type& batch) {
+      batch.inputs.data();
+      batch.labels.data();
+      { batch.width } -> std::convertible_to<std::size_t>;
+    };
 
+/// The types of a row: as the model gets it, and what is kept of an input, which is a byte where
+/// that is what the data set has. Another data set's are some, so that what it is refused with
+/// stays the only error.
 template <class D>
-using InputOf = std::remove_cvref_t<decltype(std::declval<typename D::batch_type&>().inputs[0])>;
-template <class D>
-using LabelOf = std::remove_cvref_t<decltype(std::declval<typename D::batch_type&>().labels[0])>;
-/// What is kept of an input: a byte, where that is what the data set has.
-template <class D>
-using StoredOf = std::conditional_t<ByteRows<D>, std::uint8_t, InputOf<D>>;
+struct RowTypes {
+  using Input = float;
+  using Label = std::int32_t;
+  using Stored = float;
+};
+template <LabelledSet D>
+struct RowTypes<D> {
+  using Batch = typename D::batch_type;
+  using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
+  using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
+  using Stored = std::conditional_t<ByteRows<D>, std::uint8_t, Input>;
+};
 
 /// All rows, on the GPU that was current when they were uploaded and on those that asked for them
 /// since. Members may be called by several threads at once.
 template <class X, class Y, class Stored>
 class ResidentRows {
  public:
+  using input_type = X;
+  using label_type = Y;
+  using stored_type = Stored;
+
   /// The rows in the memory of one GPU.
   struct Copy {
     Copy(int device, std::size_t rows, std::size_t width)
@@ -163,12 +181,13 @@ class ResidentRows {
            "divide the data set");
     if constexpr (ByteRows<Source>) {
       width_ = source.width();
+      require_columns();
       const Copy& copy = make_copy();
       copy_now(copy.inputs.data(), source.pixels().data(), copy.inputs.bytes());
       copy_now(copy.values.data(), source.values().data(), copy.values.bytes());
       const std::vector<Y> labels(source.labels().begin(), source.labels().end());
       copy_now(copy.labels.data(), labels.data(), copy.labels.bytes());
-    } else {
+    } else if constexpr (LabelledSet<Source>) {
       upload_in_pieces(source);
     }
   }
@@ -188,9 +207,9 @@ class ResidentRows {
     const Copy& own = make_copy();
     const auto bring = [&](const DeviceArena& to, const DeviceArena& from) {
       if (from.bytes() == 0) return;
-      check_cuda(cudaMemcpyPeerAsync(to.data(), device, from.data(), first.device, from.bytes(),
-                                     nullptr),
-                 "cudaMemcpyPeerAsync");
+      check_cuda(
+          cudaMemcpyPeerAsync(to.data(), device, from.data(), first.device, from.bytes(), nullptr),
+          "cudaMemcpyPeerAsync");
     };
     bring(own.inputs, first.inputs);
     bring(own.labels, first.labels);
@@ -200,6 +219,12 @@ class ResidentRows {
   }
 
  private:
+  void require_columns() const {
+    if (width_ == 0 || width_ > std::numeric_limits<std::uint32_t>::max())
+      fail("DeviceResident", {"samples of ", width_, " columns"},
+           "give every sample inputs, fewer than 2^32");
+  }
+
   const Copy& make_copy() const {
     int device = 0;
     check_cuda(cudaGetDevice(&device), "cudaGetDevice");
@@ -209,8 +234,7 @@ class ResidentRows {
       fail("DeviceResident",
            {"GPU ", device, " has no room for ", size_ * (width_ * sizeof(Stored) + sizeof(Y)),
             " bytes of data (", error.problem(), ")"},
-           "keep the data on the host (Pinned), or give every rank a part of it",
-           rank_of_thread());
+           "keep the data on the host (Pinned), or give every rank a part of it", rank_of_thread());
     }
     return *copies_.back();
   }
@@ -220,18 +244,17 @@ class ResidentRows {
   void upload_in_pieces(const Source& source) {
     typename Source::batch_type batch;
     std::vector<std::size_t> indices{0};
-    source.load(indices, batch);
+    load_batch(source, indices, BatchPlace{}, batch);
     width_ = batch.width;
+    require_columns();
     const Copy& copy = make_copy();
-    const std::size_t piece =
-        std::max<std::size_t>(1, (std::size_t{4} << 20) / std::max<std::size_t>(1, row_bytes()));
+    const std::size_t piece = std::max<std::size_t>(1, 4_MiB / row_bytes());
     for (std::size_t first = 0; first < size_; first += piece) {
       indices.resize(std::min(piece, size_ - first));
       std::iota(indices.begin(), indices.end(), first);
-      source.load(indices, batch);
+      load_batch(source, indices, BatchPlace{}, batch);
       if (batch.width != width_)
-        fail("DeviceResident",
-             {"samples of ", width_, " and of ", batch.width, " columns"},
+        fail("DeviceResident", {"samples of ", width_, " and of ", batch.width, " columns"},
              "give all samples the same width");
       copy_now(copy.inputs.data() + first * row_bytes(), batch.inputs.data(),
                indices.size() * row_bytes());
@@ -248,6 +271,7 @@ class ResidentRows {
 };
 
 template <class D>
-using ResidentRowsOf = ResidentRows<InputOf<D>, LabelOf<D>, StoredOf<D>>;
+using ResidentRowsOf = ResidentRows<typename RowTypes<D>::Input, typename RowTypes<D>::Label,
+                                    typename RowTypes<D>::Stored>;
 
 }  // namespace lockstep::detail
