@@ -168,7 +168,10 @@ class DataLoader {
   /// The next batch; null at the end of the epoch or after a failure.
   const batch_type* next() {
     if (left_ == 0) return nullptr;
-    for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
+    if (queue_.is_due()) {
+      for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
+      queue_.publish();
+    }
     const std::size_t left = std::exchange(left_, 0);
     Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return queue_.take(); })
                                 : queue_.take();
