@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Fashion-MNIST on GPUs: `./x train --gpu` runs this program. It is example 03 with another model,
-// another device, and the whole step captured into a CUDA graph.
+// another device, the data in the GPU's memory, and the whole step captured into a CUDA graph.
 //
 //   ./fashion_mnist_gpu --ranks 8 --log run.jsonl    (a number of epochs may follow)
 //   ./fashion_mnist_gpu --ranks 8 --backend shm      (ranks are threads instead of processes)
@@ -21,8 +21,8 @@ using Job = Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<Strategy>, Dev
 template <class Strategy, class Transport>
 int train(int argc, char** argv) {
   return launch<Job<Strategy, Transport>>(argc, argv, [](auto& job) {
-    const auto train = fashion_mnist("train", job.data());
-    const auto test = fashion_mnist("test", job.data());
+    const DeviceResident train(fashion_mnist("train", job.data()));
+    const DeviceResident test(fashion_mnist("test", job.data()));
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
     const auto& arguments = job.arguments();
     job.optimizer().lr = 2e-3;

@@ -59,8 +59,8 @@ class SampleFiles : public TemporaryFolder {
   }
 
   std::string file(const std::string& name) const { return path() / name; }
-  auto npy() const {
-    return npy_dataset<float, std::int32_t>(file("inputs.npy"), file("labels.npy"));
+  NpyDataset<float, std::int32_t> npy() const {
+    return {NpyArray<float>(file("inputs.npy")), NpyFile(file("labels.npy"))};
   }
 
  private:

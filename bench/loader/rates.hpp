@@ -20,6 +20,7 @@
 
 #include "augment.hpp"
 #include "files.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "measure.hpp"

@@ -14,6 +14,7 @@
 #include "augment.hpp"
 #include "comparison_table.hpp"
 #include "files.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/lockstep.hpp"

@@ -68,15 +68,18 @@ void add_parameters(auto& job, Seen& seen) {
 }
 
 /// Epochs over the same batches of twelve, however many ranks share them, with an evaluation each.
-void run_epochs(auto& job, double rate, std::uint64_t epochs, Seen& seen) {
+void run_epochs_on(const auto& train, const auto& test, auto& job, double rate,
+                   std::uint64_t epochs, Seen& seen) {
   job.optimizer().lr = rate;
   for (auto epoch : job.epochs(epochs)) {
-    for (const auto& batch : epoch.batches(samples(), 12 / job.world_size().value()))
-      job.step(batch);
+    for (const auto& batch : epoch.batches(train, 12 / job.world_size().value())) job.step(batch);
     seen.push_back(epoch.summary().loss.value());
-    seen.push_back(job.evaluate(others(), 7)["loss"]);
+    seen.push_back(job.evaluate(test, 7)["loss"]);
   }
   add_parameters(job, seen);
+}
+void run_epochs(auto& job, double rate, std::uint64_t epochs, Seen& seen) {
+  run_epochs_on(samples(), others(), job, rate, epochs, seen);
 }
 
 template <class J>
@@ -85,6 +88,19 @@ Seen train_and_evaluate(Session& session) {
   J job(session);
   run_epochs(job, 0.01, 4, seen);
   return seen;
+}
+
+/// The same with data that `hold` makes of the host's.
+template <class J, class Hold>
+auto train_from(const Hold& hold) {
+  return [hold](Session& session) {
+    Seen seen;
+    J job(session);
+    const auto train = hold(samples());
+    const auto test = hold(others());
+    run_epochs_on(train, test, job, 0.01, 4, seen);
+    return seen;
+  };
 }
 
 /// A `break` out of the batches, one out of the epochs, and more epochs after that.
@@ -279,7 +295,14 @@ void run_checks(Session& session) {
   run("home", stay_at_home<J>, stay_at_home<Alone>);
   run("zero", train_and_evaluate<Job<BackendPolicy, Sharding<ZeroRedundancy>>>,
       train_and_evaluate<Alone>);
+  const auto resident = [](const auto& data) { return DeviceResident(data); };
+  const auto pinned = [](const auto& data) { return Pinned(data); };
+  run("resident", train_from<J>(resident), train_and_evaluate<Alone>);
+  run("pinned", train_from<J>(pinned), train_and_evaluate<Alone>);
   if constexpr (!std::is_same_v<typename BackendPolicy::choice, Gloo>) {  // which is not captured
+    using Captured = Job<BackendPolicy, CapturedStep>;
+    run("resident_captured", train_from<Captured>(resident), train_and_evaluate<Alone>);
+    run("pinned_captured", train_from<Captured>(pinned), train_and_evaluate<Alone>);
     if (name == "all" || name == "resume") {
       known = true;
       resume_captured<BackendPolicy>(session);

@@ -39,6 +39,24 @@ struct DeviceBatch {
 };
 
 namespace detail {
+
+/// How a batch lies in one piece of memory: inputs, then labels, then weights.
+template <class X, class Y>
+struct RowsLayout {
+  std::size_t rows = 0;
+  std::size_t width = 0;
+
+  std::size_t labels() const { return align_up(rows * width * sizeof(X)); }
+  std::size_t weights() const { return labels() + align_up(rows * sizeof(Y)); }
+  std::size_t bytes() const { return weights() + align_up(rows * sizeof(float)); }
+
+  /// The batch, where it begins at `memory`.
+  DeviceBatch<X, Y> at(const std::byte* memory) const {
+    return {reinterpret_cast<const X*>(memory), reinterpret_cast<const Y*>(memory + labels()),
+            reinterpret_cast<const float*>(memory + weights()), rows, width};
+  }
+};
+
 template <class X, class Y>
 class NearBatch<DeviceBatch<X, Y>> {
  public:
@@ -72,31 +90,23 @@ class BatchUpload<LabelledBatch<X, Y>> {
   /// Copies samples [first, first + count) alone, with room for at least `room` samples.
   const DeviceBatch<X, Y>& operator()(const LabelledBatch<X, Y>& batch, std::size_t first,
                                       std::size_t count, std::size_t room, cudaStream_t stream) {
-    const std::size_t inputs = detail::align_up(count * batch.width * sizeof(X));
-    const std::size_t labels = detail::align_up(count * sizeof(Y));
-    const std::size_t bytes = inputs + labels + detail::align_up(count * sizeof(float));
-    if (!device_ || device_->bytes() < bytes) {
-      grow(std::max(bytes, detail::align_up(room * batch.width * sizeof(X)) +
-                               detail::align_up(room * sizeof(Y)) +
-                               detail::align_up(room * sizeof(float))),
-           stream);
+    const detail::RowsLayout<X, Y> layout{count, batch.width};
+    if (!device_ || device_->bytes() < layout.bytes()) {
+      const detail::RowsLayout<X, Y> largest{room, batch.width};
+      grow(std::max(layout.bytes(), largest.bytes()), stream);
     }
 
     Staging& staging = *stagings_[turn_ ^= 1];
     staging.copied.synchronize();
     std::byte* const host = staging.memory.data();
     copy(host, batch.inputs, first * batch.width, count * batch.width);
-    copy(host + inputs, batch.labels, first, count);
-    copy(host + inputs + labels, batch.weights, first, count);
-    check_cuda(cudaMemcpyAsync(device_->data(), host, bytes, cudaMemcpyHostToDevice, stream),
-               "cudaMemcpyAsync");
+    copy(host + layout.labels(), batch.labels, first, count);
+    copy(host + layout.weights(), batch.weights, first, count);
+    check_cuda(
+        cudaMemcpyAsync(device_->data(), host, layout.bytes(), cudaMemcpyHostToDevice, stream),
+        "cudaMemcpyAsync");
     staging.copied.record(stream);
-
-    placed_.inputs = reinterpret_cast<const X*>(device_->data());
-    placed_.labels = reinterpret_cast<const Y*>(device_->data() + inputs);
-    placed_.weights = reinterpret_cast<const float*>(device_->data() + inputs + labels);
-    placed_.rows = count;
-    placed_.width = batch.width;
+    placed_ = layout.at(device_->data());
     return placed_;
   }
 

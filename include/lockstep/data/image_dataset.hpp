@@ -39,6 +39,11 @@ class ImageDataset {
   std::size_t width() const { return width_; }
   std::size_t classes() const { return classes_; }
 
+  // What is in memory: all images one after another, their labels, and what every byte stands for.
+  std::span<const std::uint8_t> pixels() const { return pixels_; }
+  std::span<const std::uint8_t> labels() const { return labels_; }
+  std::span<const float, 256> values() const { return values_; }
+
   template <LabelledRows Batch>
   void load(std::span<const std::size_t> indices, Batch& out) const {
     prepare(indices);

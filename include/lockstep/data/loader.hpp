@@ -152,6 +152,9 @@ class DataLoader {
     batch_type batch;
   };
 
+  /// Is a batch told its number in the epoch, because where it is copied to depends on that?
+  static constexpr bool takes_turns = requires(batch_type& batch) { batch.take_turn(0); };
+
   struct Load {
     const Source* dataset;
     void operator()(Slot& slot) const {
@@ -185,6 +188,7 @@ class DataLoader {
           requested_ + std::min(options_.batch_size, sampler_.size() - requested_);
       slot.place = place_;
       ++place_.number;
+      if constexpr (takes_turns) slot.batch.take_turn(slot.place.number);
       slot.indices.clear();
       slot.weights.clear();
       for (; requested_ != end; ++requested_) {

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `Pinned train(fashion_mnist("train"))`: a data set on the host whose batches are written
+/// once, into memory from which a GPU copies them by itself.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/device_batch.cuh"
+#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/pipeline.hpp"
+#include "lockstep/data/upload_lanes.hpp"
+#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Pinned memory of one batch, and the copies from it that may be under way.
+class Berth {
+ public:
+  explicit Berth(std::size_t bytes) : memory_(bytes) {}
+  Berth(const Berth&) = delete;
+  Berth& operator=(const Berth&) = delete;
+  ~Berth() {
+    for (const auto& copy : copies_) static_cast<void>(cudaEventSynchronize(copy->done.get()));
+  }
+
+  std::byte* data() const { return memory_.data(); }
+  std::size_t bytes() const { return memory_.bytes(); }
+
+  /// The copies that `stream` of the current GPU holds now. Replicas call it, each for its own.
+  const CudaEvent& note_copy(cudaStream_t stream) {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard lock(mutex_);
+    auto at = std::find_if(copies_.begin(), copies_.end(), [&](const auto& copy) {
+      return copy->stream == stream && copy->device == device;
+    });
+    if (at == copies_.end()) {
+      copies_.push_back(std::make_unique<Copy>(device, stream));
+      at = copies_.end() - 1;
+    }
+    (*at)->done.record(stream);
+    return (*at)->done;
+  }
+
+  /// **Host** blocks until nobody copies from the memory.
+  void await() {
+    const std::lock_guard lock(mutex_);
+    for (const auto& copy : copies_) copy->done.synchronize();
+  }
+
+ private:
+  struct Copy {
+    Copy(int device, cudaStream_t stream) : device(device), stream(stream) {}
+    int device;
+    cudaStream_t stream;
+    CudaEvent done;
+  };
+
+  PinnedArena memory_;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Copy>> copies_;
+};
+
+/// The berths of a data set, used again by every loop over it: to pin memory takes longer than many
+/// steps.
+class Harbour : public std::enable_shared_from_this<Harbour> {
+ public:
+  struct GiveBack {
+    std::shared_ptr<Harbour> owner;
+    void operator()(Berth* berth) const { owner->take_back(berth); }
+  };
+  using Loan = std::unique_ptr<Berth, GiveBack>;
+
+  Harbour() { check_cuda(cudaGetDevice(&device_), "cudaGetDevice"); }
+
+  /// The device that a thread has to use: a worker's would otherwise begin to use device 0.
+  int device() const { return device_; }
+
+  Loan lend(std::size_t bytes) {
+    const std::lock_guard lock(mutex_);
+    const auto at = std::find_if(free_.begin(), free_.end(),
+                                 [&](const auto& berth) { return berth->bytes() >= bytes; });
+    std::unique_ptr<Berth> berth;
+    if (at != free_.end()) {
+      berth = std::move(*at);
+      free_.erase(at);
+    } else {
+      berth = std::make_unique<Berth>(bytes);
+      ++made_;
+      free_.reserve(made_);  // so that giving back cannot fail
+    }
+    return Loan(berth.release(), GiveBack{shared_from_this()});
+  }
+
+ private:
+  void take_back(Berth* berth) {
+    const std::lock_guard lock(mutex_);
+    free_.emplace_back(berth);
+  }
+
+  int device_ = 0;
+  std::mutex mutex_;
+  std::vector<std::unique_ptr<Berth>> free_;
+  std::size_t made_ = 0;
+};
+
+}  // namespace detail
+
+/// A `LabelledBatch` in one piece of pinned memory.
+template <class X, class Y>
+class PinnedBatch {
+ public:
+  std::span<X> inputs;  ///< row-major, `width` columns
+  std::span<Y> labels;
+  std::span<float> weights;
+  std::size_t width = 0;
+
+  std::size_t size() const { return labels.size(); }
+  std::span<X> row(std::size_t i) { return inputs.subspan(i * width, width); }
+  std::span<const X> row(std::size_t i) const { return inputs.subspan(i * width, width); }
+
+  /// Samples [first, first + count), copied.
+  LabelledBatch<X, Y> slice(std::size_t first, std::size_t count) const {
+    const auto copy = [](auto values) {
+      return std::vector<std::remove_const_t<typename decltype(values)::element_type>>(
+          values.begin(), values.end());
+    };
+    return {copy(inputs.subspan(first * width, count * width)), copy(labels.subspan(first, count)),
+            copy(weights.subspan(first, count)), width};
+  }
+
+  /// Makes room for `rows` samples of weight 1, in memory that nobody copies any more.
+  void resize(std::size_t rows, std::size_t columns) {
+    const detail::RowsLayout<X, Y> layout{rows, columns};
+    if (harbour_ == nullptr)
+      detail::fail("PinnedBatch", {"it has no memory"}, "let a Pinned data set load it");
+    if (berth_ == nullptr || berth_->bytes() < layout.bytes())
+      berth_ = harbour_->lend(layout.bytes());
+    berth_->await();
+    const DeviceBatch<X, Y> at = layout.at(berth_->data());
+    width = columns;
+    inputs = {const_cast<X*>(at.inputs), rows * columns};
+    labels = {const_cast<Y*>(at.labels), rows};
+    weights = {const_cast<float*>(at.weights), rows};
+    std::fill(weights.begin(), weights.end(), 1.f);
+  }
+
+  // For the data set, the loader and the upload.
+
+  void berth_in(const std::shared_ptr<detail::Harbour>& harbour) { harbour_ = harbour; }
+  const std::shared_ptr<detail::Harbour>& harbour() const { return harbour_; }
+  detail::Berth& berth() const { return *berth_; }
+  /// The batch's number in its loop.
+  void take_turn(std::size_t turn) { turn_ = turn; }
+  std::size_t turn() const { return turn_; }
+
+ private:
+  std::shared_ptr<detail::Harbour> harbour_;
+  detail::Harbour::Loan berth_;
+  std::size_t turn_ = 0;
+};
+
+static_assert(LabelledRows<PinnedBatch<float, int>>);
+
+namespace detail {
+
+/// The pinned batch that takes the place of a data set's own.
+template <class Batch>
+struct PinnedTwin;
+template <class X, class Y>
+struct PinnedTwin<LabelledBatch<X, Y>> {
+  using type = PinnedBatch<X, Y>;
+};
+
+/// Says in words which data sets cannot write pinned batches. Returns whether this one can.
+template <class Source>
+consteval bool require_pinning() {
+  constexpr bool fits = requires {
+    typename PinnedTwin<typename Source::batch_type>::type;
+    requires Loading<Source, typename PinnedTwin<typename Source::batch_type>::type> ||
+                 PassLoading<Source, typename PinnedTwin<typename Source::batch_type>::type>;
+  };
+  static_assert(
+      fits,
+      "lockstep: Pinned takes data sets of LabelledBatches whose `load` is a template over "
+      "the batch, `template <LabelledRows Batch> void load(indices, Batch& out) const`, as "
+      "those of the library are");
+  return fits;
+}
+
+template <class Source, bool = require_pinning<Source>()>
+struct PinnedBatchOf {
+  using type = typename PinnedTwin<typename Source::batch_type>::type;
+};
+template <class Source>
+struct PinnedBatchOf<Source, false> {
+  using type = PinnedBatch<float, std::int32_t>;
+};
+
+}  // namespace detail
+
+/// A data set whose batches are written by the loader's workers into pinned memory, and copied to
+/// the GPU by a stream of its own while earlier steps run. Make it in the job's function, where the
+/// rank's GPU is current. A temporary is moved in; the program's own data set is referred to, and
+/// must outlive this object.
+template <class Held>
+class Pinned {
+  using Source = std::remove_cvref_t<Held>;
+  static constexpr bool is_fine = detail::require_pinning<Source>();
+
+ public:
+  using batch_type = typename detail::PinnedBatchOf<Source>::type;
+
+  template <class Given>
+    requires std::is_same_v<std::remove_cvref_t<Given>, Source>
+  explicit Pinned(Given&& source)
+      : source_(std::forward<Given>(source)), harbour_(std::make_shared<detail::Harbour>()) {}
+
+  std::size_t size() const { return source_.get().size(); }
+
+  void load(std::span<const std::size_t> indices, batch_type& out) const
+    requires(!detail::PassLoading<Source, batch_type>)
+  {
+    const detail::OnCudaDevice on(harbour_->device());
+    out.berth_in(harbour_);
+    if constexpr (is_fine) source_.get().load(indices, out);
+  }
+  void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
+    requires detail::PassLoading<Source, batch_type>
+  {
+    const detail::OnCudaDevice on(harbour_->device());
+    out.berth_in(harbour_);
+    source_.get().load(indices, pass, out);
+  }
+
+ private:
+  detail::KeptSource<Held> source_;
+  std::shared_ptr<detail::Harbour> harbour_;
+};
+
+template <class Given>
+Pinned(Given&&) -> Pinned<detail::HeldAs<Given>>;
+
+namespace detail {
+
+/// The batches of one pinned data set on the way to one replica. They take several device memories
+/// by turns, which stay where they are, as captured steps need it: a graph for each costs less than
+/// a copy within the GPU in every step.
+///
+/// Copies are on a stream of their own. A copy waits until the step that last used its memory is
+/// over, the step waits until the copy is; the host waits for neither, and is ahead of both.
+template <class X, class Y>
+class PinnedLane {
+ public:
+  explicit PinnedLane(const std::shared_ptr<Harbour>&) {}
+
+  /// **Stream** later work of `stream` comes after the copy. **Host** does not block.
+  const DeviceBatch<X, Y>& place(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
+    const RowsLayout<X, Y> layout{batch.size(), batch.width};
+    if (latest_) zones_[*latest_].used.record(stream);  // by all that came since
+    if (!memory_ || memory_->bytes() < zones_.size() * layout.bytes()) grow(layout, stream);
+    latest_ = batch.turn() % zones_.size();
+    Zone& zone = zones_[*latest_];
+    std::byte* const to = memory_->data() + *latest_ * (memory_->bytes() / zones_.size());
+    zone.used.block(copies_);
+    check_cuda(
+        cudaMemcpyAsync(to, batch.berth().data(), layout.bytes(), cudaMemcpyHostToDevice, copies_),
+        "cudaMemcpyAsync");
+    batch.berth().note_copy(copies_).block(stream);
+    placed_ = layout.at(to);
+    return placed_;
+  }
+
+  /// A share of a batch, by copies on `stream` itself.
+  const DeviceBatch<X, Y>& place_share(const PinnedBatch<X, Y>& batch, std::size_t first,
+                                       std::size_t count, std::size_t room, cudaStream_t stream) {
+    const RowsLayout<X, Y> layout{count, batch.width};
+    if (!memory_ || memory_->bytes() < layout.bytes())
+      grow(RowsLayout<X, Y>{std::max(count, room), batch.width}, stream);
+    std::byte* const to = memory_->data();
+    send(to, batch.inputs.subspan(first * batch.width, count * batch.width), stream);
+    send(to + layout.labels(), batch.labels.subspan(first, count), stream);
+    send(to + layout.weights(), batch.weights.subspan(first, count), stream);
+    batch.berth().note_copy(stream);
+    placed_ = layout.at(to);
+    return placed_;
+  }
+
+ private:
+  struct Zone {
+    CudaEvent used;
+  };
+
+  void grow(const RowsLayout<X, Y>& layout, cudaStream_t stream) {
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
+    copies_.synchronize();
+    memory_.emplace(zones_.size() * layout.bytes());
+  }
+
+  template <class T>
+  static void send(std::byte* to, std::span<T> values, cudaStream_t stream) {
+    if (values.empty()) return;
+    check_cuda(
+        cudaMemcpyAsync(to, values.data(), values.size_bytes(), cudaMemcpyHostToDevice, stream),
+        "cudaMemcpyAsync");
+  }
+
+  CudaStream copies_;
+  std::array<Zone, 3> zones_;
+  std::optional<DeviceArena> memory_;
+  std::optional<std::size_t> latest_;
+  DeviceBatch<X, Y> placed_;
+};
+
+}  // namespace detail
+
+/// A replica's lanes, one for each pinned data set that it was given batches of.
+template <class X, class Y>
+class BatchUpload<PinnedBatch<X, Y>> {
+ public:
+  const DeviceBatch<X, Y>& operator()(const PinnedBatch<X, Y>& batch, cudaStream_t stream) {
+    return lanes_.of(batch.harbour()).place(batch, stream);
+  }
+  const DeviceBatch<X, Y>& operator()(const PinnedBatch<X, Y>& batch, std::size_t first,
+                                      std::size_t count, std::size_t room, cudaStream_t stream) {
+    return lanes_.of(batch.harbour()).place_share(batch, first, count, room, stream);
+  }
+
+ private:
+  detail::UploadLanes<detail::PinnedLane<X, Y>, detail::Harbour> lanes_;
+};
+
+}  // namespace lockstep

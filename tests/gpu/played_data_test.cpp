@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Data sets in GPU memory and pinned batches, on GPUs that the host plays.
+#include "gpu/played_kernels.hpp"
+//
+#include <boost/test/unit_test.hpp>
+#include <cstddef>
+#include <string>
+#include <vector>
+
+#include "gpu/data_checks.cuh"
+#include "gpu/played_machine.hpp"
+#include "lockstep/data/map.hpp"
+
+BOOST_AUTO_TEST_SUITE(gpu_played_data)
+
+namespace {
+
+using namespace data_checks;
+
+// What would be frozen is refused, and what is the same in every epoch is not.
+using Drawing = decltype(rows(1, 1) | map([](auto& sample, RandomStream& random) {
+                           sample.label = static_cast<std::int32_t>(random.below(2));
+                         }));
+using Steady = decltype(rows(1, 1) | map([](auto& sample) { sample.label = 0; }));
+static_assert(detail::changes_by_pass<Drawing>() && !detail::changes_by_pass<Steady>());
+static_assert(!detail::changes_by_pass<ImageDataset>());
+static_assert(Dataset<Pinned<Drawing>> && Dataset<DeviceResident<Steady>>);
+
+/// The calls that so many steps make.
+template <class Step>
+played::Tally calls_of(auto& comm, std::size_t steps, const Step& step) {
+  comm.synchronize();
+  played::take_tally();
+  for (std::size_t i = 0; i < steps; ++i) step();
+  return played::take_tally();
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(batches_are_those_of_the_hosts_loader) {
+  const played::Machine machine(1);
+  compare_all_batches();
+  load_by_hand();
+}
+
+BOOST_AUTO_TEST_CASE(ranks_train_on_them_as_on_the_hosts_batches) {
+  for (const std::size_t gpus : {1, 2}) {
+    const played::Machine machine(gpus);
+    train_with_all_batches(2);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(replicas_train_on_them_as_on_the_hosts_batches) {
+  const played::Machine machine(2);
+  train_replicas_with_all_batches(2);
+}
+
+// A captured step on a resident data set makes the calls of one whose batch lies there already.
+BOOST_AUTO_TEST_CASE(a_replayed_step_gathers_without_a_call) {
+  const played::Machine machine(1);
+  thread_ranks::expect_all_fine(thread_ranks::run(1, [](auto& comm) {
+    const auto data = rows(200, 7);
+    const DeviceResident resident(data);
+    DistributedSampler<> sampler(data.size(), WorldSize{1}, Rank{0});
+    DataLoader loader(resident, sampler, {.batch_size = 4});
+    Ddp<std::remove_reference_t<decltype(comm)>> ddp(comm, network());
+    auto at = loader.begin();
+    for (int i = 0; i < 8; ++i, ++at) ddp.step(*at);
+    const auto gathered = calls_of(comm, 30, [&] {
+      ddp.step(*at);
+      ++at;
+    });
+
+    BatchUpload<LabelledBatch<double, std::int32_t>> upload;
+    LabelledBatch<double, std::int32_t> batch;
+    data.load(std::vector<std::size_t>{1, 2, 3, 4}, batch);
+    const DeviceBatch<double, std::int32_t> there = upload(batch, comm.gpu().stream());
+    for (int i = 0; i < 8; ++i) ddp.step(there);
+    const auto plain = calls_of(comm, 30, [&] { ddp.step(there); });
+    for (const char* const call : {"launch", "cudaGraphLaunch", "cudaMemcpyAsync",
+                                   "cudaEventRecord", "cudaStreamWaitEvent", "cudaMalloc"}) {
+      require(gathered.of(call) == plain.of(call),
+              std::string(call) + ": " + std::to_string(gathered.of(call)) + " instead of " +
+                  std::to_string(plain.of(call)));
+    }
+    require(plain.of("cudaGraphLaunch") == 30, "steps were not replayed");
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(samples_without_inputs_are_refused) {
+  const played::Machine machine(1);
+  std::string words;
+  try {
+    const DeviceResident empty(InMemoryDataset<double, std::int32_t>({}, {0, 1}));
+  } catch (const Error& error) {
+    words = error.what();
+  }
+  BOOST_TEST(words.find("DeviceResident: samples of 0 columns") != std::string::npos, words);
+}
+
+BOOST_AUTO_TEST_SUITE_END()
