@@ -78,7 +78,7 @@ if has_config("gpu") then
             set_default(false)
             set_targetdir("$(projectdir)/build/bench")
             add_deps("lockstep_compiled", "bench_support")
-            add_files("convnet/main.cu")
+            add_files("convnet/main.cu", "gpu/step_times.cpp")
             add_includedirs("gpu", "../examples")
             add_syslinks("pthread")
             add_links("cublasLt")

@@ -26,7 +26,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
 end
 
 -- Those for GPUs compile and link wherever nvcc and NCCL are, and for one of them cuDNN. Where nothing can be run, host
--- code need not be fast, and the one with cuDNN is for `./x test --long`: it has the code of 04 but for the network.
+-- code need not be fast, and `./x test --long` alone compiles more than 04: the others have its code but for the network.
 if has_config("gpu") and has_config("nccl") then
     local runs = #os.files("/dev/nvidia[0-9]*") > 0 or os.getenv("LOCKSTEP_GPU_HOST") == "1"
     for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cu"))) do
@@ -39,10 +39,8 @@ if has_config("gpu") and has_config("nccl") then
                 add_files(file)
                 add_syslinks("pthread", "z")
                 add_links("cublasLt", "nccl")
-                if convolves then
-                    set_group("gpu_all")
-                    link_cudnn()
-                end
+                if name_of(file) ~= "fashion_mnist_gpu" then set_group("gpu_all") end
+                if convolves then link_cudnn() end
                 compile_for_gpus()
                 set_warnings("none")
                 add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})

@@ -9,16 +9,13 @@
 #include <cuda_runtime.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -26,9 +23,9 @@
 #include "cases.hpp"
 #include "comparison_table.hpp"
 #include "load.hpp"
-#include "lockstep/comm/backends/threads/communicator.cuh"
 #include "measure.hpp"
 #include "resident.cuh"
+#include "thread_ranks.cuh"
 #include "timing.cuh"
 
 namespace {
@@ -363,32 +360,9 @@ class Ways {
     });
   }
 
-  /// Microseconds a step, from all ranks' start to all ranks' end, by turns.
-  std::vector<Times> race() {
-    constexpr int steps = 100;
-    std::vector<std::vector<double>> times(steps_.size());
-    for (int turn = 0; turn < 15; ++turn) {
-      for (std::size_t w = 0; w != steps_.size(); ++w) {
-        steps_[w](3);
-        settle();
-        const auto begin = Clock::now();
-        steps_[w](steps);
-        settle();
-        times[w].push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
-                           steps);
-      }
-    }
-    std::vector<Times> all;
-    for (const auto& each : times) all.push_back(summary(each));
-    return all;
-  }
+  std::vector<Times> race() { return bench::race(comm_, steps_, 100); }
 
  private:
-  void settle() {
-    comm_.synchronize();
-    comm_.barrier();
-  }
-
   Comm& comm_;
   std::vector<std::size_t> extents_;
   const Resident data_;
@@ -397,29 +371,6 @@ class Ways {
 };
 
 constexpr std::size_t ranks = 2;
-
-/// `f(comm)` on both ranks, a thread each.
-template <class F>
-void on_ranks(const F& f) {
-  using Comm = ThreadCommunicator<ranks>;
-  const auto world = std::make_shared<lockstep::detail::threads::SharedWorld>(WorldSize{ranks});
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        Comm comm(world, Rank{r}, std::make_shared<Gpu>(Rank{r}, 0), std::chrono::seconds(60));
-        f(comm);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      }
-    });
-  }
-  threads.clear();
-  if (first) std::rethrow_exception(first);
-}
 
 void compare_steps(ComparisonTable& table) {
   const std::vector<std::string> shapes{"8x64x14x14", "32x64x28x28", "32x256x56x56"};
@@ -437,7 +388,7 @@ void compare_steps(ComparisonTable& table) {
       ways.template add<World<1>, Norms<Synced>, CapturedStep>();
       one = ways.race();
     }
-    on_ranks([&](auto& comm) {
+    on_ranks<ranks>([&](auto& comm) {
       Ways<std::remove_reference_t<decltype(comm)>> ways(comm, extents);
       using W = World<ranks>;
       ways.template add<W, Backend<Shm>, Norms<Synced>>();

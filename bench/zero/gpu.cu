@@ -9,24 +9,21 @@
 
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "comparison_table.hpp"
 #include "load.hpp"
-#include "lockstep/comm/backends/threads/communicator.cuh"
 #include "measure.hpp"
 #include "resident.cuh"
+#include "thread_ranks.cuh"
 
 namespace {
 
@@ -89,31 +86,15 @@ class Ways {
     });
   }
 
-  /// Microseconds a step, from all ranks' start to all ranks' end, by turns.
   void race() {
-    std::vector<std::vector<double>> times(steps_.size());
-    for (int turn = 0; turn < 15; ++turn) {
-      for (std::size_t w = 0; w != steps_.size(); ++w) {
-        steps_[w](3);
-        settle();
-        const auto begin = Clock::now();
-        steps_[w](Network::steps);
-        settle();
-        times[w].push_back(std::chrono::duration<double, std::micro>(Clock::now() - begin).count() /
-                           Network::steps);
-      }
-    }
+    const std::vector<Times> times = bench::race(comm_, steps_, Network::steps);
     if (comm_.rank() != Rank{0}) return;
-    for (std::size_t w = 0; w != times.size(); ++w) seen_[w].step = summary(times[w]);
+    for (std::size_t w = 0; w != times.size(); ++w) seen_[w].step = times[w];
   }
 
  private:
-  void settle() {
-    comm_.synchronize();
-    comm_.barrier();
-  }
   double settled_memory() {
-    settle();
+    settle(comm_);
     const double used = used_mebibytes();
     comm_.barrier();
     return used;
@@ -126,32 +107,10 @@ class Ways {
   std::vector<std::function<void(int)>> steps_;
 };
 
-/// `f(comm)` on every rank, a thread each.
-template <class F>
-void on_ranks(const F& f) {
-  const auto world = std::make_shared<lockstep::detail::threads::SharedWorld>(WorldSize{ranks});
-  std::mutex mutex;
-  std::exception_ptr first;
-  std::vector<std::jthread> threads;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    threads.emplace_back([&, r] {
-      try {
-        Comm comm(world, Rank{r}, std::make_shared<Gpu>(Rank{r}, 0), std::chrono::seconds(60));
-        f(comm);
-      } catch (...) {
-        const std::lock_guard lock(mutex);
-        if (!first) first = std::current_exception();
-      }
-    });
-  }
-  threads.clear();
-  if (first) std::rethrow_exception(first);
-}
-
 template <class Network>
 std::vector<Seen> measure() {
   std::vector<Seen> seen;
-  on_ranks([&](Comm& comm) {
+  on_ranks<ranks>([&](Comm& comm) {
     Ways<Network> ways(comm, seen);
     ways.template add<Sharding<Replicated>>("Replicated");
     ways.template add<Sharding<Replicated>, CapturedStep>("Replicated, graph");

@@ -16,10 +16,8 @@
 
 #include "gpu/plain_mlp.cuh"
 #include "gpu/played_machine.hpp"
-#include "gpu/played_nccl.hpp"
+#include "gpu/played_nccl_ranks.hpp"
 #include "gpu/thread_ranks.cuh"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/launch/store_server.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
@@ -148,26 +146,10 @@ void train_ranks(Comm& comm, std::size_t group) {
     require(ddp.template captured_graphs<int>() == 1, "nothing was captured");
 }
 
-/// `f(communicator)` on ranks that are threads with a GPU each, through NCCL.
 template <class F>
 void run_nccl(std::size_t world, const F& f) {
-  const played::Machine machine(world);
-  detail::StoreServer server{"sesame"};
-  thread_ranks::expect_all_fine(participants::run_threads(world, [&](Rank rank) {
-    Membership own;
-    own.rank = rank;
-    own.world = WorldSize{world};
-    own.local_rank = rank.value();
-    own.local_world = world;
-    own.port = server.port();
-    own.secret = "sesame";
-    own.job = "played";
-    own.timeout = std::chrono::seconds(60);
-    Store store(own.host, own.port, own.secret, own.timeout);
-    NcclCommunicator<> comm(own, store, "world", std::make_shared<Gpu>(rank, rank.value()));
-    f(comm);
-    comm.barrier();
-  }));
+  nccl_ranks::Job job(world);
+  nccl_ranks::run_nccl(job, f);
 }
 
 }  // namespace

@@ -25,9 +25,7 @@
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 #if __has_include(<nccl.h>)
-#include "gpu/played_nccl.hpp"
-#include "lockstep/comm/backends/nccl/communicator.cuh"
-#include "lockstep/launch/store_server.hpp"
+#include "gpu/played_nccl_ranks.hpp"
 #endif
 
 BOOST_AUTO_TEST_SUITE(gpu_played_norm)
@@ -273,23 +271,8 @@ BOOST_AUTO_TEST_CASE(ranks_share_statistics_through_nccl) {
   constexpr std::size_t world = 3;
   even = true;  // as captured steps must be
   const Doubles want = on_cpu(world);
-  const played::Machine machine(world);
-  const detail::StoreServer server{"sesame"};
-  thread_ranks::expect_all_fine(participants::run_threads(world, [&](Rank rank) {
-    Membership own;
-    own.rank = rank;
-    own.world = WorldSize{world};
-    own.local_rank = rank.value();
-    own.local_world = world;
-    own.port = server.port();
-    own.secret = "sesame";
-    own.job = "played";
-    own.timeout = std::chrono::seconds(60);
-    Store store(own.host, own.port, own.secret, own.timeout);
-    NcclCommunicator<> comm(own, store, "world", std::make_shared<Gpu>(rank, rank.value()));
-    train(comm, want);
-    comm.barrier();
-  }));
+  nccl_ranks::Job job(world);
+  nccl_ranks::run_nccl(job, [&](auto& comm) { train(comm, want); });
 }
 #endif
 
