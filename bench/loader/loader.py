@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
+torch.set_num_threads(1)  # a rank is a core; DataLoader's own processes have one thread each
 folder, samples = sys.argv[1], int(sys.argv[2])
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # what libraries print is no answer
