@@ -111,7 +111,7 @@ def loader_of(asked):
         source = sources[asked["source"]]()
         if asked["transform"]:
             source = Transformed(source)
-        sampler = DistributedSampler(source, num_replicas=1, rank=0, seed=0)
+        sampler = DistributedSampler(source, num_replicas=asked["world"], rank=0, seed=0)
         workers = {"num_workers": asked["workers"], "persistent_workers": asked["workers"] > 0}
         if asked["batched"]:  # no collation: the data set is indexed with a whole batch's list
             loader = DataLoader(source, batch_size=None, sampler=BatchSampler(sampler, asked["batch"], False), **workers)
