@@ -82,6 +82,7 @@ class TorchLoader {
         {"workers", asked.workers},
         {"batched", asked.batched},
         {"epoch", epoch},
+        {"world", world},
         {"check", check}}.dump());
   }
   PythonPeer peer_;
