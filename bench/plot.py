@@ -78,6 +78,7 @@ OVERVIEW = (
 ) + STEPS + (
     ("gpu", "fused AdamW against torch fused", "AdamW of 124 M parameters, GPU", "PyTorch fused"),
     ("sampler", "list of 1 M", "shuffle of 1 M samples", "PyTorch"),
+    ("loader", "npy, batch 64, 0 workers, us a batch, against PyTorch", "a batch of 64 images of a .npy file", "PyTorch's DataLoader"),
     ("allreduce", "25 MiB, W=8, us, against concurrent memcpy", "all-reduce of 25 MiB, 8 ranks", "memcpy by 8 processes"),
 )
 

@@ -66,7 +66,7 @@ int main(int argc, char** argv) {
     const auto& arguments = job.arguments();
     const std::filesystem::path folder =
         arguments.size() > 1 ? arguments[1]
-                             : std::filesystem::temp_directory_path() / "lockstep-08";
+                             : (std::filesystem::temp_directory_path() / "lockstep-08").string();
     const std::string train_file = folder / "train.lmdb";
     const std::string test_file = folder / "test.lmdb";
     if (job.rank() == Rank{0}) {

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, TensorDataset
 
+torch.set_num_threads(1)  # a rank is a core; DataLoader's own processes have one thread each
 folder, samples = sys.argv[1], int(sys.argv[2])
 answers = os.fdopen(os.dup(1), "w", buffering=1)
 os.dup2(2, 1)  # what libraries print is no answer
@@ -110,7 +111,7 @@ def loader_of(asked):
         source = sources[asked["source"]]()
         if asked["transform"]:
             source = Transformed(source)
-        sampler = DistributedSampler(source, num_replicas=1, rank=0, seed=0)
+        sampler = DistributedSampler(source, num_replicas=asked["world"], rank=0, seed=0)
         workers = {"num_workers": asked["workers"], "persistent_workers": asked["workers"] > 0}
         if asked["batched"]:  # no collation: the data set is indexed with a whole batch's list
             loader = DataLoader(source, batch_size=None, sampler=BatchSampler(sampler, asked["batch"], False), **workers)

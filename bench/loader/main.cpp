@@ -4,7 +4,7 @@
 // memcpy of the same rows. Then the step of example 03's network on two ranks, with its loader,
 // over the step alone.
 //
-//   bench_loader [--rounds 3] [--folder build/bench] [--only memory]
+//   bench_loader [--rounds 3] [--folder build/bench] [--only npy] [--batch 64]
 #include <cstdio>
 #include <exception>
 #include <string>
@@ -25,6 +25,7 @@ Options parse(int argc, char** argv) {
     if (word == "--rounds") options.rounds = std::stoi(argv[i + 1]);
     if (word == "--folder") options.folder = argv[i + 1];
     if (word == "--only") options.only = argv[i + 1];
+    if (word == "--batch") options.batch = std::stoul(argv[i + 1]);
   }
   return options;
 }

@@ -32,7 +32,8 @@ namespace bench {
 struct Options {
   int rounds = 3;
   std::string folder = LOCKSTEP_SOURCE_DIR "/build/bench";
-  std::string only;  ///< of the sources, this one
+  std::string only{};     ///< of the sources, this one
+  std::size_t batch = 0;  ///< of the batch sizes, this one
 };
 
 /// Seconds of whole epochs, begun by the shuffle.
@@ -110,6 +111,7 @@ class Rates {
     require_same(name, source);
     const auto augmented = source | augmenting();
     for (const std::size_t batch : {64, 512}) {
+      if (options_.batch != 0 && options_.batch != batch) continue;
       cases(table, {name, false, batch, 0}, source);
       cases(table, {name, true, batch, 0}, augmented);
     }

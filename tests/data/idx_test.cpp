@@ -112,15 +112,17 @@ BOOST_AUTO_TEST_CASE(a_damaged_gzip_stream_is_named) {
   const Folder folder;
   const std::string good = contents(folder.gzip("good.gz", images));
   const std::string path = folder / "bad.gz";
-  folder.plain("bad.gz", good.substr(0, good.size() - 12));
-  expect_error([&] { return read_idx(path); },
-               "'" + path + "', byte 28: the gzip stream ends early");
+  const auto expect = [&](const std::string& bytes, const std::string& problem) {
+    folder.plain("bad.gz", bytes);
+    BOOST_CHECK_EXCEPTION(read_idx(path), Error, [&](const Error& error) {
+      return error.problem().starts_with("'" + path + "', byte ") &&
+             error.problem().find(": the gzip stream " + problem) != std::string::npos;
+    });
+  };
+  expect(good.substr(0, good.size() - 12), "ends early");
   std::string flipped = good;
   flipped[flipped.size() - 7] ^= 1;  // the checksum
-  folder.plain("bad.gz", flipped);
-  BOOST_CHECK_EXCEPTION(read_idx(path), Error, [&](const Error& error) {
-    return error.problem().starts_with("'" + path + "', byte 28: the gzip stream is damaged: ");
-  });
+  expect(flipped, "is damaged: ");
 }
 
 BOOST_AUTO_TEST_CASE(a_missing_file_and_a_folder_are_named) {

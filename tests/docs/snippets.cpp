@@ -576,8 +576,7 @@ namespace lmdb_sets {
 
 void labelled() {
   write_lmdb("train.lmdb", fashion_mnist("train"));  // any data set or source of samples
-  const auto train =
-      lmdb_dataset<float, std::int32_t>("train.lmdb");  // the types it was written with
+  const auto train = lmdb_dataset<float, std::int32_t>("train.lmdb");  // the types it holds
   std::printf("%zu\n", train.size());
 }
 

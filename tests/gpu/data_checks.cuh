@@ -180,7 +180,7 @@ Numbers train_on(Job& job, const Data& data, std::size_t world, std::size_t rank
   SamplerState state;
   {
     DistributedSampler<Masked> sampler(data.size(), WorldSize{world}, Rank{rank});
-    DataLoader loader(data, sampler, {.batch_size = 4});
+    DataLoader loader(data, sampler, {.batch_size = 10});
     for (std::uint64_t epoch = 0; epoch < 3; ++epoch) {
       sampler.set_epoch(Epoch{epoch});
       std::size_t k = 0;
@@ -190,13 +190,13 @@ Numbers train_on(Job& job, const Data& data, std::size_t world, std::size_t rank
         job.step(batch);
         if (epoch == 1 && k == 2) job.step(batch);
         if (k == 4) numbers.push_back(evaluate_all(job, data, world, rank));
-        if (epoch == 2 && k == 5) break;
+        if (epoch == 2 && k == 3) break;
       }
     }
     state = loader.state();
   }
   DistributedSampler<Masked> sampler(data.size(), WorldSize{world}, Rank{rank});
-  DataLoader loader(data, sampler, {.batch_size = 4});
+  DataLoader loader(data, sampler, {.batch_size = 10});
   loader.resume(state);
   for (const auto& batch : loader) job.step(batch);
   return numbers;
@@ -209,9 +209,10 @@ using Ddp = detail::BasicDdp<Network,
                              Comm>;
 
 /// Ranks train on the host's batches, on pinned ones and on resident ones, and end with the same
-/// bits. `ranks` times the batch size does not divide the samples.
+/// bits. The last batch is smaller, so much that its parts would lie elsewhere in memory of its
+/// own.
 inline void train_with_all_batches(std::size_t ranks) {
-  const auto data = rows(61, 7);
+  const auto data = rows(93, 7);
   thread_ranks::expect_all_fine(thread_ranks::run(ranks, [&](auto& comm) {
     const auto train = [&](const auto& source) {
       Ddp<std::remove_reference_t<decltype(comm)>> ddp(comm, network());
@@ -231,7 +232,7 @@ inline void train_with_all_batches(std::size_t ranks) {
 
 /// Replicas of DP gather their shares, each on its own GPU.
 inline void train_replicas_with_all_batches(std::size_t replicas) {
-  const auto data = rows(61, 7);
+  const auto data = rows(93, 7);
   const auto train = [&](const auto& source) {
     DataParallel<Network, Device<Cuda>, Optimizer<AdamW>> dp({.replicas = replicas}, network());
     Numbers numbers = train_on(dp, source, 1, 0);

@@ -39,9 +39,10 @@ class ImageDataset {
   std::size_t width() const { return width_; }
   std::size_t classes() const { return classes_; }
 
-  // What is in memory: all images one after another, their labels, and what every byte stands for.
-  std::span<const std::uint8_t> pixels() const { return pixels_; }
-  std::span<const std::uint8_t> labels() const { return labels_; }
+  // All images one after another, their labels, and what every byte stands for. `prepare({})` comes
+  // before they are read.
+  std::span<const std::uint8_t> pixels() const { return {pixels_.data(), pixels_.size()}; }
+  std::span<const std::uint8_t> labels() const { return {labels_.data(), labels_.size()}; }
   std::span<const float, 256> values() const { return values_; }
 
   template <LabelledRows Batch>

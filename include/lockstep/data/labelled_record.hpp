@@ -13,7 +13,6 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
@@ -21,8 +20,8 @@
 
 namespace lockstep::detail {
 
-/// The front of a record; the inputs follow, and zeros up to a multiple of eight bytes. With keys
-/// of eight bytes, all nodes of a page then begin at multiples of eight, and inputs are read where
+/// The front of a record; the inputs follow. It has 24 bytes, and keys have eight: so in a set of
+/// one type of inputs all nodes of a page begin at multiples of its size, and inputs are read where
 /// they lie.
 struct LabelledRecord {
   static constexpr std::array<char, 4> own_mark{'L', 'S', 'R', '1'};
@@ -53,7 +52,7 @@ void encode_labelled(const std::ranges::contiguous_range auto& inputs, const Y& 
   std::memcpy(front.value.data(), &label, sizeof label);
   const std::size_t bytes = front.width * sizeof(X);
   out.clear();
-  out.resize(align_up(sizeof front + bytes, 8));
+  out.resize(sizeof front + bytes);
   std::memcpy(out.data(), &front, sizeof front);
   if (bytes != 0) std::memcpy(out.data() + sizeof front, std::ranges::data(inputs), bytes);
 }

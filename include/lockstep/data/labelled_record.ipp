@@ -2,6 +2,7 @@
 #pragma once
 /// @file Definitions of `labelled_record.hpp`.
 
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/data/labelled_record.hpp"
 
 namespace lockstep::detail {
@@ -30,7 +31,7 @@ LOCKSTEP_INLINE LabelledRecord labelled_record(std::span<const std::byte> record
   }
   const std::size_t inputs = saturating_product(front.width, element_size(input));
   const std::size_t room = record.size() - sizeof front;
-  if (inputs > room || room - inputs >= 8) {
+  if (inputs != room) {
     fail(operation,
          {"it promises ", front.width, " inputs of ", element_size(input), " bytes, and has ", room,
           " bytes for them"},

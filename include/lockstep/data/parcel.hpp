@@ -42,6 +42,16 @@ inline constexpr bool is_packed_array = false;
 template <class T, std::size_t N>
 inline constexpr bool is_packed_array<std::array<T, N>> = true;
 
+/// Gives one compile error for a field that cannot be packed, although it is met both ways.
+template <class T, bool CanBePacked>
+struct PackedField {
+  static_assert(CanBePacked,
+                "lockstep: a batch that is fed to other ranks says how it is packed; write beside "
+                "its type: friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, "
+                "batch.labels); }, with numbers, strings, vectors of them, and types that have "
+                "such a function themselves");
+};
+
 /// What the two ways have in common: `parcel(fields...)` packs each field, or unpacks it. `Self`
 /// has `bytes(memory, count)`, which moves them, and `reserve(count, size)`, which says how many
 /// elements of at least so many bytes a sequence has.
@@ -62,11 +72,7 @@ class Parcel {
     constexpr bool has_own = requires { pack(self(), value); };
     constexpr bool has_fields =
         has_own || PackedAsBytes<T> || PackedSequence<T> || is_packed_array<T>;
-    static_assert(has_fields,
-                  "lockstep: a batch that is fed to other ranks says how it is packed; write "
-                  "beside its type: friend void pack(auto& parcel, Batch& batch) { "
-                  "parcel(batch.inputs, batch.labels); }, with numbers, strings, vectors of them, "
-                  "and types that have such a function themselves");
+    static_cast<void>(sizeof(PackedField<T, has_fields>));
     if constexpr (has_own) {
       pack(self(), value);
     } else if constexpr (PackedAsBytes<T>) {

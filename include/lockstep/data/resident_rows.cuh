@@ -182,6 +182,7 @@ class ResidentRows {
     if constexpr (ByteRows<Source>) {
       width_ = source.width();
       require_columns();
+      if constexpr (requires { source.prepare({}); }) source.prepare({});
       const Copy& copy = make_copy();
       copy_now(copy.inputs.data(), source.pixels().data(), copy.inputs.bytes());
       copy_now(copy.values.data(), source.values().data(), copy.values.bytes());

@@ -93,7 +93,8 @@ class EpochBatches {
     } else {
       {
         const InJobCall in(JobCall::batches);
-        require_same_data(trainer_.own_communicator(), sampler_.samples(), options_, seed);
+        require_same_data(trainer_.own_communicator(), sampler_.samples(), options_, seed,
+                          Trainer::feed::sends);
       }
       trainer_.begin_data(sampler_);
       require_even();

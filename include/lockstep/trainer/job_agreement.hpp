@@ -37,13 +37,15 @@ void require_same_numbers(Comm& comm, Wrapper& wrapped, std::size_t groups) {
 }
 
 /// Compares data over ranks: with other sizes or seeds, samples would be left out or taken twice.
-/// **Ranks** all. **Host** blocks.
+/// Ranks that are fed (`sends`) must also be fed as far ahead. **Ranks** all. **Host** blocks.
 template <class Comm>
-void require_same_data(Comm& comm, std::size_t samples, const LoaderOptions& options, Seed seed) {
+void require_same_data(Comm& comm, std::size_t samples, const LoaderOptions& options, Seed seed,
+                       bool sends = false) {
   if (comm.world_size() == WorldSize{1}) return;
-  const std::string data = text({"data of ", samples, " samples\nbatches of ", options.batch_size,
-                                 " samples", options.drop_last ? ", full ones only" : "",
-                                 "\na sampler with seed ", seed.value(), "\n"});
+  std::string data = text({"data of ", samples, " samples\nbatches of ", options.batch_size,
+                           " samples", options.drop_last ? ", full ones only" : "",
+                           "\na sampler with seed ", seed.value(), "\n"});
+  if (sends) data += text({"batches sent ", options.prefetch, " ahead\n"});
   require_agreement(comm, hash_of(data), [&] { return data; });
 }
 
