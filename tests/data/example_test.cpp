@@ -3,16 +3,66 @@
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
+#include <fstream>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
+#include "lockstep/data/npy_dataset.hpp"
+#include "lockstep/data/token_dataset.hpp"
+#include "temporary_folder.hpp"
 
 using namespace lockstep;
 
 BOOST_AUTO_TEST_SUITE(data_example)
+
+// clang-format off
+struct Record {
+  float inputs[100];
+  std::int32_t label;
+};
+
+struct RecordFile {  // records, one behind the other
+  using sample_type = LabelledSample<float, std::int32_t>;
+  MappedFile file;
+
+  std::size_t size() const { return file.size() / sizeof(Record); }
+  void prepare(std::span<const std::size_t>) const { file.require_intact(); }  // once for a batch
+  void read(std::size_t i, sample_type& out) const {
+    const auto& record = reinterpret_cast<const Record*>(file.bytes().data())[i];
+    out = {record.inputs, record.label};
+  }
+};
+// clang-format on
+
+BOOST_AUTO_TEST_CASE(the_documented_files_are_read) {
+  const TemporaryFolder folder;
+  const std::vector<float> pixels(2 * 28 * 28, 0.5f);
+  const std::vector<std::int64_t> classes{3, 7};
+  std::ofstream(folder / "train.bin") << std::string(4098, '\1');
+  // clang-format off
+write_npy(folder / "images.npy", pixels, {2, 28, 28});  // or numpy.save
+write_npy(folder / "labels.npy", classes);
+const auto images = npy_dataset<float, std::int32_t>(folder / "images.npy", folder / "labels.npy");
+const TokenDataset<std::uint16_t> text(folder / "train.bin", 1024, {.vocabulary = 50257});
+  // clang-format on
+  BOOST_TEST(images.width() == 784u);
+  BOOST_TEST(text.size() == 2u);
+
+  const Record record{.inputs = {1, 2}, .label = 5};
+  std::ofstream(folder / "records", std::ios::binary)
+      .write(reinterpret_cast<const char*>(&record), sizeof record);
+  // clang-format off
+const auto records = RecordFile{MappedFile(folder / "records")} | rows();
+  // clang-format on
+  LabelledBatch<float, std::int32_t> batch;
+  records.load(std::vector<std::size_t>{0}, batch);
+  BOOST_TEST((batch.labels[0] == 5 && batch.row(0)[1] == 2.f && batch.width == 100u));
+}
 
 BOOST_AUTO_TEST_CASE(the_documented_loop_runs_and_resumes) {
   std::size_t images = 0;

@@ -5,6 +5,7 @@
 
 #include <boost/test/unit_test.hpp>
 #include <cstdlib>
+#include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/idx_dataset.hpp"
+#include "lockstep/data/map.hpp"
 #include "temporary_folder.hpp"
 
 using namespace lockstep;
@@ -81,6 +83,7 @@ BOOST_AUTO_TEST_CASE(plain_and_compressed_files_read_alike) {
     const IdxArray array = read_idx(path);
     BOOST_TEST(array.extents == (std::vector<std::size_t>{3, 2, 2}));
     BOOST_TEST(array.bytes.size() == 12u);
+    BOOST_TEST(array.bytes.is_mapped() == path.ends_with("a"));
     BOOST_TEST(array.bytes[1] == 255);
     BOOST_TEST(array.bytes[11] == 8);
   }
@@ -89,44 +92,46 @@ BOOST_AUTO_TEST_CASE(plain_and_compressed_files_read_alike) {
 BOOST_AUTO_TEST_CASE(every_corruption_is_named) {
   const Folder folder;
   const auto expect = [&](const std::string& bytes, const std::string& problem) {
-    const std::string plain = folder.plain("file", bytes);
-    expect_error([&] { return read_idx(plain, 3); }, plain + ": " + problem);
-    const std::string gzip = folder.gzip("file.gz", bytes);
-    expect_error([&] { return read_idx(gzip, 3); }, gzip + ": " + problem);
+    for (const std::string& path : {folder.plain("file", bytes), folder.gzip("file.gz", bytes)})
+      expect_error([&] { return read_idx(path, 3); }, "'" + path + "', byte " + problem);
   };
-  expect("", "it ends within its first four bytes");
-  expect("\x89PNG....", "it does not begin with two zero bytes");
-  expect("\0\0\x0d\x03"s, "its element type is number 13");
-  expect(labels, "it has 1 dimensions instead of 3");
-  expect(images.substr(0, 10), "it ends within its header");
+  expect("", "0: it ends within its first four bytes");
+  expect("\0\0\x08"s, "3: it ends within its first four bytes");
+  expect("\x89PNG....", "0: it does not begin with two zero bytes");
+  expect("\0\0\x0d\x03"s, "2: its element type is number 13");
+  expect(labels, "3: it has 1 dimensions instead of 3");
+  expect(images.substr(0, 10), "10: it ends within its header");
   expect(images.substr(0, images.size() - 1),
-         "it ends within the 12 bytes that its header promises");
-  expect(images + "x", "bytes follow the 12 that its header promises");
+         "27: it ends within the 12 bytes that its header promises");
+  expect(images + "x", "28: bytes follow the 12 that its header promises");
   expect("\0\0\x08\x03"s + word(0xffffffff) + word(0xffffffff) + word(0xffffffff) + "x",
-         "it ends within the 18446744073709551615 bytes that its header promises");
+         "17: it ends within the 18446744073709551615 bytes that its header promises");
 }
 
 BOOST_AUTO_TEST_CASE(a_damaged_gzip_stream_is_named) {
   const Folder folder;
   const std::string good = contents(folder.gzip("good.gz", images));
   const std::string path = folder / "bad.gz";
-  folder.plain("bad.gz", good.substr(0, good.size() - 12));
-  expect_error([&] { return read_idx(path); }, path + ": the gzip stream ends early");
+  const auto expect = [&](const std::string& bytes, const std::string& problem) {
+    folder.plain("bad.gz", bytes);
+    BOOST_CHECK_EXCEPTION(read_idx(path), Error, [&](const Error& error) {
+      return error.problem().starts_with("'" + path + "', byte ") &&
+             error.problem().find(": the gzip stream " + problem) != std::string::npos;
+    });
+  };
+  expect(good.substr(0, good.size() - 12), "ends early");
   std::string flipped = good;
   flipped[flipped.size() - 7] ^= 1;  // the checksum
-  folder.plain("bad.gz", flipped);
-  BOOST_CHECK_EXCEPTION(read_idx(path), Error, [&](const Error& error) {
-    return error.problem().starts_with(path + ": the gzip stream is damaged: ");
-  });
+  expect(flipped, "is damaged: ");
 }
 
 BOOST_AUTO_TEST_CASE(a_missing_file_and_a_folder_are_named) {
   const Folder folder;
   const std::string path = folder / "nothing";
   expect_error([&] { return read_idx(path); },
-               path + ": it cannot be opened: No such file or directory");
+               "'" + path + "' cannot be read: No such file or directory");
   const std::string itself = folder / ".";
-  expect_error([&] { return read_idx(itself); }, itself + ": reading failed: Is a directory");
+  expect_error([&] { return read_idx(itself); }, "'" + itself + "' cannot be read: Is a directory");
 }
 
 BOOST_AUTO_TEST_CASE(bytes_become_floats_when_a_batch_is_loaded) {
@@ -148,6 +153,36 @@ BOOST_AUTO_TEST_CASE(bytes_become_floats_when_a_batch_is_loaded) {
   normalized.load(indices, batch);
   BOOST_TEST(batch.row(1)[0] == -2.f);
   BOOST_TEST(batch.row(1)[1] == 2.f);
+}
+
+BOOST_AUTO_TEST_CASE(a_plain_file_is_read_where_it_is_mapped_and_may_not_change_meanwhile) {
+  const Folder folder;
+  const detail::IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
+  const ImageDataset dataset = read_idx_dataset(files);
+  ImageDataset::batch_type batch;
+  const std::vector<std::size_t> one{1};
+  std::filesystem::rename(files.labels, folder / "other");  // it was unpacked
+  folder.plain("new", images.substr(0, 20));
+  std::filesystem::rename(folder / "new", files.images);  // the old one is still mapped
+  dataset.load(one, batch);
+  BOOST_TEST(batch.row(0)[3] == 4.f / 255.f);
+  expect_error([&] { dataset.load(std::vector<std::size_t>{0, 3}, batch); },
+               "there is no sample 3: there are 3");
+
+  folder.plain("images", images);
+  const ImageDataset cut = read_idx_dataset({files.images, folder / "other"});
+  std::filesystem::resize_file(files.images, 20);
+  expect_error(
+      [&] { cut.load(one, batch); },
+      "'" + files.images + "' has changed while it was in use: it had 28 bytes and has 20");
+  // A pipeline reads sample by sample, and looks at the file once for a batch.
+  const auto doubled = cut | map([](auto sample) {
+                         for (float& x : sample.inputs) x *= 2;
+                         return sample;
+                       });
+  expect_error(
+      [&] { doubled.load(one, batch); },
+      "'" + files.images + "' has changed while it was in use: it had 28 bytes and has 20");
 }
 
 BOOST_AUTO_TEST_CASE(files_that_do_not_belong_together_are_refused) {

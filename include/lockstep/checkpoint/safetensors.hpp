@@ -12,6 +12,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 
@@ -47,11 +48,7 @@ inline bool add_up(std::uint64_t a, std::uint64_t b, std::uint64_t& sum) {
 /// "[4, 3]", as Python writes it.
 std::string shape_text(std::span<const std::uint64_t> shape);
 
-/// The folder a path is in, "." where it names none; and the name within it.
-std::string folder_of(std::string_view path);
-std::string_view name_in_folder(std::string_view path);
-
-/// Throws: which file, which system call's work, why, and what to do about it.
+/// The errors of `launch/file_faults.hpp`, for files of checkpoints.
 [[noreturn, gnu::cold]] void fail_writing(std::string_view path, int error);
 [[noreturn, gnu::cold]] void fail_reading(std::string_view path, int error);
 

@@ -11,14 +11,15 @@
 #include <vector>
 
 #include "lockstep/checkpoint/json.hpp"
-#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 
 /// The data is written from where it is: it stays as it is until `write_file` returns. Where the
-/// host cannot read it, `data` has a size and no address, and `read` gives it piece by piece.
+/// host cannot read it, `data` has a size and no address, and `read` gives it piece by piece, of at
+/// most `write_chunk_bytes`.
 struct TensorToWrite {
   std::string name;
   ElementKind kind;
@@ -27,9 +28,6 @@ struct TensorToWrite {
   /// So many bytes of the data, from byte `at` on; valid until the next call.
   std::function<std::span<const std::byte>(std::uint64_t at, std::size_t bytes)> read{};
 };
-
-/// The most bytes that `read` is asked for at once. It is a multiple of every element's size.
-inline constexpr std::size_t write_chunk_bytes = 1_MiB;
 
 struct FileToWrite {
   std::vector<TensorToWrite> tensors;
@@ -49,12 +47,6 @@ struct WrittenFile {
 /// Writes a temporary beside `path`, syncs it, renames it to `path` and syncs the folder. Throws an
 /// error in words, with the temporary removed and what was at `path` untouched.
 WrittenFile write_file(const std::string& path, const FileToWrite& file);
-
-/// What the names of temporaries have behind the name of the file: `.tmp-` and random digits.
-inline constexpr std::string_view temporary_infix = ".tmp-";
-
-/// 16 random hexadecimal digits: names that no file has yet.
-std::string random_token();
 
 }  // namespace lockstep::detail
 

@@ -2,14 +2,7 @@
 #pragma once
 /// @file Definitions of `write_file.hpp`.
 
-#include <fcntl.h>
-#include <sys/uio.h>
-#include <unistd.h>
-
 #include <algorithm>
-#include <array>
-#include <cerrno>
-#include <cstdio>
 #include <string_view>
 
 #include "lockstep/checkpoint/safetensors.hpp"
@@ -18,112 +11,10 @@
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json_string.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/random.hpp"
+#include "lockstep/launch/temporary_file.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
-
-LOCKSTEP_INLINE std::string random_token() { return random_id().substr(16); }
-
-/// A file that is removed again unless it was brought into place.
-class TemporaryFile {
- public:
-  TemporaryFile(const std::string& path, std::uint64_t bytes)
-      : path_(path), temporary_(text({path, temporary_infix, random_token()})) {
-    constexpr int flags = O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC;
-    file_ = Descriptor(::open(temporary_.c_str(), flags, 0666));
-    if (!file_) fail_writing(path_, errno);
-    // Says at once if there is no room; some file systems cannot.
-    while (::fallocate(file_.get(), 0, 0, static_cast<off_t>(bytes)) != 0 && errno != EOPNOTSUPP &&
-           errno != ENOSYS) {
-      if (errno != EINTR) fail_now(errno);
-    }
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-  ~TemporaryFile() { remove(); }
-
-  /// Appends to what will be written at `place`, behind what was appended before.
-  void append(std::span<const std::byte> bytes) {
-    if (bytes.empty()) return;
-    if (pending_count_ == pending_.size()) flush();
-    pending_[pending_count_++] = {const_cast<std::byte*>(bytes.data()), bytes.size()};
-    pending_bytes_ += bytes.size();
-    if (pending_bytes_ >= write_chunk_bytes) flush();
-  }
-
-  void seek(std::uint64_t place) {
-    flush();
-    place_ = place;
-  }
-
-  void flush() {
-    iovec* first = pending_.data();
-    auto count = static_cast<int>(pending_count_);
-    while (count != 0) {
-      const ssize_t n = ::pwritev(file_.get(), first, count, static_cast<off_t>(place_));
-      if (n < 0 && errno == EINTR) continue;
-      if (n <= 0) fail_now(n < 0 ? errno : ENOSPC);
-      place_ += static_cast<std::uint64_t>(n);
-      auto written = static_cast<std::size_t>(n);
-      while (count != 0 && written >= first->iov_len) {
-        written -= first->iov_len;
-        ++first;
-        --count;
-      }
-      if (written != 0) {
-        first->iov_base = static_cast<std::byte*>(first->iov_base) + written;
-        first->iov_len -= written;
-      }
-    }
-    pending_count_ = 0;
-    pending_bytes_ = 0;
-    start_writeback();
-  }
-
-  void commit() {
-    flush();
-    if (::fsync(file_.get()) != 0) fail_now(errno);
-    // While the file that is replaced is open, its blocks are not given back: that may take longer
-    // than the writing (ext4 with `discard`), and is none of what has to be on the disk now.
-    const Descriptor replaced(::open(path_.c_str(), O_PATH | O_NOFOLLOW | O_CLOEXEC));
-    if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_now(errno);
-    temporary_.clear();
-    const std::string folder = folder_of(path_);
-    const Descriptor opened(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    // A file system that has nothing to sync for a folder says EINVAL.
-    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(path_, errno);
-  }
-
- private:
-  /// The disk begins while the rest is still being copied. An error would be seen by fsync.
-  void start_writeback() {
-    if (place_ < started_ + 64 * write_chunk_bytes) return;
-    ::sync_file_range(file_.get(), static_cast<off_t>(started_),
-                      static_cast<off_t>(place_ - started_), SYNC_FILE_RANGE_WRITE);
-    started_ = place_;
-  }
-
-  void remove() {
-    if (!temporary_.empty()) ::unlink(temporary_.c_str());
-  }
-
-  /// A destructor does not run where the constructor fails.
-  [[noreturn]] void fail_now(int error) {
-    remove();
-    fail_writing(path_, error);
-  }
-
-  std::string path_;
-  std::string temporary_;
-  Descriptor file_;
-  std::uint64_t place_ = 0;
-  std::uint64_t started_ = 0;
-  std::array<iovec, 128> pending_{};
-  std::size_t pending_count_ = 0;
-  std::size_t pending_bytes_ = 0;
-};
 
 /// Where everything lies in a file, and its header.
 class FileLayout {
@@ -294,7 +185,7 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
   std::uint64_t bytes = layout.header_bytes();
   for (const TensorToWrite* const tensor : layout.order()) bytes += tensor->data.size();
 
-  TemporaryFile out(path, bytes);
+  TemporaryFile out("checkpoint", path, bytes);
   out.seek(layout.header_bytes());
   std::vector<std::uint64_t> checksums;
   for (const TensorToWrite* const tensor : layout.order()) {

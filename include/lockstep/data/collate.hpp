@@ -33,6 +33,9 @@ class Collated
       : Base(std::move(collate)), source_(std::forward<Given>(source)) {}
 
   std::size_t size() const { return source_.get().size(); }
+  void prepare(std::span<const std::size_t> indices) const {
+    prepare_samples(source_.get(), indices);
+  }
 
   /// For the base alone: batches are no samples, and `map` comes before.
   void read(std::size_t index, Pass pass, ChainOf<Source>& chain, auto& out) const {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Images as bytes in memory, with a class each; they become floats when a batch is loaded.
+/// @file Images as bytes, with a class each; they become floats when a batch is loaded.
 
 #include <algorithm>
 #include <array>
@@ -8,12 +8,12 @@
 #include <cstdint>
 #include <span>
 #include <string>
-#include <vector>
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/sample.hpp"
+#include "lockstep/data/shared_bytes.hpp"
 
 namespace lockstep {
 
@@ -23,7 +23,8 @@ struct Normalization {
   float deviation = 1;
 };
 
-/// Images of bytes with labels, in memory; batches are floats.
+/// Images of bytes with labels, in memory or in mapped files; batches are floats. Copies share the
+/// bytes.
 class ImageDataset {
  public:
   using batch_type = LabelledBatch<float, std::int32_t>;
@@ -31,9 +32,8 @@ class ImageDataset {
 
   /// `pixels` holds the images one after another, as many as there are labels; every label is below
   /// `classes`. `origin` is what errors call the data.
-  ImageDataset(std::vector<std::uint8_t> pixels, std::vector<std::uint8_t> labels,
-               std::size_t classes, Normalization normalization = {},
-               const std::string& origin = "ImageDataset");
+  ImageDataset(SharedBytes pixels, SharedBytes labels, std::size_t classes,
+               Normalization normalization = {}, const std::string& origin = "ImageDataset");
 
   std::size_t size() const { return labels_.size(); }
   std::size_t width() const { return width_; }
@@ -41,6 +41,7 @@ class ImageDataset {
 
   template <LabelledRows Batch>
   void load(std::span<const std::size_t> indices, Batch& out) const {
+    prepare(indices);
     out.resize(indices.size(), width_);
     for (std::size_t i = 0; i != indices.size(); ++i) {
       convert(indices[i], out.row(i).data());
@@ -55,15 +56,30 @@ class ImageDataset {
     out.label = labels_[index];
   }
 
+  /// What must be done once before the samples of a batch are read one by one; `load` does it.
+  void prepare(std::span<const std::size_t> indices) const {
+    if (!pixels_.is_mapped() && !labels_.is_mapped()) return;
+    labels_.require_intact();
+    pixels_.require_intact();
+    for (const std::size_t i : indices) {
+      if (i < size()) pixels_.will_read(i * width_, width_);
+    }
+  }
+
  private:
+  [[noreturn, gnu::cold]] void fail_index(std::size_t index) const;
+
   void convert(std::size_t index, auto* to) const {
+    if (index >= size()) [[unlikely]]
+      fail_index(index);
     const std::uint8_t* const image = pixels_.data() + index * width_;
     std::transform(image, image + width_, to,
                    [this](std::uint8_t pixel) { return values_[pixel]; });
   }
 
-  std::vector<std::uint8_t> pixels_;
-  std::vector<std::uint8_t> labels_;
+  SharedBytes pixels_;
+  SharedBytes labels_;
+  std::string origin_;
   std::size_t classes_;
   std::size_t width_ = 0;
   std::array<float, 256> values_{};

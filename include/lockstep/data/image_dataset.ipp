@@ -9,10 +9,10 @@
 
 namespace lockstep {
 
-LOCKSTEP_INLINE ImageDataset::ImageDataset(std::vector<std::uint8_t> pixels,
-                                           std::vector<std::uint8_t> labels, std::size_t classes,
-                                           Normalization normalization, const std::string& origin)
-    : pixels_(std::move(pixels)), labels_(std::move(labels)), classes_(classes) {
+LOCKSTEP_INLINE ImageDataset::ImageDataset(SharedBytes pixels, SharedBytes labels,
+                                           std::size_t classes, Normalization normalization,
+                                           const std::string& origin)
+    : pixels_(std::move(pixels)), labels_(std::move(labels)), origin_(origin), classes_(classes) {
   width_ = labels_.empty() ? 0 : pixels_.size() / labels_.size();
   if (width_ * labels_.size() != pixels_.size()) {
     detail::fail(origin,
@@ -28,6 +28,11 @@ LOCKSTEP_INLINE ImageDataset::ImageDataset(std::vector<std::uint8_t> pixels,
     values_[byte] =
         (static_cast<float>(byte) / 255.f - normalization.mean) / normalization.deviation;
   }
+}
+
+LOCKSTEP_INLINE void ImageDataset::fail_index(std::size_t index) const {
+  detail::fail(origin_, {"there is no sample ", index, ": there are ", size()},
+               "ask for samples below their number");
 }
 
 }  // namespace lockstep

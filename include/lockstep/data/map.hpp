@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <type_traits>
 #include <utility>
 
@@ -115,6 +116,9 @@ class Mapped : public LoadsSamples<Mapped<Held, F, Out>, SampleOfMapped<Held, F,
   Mapped(Given&& source, F f) : source_(std::forward<Given>(source)), f_(std::move(f)) {}
 
   std::size_t size() const { return source_.get().size(); }
+  void prepare(std::span<const std::size_t> indices) const {
+    prepare_samples(source_.get(), indices);
+  }
 
   void read(std::size_t index, sample_type& out) const { read(index, Pass{}, out); }
   /// Do not keep a sample that points into another one longer than until the next call.

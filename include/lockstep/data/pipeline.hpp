@@ -76,6 +76,12 @@ void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass 
   }
 }
 
+/// Tells a source which samples will be read for a batch, where it wants to know.
+template <class Source>
+void prepare_samples(const Source& source, std::span<const std::size_t> indices) {
+  if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
+}
+
 [[noreturn, gnu::cold]] inline void refuse_width(std::size_t width, std::size_t first) {
   fail("rows", {"it has ", width, " inputs and the first sample of its batch has ", first},
        "give all samples one width with map, or say | padded(fill) or | ragged()");
@@ -135,6 +141,7 @@ class LoadsSamples {
         "lockstep: these samples are no rows of a LabelledBatch, which takes samples with `inputs` "
         "(a range) and `label`; say how they become a batch: source | collate<Batch>(c), where c "
         "is called as c(std::span<const Sample>, batch)");
+    prepare_samples(static_cast<const Source&>(*this), indices);
     if constexpr (Collate::is_known && Collate::takes_rows) {
       load_rows(indices, pass, out);
     } else if constexpr (Collate::is_known) {

@@ -60,7 +60,9 @@ using LabelOf = std::remove_cvref_t<decltype(std::declval<const S&>().label)>;
 
 /// `read(index, out)` replaces what `out` held by one sample, and reuses its memory. It is const
 /// and is called by several threads at once, each with an `out` of its own. A sample may point into
-/// the source. A source that draws random numbers has `read(index, pass, out)`.
+/// the source. A source that draws random numbers has `read(index, pass, out)`. One that has work
+/// to do once for a batch, before its samples are read, may have `prepare(indices)`: a mapped file
+/// is looked at there, to see that it has not changed.
 template <class S>
 concept SampleSource = requires(const S& source) {
   requires std::default_initializable<typename S::sample_type>;

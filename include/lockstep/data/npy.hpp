@@ -1,0 +1,155 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Arrays in `.npy` files, NumPy's format: mapped to be read, and written.
+
+#include <cstddef>
+#include <initializer_list>
+#include <memory>
+#include <ranges>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/data/mapped_file.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// What the header of a file says, checked against the size of the file.
+struct NpyHeader {
+  ElementKind kind = ElementKind::unsupported;
+  std::vector<std::size_t> shape;
+  std::size_t begin = 0;  ///< the byte at which the elements begin
+};
+
+/// Reads the header of a file whose bytes these are. An error names the file, the byte and what
+/// should be there.
+NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& path);
+
+/// Whether a file begins as `.npy` files do.
+bool is_npy(std::span<const std::byte> bytes);
+
+/// "(3, 4)", as Python writes it.
+std::string npy_shape_text(std::span<const std::size_t> shape);
+
+[[noreturn, gnu::cold]] void fail_npy_kind(const std::string& path, ElementKind has,
+                                           ElementKind wanted, std::string_view what);
+[[noreturn, gnu::cold]] void fail_npy_row(const std::string& path, std::size_t row,
+                                          std::size_t rows);
+
+void write_npy_bytes(const std::string& path, ElementKind kind, std::span<const std::byte> bytes,
+                     std::span<const std::size_t> shape);
+
+}  // namespace detail
+
+/// An array of any element type and shape, as `numpy.save` wrote it: versions 1 to 3 of the
+/// format, little-endian, in C order. Bfloat16, which NumPy does not have, is its `V2`. Copies
+/// share the mapping.
+class NpyFile {
+ public:
+  explicit NpyFile(const std::string& path, Access access = Access::automatic);
+
+  const std::string& path() const { return file_->path(); }
+  ElementKind kind() const { return header_.kind; }
+  const std::vector<std::size_t>& shape() const { return header_.shape; }
+
+  /// The elements, row after row.
+  std::span<const std::byte> bytes() const { return file_->bytes().subspan(header_.begin); }
+
+  /// The byte of the file at which an element begins, for errors.
+  std::size_t place_of(std::size_t element) const {
+    return header_.begin + element * detail::element_size(header_.kind);
+  }
+
+  const MappedFile& file() const { return *file_; }
+
+ private:
+  std::shared_ptr<const MappedFile> file_;
+  detail::NpyHeader header_;
+};
+
+/// A file whose elements are `T`, as rows: as many as its first extent says, each of all the
+/// others. It reads nothing before a row is asked for, so it may be larger than memory. As a source
+/// of samples, a sample is a row.
+template <Element T>
+class NpyArray {
+ public:
+  using sample_type = std::span<const T>;
+
+  explicit NpyArray(const std::string& path, Access access = Access::automatic)
+      : NpyArray(NpyFile(path, access)) {}
+
+  explicit NpyArray(NpyFile file) : file_(std::move(file)) {
+    if (file_.kind() != element_kind<T>())
+      detail::fail_npy_kind(file_.path(), file_.kind(), element_kind<T>(), "read as");
+    const auto& shape = file_.shape();
+    size_ = shape.empty() ? 1 : shape.front();
+    values_ = {reinterpret_cast<const T*>(file_.bytes().data()), file_.bytes().size() / sizeof(T)};
+    width_ = size_ == 0 ? 0 : values_.size() / size_;
+  }
+
+  std::size_t size() const { return size_; }
+  std::size_t width() const { return width_; }
+  const std::vector<std::size_t>& shape() const { return file_.shape(); }
+  const NpyFile& file() const { return file_; }
+
+  /// All elements, row after row.
+  std::span<const T> values() const { return values_; }
+
+  std::span<const T> row(std::size_t i) const {
+    if (i >= size_) [[unlikely]]
+      detail::fail_npy_row(file_.path(), i, size_);
+    return values_.subspan(i * width_, width_);
+  }
+
+  void read(std::size_t index, sample_type& out) const { out = row(index); }
+
+  /// What must be done once before the rows of a batch are read: a file that has changed is an
+  /// error, and the rows of a file that is read at random are fetched together.
+  void prepare(std::span<const std::size_t> indices) const {
+    file_.file().require_intact();
+    if (!file_.file().reads_at_random()) return;
+    for (const std::size_t i : indices) {
+      if (i < size_) file_.file().will_read(file_.place_of(i * width_), width_ * sizeof(T));
+    }
+  }
+
+ private:
+  NpyFile file_;
+  std::span<const T> values_;
+  std::size_t size_ = 0;
+  std::size_t width_ = 0;
+};
+
+/// Writes an array of this shape; its elements lie row after row. Whatever happens, there is the
+/// old file or the new one.
+template <std::ranges::contiguous_range Values>
+  requires Element<std::ranges::range_value_t<Values>>
+void write_npy(const std::string& path, const Values& values, std::span<const std::size_t> shape) {
+  const std::span all(std::ranges::data(values), std::ranges::size(values));
+  detail::write_npy_bytes(path, element_kind<std::ranges::range_value_t<Values>>(),
+                          std::as_bytes(all), shape);
+}
+
+template <std::ranges::contiguous_range Values>
+void write_npy(const std::string& path, const Values& values,
+               std::initializer_list<std::size_t> shape) {
+  write_npy(path, values, std::span(shape.begin(), shape.size()));
+}
+
+/// The same with one axis.
+template <std::ranges::contiguous_range Values>
+void write_npy(const std::string& path, const Values& values) {
+  write_npy(path, values, {std::ranges::size(values)});
+}
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/npy.ipp"
+#endif
