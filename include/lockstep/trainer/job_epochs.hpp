@@ -91,7 +91,7 @@ class JobEpochs : public JobBase<Model, Policies> {
         log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
     if (log_) {
       log_.write(run_header(this->world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
-                            policy_fields(Policies{})));
+                            policy_fields(typename Policies::pack{})));
     }
   }
 
