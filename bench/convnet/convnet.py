@@ -6,6 +6,7 @@ import pathlib
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "support"))
+sys.dont_write_bytecode = True
 import ddp_ways  # before torch, which reads the environment
 
 import torch

@@ -20,10 +20,13 @@
 
 namespace ranks {
 
+/// After so many places, what ranks hold repeats itself.
+inline constexpr std::size_t period = 11;
+
 /// What rank `rank` holds at place i. Small integers, and fractions where the type has them.
 template <class T>
 T value(std::size_t rank, std::size_t i) {
-  const auto whole = static_cast<int>((rank * 7 + i * 3) % 11) + 1;
+  const auto whole = static_cast<int>((rank * 7 + i * 3) % period) + 1;
   if constexpr (FloatingElement<T>) {
     return T(static_cast<float>(whole) / 8 - 0.5f);
   } else {
@@ -41,14 +44,28 @@ T reduced(const Op& op, std::size_t world, std::size_t i) {
 
 /// The same for all places.
 template <class T, class Op>
-Repeating<T, 11> all_reduced(const Op& op, std::size_t world) {
-  return Repeating<T, 11>([&](std::size_t i) { return reduced<T>(op, world, i); });
+Repeating<T, period> all_reduced(const Op& op, std::size_t world) {
+  return Repeating<T, period>([&](std::size_t i) { return reduced<T>(op, world, i); });
+}
+
+/// What rank `rank` holds from place `first` on.
+template <class T>
+Repeating<T, period> values_of(std::size_t rank, std::size_t first = 0) {
+  return Repeating<T, period>([=](std::size_t i) { return value<T>(rank, first + i); });
+}
+template <class T>
+void fill(std::span<T> values, const Repeating<T, period>& with) {
+  fill_repeating<period>(values, with);
 }
 
 /// Equal to the last bit. The words are put together only when they are needed.
 template <class T>
-void require_equal(const T& a, const T& b, const char* call, const std::string& what) {
-  if (std::memcmp(&a, &b, sizeof(T)) != 0) throw std::runtime_error(std::string(call) + " " + what);
+void require_equal(std::span<const T> values, const Repeating<T, period>& want, const char* call,
+                   const std::string& what) {
+  const std::size_t wrong = find_difference<period>(values, want);
+  if (wrong != values.size()) {
+    throw std::runtime_error(std::string(call) + " " + what + ", element " + std::to_string(wrong));
+  }
 }
 
 template <class T, class Op>
@@ -62,16 +79,14 @@ void all_reductions(auto& comm, std::span<T> data, const Op& op) {
   const std::size_t world = comm.world_size().value();
   const std::string what = reduction_name<T, Op>(data.size());
   const auto want = all_reduced<T>(op, world);
-  const auto fill = [&] {
-    for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(comm.rank().value(), i);
-  };
-  fill();
+  const auto mine = values_of<T>(comm.rank().value());
+  fill(data, mine);
   comm.all_reduce(data, op);
-  for (std::size_t i = 0; i < data.size(); ++i) require_equal(data[i], want(i), "all_reduce", what);
-  fill();
+  require_equal<T>(data, want, "all_reduce", what);
+  fill(data, mine);
   auto work = comm.all_reduce_async(data, op);
   while (!work.test()) std::this_thread::yield();
-  for (std::size_t i = 0; i < data.size(); ++i) require_equal(data[i], want(i), "async", what);
+  require_equal<T>(data, want, "async", what);
 }
 
 template <class T, class Op>
@@ -81,17 +96,18 @@ void reductions(auto& comm, std::span<T> data, std::span<T> pieces, const Op& op
   const std::size_t me = comm.rank().value();
   const std::string what = reduction_name<T, Op>(data.size());
   const auto want = all_reduced<T>(op, world);
-  for (std::size_t i = 0; i < data.size(); ++i) data[i] = value<T>(me, i);
+  const auto mine = values_of<T>(me);
+  fill(data, mine);
   const Rank root{world - 1};
   comm.reduce(data, root, op);
-  for (std::size_t i = 0; i < data.size(); ++i) {
-    require_equal(data[i], comm.rank() == root ? want(i) : value<T>(me, i), "reduce", what);
+  if (comm.rank() == root) {
+    require_equal<T>(data, want, "reduce", what);
+  } else {
+    require_equal<T>(data, mine, "reduce", what);
   }
-  for (std::size_t i = 0; i < pieces.size(); ++i) pieces[i] = value<T>(me, i);
+  fill(pieces, mine);
   comm.reduce_scatter(pieces, data, op);
-  for (std::size_t i = 0; i < data.size(); ++i) {
-    require_equal(data[i], want(me * data.size() + i), "reduce_scatter", what);
-  }
+  require_equal<T>(data, want.from(me * data.size()), "reduce_scatter", what);
 }
 
 template <class T>
@@ -101,45 +117,44 @@ void movements(auto& comm, std::span<T> data, std::span<T> pieces, bool messages
   const std::size_t n = data.size();
   const std::string what =
       std::to_string(n) + " " + std::string(detail::element_name(element_kind<T>()));
-  const auto fill = [&](std::span<T> values) {
-    for (std::size_t i = 0; i < values.size(); ++i) values[i] = value<T>(me, i);
+  const auto mine = values_of<T>(me);
+  const Repeating<T, period> nothing([](std::size_t) { return T{}; });
+  const auto require_ranks = [&](std::span<T> all, std::size_t first, const char* call) {
+    for (std::size_t w = 0; w < world; ++w)
+      require_equal<T>(all.subspan(w * n, n), values_of<T>(w, first), call, what);
   };
   for (std::size_t root = 0; root < world; root += 2) {
-    fill(data);
+    fill(data, mine);
     comm.broadcast(data, Rank{root});
-    for (std::size_t i = 0; i < n; ++i)
-      require_equal(data[i], value<T>(root, i), "broadcast", what);
-    fill(data);
+    require_equal<T>(data, values_of<T>(root), "broadcast", what);
+    fill(data, mine);
     std::fill(pieces.begin(), pieces.end(), T{});
     comm.gather(data, pieces, Rank{root});
-    for (std::size_t i = 0; i < pieces.size(); ++i) {
-      require_equal(pieces[i], me == root ? value<T>(i / n, i % n) : T{}, "gather", what);
+    if (me == root) {
+      require_ranks(pieces, 0, "gather");
+    } else {
+      require_equal<T>(pieces, nothing, "gather", what);
     }
-    fill(pieces);
+    fill(pieces, mine);
     comm.scatter(pieces, data, Rank{root});
-    for (std::size_t i = 0; i < n; ++i)
-      require_equal(data[i], value<T>(root, me * n + i), "scatter", what);
+    require_equal<T>(data, values_of<T>(root, me * n), "scatter", what);
   }
-  fill(data);
+  fill(data, mine);
   comm.all_gather(data, pieces);
-  for (std::size_t i = 0; i < pieces.size(); ++i)
-    require_equal(pieces[i], value<T>(i / n, i % n), "all_gather", what);
-  fill(pieces);
+  require_ranks(pieces, 0, "all_gather");
+  fill(pieces, mine);
   std::vector<T> received(pieces.size());
   comm.all_to_all(pieces, received);
-  for (std::size_t i = 0; i < received.size(); ++i) {
-    require_equal(received[i], value<T>(i / n, me * n + i % n), "all_to_all", what);
-  }
+  require_ranks(received, me * n, "all_to_all");
   if (world > 1 && messages) {  // round the ring, even ranks send first
     const Rank right{(me + 1) % world};
     const Rank left{(me + world - 1) % world};
-    fill(data);
+    fill(data, mine);
     std::vector<T> got(n);
     if (me % 2 == 0) comm.send(data, right);
     comm.receive(got, left);
     if (me % 2 != 0) comm.send(data, right);
-    for (std::size_t i = 0; i < n; ++i)
-      require_equal(got[i], value<T>(left.value(), i), "send", what);
+    require_equal<T>(got, values_of<T>(left.value()), "send", what);
   }
 }
 
@@ -163,10 +178,14 @@ void every_operation(auto& comm, std::size_t n) {
 
 /// Three reductions at a time, awaited in different orders.
 void several_under_way(auto& comm, int rounds) {
-  auto arena = comm.template allocate<double>(30000);
+  const std::span<double> arena = comm.template allocate<double>(30000);
   const std::size_t world = comm.world_size().value();
+  const auto require_reduced = [&](std::size_t first, std::size_t count, auto op) {
+    require_equal<double>(arena.subspan(first, count), all_reduced<double>(op, world).from(first),
+                          "asynchronous", "");
+  };
   for (int round = 0; round < rounds; ++round) {
-    for (std::size_t i = 0; i < arena.size(); ++i) arena[i] = value<double>(comm.rank().value(), i);
+    fill(arena, values_of<double>(comm.rank().value()));
     auto a = comm.all_reduce_async(arena.subspan(0, 10000), Sum{});
     auto b = comm.all_reduce_async(arena.subspan(10000, 5), Max{});
     auto c = comm.all_reduce_async(arena.subspan(10005, 19995), Average{});
@@ -176,18 +195,15 @@ void several_under_way(auto& comm, int rounds) {
     a.wait();
     b.wait();
     c.wait();
-    for (std::size_t i = 0; i < arena.size(); ++i) {
-      const double expected = i < 10000   ? reduced<double>(Sum{}, world, i)
-                              : i < 10005 ? reduced<double>(Max{}, world, i)
-                                          : reduced<double>(Average{}, world, i);
-      require_equal(arena[i], expected, "asynchronous", "");
-    }
+    require_reduced(0, 10000, Sum{});
+    require_reduced(10000, 5, Max{});
+    require_reduced(10005, 19995, Average{});
   }
 }
 
 /// Many reductions, awaited only by their handles' end.
 void many_under_way(auto& comm) {
-  auto arena = comm.template allocate<float>(64 * 2000);
+  const std::span<float> arena = comm.template allocate<float>(64 * 2000);
   std::fill(arena.begin(), arena.end(), 1.f);
   using Work = decltype(comm.all_reduce_async(arena, Sum{}));
   std::vector<std::unique_ptr<Work>> works;
@@ -195,8 +211,9 @@ void many_under_way(auto& comm) {
     works.emplace_back(new Work(comm.all_reduce_async(arena.subspan(i * 2000, 2000), Sum{})));
   }
   works.clear();
-  for (float x : arena)
-    require(x == static_cast<float>(comm.world_size().value()), "a reduction was lost");
+  const auto want = static_cast<float>(comm.world_size().value());
+  require_equal<float>(arena, Repeating<float, period>([&](std::size_t) { return want; }),
+                       "a reduction was lost", "");
 }
 
 void groups_of_six(auto& comm) {
@@ -262,15 +279,15 @@ void variable_gathers(auto& comm, std::size_t scale) {
   const std::size_t world = comm.world_size().value();
   const auto length = [&](std::size_t w) { return scale * ((w + 1) % 3); };
   std::vector<T> mine(length(me));
-  for (std::size_t i = 0; i < mine.size(); ++i) mine[i] = value<T>(me, i);
+  fill(std::span<T>(mine), values_of<T>(me));
   const auto verify = [&](const GatheredPieces& pieces, std::span<const T> values,
                           const char* call) {
     std::size_t begin = 0;
     for (std::size_t w = 0; w < world; ++w) {
       require(pieces.counts[w] == length(w) && pieces.offsets[w] == begin, call);
       const std::string whose = "of rank " + std::to_string(w);
-      for (std::size_t i = 0; i < length(w) && !values.empty(); ++i)
-        require_equal(values[begin + i], value<T>(w, i), call, whose);
+      if (!values.empty())
+        require_equal<T>(values.subspan(begin, length(w)), values_of<T>(w), call, whose);
       begin += length(w);
     }
     require(pieces.total() == begin && (values.empty() || values.size() == begin), call);
@@ -305,7 +322,12 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
   const auto rounds = [&](std::span<T> buckets) {
     const std::span<T> first = buckets.first(all);
     const std::span<T> second = buckets.subspan(all);
-    for (std::size_t i = 0; i < 2 * all; ++i) buckets[i] = value<T>(me, i);
+    // Both buckets have a piece of every rank: `f(piece, rank, its first place)`.
+    const auto each_piece = [&](const auto& f) {
+      for (std::size_t piece = 0; piece != 2 * world; ++piece)
+        f(buckets.subspan(piece * n, n), piece % world, piece * n);
+    };
+    fill(buckets, values_of<T>(me));
     {
       auto a = comm.reduce_scatter_async(first, first.subspan(me * n, n), op);
       auto b = comm.reduce_scatter_async(second, second.subspan(me * n, n), op);
@@ -313,19 +335,24 @@ void pieces_in_place(auto& comm, std::size_t n, const Op& op) {
       a.wait();
     }
     if constexpr (requires { comm.synchronize(); }) comm.synchronize();  // a stream has waited
-    for (std::size_t i = 0; i < 2 * all; ++i) {
-      const bool own = i % all / std::max<std::size_t>(n, 1) == me;
-      require_equal(buckets[i], own ? want(i) : value<T>(me, i), "reduce_scatter_async", what);
-      if (own) buckets[i] = value<T>(me + 1, i);
-    }
+    each_piece([&](std::span<T> piece, std::size_t w, std::size_t begin) {
+      const char* const call = "reduce_scatter_async";
+      if (w != me) {
+        require_equal<T>(piece, values_of<T>(me, begin), call, what);
+      } else {
+        require_equal<T>(piece, want.from(begin), call, what);
+        fill(piece, values_of<T>(me + 1, begin));
+      }
+    });
     {
       auto a = comm.all_gather_async(first.subspan(me * n, n), first);
       auto b = comm.all_gather_async(second.subspan(me * n, n), second);
       a.wait();
     }
     if constexpr (requires { comm.synchronize(); }) comm.synchronize();
-    for (std::size_t i = 0; i < 2 * all; ++i)
-      require_equal(buckets[i], value<T>(i % all / n + 1, i), "all_gather_async", what);
+    each_piece([&](std::span<T> piece, std::size_t w, std::size_t begin) {
+      require_equal<T>(piece, values_of<T>(w + 1, begin), "all_gather_async", what);
+    });
   };
   rounds(comm.template allocate<T>(2 * all));
   std::vector<T> own(2 * all);

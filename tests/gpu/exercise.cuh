@@ -5,6 +5,7 @@
 
 #include <cuda_runtime_api.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstdio>
@@ -32,6 +33,9 @@ inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
 
+/// After so many places, what ranks hold repeats itself.
+inline constexpr std::size_t period = std::size_t{5} * 11;
+
 /// What rank `rank` holds at place i: values whose sums are exact in every type. Products need
 /// powers of two.
 template <class T, class Op = Sum>
@@ -58,8 +62,7 @@ T reduced(const Op& op, std::size_t world, std::size_t i) {
 /// The same for all places.
 template <class T, class Op>
 auto all_reduced(const Op& op, std::size_t world) {
-  return ranks::Repeating<T, std::size_t{5} * 11>(
-      [&](std::size_t i) { return reduced<T>(op, world, i); });
+  return ranks::Repeating<T, period>([&](std::size_t i) { return reduced<T>(op, world, i); });
 }
 
 template <class T>
@@ -89,7 +92,7 @@ class Buffer {
 
   template <class F>
   void fill(const F& at) {
-    for (std::size_t i = 0; i < host_.size(); ++i) host_[i] = at(i);
+    ranks::fill_repeating<period>(std::span<T>(host_), at);
     push();
   }
   void poison() {
@@ -98,16 +101,18 @@ class Buffer {
     push();
   }
 
+  /// Every element is `at(i)`, which repeats itself within parts of `part` elements.
   template <class F>
-  void expect(const std::string& what, const F& at) {
+  void expect(const std::string& what, const F& at,
+              std::size_t part = static_cast<std::size_t>(-1)) {
     pull();
-    for (std::size_t i = 0; i < host_.size(); ++i) {
-      const T wanted = at(i);
-      if (std::memcmp(&host_[i], &wanted, sizeof(T)) == 0) continue;
-      throw std::runtime_error("rank " + std::to_string(comm_.rank().value()) + ", " + what +
-                               (on_host_ ? ", host memory" : ", device memory") + ": element " +
-                               std::to_string(i) + " of " + std::to_string(host_.size()) + " is " +
-                               text(host_[i]) + ", expected " + text(wanted));
+    for (std::size_t first = 0; first < host_.size();
+         first += std::min(part, host_.size() - first)) {
+      const auto values =
+          std::span<const T>(host_).subspan(first, std::min(part, host_.size() - first));
+      const std::size_t wrong =
+          ranks::find_difference<period>(values, [&](std::size_t i) { return at(first + i); });
+      if (wrong != values.size()) refuse(what, first + wrong, at(first + wrong));
     }
   }
   void expect_poison(const std::string& what) {
@@ -117,6 +122,12 @@ class Buffer {
   }
 
  private:
+  [[noreturn]] void refuse(const std::string& what, std::size_t i, T wanted) const {
+    throw std::runtime_error("rank " + std::to_string(comm_.rank().value()) + ", " + what +
+                             (on_host_ ? ", host memory" : ", device memory") + ": element " +
+                             std::to_string(i) + " of " + std::to_string(host_.size()) + " is " +
+                             text(host_[i]) + ", expected " + text(wanted));
+  }
   void push() {
     if (on_host_ || host_.empty()) return;
     check_cuda(cudaMemcpyAsync(device_.data(), host_.data(), host_.size() * sizeof(T),
@@ -189,7 +200,7 @@ void movements(Comm& comm, std::size_t n, bool on_host, bool messages = true) {
     data.fill(mine);
     pieces.poison();
     comm.gather(data.span(), pieces.span(), Rank{root});
-    if (me == root) pieces.expect("gather" + what, gathered);
+    if (me == root) pieces.expect("gather" + what, gathered, n);
     if (me != root) pieces.expect_poison("gather" + what + " elsewhere");
 
     pieces.fill(mine);
@@ -200,12 +211,13 @@ void movements(Comm& comm, std::size_t n, bool on_host, bool messages = true) {
   data.fill(mine);
   pieces.poison();
   comm.all_gather(data.span(), pieces.span());
-  pieces.expect("all_gather" + what, gathered);
+  pieces.expect("all_gather" + what, gathered, n);
 
   pieces.fill(mine);
   other.poison();
   comm.all_to_all(pieces.span(), other.span());
-  other.expect("all_to_all" + what, [&](std::size_t i) { return value<T>(i / n, me * n + i % n); });
+  other.expect(
+      "all_to_all" + what, [&](std::size_t i) { return value<T>(i / n, me * n + i % n); }, n);
 
   if (messages && world > 1 && world % 2 == 0) {  // round the ring, even ranks send first
     const Rank right{(me + 1) % world};
@@ -298,12 +310,12 @@ void variable_gathers(Comm& comm, std::size_t scale, bool on_host) {
   all.poison();
   const GatheredPieces pieces = comm.all_gather_variable(mine.span(), all.span());
   require(pieces.total() == gathered.size() && pieces.counts[me] == length(me), "the counts");
-  all.expect("all_gather_variable", expected);
+  all.expect("all_gather_variable", expected, 1);
   for (std::size_t root = 0; root < world; ++root) {
     all.poison();
     comm.gather_variable(mine.span(), all.span(), Rank{root});
     if (me == root) {
-      all.expect("gather_variable", expected);
+      all.expect("gather_variable", expected, 1);
     } else {
       all.expect_poison("gather_variable on another rank than root");
     }
@@ -343,8 +355,9 @@ void pieces_in_place(Comm& comm, std::size_t n, bool on_host, const Op& op) {
     first.wait();
   }
   for (Buffer<Comm, T>* buffer : {&bucket, &next}) {
-    buffer->expect("reduce_scatter_async" + what,
-                   [&](std::size_t i) { return i / n == me ? sum(i) : value<T, Op>(me, i); });
+    buffer->expect(
+        "reduce_scatter_async" + what,
+        [&](std::size_t i) { return i / n == me ? sum(i) : value<T, Op>(me, i); }, n);
   }
   comm.all_gather_async(pieces.subspan(me * n, n), pieces).wait();
   bucket.expect("all_gather_async" + what, sum);

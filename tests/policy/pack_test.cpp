@@ -35,6 +35,12 @@ struct Dark : detail::ValuePolicy<questions::Shade> {
 
 using Defaults = PolicyPack<Color<Red>, Dark>;
 
+/// A job's policies are named by those that are not defaults.
+template <class... Chosen>
+struct Spelled {
+  using pack = detail::Canonical<Defaults, Chosen...>;
+};
+
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(a_policy_is_told_from_a_choice_and_from_anything_else) {
@@ -54,6 +60,10 @@ BOOST_AUTO_TEST_CASE(packs_are_counted_picked_and_brought_into_one_order) {
   static_assert(std::is_same_v<detail::Canonical<Defaults>, Defaults>);
   static_assert(std::is_same_v<detail::Canonical<Defaults, Dark, Color<Blue>>,
                                PolicyPack<Color<Blue>, Dark>>);
+  static_assert(std::is_same_v<detail::ChosenFrom<Spelled, Defaults, Defaults>, Spelled<>>);
+  static_assert(std::is_same_v<detail::ChosenFrom<Spelled, Defaults, PolicyPack<Color<Blue>, Dark>>,
+                               Spelled<Color<Blue>>>);
+  static_assert(std::is_same_v<detail::Pick<questions::Shade, Spelled<Color<Blue>>>, Dark>);
   static_assert(detail::answers<questions::Color>(Defaults{}) && !detail::answers<int>(Defaults{}));
 }
 

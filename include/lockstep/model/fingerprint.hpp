@@ -31,7 +31,7 @@ constexpr std::uint64_t fingerprint_of(const auto& parameters, const auto& buffe
   hash.text(version);
   fingerprint(hash, parameters);
   fingerprint(hash, buffers);
-  fingerprint(hash, Policies{});
+  fingerprint(hash, typename Policies::pack{});
   return hash.value();
 }
 

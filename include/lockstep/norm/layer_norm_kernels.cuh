@@ -45,7 +45,8 @@ __device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes) {
 /// come from the L1 cache, because the L2 cache has enough to do with the rows.
 template <class A, std::size_t N, class W>
 __device__ Packet<A, N> load_features(const W* from) {
-  constexpr std::size_t piece = std::min(N, 16 / sizeof(W));
+  constexpr std::size_t most = 16 / sizeof(W);
+  constexpr std::size_t piece = N < most ? N : most;  // nvcc warns of std::min on a device
   Packet<A, N> features;
 #pragma unroll
   for (std::size_t i = 0; i < N; i += piece) {

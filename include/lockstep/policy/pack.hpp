@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <tuple>
+#include <type_traits>
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/policy/policy.hpp"
@@ -12,7 +13,9 @@ namespace lockstep {
 
 /// A list of policies.
 template <class... Ps>
-struct PolicyPack {};
+struct PolicyPack {
+  using pack = PolicyPack;
+};
 
 namespace detail {
 
@@ -28,12 +31,17 @@ consteval std::size_t place_of() {
   return place;
 }
 
-template <class Axis, class Pack>
-struct PickFrom;
+/// A type may have its policies as its `pack`.
+template <class Axis, class Policies>
+struct PickFrom : PickFrom<Axis, typename Policies::pack> {};
 template <class Axis, class... Ps>
 struct PickFrom<Axis, PolicyPack<Ps...>> {
   using type = std::tuple_element_t<place_of<Axis, Ps...>(), std::tuple<Ps...>>;
 };
+
+/// A policy beside the default of its axis.
+template <class Default, class P>
+struct Pair {};
 
 template <class Defaults, class... Ps>
 struct Canonicalize;
@@ -55,6 +63,25 @@ using PickOr = Pick<typename Default::axis, PolicyPack<Ps..., Default>>;
 /// Any order of the same policies gives the same type.
 template <class Defaults, class... Ps>
 using Canonical = typename Canonicalize<Defaults, Ps...>::type;
+
+/// `To<...>` of those policies of a canonical pack that are not the default of their axis.
+template <template <class...> class To, class Defaults, class Pack>
+struct Choose;
+template <template <class...> class To, class... Defaults, class... Ps>
+struct Choose<To, PolicyPack<Defaults...>, PolicyPack<Ps...>> {
+  template <class... Found>
+  struct List {
+    using type = To<Found...>;
+    template <class Default, class P>
+    using Next = std::conditional_t<std::is_same_v<Default, P>, List, List<Found..., P>>;
+    /// Only declared: its type is all that is wanted of it.
+    template <class Default, class P>
+    Next<Default, P> operator|(Pair<Default, P>) const;
+  };
+  using type = typename decltype((List<>{} | ... | Pair<Defaults, Ps>{}))::type;
+};
+template <template <class...> class To, class Defaults, class Pack>
+using ChosenFrom = typename Choose<To, Defaults, Pack>::type;
 
 /// Is Axis one of those that a pack answers?
 template <class Axis, class... Ps>

@@ -51,7 +51,7 @@ void describe_all(std::string& text, std::string_view role, const auto& tensors)
 template <class Policies>
 std::string job_description(const auto& parameters, const auto& buffers) {
   std::string text = detail::text({"lockstep ", version, "\n"});
-  describe(text, Policies{});
+  describe(text, typename Policies::pack{});
   describe_all(text, "parameter", parameters);
   describe_all(text, "buffer", buffers);
   return text;

@@ -2,7 +2,6 @@
 #pragma once
 /// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -17,7 +16,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/text.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/dp_evaluation.hpp"
@@ -25,6 +23,7 @@
 #include "lockstep/strategy/dp_kept.hpp"
 #include "lockstep/strategy/dp_options.hpp"
 #include "lockstep/strategy/dp_replica.hpp"
+#include "lockstep/strategy/dp_shares.hpp"
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -116,18 +115,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
 
   /// Sets shares in proportion to these numbers, one for each replica, for devices of different
   /// speed. An empty list makes shares equal again.
-  void set_shares(std::vector<double> weights) {
-    bool positive = true;
-    for (const double weight : weights) positive = positive && weight > 0;
-    if (!positive || (!weights.empty() && weights.size() != replicas())) {
-      throw Error("set_shares",
-                  std::to_string(weights.size()) + " numbers for " + std::to_string(replicas()) +
-                      " replicas" + (positive ? "" : ", not all of them above zero"),
-                  "give every replica a number above zero");
-    }
-    weights_ = std::move(weights);
-    make_shares_even();
-  }
+  void set_shares(std::vector<double> weights) { shares_.set(std::move(weights)); }
 
   void set_epoch(std::uint64_t epoch) {
     for (const auto& replica : replicas_) replica->replica().set_epoch(epoch);
@@ -179,7 +167,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     } else {
       for (const auto& replica : replicas_) replica->replica().choose_subgraph(subgraph);
       const BatchCut cut = scatter(batch);
-      if constexpr (traits::syncs_norms) require_samples();
+      if constexpr (traits::syncs_norms) shares_.require_samples();
       if constexpr (traits::captures) {
         run_captured(batch, cut);
       } else {
@@ -229,8 +217,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
         root_(output_replica(options, meeting_.size())),
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
-        parts_(meeting_.size()) {
-    make_shares_even();
+        shares_(meeting_.size(), traits::syncs_norms) {
     Models models(replicas());
     crew_.run([&](std::size_t i) { meeting_.prepare(Rank{i}); });
     crew_.run_in_turn([&](std::size_t i) { models[i].emplace(model_of(i, models)); });
@@ -260,45 +247,10 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   template <class Batch>
   BatchCut scatter(const Batch& batch) {
     static_assert(require_scattering<Batch>());
-    const BatchCut cut{replicas(), weights_};
-    std::size_t all = 0;
-    std::size_t largest = 0;
-    for (std::size_t i = 0; i != replicas(); ++i) {
-      const std::size_t samples = samples_of(batch, cut, i);
-      parts_[i].samples = {all, samples};
-      all += samples;
-      largest = std::max(largest, samples);
-    }
-    if (all == 0)
-      throw Error("DP", "the batch is empty", "give it a sample for one replica at least");
-    for (BatchPart& part : parts_) {
-      part.all = all;
-      part.largest = largest;
-    }
-    if constexpr (traits::gathers_outputs) make_room(batch, all);
+    const BatchCut cut = shares_.count(
+        [&](const BatchCut& by, std::size_t i) { return samples_of(batch, by, i); });
+    if constexpr (traits::gathers_outputs) make_room(batch, shares_.samples());
     return cut;
-  }
-
-  /// PyTorch's chunks leave the last replicas without samples where others have two, and norms that
-  /// replicas take together need one of each.
-  void make_shares_even() {
-    if constexpr (traits::syncs_norms) {
-      if (weights_.empty()) weights_.assign(replicas(), 1);
-    }
-  }
-
-  /// A replica without samples does not run its model, and the norms of the others would wait for
-  /// its statistics.
-  void require_samples() const {
-    for (std::size_t i = 0; i != replicas(); ++i) {
-      if (parts_[i].samples.count != 0) continue;
-      throw Error("DP",
-                  text({"replica ", i, " has no sample of a batch of ", parts_[i].all,
-                        ", and batch norms take their statistics over all ", replicas(),
-                        " replicas (Norms<Synced>)"}),
-                  "give every replica a sample, and leave out a last batch that is too small "
-                  "(drop_last), or use Norms<Local>");
-    }
   }
 
   template <class Batch>
@@ -315,7 +267,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   template <class Batch>
   void take(std::size_t i, const Batch& batch, const BatchCut& cut) {
     replicas_[i]->follow(*replicas_[0]);
-    replicas_[i]->take(batch, cut, parts_[i]);
+    replicas_[i]->take(batch, cut, shares_[i]);
   }
 
   template <class Batch>
@@ -398,8 +350,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   std::size_t root_;  // the replica of the output device
   ReplicaCrew crew_;
   std::vector<std::unique_ptr<LedReplica>> replicas_;
-  std::vector<BatchPart> parts_;  // of the batch that is under way
-  std::vector<double> weights_;   // of `set_shares`
+  DpShares shares_;  // of the batch that is under way
 };
 
 }  // namespace detail

@@ -42,7 +42,7 @@ class DpEvaluation {
     } else if constexpr (traits::gathers_outputs &&
                          !Self::LedReplica::template has_evaluation<Batch, Tally>) {
       const double loss = evaluate(batch);
-      const auto samples = static_cast<double>(self().parts_[0].all);
+      const auto samples = static_cast<double>(self().shares_.samples());
       tally.add("loss", loss * samples, samples);
     } else {
       const BatchCut cut = self().scatter(batch);
@@ -78,7 +78,7 @@ class DpEvaluation {
       return self().first().predict(self().first().place(batch), row_count(batch));
     } else {
       const BatchCut cut = self().scatter(batch);
-      if constexpr (!traits::gathers_outputs) self().make_room(batch, self().parts_[0].all);
+      if constexpr (!traits::gathers_outputs) self().make_room(batch, self().shares_.samples());
       self().run([&](std::size_t i) { self().take(i, batch, cut); },
                  [&](std::size_t i) { self().replicas_[i]->template predict_only<Batch>(); });
       return std::as_const(*self().replicas_[self().root_]).all_outputs();

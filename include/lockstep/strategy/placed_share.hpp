@@ -14,13 +14,6 @@
 
 namespace lockstep::detail {
 
-/// The samples of a batch that a replica has, and the number that all replicas have.
-struct BatchPart {
-  RowRange samples;
-  std::size_t all = 0;
-  std::size_t largest = 0;  // number of samples that any replica has
-};
-
 /// Keeps the latest share of every type of batch. With `HasWhole` the replica that takes the loss
 /// (`is_root`) keeps whole batches too.
 template <class Execution, bool HasWhole>

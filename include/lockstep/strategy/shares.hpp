@@ -56,4 +56,11 @@ struct BatchCut {
   }
 };
 
+/// The samples of a batch that a replica has, and the number that all replicas have.
+struct BatchPart {
+  RowRange samples;
+  std::size_t all = 0;
+  std::size_t largest = 0;  // number of samples that any replica has
+};
+
 }  // namespace lockstep::detail

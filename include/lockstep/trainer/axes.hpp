@@ -32,38 +32,53 @@ namespace lockstep {
 
 namespace detail {
 
-/// One default per axis. Two depend on other policies: the ranks of a GPU job communicate through
-/// NCCL unless told otherwise, so that `Device<Cuda>` alone moves a job to GPUs; and where memory
-/// is shared, parameters live in it once, unless hooks want whole buckets or ranks may
-/// be through before others.
-template <class StrategyPolicy, class DevicePolicy, class BackendPolicy, class HooksPolicy,
-          class UnevenPolicy>
-using DefaultPolicies = PolicyPack<
-    StrategyPolicy, DevicePolicy, BackendPolicy, World<dynamic>, Sampler<Distributed, Padding>,
-    Optimizer<SGD>, ParameterGroups<>, Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>,
-    Clip<>, Buffers<Broadcast>, Norms<Local>, UnusedParameters<Forbid>, UnevenInputs<Even>,
-    Precision<AsDeclared>, EagerStep, LossOnOutput,
-    Sharding<std::conditional_t<shares_memory<StrategyPolicy, DevicePolicy, BackendPolicy> &&
-                                    !HooksPolicy::has_stages && !UnevenPolicy::joins,
-                                HostShared, Replicated>>,
-    Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>>;
-
+/// One default per axis. Two depend on other policies, those of `Ps` or their defaults: the ranks
+/// of a GPU job communicate through NCCL unless told otherwise, so that `Device<Cuda>` alone moves
+/// a job to GPUs; and where memory is shared, parameters live in it once, unless hooks want whole
+/// buckets or ranks may be through before others.
 template <class... Ps>
 struct DefaultsFor {
   using StrategyPolicy = PickOr<ParallelStrategy<DDP>, Ps...>;
   using DevicePolicy = PickOr<Device<Cpu>, Ps...>;
   static constexpr bool has_gpu_ranks = std::is_same_v<DevicePolicy, Device<Cuda>> &&
                                         std::is_same_v<StrategyPolicy, ParallelStrategy<DDP>>;
-  using BackendPolicy = PickOr<Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>, Ps...>;
-  using type = DefaultPolicies<StrategyPolicy, DevicePolicy, BackendPolicy, PickOr<Hooks<>, Ps...>,
-                               PickOr<UnevenInputs<Even>, Ps...>>;
+  using DefaultBackend = Backend<std::conditional_t<has_gpu_ranks, Nccl, Shm>>;
+  static constexpr bool shares_parameters =
+      shares_memory<StrategyPolicy, DevicePolicy, PickOr<DefaultBackend, Ps...>> &&
+      !PickOr<Hooks<>, Ps...>::has_stages && !PickOr<UnevenInputs<Even>, Ps...>::joins;
+  using type = PolicyPack<ParallelStrategy<DDP>, Device<Cpu>, DefaultBackend, World<dynamic>,
+                          Sampler<Distributed, Padding>, Optimizer<SGD>, ParameterGroups<>,
+                          Schedule<Constant>, Frozen<>, Buckets<>, Accumulate<1>, Clip<>,
+                          Buffers<Broadcast>, Norms<Local>, UnusedParameters<Forbid>,
+                          UnevenInputs<Even>, Precision<AsDeclared>, EagerStep, LossOnOutput,
+                          Sharding<std::conditional_t<shares_parameters, HostShared, Replicated>>,
+                          Hooks<>, Progress<Callers>, Anomaly<Stop>, Groups<>, Feed<Own>>;
 };
 
 }  // namespace detail
 
-/// One policy per axis, in canonical order, whatever the order of the given ones.
+/// A job's policies: `pack` has one per axis, in canonical order. The type is named by those alone
+/// that are not the defaults. Every function of a job has this name in its own, and with the
+/// policies of all axes in it, names would be most of what a compiler writes.
+template <class... Chosen>
+struct JobPolicies {
+  using pack = detail::Canonical<typename detail::DefaultsFor<Chosen...>::type, Chosen...>;
+};
+
+namespace detail {
+
 template <class... Ps>
-using CanonicalPolicies = detail::Canonical<typename detail::DefaultsFor<Ps...>::type, Ps...>;
+struct JobPoliciesOf {
+  using type = ChosenFrom<JobPolicies, typename DefaultsFor<Ps...>::type,
+                          Canonical<typename DefaultsFor<Ps...>::type, Ps...>>;
+};
+
+}  // namespace detail
+
+/// The policies of a job, whatever the order of the given ones: any order of the same policies
+/// gives the same type, and so does a default that is spelled out.
+template <class... Ps>
+using CanonicalPolicies = typename detail::JobPoliciesOf<Ps...>::type;
 
 namespace detail {
 template <class... Ps>
@@ -72,6 +87,6 @@ consteval bool all_policies(PolicyPack<Ps...>) {
 }
 }  // namespace detail
 
-static_assert(detail::all_policies(CanonicalPolicies<>{}));
+static_assert(detail::all_policies(CanonicalPolicies<>::pack{}));
 
 }  // namespace lockstep

@@ -23,7 +23,7 @@ namespace detail {
 /// Finds faults of the policies, each alone and then together, before any is used.
 template <class... Ps>
 consteval Finding find_policy_fault() {
-  using All = CanonicalPolicies<>;
+  using All = CanonicalPolicies<>::pack;
   if constexpr ((BareChoice<Ps> || ...)) {
     return {Fault::choice_without_policy};
   } else if constexpr (!(Policy<Ps> && ...)) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 
@@ -40,6 +41,8 @@ struct CourseState {
   std::uint64_t run_steps = 0;
   std::uint64_t epoch_updates = 0;  ///< of a whole epoch
 
+  EpochSummary figures() const;
+  void set_figures(const EpochSummary& epoch);
   std::vector<Score> scores() const;
   void set_scores(const std::vector<Score>& scores);
 

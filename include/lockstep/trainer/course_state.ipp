@@ -8,6 +8,26 @@
 
 namespace lockstep::detail {
 
+LOCKSTEP_INLINE EpochSummary CourseState::figures() const {
+  EpochSummary epoch;
+  epoch.epoch = shown_epoch;
+  epoch.epochs = shown_epochs;
+  epoch.steps = steps;
+  epoch.samples = samples;
+  epoch.seconds = seconds;
+  if (samples != 0) epoch.loss = loss;
+  return epoch;
+}
+
+LOCKSTEP_INLINE void CourseState::set_figures(const EpochSummary& epoch) {
+  shown_epoch = epoch.epoch;
+  shown_epochs = epoch.epochs;
+  steps = epoch.steps;
+  samples = epoch.samples;
+  seconds = epoch.seconds;
+  loss = epoch.loss.value_or(0);
+}
+
 LOCKSTEP_INLINE std::vector<Score> CourseState::scores() const {
   std::vector<Score> scores;
   std::size_t at = 0;

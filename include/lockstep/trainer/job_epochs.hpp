@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -24,6 +23,7 @@
 #include "lockstep/observe/progress_display.hpp"
 #include "lockstep/trainer/course_state.hpp"
 #include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/going_on.hpp"
 #include "lockstep/trainer/job_agreement.hpp"
 #include "lockstep/trainer/job_base.hpp"
 #include "lockstep/trainer/log_fields.hpp"
@@ -63,12 +63,7 @@ class JobEpochs : public JobBase<Model, Policies> {
     return display_.steps() > steps_before_batch_ ? position_ : position_before_batch_;
   }
   void resume(const SamplerState& position) {
-    resumed_.emplace();
-    resumed_->course.run = 1;
-    resumed_->course.epoch = position.epoch.value();
-    resumed_->course.loop = 1;
-    resumed_->position = position;
-    resumed_->has_figures = false;
+    resumed_ = GoingOn::at(position);
     runs_ = 0;
   }
 
@@ -96,7 +91,7 @@ class JobEpochs : public JobBase<Model, Policies> {
         log_(options_.log.empty() ? LogFile() : LogFile(options_.log, session.rank())) {
     if (log_) {
       log_.write(run_header(this->world_size(), options_.seed, Base::fingerprint(wrapped_.model()),
-                            policy_fields(Policies{})));
+                            policy_fields(typename Policies::pack{})));
     }
   }
 
@@ -162,9 +157,8 @@ class JobEpochs : public JobBase<Model, Policies> {
     loop_is_over_ = false;
     resumes_loop_ = false;
     if (resumed_) {
-      const CourseState& course = resumed_->course;
-      loop_is_over_ = loops_ < course.loop || (loops_ == course.loop && course.loop_is_over);
-      resumes_loop_ = loops_ == course.loop && !course.loop_is_over;
+      loop_is_over_ = resumed_->is_over(loops_);
+      resumes_loop_ = resumed_->resumes(loops_);
     }
     if (loop_is_over_) {
       SamplerState end = fresh.state();
@@ -187,14 +181,15 @@ class JobEpochs : public JobBase<Model, Policies> {
     }
     if (loops_ == 1) {  // an epoch's first loop over data says how long the curve is
       const std::uint64_t updates = Accumulation::updates_of(batches);
-      curve_.place(wrapped_, epoch_, epochs_, updates, updates_before(updates));
+      curve_.place(wrapped_, epoch_, epochs_, updates,
+                   resumes_loop_ ? resumed_->updates_before(updates) : 0);
     }
     opened_ = true;
     display_.begin_epoch(epoch_ + 1, epochs_, batches);
     losses_.reset();
     own_samples_ = 0;
     if (resumes_loop_ && resumed_->has_figures) {
-      display_.go_on(figures(resumed_->course));
+      display_.go_on(resumed_->course.figures());
       const std::vector<double> own =
           resumed_->course.losses_of(rank().value(), this->world_size().value());
       losses_.set_totals({own[0], own[1]});
@@ -279,12 +274,7 @@ class JobEpochs : public JobBase<Model, Policies> {
     if constexpr (traits::joins) {
       if (!closed_) count_all_ranks(now);
     }
-    state.shown_epoch = now.epoch;
-    state.shown_epochs = now.epochs;
-    state.steps = now.steps;
-    state.samples = now.samples;
-    state.seconds = now.seconds;
-    state.loss = now.loss.value_or(0);
+    state.set_figures(now);
     // The program evaluates once more when it goes on behind the data.
     std::vector<Score> scores = shown_scores_;
     if (under_way_ && loop_is_over_ && closed_) scores.resize(scores_of_data_);
@@ -309,7 +299,7 @@ class JobEpochs : public JobBase<Model, Policies> {
     closed_.reset();
     shown_scores_.clear();
     if (course.loop != 0 || !course.is_closed) return;
-    closed_ = figures(course);  // of the last epoch, until the next begins
+    closed_ = course.figures();  // of the last epoch, until the next begins
     shown_scores_ = course.scores();
   }
 
@@ -339,42 +329,15 @@ class JobEpochs : public JobBase<Model, Policies> {
   PhaseTimes times_;
 
  private:
-  /// Where a resumed job goes on.
-  struct GoingOn {
-    CourseState course{};
-    std::optional<SamplerState> position{};
-    bool has_figures = true;  ///< else a position alone was given
-  };
-
-  static EpochSummary figures(const CourseState& course) {
-    EpochSummary figures;
-    figures.epoch = course.shown_epoch;
-    figures.epochs = course.shown_epochs;
-    figures.steps = course.steps;
-    figures.samples = course.samples;
-    figures.seconds = course.seconds;
-    if (course.samples != 0) figures.loss = course.loss;
-    return figures;
-  }
-
   void go_on_in_epoch() {
     const CourseState& course = resumed_->course;
     shown_scores_ = course.scores();
     scores_of_data_ = shown_scores_.size();
     if (!course.is_closed) return;
-    display_.go_on(figures(course));
-    closed_ = figures(course);
+    display_.go_on(course.figures());
+    closed_ = course.figures();
     closed_->epochs = epochs_;
     opened_ = true;
-  }
-
-  /// How many of an epoch's updates are over where the loop goes on.
-  std::uint64_t updates_before(std::uint64_t updates) const {
-    if (!resumes_loop_ || !resumed_->position || resumed_->position->samples == 0) return 0;
-    const SamplerState& at = *resumed_->position;
-    const auto over = static_cast<double>(at.first + at.position * at.world.value());
-    const double fraction = std::fmin(over / static_cast<double>(at.samples), 1);
-    return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
   }
 
   /// A saved position as a place in this rank's data. Under `Join` that may be of another size, and

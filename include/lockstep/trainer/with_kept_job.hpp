@@ -123,7 +123,7 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
   shape.micro_batches = traits::micro_batches;
   shape.keeps_own_buffers =
       !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
-  shape.policies = policy_names(Policies{});
+  shape.policies = policy_names(typename Policies::pack{});
   shape.fingerprint = ComposedJob<Model, Policies>::fingerprint(wrapped.model());
   const KeptJob job{JointRanks{Parts::rank(wrapped), shape.world, gather},
                     shape,
