@@ -42,6 +42,10 @@ inline constexpr bool is_packed_array = false;
 template <class T, std::size_t N>
 inline constexpr bool is_packed_array<std::array<T, N>> = true;
 
+/// A type that has a `pack`.
+template <class T, class Way>
+concept PackingItself = requires(Way& parcel, T& value) { pack(parcel, value); };
+
 /// Gives one compile error for a field that cannot be packed, although it is met both ways.
 template <class T, bool CanBePacked>
 struct PackedField {
@@ -69,7 +73,7 @@ class Parcel {
   template <class T>
   void field(T& value) {
     static_assert(!std::is_const_v<T>, "lockstep: a field of a packed batch must not be const");
-    constexpr bool has_own = requires { pack(self(), value); };
+    constexpr bool has_own = PackingItself<T, Self>;
     constexpr bool has_fields =
         has_own || PackedAsBytes<T> || PackedSequence<T> || is_packed_array<T>;
     static_cast<void>(sizeof(PackedField<T, has_fields>));

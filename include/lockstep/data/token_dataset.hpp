@@ -53,6 +53,11 @@ struct TokenBatch {
     std::copy_n(tokens.data() + first * (length + 1), count * (length + 1), out.tokens.data());
     std::copy_n(weights.data() + first, count, out.weights.data());
   }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, TokenBatch& batch) {
+    parcel(batch.length, batch.tokens, batch.weights);
+  }
 };
 
 static_assert(WeightedBatch<TokenBatch<std::uint16_t>>);
