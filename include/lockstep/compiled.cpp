@@ -31,6 +31,7 @@
 #include "lockstep/core/thread.ipp"
 #include "lockstep/data/generated_dataset.ipp"
 #include "lockstep/data/image_dataset.ipp"
+#include "lockstep/data/load_batch.ipp"
 #include "lockstep/data/stage.ipp"
 #include "lockstep/data/stage_copy.ipp"
 #include "lockstep/data/stage_lock.ipp"

@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The snippets of docs/data.md.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
+#include <vector>
 
+#include "lockstep/data/collate.hpp"
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/map.hpp"
 
 using namespace lockstep;
 
@@ -40,6 +44,54 @@ for (std::uint64_t epoch = later.epoch().value(); epoch < 2; ++epoch) {
 }
   // clang-format on
   BOOST_TEST(images == later.size());
+}
+
+namespace {
+
+// clang-format off
+struct Sentences {  // files of yours, decoded when they are read
+  using sample_type = OwnedSample<std::int32_t, float>;
+  std::size_t size() const { return 1000; }
+  void read(std::size_t index, sample_type& out) const {  // several threads call it
+    out.inputs.assign(1 + index % 30, 7);  // the memory of the last sample is used again
+    out.label = 1;
+  }
+};
+// clang-format on
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(the_documented_pipelines_run) {
+  const ImageDataset train = generated_dataset("train", {.samples = 64});
+  // clang-format off
+const auto augmented = train | map([](auto& image, auto& random) {
+  if (random.uniform() < 0.5)  // mirrored: every row of 28 pixels the other way round
+    for (auto row = image.inputs.begin(); row != image.inputs.end(); row += 28)
+      std::reverse(row, row + 28);
+});
+  // clang-format on
+  DistributedSampler<> sampler(64, WorldSize{1}, Rank{0});
+  DataLoader loader(augmented, sampler, {.batch_size = 64});
+  std::size_t mirrored = 0;
+  for (const auto& batch : loader) {
+    LabelledBatch<float, std::int32_t> plain;
+    std::vector<std::size_t> indices(64);
+    for (std::size_t k = 0; k != 64; ++k) indices[k] = sampler[k];
+    train.load(indices, plain);
+    for (std::size_t i = 0; i != 64; ++i)
+      mirrored += !std::equal(plain.row(i).begin(), plain.row(i).end(), batch.row(i).begin());
+  }
+  BOOST_TEST(mirrored > 16u);
+  BOOST_TEST(mirrored < 48u);
+
+  // clang-format off
+const auto padded_sentences = Sentences{} | padded(0, {.multiple = 8});  // batch.row(i), lengths[i]
+const auto joined_sentences = Sentences{} | ragged();                    // batch.row(i), offsets
+  // clang-format on
+  PaddedBatch<std::int32_t, float> batch;
+  padded_sentences.load(std::vector<std::size_t>{3, 11}, batch);
+  BOOST_TEST(batch.width == 16u);
+  BOOST_TEST(joined_sentences.size() == 1000u);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

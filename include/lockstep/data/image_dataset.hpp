@@ -13,6 +13,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/sample.hpp"
 
 namespace lockstep {
 
@@ -26,6 +27,7 @@ struct Normalization {
 class ImageDataset {
  public:
   using batch_type = LabelledBatch<float, std::int32_t>;
+  using sample_type = OwnedSample<float, std::int32_t>;
 
   /// `pixels` holds the images one after another, as many as there are labels; every label is below
   /// `classes`. `origin` is what errors call the data.
@@ -37,17 +39,29 @@ class ImageDataset {
   std::size_t width() const { return width_; }
   std::size_t classes() const { return classes_; }
 
-  void load(std::span<const std::size_t> indices, batch_type& out) const {
+  template <LabelledRows Batch>
+  void load(std::span<const std::size_t> indices, Batch& out) const {
     out.resize(indices.size(), width_);
     for (std::size_t i = 0; i != indices.size(); ++i) {
-      const std::uint8_t* const image = pixels_.data() + indices[i] * width_;
-      std::transform(image, image + width_, out.inputs.data() + i * width_,
-                     [this](std::uint8_t pixel) { return values_[pixel]; });
+      convert(indices[i], out.row(i).data());
       out.labels[i] = labels_[indices[i]];
     }
   }
 
+  /// The same floats as in a batch.
+  void read(std::size_t index, sample_type& out) const {
+    out.inputs.resize(width_);
+    convert(index, out.inputs.data());
+    out.label = labels_[index];
+  }
+
  private:
+  void convert(std::size_t index, auto* to) const {
+    const std::uint8_t* const image = pixels_.data() + index * width_;
+    std::transform(image, image + width_, to,
+                   [this](std::uint8_t pixel) { return values_[pixel]; });
+  }
+
   std::vector<std::uint8_t> pixels_;
   std::vector<std::uint8_t> labels_;
   std::size_t classes_;
@@ -56,6 +70,7 @@ class ImageDataset {
 };
 
 static_assert(Dataset<ImageDataset>);
+static_assert(SampleSource<ImageDataset>);
 
 }  // namespace lockstep
 

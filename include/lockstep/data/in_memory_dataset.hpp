@@ -12,6 +12,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/sample.hpp"
 
 namespace lockstep {
 
@@ -20,6 +21,7 @@ template <class X, class Y>
 class InMemoryDataset {
  public:
   using batch_type = LabelledBatch<X, Y>;
+  using sample_type = LabelledSample<X, Y>;
 
   /// `inputs` is row-major, with as many rows as there are labels.
   InMemoryDataset(std::vector<X> inputs, std::vector<Y> labels)
@@ -34,12 +36,17 @@ class InMemoryDataset {
   std::size_t size() const { return labels_.size(); }
   std::size_t width() const { return width_; }
 
-  void load(std::span<const std::size_t> indices, batch_type& out) const {
+  template <LabelledRows Batch>
+  void load(std::span<const std::size_t> indices, Batch& out) const {
     out.resize(indices.size(), width_);
     for (std::size_t i = 0; i != indices.size(); ++i) {
-      std::copy_n(inputs_.data() + indices[i] * width_, width_, out.inputs.data() + i * width_);
+      std::copy_n(inputs_.data() + indices[i] * width_, width_, out.row(i).data());
       out.labels[i] = labels_[indices[i]];
     }
+  }
+
+  void read(std::size_t index, sample_type& out) const {
+    out = {std::span(inputs_).subspan(index * width_, width_), labels_[index]};
   }
 
  private:
@@ -49,5 +56,6 @@ class InMemoryDataset {
 };
 
 static_assert(Dataset<InMemoryDataset<float, std::int32_t>>);
+static_assert(SampleSource<InMemoryDataset<float, std::int32_t>>);
 
 }  // namespace lockstep

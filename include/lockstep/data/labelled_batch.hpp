@@ -10,6 +10,15 @@
 
 namespace lockstep {
 
+/// A batch whose rows a data set writes where they lie: `resize(rows, width)` makes room for
+/// samples of weight 1 and keeps memory, `row(i)` is memory for one sample's inputs.
+template <class B>
+concept LabelledRows = requires(B& batch, std::size_t n) {
+  batch.resize(n, n);
+  batch.row(n).data()[n] = batch.row(n).data()[n];
+  batch.labels[n] = batch.labels[n];
+} && WeightedBatch<B>;
+
 /// Samples with a label and a weight each.
 template <class X, class Y>
 struct LabelledBatch {
@@ -47,6 +56,6 @@ struct LabelledBatch {
   }
 };
 
-static_assert(WeightedBatch<LabelledBatch<float, int>>);
+static_assert(LabelledRows<LabelledBatch<float, int>>);
 
 }  // namespace lockstep

@@ -2,6 +2,8 @@
 #pragma once
 /// @file A ring of buffers that worker threads fill with batches and one consumer empties in order.
 
+#include <atomic>
+#include <chrono>
 #include <condition_variable>
 #include <cstddef>
 #include <exception>
@@ -9,21 +11,25 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/waiting/counter.hpp"
 #include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail {
 
 /// Workers claim requests in the order in which they were made; a batch that is filled before its
-/// turn waits in its slot. Slots, and all memory in them, are used again. Without workers the
-/// consumer fills a slot when it takes it.
+/// turn waits in its slot. Slots, and all memory in them, are used again and never move. A request
+/// that no worker has begun when it is due is filled by the consumer itself, which so never waits
+/// for a thread to wake up; without workers that is every request.
 ///
 /// A `Slot` holds a request and its answer. `Fill` makes the answer from the request; all workers
 /// call it, and it must not use anything that the consumer changes.
+///
+/// Requests, claims and answers are counted by atomics; the lock is for those who sleep.
 template <class Slot, class Fill>
 class LoadQueue {
  public:
   LoadQueue(std::size_t slots, std::size_t workers, Fill fill)
-      : fill_(std::move(fill)), slots_(slots) {
+      : fill_(std::move(fill)), slots_(slots), spins_(workers != 0 && workers < core_count()) {
     workers_.reserve(workers);
     for (std::size_t i = 0; i != workers; ++i) {
       // The consumer gets the exceptions of filling a slot, and nothing else throws.
@@ -40,82 +46,150 @@ class LoadQueue {
   }
 
   /// Whether every slot holds a request. The slot last taken is free again.
-  bool full() const { return requests_ - taken_ == slots_.size(); }
+  bool full() const { return made_ - taken_ == slots_.size(); }
 
-  /// Makes a request: `describe(slot)` writes it into a free slot, which may be the one last taken.
+  /// Whether requests should be made now. To wake a worker is the dearest part of a request, so
+  /// while all that was requested is filled, and at least half of the slots are, workers sleep on.
+  bool is_due() const {
+    return made_ - taken_ <= slots_.size() / 2 || !at(made_ - 1).is_filled(made_ - 1);
+  }
+
+  /// Writes a request by `describe(slot)` into a free slot, which may be the one last taken.
+  /// Workers see it after `publish`.
   void request(auto&& describe) {
-    Entry& entry = at(requests_);
-    describe(entry.slot);
-    const std::lock_guard lock(mutex_);
-    entry.ready = false;
-    ++requests_;
-    requested_.notify_one();
+    describe(at(made_).slot);
+    ++made_;
+  }
+
+  /// Lets workers begin the requests that were made.
+  void publish() {
+    const std::size_t before = requests_.exchange(made_, std::memory_order_seq_cst);
+    if (before == made_ || sleepers_.load(std::memory_order_seq_cst) == 0) return;
+    {
+      const std::lock_guard lock(mutex_);
+    }  // whoever has seen nothing to do is asleep by now
+    if (made_ - before == 1) {
+      requested_.notify_one();
+    } else {
+      requested_.notify_all();
+    }
   }
 
   /// The oldest request, filled. Throws the exception of filling it, if there was one.
   Slot& take() {
-    Entry& entry = at(taken_);
-    if (workers_.empty()) {
-      ++taken_;
+    const std::size_t request = taken_++;
+    Entry& entry = at(request);
+    std::size_t unclaimed = request;
+    if (claimed_.compare_exchange_strong(unclaimed, request + 1, std::memory_order_acq_rel)) {
       fill_(entry.slot);
       return entry.slot;
     }
-    std::unique_lock lock(mutex_);
-    filled_.wait(lock, [&] { return entry.ready; });
-    ++taken_;
+    wait_for(entry, request);
     if (entry.error) std::rethrow_exception(std::exchange(entry.error, nullptr));
     return entry.slot;
   }
 
   /// Forgets all requests, after workers have finished those that they have begun.
   void clear() {
-    std::unique_lock lock(mutex_);
-    claimed_ = requests_;
-    filled_.wait(lock, [&] { return busy_ == 0; });
-    requests_ = claimed_ = taken_ = 0;
+    const std::size_t begun = claimed_.exchange(made_, std::memory_order_acq_rel);
+    for (; taken_ < begun; ++taken_) {
+      wait_for(at(taken_), taken_);
+      at(taken_).error = nullptr;
+    }
+    taken_ = made_;
   }
 
  private:
   struct Entry {
     Slot slot;
     std::exception_ptr error;
-    bool ready = false;
+    std::atomic<std::size_t> filled = 0;  ///< one more than the last request that is filled
+
+    bool is_filled(std::size_t request) const {
+      return filled.load(std::memory_order_seq_cst) == request + 1;
+    }
   };
 
   Entry& at(std::size_t request) { return slots_[request % slots_.size()]; }
+  const Entry& at(std::size_t request) const { return slots_[request % slots_.size()]; }
+
+  /// Whether `happens()` within a few microseconds, which is what sleeping and waking would take.
+  template <class Happens>
+  bool spin(const Happens& happens) const {
+    if (happens()) return true;
+    if (!spins_) return false;
+    const auto end = std::chrono::steady_clock::now() + SpinBudget{}.spin;
+    do {
+      for (int i = 0; i < 32; ++i) {
+        pause_core();
+        if (happens()) return true;
+      }
+    } while (std::chrono::steady_clock::now() < end);
+    return false;
+  }
+
+  void wait_for(Entry& entry, std::size_t request) {
+    const auto is_filled = [&] { return entry.is_filled(request); };
+    if (spin(is_filled)) return;
+    std::unique_lock lock(mutex_);
+    waits_.store(true, std::memory_order_seq_cst);
+    filled_.wait(lock, is_filled);
+    waits_.store(false, std::memory_order_relaxed);
+  }
 
   void work() {
-    std::unique_lock lock(mutex_);
-    while (true) {
-      requested_.wait(lock, [&] { return stops_ || claimed_ != requests_; });
-      if (stops_) return;
-      Entry& entry = at(claimed_++);
-      ++busy_;
-      lock.unlock();
-      std::exception_ptr error;
+    std::size_t request = 0;
+    while (claim(request)) {
+      Entry& entry = at(request);
       try {
         fill_(entry.slot);
       } catch (...) {
-        error = std::current_exception();
+        entry.error = std::current_exception();
       }
-      lock.lock();
-      --busy_;
-      entry.error = std::move(error);
-      entry.ready = true;
+      entry.filled.store(request + 1, std::memory_order_seq_cst);
+      if (!waits_.load(std::memory_order_seq_cst)) continue;
+      {
+        const std::lock_guard lock(mutex_);
+      }
       filled_.notify_one();
+    }
+  }
+
+  /// Gives the next request to the calling worker; false if there will be none.
+  bool claim(std::size_t& request) {
+    const auto has_more = [this] {
+      return stops_.load(std::memory_order_seq_cst) ||
+             claimed_.load(std::memory_order_relaxed) != requests_.load(std::memory_order_seq_cst);
+    };
+    while (true) {
+      if (!spin(has_more)) {
+        std::unique_lock lock(mutex_);
+        sleepers_.fetch_add(1, std::memory_order_seq_cst);
+        requested_.wait(lock, has_more);
+        sleepers_.fetch_sub(1, std::memory_order_relaxed);
+      }
+      if (stops_.load(std::memory_order_relaxed)) return false;
+      request = claimed_.load(std::memory_order_relaxed);
+      while (request != requests_.load(std::memory_order_acquire)) {
+        if (claimed_.compare_exchange_weak(request, request + 1, std::memory_order_acq_rel))
+          return true;
+      }
     }
   }
 
   Fill fill_;
   std::vector<Entry> slots_;
+  bool spins_;             ///< a core is left for every worker
+  std::size_t made_ = 0;   ///< requests that the consumer has made; its own
+  std::size_t taken_ = 0;  ///< requests that the consumer has the answers of; its own
+  std::atomic<std::size_t> requests_ = 0;  ///< of those made, how many workers may begin
+  std::atomic<std::size_t> claimed_ = 0;   ///< begun, by workers or the consumer
+  std::atomic<std::size_t> sleepers_ = 0;  ///< workers that sleep
+  std::atomic<bool> waits_ = false;        ///< the consumer sleeps
+  std::atomic<bool> stops_ = false;
   std::mutex mutex_;
   std::condition_variable requested_;
   std::condition_variable filled_;
-  std::size_t requests_ = 0;  ///< made so far; written by the consumer
-  std::size_t taken_ = 0;     ///< given to the consumer; its own
-  std::size_t claimed_ = 0;   ///< begun by workers
-  std::size_t busy_ = 0;      ///< workers that are filling a slot
-  bool stops_ = false;
   std::vector<Thread> workers_;  ///< last: they use all of the above, and stop first
 };
 

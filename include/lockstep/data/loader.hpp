@@ -13,6 +13,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/load_batch.hpp"
 #include "lockstep/data/load_queue.hpp"
 #include "lockstep/data/sampler_state.hpp"
 #include "lockstep/data/wait_meter.hpp"
@@ -61,9 +62,10 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
 }  // namespace detail
 
 /// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
-/// are the same for any number of workers. A batch is valid until the next; its memory is reused. A
-/// worker's exception is thrown in place of its batch. Data set and sampler must outlive the
-/// loader; one thread iterates.
+/// are the same for any number of workers. A batch is valid until the next; its memory is reused.
+/// What loading a batch throws is thrown in place of the batch, as an `Error` that names the sample
+/// and in which the first exception is nested. Data set and sampler must outlive the loader; one
+/// thread iterates.
 template <Dataset Source, detail::Sampling Sampler>
 class DataLoader {
  public:
@@ -117,6 +119,8 @@ class DataLoader {
     sampler_.start();
     requested_ = sampler_.position();
     left_ = unrequested_ = batches(sampler_.size() - requested_);
+    const SamplerState state = sampler_.state();
+    place_ = {{state.seed, state.epoch}, requested_ / options_.batch_size};
     return Iterator(*this);
   }
   std::default_sentinel_t end() const { return {}; }
@@ -125,13 +129,14 @@ class DataLoader {
   struct Slot {
     std::vector<std::size_t> indices;
     std::vector<float> weights;
+    detail::BatchPlace place;
     batch_type batch;
   };
 
   struct Load {
     const Source* dataset;
     void operator()(Slot& slot) const {
-      dataset->load(slot.indices, slot.batch);
+      detail::load_batch(*dataset, slot.indices, slot.place, slot.batch);
       if constexpr (Sampler::masks)
         std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
     }
@@ -159,7 +164,10 @@ class DataLoader {
   /// The next batch; null at the end of the epoch or after a failure.
   const batch_type* next() {
     if (left_ == 0) return nullptr;
-    for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
+    if (queue_.is_due()) {
+      for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
+      queue_.publish();
+    }
     const std::size_t left = std::exchange(left_, 0);
     Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return queue_.take(); })
                                 : queue_.take();
@@ -173,6 +181,8 @@ class DataLoader {
     queue_.request([this](Slot& slot) {
       const std::size_t end =
           requested_ + std::min(options_.batch_size, sampler_.size() - requested_);
+      slot.place = place_;
+      ++place_.number;
       slot.indices.clear();
       slot.weights.clear();
       for (; requested_ != end; ++requested_) {
@@ -184,6 +194,7 @@ class DataLoader {
 
   Sampler& sampler_;
   LoaderOptions options_;
+  detail::BatchPlace place_;     ///< of the next batch to request
   std::size_t requested_ = 0;    ///< draws of the epoch that are in the queue or over
   std::size_t unrequested_ = 0;  ///< batches not in the queue yet
   std::size_t left_ = 0;         ///< batches not given out yet

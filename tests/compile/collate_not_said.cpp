@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: these samples are no rows of a LabelledBatch
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/data/map.hpp"
+
+using namespace lockstep;
+
+struct Point {
+  float inputs[2];
+#ifndef REJECT
+  int label;
+#endif
+};
+
+float sum(const InMemoryDataset<float, std::int32_t>& data, DistributedSampler<>& sampler) {
+  const auto train =
+      data | map<Point>([](const auto& sample, Point& out) { out.inputs[0] = sample.inputs[0]; });
+  float total = 0;
+  for (const auto& batch : DataLoader(train, sampler, {})) total += batch.inputs[0];
+  return total;
+}

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: stacked, padded and ragged take samples with
+#include "lockstep/data/collate.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/data/map.hpp"
+
+using namespace lockstep;
+
+struct Word {
+  std::vector<float> inputs;
+#ifndef REJECT
+  std::int32_t label = 0;
+#endif
+};
+
+float sum(const InMemoryDataset<float, std::int32_t>& data, DistributedSampler<>& sampler) {
+  const auto train = data | map([](const auto&) { return Word(); }) | padded(0);
+  float total = 0;
+  for (const auto& batch : DataLoader(train, sampler, {})) total += batch.inputs[0];
+  return total;
+}
