@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/data/npy_dataset.hpp"
+#include "lockstep/data/stage.hpp"
 #include "lockstep/data/token_dataset.hpp"
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
@@ -178,6 +180,10 @@ BOOST_AUTO_TEST_CASE(every_format_gives_the_same_stream_whatever_workers_and_ran
   BOOST_TEST(expected.size() == 2 * samples);
   expect_one_stream("memory", formats.memory(), expected, true);
   expect_one_stream("IDX", formats.idx(), expected, true);
+  const TemporaryFolder local;
+  const auto staged = npy_dataset<float, std::int32_t>(
+      stage_locally(formats / "inputs.npy", local.path), formats / "labels.npy");
+  expect_one_stream("npy, staged", staged, expected, true);
   expect_one_stream("npy", formats.npy(), expected);
 #if __has_include(<lmdb.h>)
   expect_one_stream("LMDB", lmdb_dataset<float, std::int32_t>(formats / "train.lmdb"), expected,
@@ -219,9 +225,11 @@ BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
     BOOST_TEST((stream<Order>(source, {3, 1}, 1, {2, 0, 7}) == expected), Order::name);
     return expected;
   };
-  const Stream keyed = compare(KeyedShuffle{});
   const Stream in_order = compare(InOrder{});
-  BOOST_TEST((keyed != in_order));
+  for (const Stream& shuffled : {compare(KeyedShuffle{}), compare(BlockShuffle<4, 3>{})}) {
+    BOOST_TEST((shuffled != in_order));
+    BOOST_TEST(std::set(shuffled.begin(), shuffled.end()).size() == samples);
+  }
 }
 
 /// Begins an epoch over `source`, does `harm()` after its first batch, and says what comes of it.
