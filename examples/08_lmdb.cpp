@@ -3,11 +3,11 @@
 // read its pages where they lie, and every image is moved and mirrored at random on its way into a
 // batch.
 //
-//   ./lmdb --ranks 2                  (a folder for the two files and a number of epochs may
-//   follow)
+//   ./lmdb --ranks 2           (a folder for the two files and a number of epochs may follow)
 //
 // The first run writes the files, later ones find them. An image gets the same move in the same
-// epoch on any number of ranks: random numbers belong to the sample.
+// epoch on any number of ranks: random numbers belong to the sample. (`--data generated` runs where
+// Fashion-MNIST is missing, and learns nothing: its pixels have no neighbours.)
 #include <algorithm>
 #include <cmath>
 #include <filesystem>

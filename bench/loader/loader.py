@@ -79,10 +79,18 @@ class Lmdb(Dataset):
 
     def __getitem__(self, i):
         if self.records is None:  # each worker process opens its own
-            self.records = lmdb.open(f"{folder}/train.lmdb", subdir=False, readonly=True, lock=False, readahead=False).begin(buffers=True)
+            self.file = lmdb.open(f"{folder}/train.lmdb", subdir=False, readonly=True, lock=False, readahead=False)
+            self.records = self.file.begin(buffers=True)
         record = self.records.get(i.to_bytes(8, "big"))
         x = torch.from_numpy(np.frombuffer(record, np.float32, 784, 24).copy())
         return x, torch.from_numpy(np.frombuffer(record, np.int32, 1, 16).copy())[0]
+
+    def close(self):
+        """Worker processes that are forked while the file is open here could not open it."""
+        if self.records is not None:
+            self.records.abort()
+            self.file.close()
+            self.records = None
 
 
 class Transformed(Dataset):
@@ -130,12 +138,21 @@ def epoch_of(asked):
             labels += int((y.to(torch.int64) * torch.arange(count, count + len(y))).sum())
             total += float(x.to(torch.float64).sum())
             count += len(y)
+        close(loader.dataset)
         return {"labels": labels, "total": total, "count": count}
     begin = time.perf_counter()
     count = 0
     for x, _ in loader:
         count += len(x)
-    return {"seconds": time.perf_counter() - begin, "count": count}
+    seconds = time.perf_counter() - begin
+    close(loader.dataset)
+    return {"seconds": seconds, "count": count}
+
+
+def close(source):
+    source = getattr(source, "source", source)
+    if isinstance(source, Lmdb):
+        source.close()
 
 
 answers.write(json.dumps({"torch": torch.__version__, "numpy": np.__version__,

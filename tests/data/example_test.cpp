@@ -57,7 +57,7 @@ const TokenDataset<std::uint16_t> text(folder / "train.bin", 1024, {.vocabulary 
   std::ofstream(folder / "records", std::ios::binary)
       .write(reinterpret_cast<const char*>(&record), sizeof record);
   // clang-format off
-const auto records = RecordFile{MappedFile(folder / "records")} | rows();
+const auto records = RecordFile{MappedFile(folder / "records")} | stacked();
   // clang-format on
   LabelledBatch<float, std::int32_t> batch;
   records.load(std::vector<std::size_t>{0}, batch);

@@ -9,6 +9,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <set>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -20,6 +21,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/data/npy_dataset.hpp"
+#include "lockstep/data/stage.hpp"
 #include "lockstep/data/token_dataset.hpp"
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
@@ -154,10 +156,14 @@ Stream stream(const Source& source, How how, std::size_t stop = 0, How then = {}
 
 }  // namespace
 
-/// For all workers and worlds, and for an epoch that one world begins and another one ends.
-void expect_one_stream(const char* name, const auto& source, const Stream& expected) {
+/// For an epoch that one world begins and another one ends, and for all workers in all worlds; or,
+/// where `few`, for each of them once.
+void expect_one_stream(const char* name, const auto& source, const Stream& expected,
+                       bool few = false) {
+  const std::vector<std::size_t> all_workers = {0, 1, 2, 4};
   for (const std::size_t world : {1, 2, 3, 4}) {
-    for (const std::size_t workers : {0, 1, 2, 4}) {
+    for (const std::size_t workers : all_workers) {
+      if (few && workers != all_workers[world % 4]) continue;
       BOOST_TEST_CONTEXT(name << ", " << world << " ranks, " << workers << " workers") {
         BOOST_TEST(stream(source, {world, workers}) == expected);
       }
@@ -172,11 +178,16 @@ BOOST_AUTO_TEST_CASE(every_format_gives_the_same_stream_whatever_workers_and_ran
   const Formats formats;
   const Stream expected = stream(formats.memory(), {});
   BOOST_TEST(expected.size() == 2 * samples);
-  expect_one_stream("memory", formats.memory(), expected);
-  expect_one_stream("IDX", formats.idx(), expected);
+  expect_one_stream("memory", formats.memory(), expected, true);
+  expect_one_stream("IDX", formats.idx(), expected, true);
+  const TemporaryFolder local;
+  const auto staged = npy_dataset<float, std::int32_t>(
+      stage_locally(formats / "inputs.npy", local.path), formats / "labels.npy");
+  expect_one_stream("npy, staged", staged, expected, true);
   expect_one_stream("npy", formats.npy(), expected);
 #if __has_include(<lmdb.h>)
-  expect_one_stream("LMDB", lmdb_dataset<float, std::int32_t>(formats / "train.lmdb"), expected);
+  expect_one_stream("LMDB", lmdb_dataset<float, std::int32_t>(formats / "train.lmdb"), expected,
+                    true);
 #endif
 }
 
@@ -200,7 +211,7 @@ BOOST_AUTO_TEST_CASE(windows_of_tokens_come_as_one_stream) {
   formats.write("train.bin", {reinterpret_cast<const char*>(tokens.data()), 2 * tokens.size()});
   const TokenDataset<std::uint16_t> source(formats / "train.bin", 8);
   BOOST_TEST(source.size() == samples);
-  expect_one_stream("tokens", source, stream(source, {}));
+  expect_one_stream("tokens", source, stream(source, {}), true);
 }
 
 BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
@@ -214,9 +225,11 @@ BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
     BOOST_TEST((stream<Order>(source, {3, 1}, 1, {2, 0, 7}) == expected), Order::name);
     return expected;
   };
-  const Stream keyed = compare(KeyedShuffle{});
   const Stream in_order = compare(InOrder{});
-  BOOST_TEST((keyed != in_order));
+  for (const Stream& shuffled : {compare(KeyedShuffle{}), compare(BlockShuffle<4, 3>{})}) {
+    BOOST_TEST((shuffled != in_order));
+    BOOST_TEST(std::set(shuffled.begin(), shuffled.end()).size() == samples);
+  }
 }
 
 /// Begins an epoch over `source`, does `harm()` after its first batch, and says what comes of it.

@@ -9,7 +9,6 @@
 #include <span>
 #include <string>
 #include <string_view>
-#include <vector>
 
 #include "lockstep/core/macros.hpp"
 
@@ -36,8 +35,8 @@ struct LmdbRecord {
 };
 
 /// The records of a file, which all data sets of this process that read it share. Keys of 8 bytes
-/// that are the big-endian numbers from 0, as `write_lmdb` writes them, are looked up; records
-/// under other keys are numbered in the order of their keys, and listed once, here.
+/// that are the big-endian numbers from 0, as `write_lmdb` writes them, are looked up once; records
+/// under other keys are numbered in the order of their keys, and listed when the file is opened.
 ///
 /// No lock is taken and no file is written beside it, so that a set may lie on a read-only disk. A
 /// set that is changed while it is open is an error at the next read, by its size, its time and the
@@ -59,7 +58,7 @@ class LmdbRecords {
     ~Reader();
 
     /// The record, where it is mapped; it stays there while the data set lives.
-    std::span<const std::byte> operator[](std::size_t index) const;
+    std::span<const std::byte> operator[](std::size_t index);
 
     /// Throws if the set was written to since it was opened: what was read may be mixed up. (That
     /// no byte of the file has changed was seen when this reader was made.)
@@ -67,10 +66,11 @@ class LmdbRecords {
 
    private:
     void require_whole() const;
+    LmdbRecord look_up(std::size_t index);
 
     const LmdbRecords& records_;
     LmdbReading& reading_;
-    void* transaction_ = nullptr;  ///< none where records are listed
+    void* transaction_ = nullptr;  ///< none until a record is looked up
   };
 
   [[noreturn, gnu::cold]] void fail_index(std::size_t index) const;
@@ -80,7 +80,9 @@ class LmdbRecords {
 
  private:
   std::shared_ptr<LmdbFile> file_;
-  std::shared_ptr<const std::vector<LmdbRecord>> listed_;  ///< none where records are looked up
+  /// Where records are: all that are listed, and those that were looked up before. None where that
+  /// would be large beside the file.
+  std::shared_ptr<LmdbRecord[]> places_;
   std::size_t size_ = 0;
 };
 

@@ -11,11 +11,14 @@
 #include <atomic>
 #include <cerrno>
 #include <cstdint>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <mutex>
+#include <new>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/stopped.hpp"
@@ -74,6 +77,7 @@ struct LmdbReading {
   int descriptor = -1;
   std::mutex mutex;
   std::vector<MDB_txn*> transactions;  ///< those that no thread uses now
+  std::size_t begun = 0;               ///< how many there are with those in use
 
  private:
   void open(const std::string& file, const std::string& name, bool read_ahead,
@@ -257,6 +261,14 @@ class LmdbCursor {
   MDB_val value_{};
 };
 
+/// Memory for so many places, all unknown: the system gives pages of it when they are written. None
+/// where there is not so much.
+LOCKSTEP_INLINE std::shared_ptr<LmdbRecord[]> lmdb_places(std::size_t count) {
+  auto* const places = static_cast<LmdbRecord*>(std::calloc(count, sizeof(LmdbRecord)));
+  if (places == nullptr) return nullptr;
+  return {places, [](LmdbRecord* memory) { std::free(memory); }};
+}
+
 LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOptions& options) {
   const std::string file = lmdb_file_of(path);
   LmdbHeader header;
@@ -279,13 +291,13 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
   if (size_ == 0 ||
       (is_plain && !options.is_sample && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)))
     return;
-  const auto records = std::make_shared<std::vector<LmdbRecord>>();
-  if (!options.is_sample) records->reserve(size_);
-  for (bool more = cursor.move(MDB_FIRST); more; more = cursor.move(MDB_NEXT)) {
-    if (!options.is_sample || options.is_sample(cursor.key())) records->push_back(cursor.record());
+  places_ = lmdb_places(size_);
+  if (places_ == nullptr) throw std::bad_alloc();
+  std::size_t samples = 0;
+  for (bool more = cursor.move(MDB_FIRST); more && samples != size_; more = cursor.move(MDB_NEXT)) {
+    if (!options.is_sample || options.is_sample(cursor.key())) places_[samples++] = cursor.record();
   }
-  size_ = records->size();
-  listed_ = records;
+  size_ = samples;
 }
 
 LOCKSTEP_INLINE const std::string& LmdbRecords::file() const { return file_->file(); }
@@ -294,16 +306,6 @@ LOCKSTEP_INLINE LmdbRecords::Reader::Reader(const LmdbRecords& records)
     : records_(records), reading_(records.file_->reading()) {
   require_whole();
   require_unchanged();
-  if (records.listed_ != nullptr) return;
-  {
-    const std::lock_guard lock(reading_.mutex);
-    if (!reading_.transactions.empty()) {
-      transaction_ = reading_.transactions.back();
-      reading_.transactions.pop_back();
-      return;
-    }
-  }
-  transaction_ = reading_.begin(records.file());
 }
 
 LOCKSTEP_INLINE LmdbRecords::Reader::~Reader() {
@@ -312,13 +314,35 @@ LOCKSTEP_INLINE LmdbRecords::Reader::~Reader() {
   reading_.transactions.push_back(static_cast<MDB_txn*>(transaction_));
 }
 
-LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::Reader::operator[](
-    std::size_t index) const {
+LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::Reader::operator[](std::size_t index) {
   if (index >= records_.size_) records_.fail_index(index);
-  if (records_.listed_ != nullptr) {
-    const LmdbRecord& record = (*records_.listed_)[index];
+  if (records_.places_ == nullptr) {
+    const LmdbRecord record = look_up(index);
     return {record.data, record.size};
   }
+  // Several threads may look up the same record. The address comes last, and all find the same.
+  LmdbRecord& place = records_.places_[index];
+  const std::atomic_ref data(place.data);
+  const std::atomic_ref size(place.size);
+  if (const std::byte* const known = data.load(std::memory_order_acquire))
+    return {known, size.load(std::memory_order_relaxed)};
+  const LmdbRecord record = look_up(index);
+  size.store(record.size, std::memory_order_relaxed);
+  data.store(record.data, std::memory_order_release);
+  return {record.data, record.size};
+}
+
+LOCKSTEP_INLINE LmdbRecord LmdbRecords::Reader::look_up(std::size_t index) {
+  if (transaction_ == nullptr) {
+    const std::lock_guard lock(reading_.mutex);
+    if (!reading_.transactions.empty()) {
+      transaction_ = reading_.transactions.back();
+      reading_.transactions.pop_back();
+    } else {
+      reading_.transactions.reserve(++reading_.begun);  // so that giving back cannot fail
+    }
+  }
+  if (transaction_ == nullptr) transaction_ = reading_.begin(records_.file());
   const LmdbKey number(index);
   MDB_val key{number.bytes.size(), const_cast<unsigned char*>(number.bytes.data())};
   MDB_val value{};

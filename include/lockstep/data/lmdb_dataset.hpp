@@ -51,7 +51,7 @@ class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sam
   std::size_t size() const { return records_.size(); }
 
   void read(std::size_t index, Sample& out) const {
-    const detail::LmdbRecords::Reader reader(records_);
+    detail::LmdbRecords::Reader reader(records_);
     const std::span<const std::byte> record = reader[index];
     try {
       decode_(record, out);
