@@ -68,6 +68,15 @@ void require_equal(std::span<const T> values, const Repeating<T, period>& want, 
   }
 }
 
+/// Every rank's elements, one behind the other, are those of this rank.
+template <class T>
+void require_same_of_all(const std::vector<T>& all, const std::vector<T>& own) {
+  for (std::size_t first = 0; first < all.size(); first += own.size()) {
+    const bool same = std::memcmp(&all[first], own.data(), own.size() * sizeof(T)) == 0;
+    require(same, "all_reduce differs between ranks");
+  }
+}
+
 template <class T, class Op>
 std::string reduction_name(std::size_t count) {
   return std::string(Op::name) + " of " + std::to_string(count) + " " +

@@ -176,8 +176,7 @@ BOOST_AUTO_TEST_CASE(sums_are_the_same_bits_on_all_ranks_and_close_to_the_flat_o
       comm.all_reduce(data);
       std::vector<double> all(n * 4);
       comm.all_gather(data, all);
-      for (std::size_t i = 0; i < all.size(); ++i)
-        require_equal(all[i], data[i % n], "all_reduce", "differs between ranks");
+      require_same_of_all(all, data);
       for (std::size_t i = 0; i < n; ++i) {
         const double flat = every[i] + every[n + i] + every[2 * n + i] + every[3 * n + i];
         require(std::abs(flat - data[i]) < 1e-14, "the sum is wrong");

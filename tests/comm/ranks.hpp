@@ -33,6 +33,11 @@ enum class As { processes, threads };
 /// What a rank ended with: nothing, or the words of its exception, or a signal.
 using Ends = std::vector<std::string>;
 
+/// Words that stand there are put into a string only if they are needed: some are checked for every
+/// element.
+inline void require(bool ok, const char* what) {
+  if (!ok) throw std::runtime_error(what);
+}
 inline void require(bool ok, const std::string& what) {
   if (!ok) throw std::runtime_error(what);
 }
