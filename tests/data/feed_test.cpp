@@ -17,6 +17,9 @@
 #include "comm/ranks.hpp"
 #include "data/fed.hpp"
 #include "lockstep/comm/groups.hpp"
+#include "lockstep/data/padded_batch.hpp"
+#include "lockstep/data/ragged_batch.hpp"
+#include "lockstep/data/token_dataset.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/transposed.hpp"
 
@@ -165,6 +168,36 @@ BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_refused) {
                           is_refusal);
   writer.put(std::uint8_t{0});
   BOOST_CHECK_EXCEPTION(detail::ParcelReader(writer.written()).take(again), Error, is_refusal);
+}
+
+BOOST_AUTO_TEST_CASE(the_librarys_batches_are_packed) {
+  const auto sent = []<class B>(const B& batch) {
+    detail::ParcelWriter writer;
+    writer.put(batch);
+    B got;
+    detail::ParcelReader(writer.written()).take(got);
+    return got;
+  };
+  PaddedBatch<float, std::string> padded;
+  padded.resize(2, 3);
+  padded.inputs = {1, 2, 3, 4, 5, 0};
+  padded.lengths = {3, 2};
+  padded.labels = {"first", ""};
+  padded.weights = {1, 0};
+  const auto rows = sent(padded);
+  BOOST_TEST((rows.width == 3 && rows.inputs == padded.inputs && rows.lengths == padded.lengths &&
+              rows.labels == padded.labels && rows.weights == padded.weights));
+  const RaggedBatch<Half, int> ragged{{Half(1.f), Half(2.f)}, {0, 2, 2}, {7, 8}, {1, 0}};
+  const auto joined = sent(ragged);
+  BOOST_TEST((joined.size() == 2 && float(joined.row(0)[1]) == 2.f && joined.row(1).empty()));
+  BOOST_TEST((joined.labels == ragged.labels && joined.weights == ragged.weights));
+  TokenBatch<std::uint16_t> tokens;
+  tokens.resize(2, 2);
+  tokens.tokens = {9, 8, 7, 6, 5, 50'000};
+  tokens.weights = {1, 0};
+  const auto windows = sent(tokens);
+  BOOST_TEST((windows.length == 2 && windows.tokens == tokens.tokens &&
+              windows.weights == tokens.weights));
 }
 
 BOOST_AUTO_TEST_CASE(fed_ranks_have_the_batches_that_they_would_have_read) {
