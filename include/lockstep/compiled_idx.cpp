@@ -4,4 +4,5 @@
 #include "lockstep/data/fashion_mnist.ipp"
 #include "lockstep/data/idx.ipp"
 #include "lockstep/data/idx_dataset.ipp"
+#include "lockstep/data/stage_unpacked.ipp"
 #endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: rows, padded and ragged take samples with `inputs` (a range) and `label`
+// expect: lockstep: stacked, padded and ragged take samples with
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"

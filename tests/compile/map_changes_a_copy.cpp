@@ -7,9 +7,13 @@
 using namespace lockstep;
 
 #ifdef REJECT
-constexpr auto relabel = [](auto sample) { sample.label = 1; };
+constexpr auto relabel = [](auto sample) {
+  if (sample.label == 3) sample.label = 8;
+};
 #else
-constexpr auto relabel = [](auto& sample) { sample.label = 1; };
+constexpr auto relabel = [](auto& sample) {
+  if (sample.label == 3) sample.label = 8;
+};
 #endif
 
 float sum(const InMemoryDataset<float, std::int32_t>& data, DistributedSampler<>& sampler) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// expect: lockstep: this has no samples that map, rows, padded, ragged or collate could take
+// expect: lockstep: this has no samples that map, stacked, padded, ragged or collate could take
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/block_order.hpp"
 #include "lockstep/data/keyed_permutation.hpp"
 #include "lockstep/data/mersenne_twister.hpp"
 
@@ -35,6 +36,28 @@ Items keyed_items(std::size_t n, std::uint64_t key) {
   Items items(n);
   for (std::size_t i = 0; i < n; ++i) items[i] = static_cast<std::uint32_t>(permutation[i]);
   return items;
+}
+
+/// Blocks of so many samples, windows of so many blocks.
+struct Blocks {
+  std::size_t samples;
+  std::size_t block;
+  std::size_t window;
+
+  Items items(std::uint64_t key) const {
+    const detail::BlockOrder order(samples, block, window, key);
+    Items items(samples);
+    for (std::size_t i = 0; i < samples; ++i) items[i] = static_cast<std::uint32_t>(order[i]);
+    return items;
+  }
+};
+
+std::vector<Blocks> random_blocks() {
+  std::mt19937_64 random(19);
+  std::vector<Blocks> cases{{0, 4, 2}, {1, 1, 1}, {7, 100, 100}, {100, 1, 7}, {100, 7, 1}};
+  for (int i = 0; i < 150; ++i)
+    cases.push_back({random() % 400, 1 + random() % 40, 1 + random() % 12});
+  return cases;
 }
 
 bool is_permutation_of_all(Items items) {
@@ -174,6 +197,87 @@ BOOST_AUTO_TEST_CASE(places_and_distances_are_spread_evenly) {
   BOOST_TEST(surprise(places) < 4.);
   BOOST_TEST(surprise(distances) < 4.);
   BOOST_TEST((fixed_points > 240u && fixed_points < 360u));  // one a permutation, on average
+}
+
+BOOST_AUTO_TEST_CASE(an_order_of_blocks_is_a_permutation_of_any_size) {
+  for (const Blocks& blocks : random_blocks()) {
+    BOOST_TEST_CONTEXT(blocks.samples << " samples, blocks of " << blocks.block << ", windows of "
+                                      << blocks.window) {
+      for (std::uint64_t key = 0; key < 3; ++key)
+        BOOST_TEST_REQUIRE(is_permutation_of_all(blocks.items(key)));
+    }
+  }
+}
+
+/// A window's places draw from its blocks alone, and use them up: a disk reads `window` pieces
+/// until they are over, and nothing twice.
+BOOST_AUTO_TEST_CASE(a_window_touches_its_own_blocks_only) {
+  for (const auto& [samples, block, window] : random_blocks()) {
+    BOOST_TEST_CONTEXT(samples << " samples, blocks of " << block << ", windows of " << window) {
+      const Items items = Blocks{samples, block, window}.items(samples);
+      std::size_t over = 0;
+      std::size_t windows = 0;
+      for (std::size_t place = 0; place != samples; ++windows) {
+        std::map<std::size_t, std::size_t> left;  // samples of each block that are still to come
+        const auto is_used_up = [&] {
+          return std::all_of(left.begin(), left.end(), [](auto& each) { return each.second == 0; });
+        };
+        do {
+          const std::size_t of = items[place] / block;
+          const std::size_t size = std::min(block, samples - of * block);
+          if (left.try_emplace(of, size).second) ++over;
+          --left[of];
+          BOOST_TEST_REQUIRE(left.size() <= window);
+          ++place;
+        } while (place != samples && !(left.size() == window && is_used_up()));
+        BOOST_TEST_REQUIRE(is_used_up());
+      }
+      const std::size_t blocks = (samples + block - 1) / block;
+      BOOST_TEST(over == blocks);
+      BOOST_TEST(windows == (blocks + window - 1) / window);
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(an_order_of_blocks_is_the_same_on_every_platform) {
+  BOOST_TEST((Blocks{10, 3, 2}.items(0) == Items{6, 7, 8, 1, 0, 2, 3, 4, 5, 9}));
+  static_assert(detail::BlockOrder(1, 4096, 16, 5)[0] == 0);
+  const std::size_t many = (std::size_t{1} << 63) - 5;
+  BOOST_TEST(detail::BlockOrder(many, 4096, 16, 7)[many - 1] == 1752222844897529852u);
+}
+
+/// One window with everything in it shuffles as a permutation does, also with a short block; and
+/// the short block is as likely in any slot.
+BOOST_AUTO_TEST_CASE(orders_of_blocks_and_of_their_samples_are_as_likely) {
+  std::map<Items, std::size_t> seen;
+  for (std::uint64_t key = 0; key < 6000; ++key) ++seen[Blocks{5, 2, 3}.items(key)];
+  BOOST_TEST(seen.size() == 120u);
+  std::vector<std::size_t> counts;
+  for (const auto& [order, count] : seen) counts.push_back(count);
+  BOOST_TEST(surprise(counts) < 4.);
+  std::map<Items, std::size_t> blocks;
+  for (std::uint64_t key = 0; key < 1200; ++key) {
+    Items order;
+    for (std::uint32_t sample : Blocks{11, 3, 1}.items(key))
+      if (order.empty() || order.back() != sample / 3) order.push_back(sample / 3);
+    ++blocks[order];
+  }
+  BOOST_TEST(blocks.size() == 24u);
+  counts.clear();
+  for (const auto& [order, count] : blocks) counts.push_back(count);
+  BOOST_TEST(surprise(counts) < 4.);
+  // Windows of one epoch differ as the orders of different keys do.
+  std::map<Items, std::size_t> windows;
+  const Items items = Blocks{4 * 1200, 4, 1}.items(5);
+  for (std::size_t first = 0; first != items.size(); first += 4) {
+    Items order;
+    for (std::size_t i = first; i != first + 4; ++i) order.push_back(items[i] % 4);
+    ++windows[order];
+  }
+  BOOST_TEST(windows.size() == 24u);
+  counts.clear();
+  for (const auto& [order, count] : windows) counts.push_back(count);
+  BOOST_TEST(surprise(counts) < 4.);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

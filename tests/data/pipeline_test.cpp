@@ -115,7 +115,7 @@ BOOST_AUTO_TEST_CASE(a_pipeline_holds_temporaries_and_refers_to_what_the_program
   const auto add =
       map([](const auto& sample) { return Sample{{sample.inputs[0] + 1}, sample.label}; });
   const auto refers = source | add;
-  const auto holds = numbers(3) | add | rows();
+  const auto holds = numbers(3) | add | stacked();
   source = numbers(7);
   BOOST_TEST(refers.size() == 7u);
   BOOST_TEST(holds.size() == 3u);
@@ -293,8 +293,8 @@ BOOST_AUTO_TEST_CASE(what_fails_names_its_sample) {
   BOOST_TEST(load({7}).find("sample 7: an exception that is no std::exception;") !=
              std::string::npos);
   BOOST_CHECK_THROW(batch_of(throwing, {8}), Stopped);
-  BOOST_TEST(words_of([] { batch_of(Triangle{9} | rows(), {4, 4, 3}); }) ==
-             "lockstep: load: sample 3: rows: it has 3 inputs and the first sample of its batch "
+  BOOST_TEST(words_of([] { batch_of(Triangle{9} | stacked(), {4, 4, 3}); }) ==
+             "lockstep: load: sample 3: stacked: it has 3 inputs and the first sample of its batch "
              "has 4; give all samples one width with map, or say | padded(fill) or | ragged()");
 }
 
@@ -343,7 +343,7 @@ BOOST_AUTO_TEST_CASE(of_a_data_set_that_fails_as_a_whole_all_samples_are_named) 
     using batch_type = LabelledBatch<float, int>;
     static std::size_t size() { return 100; }
     void load(std::span<const std::size_t> indices, batch_type& out) const {
-      batch_of(Triangle{9} | rows(), {2, 3});
+      batch_of(Triangle{9} | stacked(), {2, 3});
       out.resize(indices.size(), 0);
     }
   };
@@ -351,7 +351,7 @@ BOOST_AUTO_TEST_CASE(of_a_data_set_that_fails_as_a_whole_all_samples_are_named) 
   DataLoader loader(reversed, sampler, {.batch_size = 2, .workers = 0});
   BOOST_TEST(words_of([&] {
                loader.begin();
-             }).find("samples 0, 1 (batch 0 of epoch 0): load: sample 3: rows: it has 3") !=
+             }).find("samples 0, 1 (batch 0 of epoch 0): load: sample 3: stacked: it has 3") !=
              std::string::npos);
 }
 

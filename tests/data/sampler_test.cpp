@@ -117,6 +117,7 @@ BOOST_AUTO_TEST_CASE(every_case_of_pytorchs_distributed_sampler_is_drawn) {
 BOOST_AUTO_TEST_CASE(every_remainder_policy_covers_what_it_promises) {
   check_coverage<TorchShuffle>();
   check_coverage<KeyedShuffle>();
+  check_coverage<BlockShuffle<7, 3>>();
   check_coverage<InOrder>();
 }
 
@@ -158,6 +159,29 @@ BOOST_AUTO_TEST_CASE(epochs_differ_and_repeat) {
   };
   check(DistributedSampler<>(100, WorldSize{2}, Rank{1}));
   check(DistributedSampler<Exact, KeyedShuffle>(100, WorldSize{2}, Rank{1}));
+  check(DistributedSampler<Exact, BlockShuffle<7, 3>>(100, WorldSize{2}, Rank{1}));
+}
+
+/// The order of an epoch is the same for any number of ranks, which draw from it in turn: so ranks
+/// are in the same window at the same time, and no rank has more of it than another by two draws.
+BOOST_AUTO_TEST_CASE(ranks_share_every_window_of_a_block_shuffle) {
+  std::mt19937_64 random(23);
+  for (int i = 0; i < 50; ++i) {
+    const std::size_t n = random() % 500;
+    const SamplerOptions options{.seed = Seed{random()}};
+    const Epoch epoch{random() % 5};
+    using Order = BlockShuffle<16, 4>;
+    DistributedSampler<Exact, Order> alone(n, WorldSize{1}, Rank{0}, options);
+    alone.set_epoch(epoch);
+    for (std::size_t world = 1; world <= 4; ++world) {
+      for (std::size_t rank = 0; rank != world; ++rank) {
+        DistributedSampler<Exact, Order> sampler(n, WorldSize{world}, Rank{rank}, options);
+        sampler.set_epoch(epoch);
+        for (std::size_t k = 0; k < sampler.size(); ++k)
+          BOOST_TEST_REQUIRE(sampler[k] == alone[rank + k * world]);
+      }
+    }
+  }
 }
 
 BOOST_AUTO_TEST_CASE(no_epoch_of_a_keyed_shuffle_is_one_of_the_next_seed) {
@@ -192,6 +216,7 @@ BOOST_AUTO_TEST_CASE(resuming_in_mid_epoch_goes_on_as_if_nothing_had_happened) {
   };
   check(DistributedSampler<>(101, WorldSize{4}, Rank{3}));
   check(DistributedSampler<Exact, KeyedShuffle>(101, WorldSize{4}, Rank{3}));
+  check(DistributedSampler<Exact, BlockShuffle<7, 3>>(101, WorldSize{4}, Rank{3}));
   check(DistributedSampler<Masked, InOrder>(101, WorldSize{4}, Rank{3}));
 }
 
@@ -231,6 +256,9 @@ BOOST_AUTO_TEST_CASE(a_state_of_other_draws_is_refused) {
   DistributedSampler<> unshuffled(100, WorldSize{4}, Rank{0}, {false, Seed{5}});
   expect_error(sampler, unshuffled.state(), "the saved state was drawn by another rule");
   BOOST_TEST((sampler.state() == own));
+  DistributedSampler<Padding, BlockShuffle<7, 3>> blocks(100, WorldSize{4}, Rank{0});
+  const DistributedSampler<Padding, BlockShuffle<3, 7>> others(100, WorldSize{4}, Rank{0});
+  expect_error(blocks, others.state(), "the saved state was drawn by another rule");
 }
 
 namespace {
@@ -314,6 +342,7 @@ void check_broken_epochs() {
 BOOST_AUTO_TEST_CASE(another_number_of_ranks_loses_and_repeats_nothing) {
   check_broken_epochs<TorchShuffle>();
   check_broken_epochs<KeyedShuffle>();
+  check_broken_epochs<BlockShuffle<7, 3>>();
   check_broken_epochs<InOrder>();
 }
 
@@ -354,6 +383,10 @@ BOOST_AUTO_TEST_CASE(the_policy_names_remainder_and_order) {
     return hash.value();
   };
   BOOST_TEST(fingerprint(P{}) != fingerprint(Sampler<Distributed, Masked>{}));
+  using Blocks = Sampler<Distributed, Masked, BlockShuffle<8, 2>>;
+  static_assert(Blocks::well_formed && Blocks::built());
+  BOOST_TEST(fingerprint(Blocks{}) !=
+             fingerprint(Sampler<Distributed, Masked, BlockShuffle<2, 8>>{}));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -277,8 +277,10 @@ BOOST_AUTO_TEST_CASE(samplers_with_either_strategy) {
       Strategies{}, Devices{},
       List<Sampler<Distributed, Padding>, Sampler<Distributed, DropLast>,
            Sampler<Distributed, Exact>, Sampler<Distributed, Masked>,
-           Sampler<Distributed, Padding, KeyedShuffle>, Sampler<Distributed, Exact, InOrder>>{});
-  BOOST_TEST(count.legal == 2u * 2 * 6);
+           Sampler<Distributed, Padding, KeyedShuffle>, Sampler<Distributed, Exact, InOrder>,
+           Sampler<Distributed, Padding, BlockShuffle<8, 2>>,
+           Sampler<Distributed, Padding, BlockShuffle<2, 8>>>{});
+  BOOST_TEST(count.legal == 2u * 2 * 8);
   BOOST_TEST(count.fingerprints.size() == count.legal);
 }
 

@@ -770,7 +770,8 @@ BOOST_AUTO_TEST_CASE(a_record_says_where_the_time_went) {
     BOOST_TEST(seconds("data_seconds") > (workers == 0 ? 0.0119 : 0.0));
     BOOST_TEST(seconds("data_seconds") <= seconds("seconds"));
     BOOST_TEST(seconds("step_seconds") <= seconds("seconds") - seconds("data_seconds") + 1e-9);
-    BOOST_TEST(seconds("evaluate_seconds") >= 0.006);
+    // A worker loads the second batch while the loop loads the first itself.
+    BOOST_TEST(seconds("evaluate_seconds") >= (workers == 0 ? 0.006 : 0.003));
     BOOST_TEST(seconds("epoch_seconds") >= seconds("seconds") + seconds("evaluate_seconds"));
   }
 }

@@ -14,6 +14,7 @@
 #include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/launch/folder.hpp"
 
 namespace lockstep::detail {
 
@@ -57,7 +58,7 @@ LOCKSTEP_INLINE bool contains(const std::vector<std::string>& names, std::string
 LOCKSTEP_INLINE CheckpointFolder::CheckpointFolder(CheckpointOptions options,
                                                    std::chrono::milliseconds patience)
     : options_(with_plain_folder(std::move(options))),
-      is_new_(make_checkpoint_folder(options_.folder)),
+      is_new_(make_folder("checkpoints", options_.folder)),
       lock_(options_.folder, patience) {
   clean_up();
   if (!options_.best_by.empty()) best_score_ = read_best_score(path(), options_.best_by);

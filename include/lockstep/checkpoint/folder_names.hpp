@@ -53,9 +53,6 @@ std::optional<FoundCheckpoint> newest_valid_checkpoint(
     const std::string& folder, FunctionRef<void(const std::string&)> verify,
     FunctionRef<void(const FoundCheckpoint&, const std::string&)> skipped);
 
-/// Makes a folder, and those that it is in, unless it exists. Returns whether it was made.
-bool make_checkpoint_folder(const std::string& folder);
-
 }  // namespace lockstep::detail
 
 #if !defined(LOCKSTEP_COMPILED)

@@ -5,10 +5,7 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
-#include <algorithm>
-#include <cerrno>
 #include <charconv>
 #include <cstddef>
 #include <memory>
@@ -17,7 +14,6 @@
 #include "lockstep/checkpoint/folder_names.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
 
@@ -119,26 +115,6 @@ LOCKSTEP_INLINE std::optional<FoundCheckpoint> newest_valid_checkpoint(
     }
   }
   return std::nullopt;
-}
-
-LOCKSTEP_INLINE bool make_checkpoint_folder(const std::string& folder) {
-  bool is_made = false;
-  for (std::size_t end = 0; end != folder.size();) {
-    end = std::min(folder.find('/', end + 1), folder.size());
-    const std::string part = folder.substr(0, end);
-    is_made = ::mkdir(part.c_str(), 0777) == 0;
-    const int error = errno;
-    struct stat status{};
-    if (is_made || error == EEXIST || error == EROFS || error == EACCES || error == EPERM) {
-      // Folders above it may be closed to us; what counts is that they are there.
-      if (is_made || (::stat(part.c_str(), &status) == 0 && S_ISDIR(status.st_mode))) continue;
-    }
-    fail("checkpoints",
-         {"the folder '", folder, "' cannot be made: ",
-          error == EEXIST ? text({"'", part, "' is no folder"}) : error_text(error)},
-         "name a folder that exists or may be made");
-  }
-  return is_made;
 }
 
 }  // namespace lockstep::detail

@@ -10,31 +10,14 @@
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
-#include <ctime>
-#include <string_view>
 
 #include "lockstep/checkpoint/lock.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/deadline.hpp"
+#include "lockstep/launch/folder.hpp"
 
 namespace lockstep::detail {
-
-/// Who this process is, for whoever finds the folder locked.
-LOCKSTEP_INLINE std::string lock_owner() {
-  char host[256] = {};
-  ::gethostname(host, sizeof host - 1);
-  char program[4096];
-  const ssize_t size = ::readlink("/proc/self/exe", program, sizeof program);
-  const std::time_t now = std::time(nullptr);
-  std::tm utc{};
-  ::gmtime_r(&now, &utc);
-  char time[32];
-  std::strftime(time, sizeof time, "%Y-%m-%d %H:%M:%S UTC", &utc);
-  return text({"process ", ::getpid(), " on ", host, ", ",
-               std::string_view(program, size > 0 ? static_cast<std::size_t>(size) : 0), ", since ",
-               time});
-}
 
 [[noreturn]] LOCKSTEP_INLINE void fail_locked(const std::string& folder, const std::string& path) {
   std::string owner = read_file(path.c_str());
@@ -71,7 +54,7 @@ LOCKSTEP_INLINE FolderLock::FolderLock(const std::string& folder,
     return;
   }
   // A full disk has no room for this text; the lock holds without it.
-  const std::string owner = text({lock_owner(), "\n"});
+  const std::string owner = text({owner_text(), "\n"});
   [[maybe_unused]] const bool is_empty = ::ftruncate(file_.get(), 0) == 0;
   [[maybe_unused]] const bool is_written = write_all(file_.get(), owner);
 }

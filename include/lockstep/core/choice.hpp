@@ -35,6 +35,14 @@ concept ChoiceOf = requires {
   { C::built } -> std::convertible_to<bool>;
 } && C::template answers<Axis>;
 
+/// Adds a choice to a fingerprint: its name and, where it has some, its numbers.
+template <class C>
+constexpr Hash& add_choice(Hash& hash) {
+  hash.text(C::name);
+  if constexpr (requires { C::fingerprint(hash); }) C::fingerprint(hash);
+  return hash;
+}
+
 /// The base of every policy whose behaviour is one choice. It accepts any type: a wrong one is
 /// reported with all other composition errors, in one place, as a sentence.
 template <class Axis, class C>
@@ -46,10 +54,7 @@ struct ChoicePolicy {
     return ChoiceOf<C, Axis>;
   }();
   static constexpr bool built() { return C::built; }
-  static constexpr void fingerprint(Hash& hash) {
-    hash.text(Axis::name).text(C::name);
-    if constexpr (requires { C::fingerprint(hash); }) C::fingerprint(hash);
-  }
+  static constexpr void fingerprint(Hash& hash) { add_choice<C>(hash.text(Axis::name)); }
 };
 
 /// The base of every policy that is a number, or a few: always built, checked by its own rule.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `source | rows()`, `padded(fill)`, `ragged()`, `collate(c)`: how samples become batches.
+/// @file `source | stacked()`, `padded(fill)`, `ragged()`, `collate(c)`: how samples become
+/// batches.
 
 #include <algorithm>
 #include <cstddef>
@@ -137,13 +138,13 @@ struct MakeLabelled {
   template <class Sample>
   static constexpr bool require() {
     static_assert(Labelled<Sample>,
-                  "lockstep: rows, padded and ragged take samples with `inputs` (a range) and "
+                  "lockstep: stacked, padded and ragged take samples with `inputs` (a range) and "
                   "`label`; give samples both with map, or say collate<Batch>(c)");
     return Labelled<Sample>;
   }
 };
 
-struct MakeRows : MakeLabelled {
+struct MakeStacked : MakeLabelled {
   template <class Sample>
   static auto collate() {
     return RowCollate<Sample>{};
@@ -213,9 +214,9 @@ struct PaddedOptions {
   std::size_t multiple = 1;  ///< rows are as long as the longest sample, rounded up to this
 };
 
-/// `source | rows()`: batches are `LabelledBatch`es. Samples have `inputs`, a range, all of one
+/// `source | stacked()`: batches are `LabelledBatch`es. Samples have `inputs`, a range, all of one
 /// length, and `label`. `map` does the same unasked.
-inline auto rows() { return detail::CollateStage<detail::MakeRows>{}; }
+inline auto stacked() { return detail::CollateStage<detail::MakeStacked>{}; }
 
 /// `source | padded(fill)`: batches are `PaddedBatch`es, whose rows are as long as the longest
 /// sample of the batch. `fill` comes behind the inputs of shorter ones.

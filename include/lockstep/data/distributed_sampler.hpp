@@ -35,7 +35,7 @@ class DistributedSampler {
   static_assert(detail::ChoiceOf<Remainder, axes::Remainder> &&
                     detail::ChoiceOf<Order, axes::Order>,
                 "lockstep: DistributedSampler takes a remainder (Padding, DropLast, Exact, Masked) "
-                "and an order (TorchShuffle, KeyedShuffle, InOrder)");
+                "and an order (TorchShuffle, KeyedShuffle, BlockShuffle<4096, 16>, InOrder)");
 
  public:
   /// Whether some draws have weight 0.
@@ -163,10 +163,10 @@ class DistributedSampler {
   }
 
   std::uint64_t rule() const {
-    return detail::Hash{}
-        .text(Remainder::name)
-        .text(options_.shuffle ? Order::name : InOrder::name)
-        .value();
+    detail::Hash hash;
+    hash.text(Remainder::name);
+    options_.shuffle ? detail::add_choice<Order>(hash) : hash.text(InOrder::name);
+    return hash.value();
   }
 
   detail::Share<Remainder> share_;

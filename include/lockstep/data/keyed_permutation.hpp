@@ -41,20 +41,24 @@ class KeyedPermutation {
   constexpr std::size_t size() const { return size_; }
 
   /// Where item i goes, for i < size().
-  constexpr std::size_t operator[](std::size_t i) const {
-    do i = encrypt(i);
+  constexpr std::size_t operator[](std::size_t i) const { return at(i, 0); }
+
+  /// The same in another permutation, one for each tweak: for many of one size, it costs less than
+  /// to make each by its key. Tweaks should be random numbers.
+  constexpr std::size_t at(std::size_t i, std::uint64_t tweak) const {
+    do i = encrypt(i, tweak);
     while (i >= size_);
     return i;
   }
 
  private:
   /// Each half is changed by the other in turn, so they may differ in width.
-  constexpr std::uint64_t encrypt(std::uint64_t x) const {
+  constexpr std::uint64_t encrypt(std::uint64_t x, std::uint64_t tweak) const {
     std::uint64_t low = x & low_mask_;
     std::uint64_t high = x >> low_bits_;
     for (std::size_t round = 0; round != rounds; round += 2) {
-      high ^= mix_bits(low ^ keys_[round]) & high_mask_;
-      low ^= mix_bits(high ^ keys_[round + 1]) & low_mask_;
+      high ^= mix_bits(low ^ keys_[round] ^ tweak) & high_mask_;
+      low ^= mix_bits(high ^ keys_[round + 1] ^ tweak) & low_mask_;
     }
     return high << low_bits_ | low;
   }

@@ -11,12 +11,19 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/mix_bits.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/data/block_order.hpp"
 #include "lockstep/data/index_list.hpp"
 #include "lockstep/data/keyed_permutation.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/data/torch_permutation.hpp"
 
 namespace lockstep::detail {
+
+/// What keyed orders of an epoch are made from. It is not seed + epoch, under which epoch 1 of seed
+/// 0 would be epoch 0 of seed 1.
+constexpr std::uint64_t epoch_key(Seed seed, Epoch epoch) {
+  return random_at(mix_bits(seed.value()), epoch.value());
+}
 
 /// An order: `prepare(share, seed, epoch)` once an epoch, then `at(share, k)` gives the k-th sample
 /// of the share.
@@ -35,13 +42,24 @@ template <>
 class EpochOrder<KeyedShuffle> {
  public:
   void prepare(const auto& share, Seed seed, Epoch epoch) {
-    // not seed + epoch, under which epoch 1 of seed 0 would be epoch 0 of seed 1
-    permutation_ = {share.samples(), random_at(mix_bits(seed.value()), epoch.value())};
+    permutation_ = {share.samples(), epoch_key(seed, epoch)};
   }
   std::size_t at(const auto& share, std::size_t k) const { return permutation_[share.place(k)]; }
 
  private:
   KeyedPermutation permutation_;
+};
+
+template <std::size_t Block, std::size_t Window>
+class EpochOrder<BlockShuffle<Block, Window>> {
+ public:
+  void prepare(const auto& share, Seed seed, Epoch epoch) {
+    order_ = {share.samples(), Block, Window, epoch_key(seed, epoch)};
+  }
+  std::size_t at(const auto& share, std::size_t k) const { return order_[share.place(k)]; }
+
+ private:
+  BlockOrder order_;
 };
 
 /// The whole permutation exists only while the share is copied from it: 4 bytes a sample then, 4

@@ -77,7 +77,7 @@ void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass 
 }
 
 [[noreturn, gnu::cold]] inline void refuse_width(std::size_t width, std::size_t first) {
-  fail("rows", {"it has ", width, " inputs and the first sample of its batch has ", first},
+  fail("stacked", {"it has ", width, " inputs and the first sample of its batch has ", first},
        "give all samples one width with map, or say | padded(fill) or | ragged()");
 }
 
@@ -217,7 +217,7 @@ template <class Source>
 constexpr bool require_source() {
   static_assert(
       SampleSource<Source>,
-      "lockstep: this has no samples that map, rows, padded, ragged or collate could take; give "
+      "lockstep: this has no samples that map, stacked, padded, ragged or collate could take; give "
       "them a type with size(), sample_type and `void read(std::size_t index, sample_type& out) "
       "const`, and put map before the stage that makes batches");
   return SampleSource<Source>;

@@ -3,6 +3,7 @@
 /// @file The sampler axis: which samples a rank sees, what happens when they do not divide, and in
 /// which order they come.
 
+#include <cstddef>
 #include <string_view>
 
 #include "lockstep/core/choice.hpp"
@@ -57,6 +58,18 @@ struct KeyedShuffle : Choice<axes::Order> {
   static constexpr std::string_view name = "KeyedShuffle";
 };
 
+/// For disks that want to be read in sequence: blocks of so many neighbouring samples are shuffled,
+/// and the samples of so many blocks at a time among each other. `BlockShuffle<4096, 16>` draws
+/// from 16 pieces of 4,096 samples until they are used up. No memory, any number of samples.
+template <std::size_t Block, std::size_t Window>
+struct BlockShuffle : Choice<axes::Order> {
+  static_assert(Block != 0 && Window != 0,
+                "lockstep: BlockShuffle<Block, Window> needs blocks of one sample or more and "
+                "windows of one block or more; write BlockShuffle<4096, 16>, say");
+  static constexpr std::string_view name = "BlockShuffle";
+  static constexpr void fingerprint(detail::Hash& hash) { hash.number(Block).number(Window); }
+};
+
 /// Samples come in the order of the data set.
 struct InOrder : Choice<axes::Order> {
   static constexpr std::string_view name = "InOrder";
@@ -72,7 +85,8 @@ struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
                                       detail::ChoiceOf<Sequence, axes::Order>;
   static constexpr bool built() { return Scheme::built && Rest::built && Sequence::built; }
   static constexpr void fingerprint(detail::Hash& hash) {
-    hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name).text(Sequence::name);
+    hash.text(axes::Sampler::name).text(Scheme::name).text(Rest::name);
+    detail::add_choice<Sequence>(hash);
   }
 };
 

@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Copies data from slow or shared storage to a disk of the host, once for all its ranks.
+
+#include <chrono>
+#include <string>
+
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep {
+
+/// How `stage_locally` trusts and waits.
+struct StageOptions {
+  /// Also compares the checksums of a copy that is there already, for which all of it is read.
+  bool verify = false;
+  /// For how long a process that copies may make no progress before those that wait give up.
+  std::chrono::milliseconds patience = std::chrono::minutes(10);
+};
+
+/// Copies a file, or a folder with all that is in it, into `folder` and returns the path of the
+/// copy, `folder/name`. A copy that is there is used again while the source has the sizes and times
+/// that it had.
+///
+/// **Ranks**: any number of ranks, threads and jobs may call it, with no need to agree: one of a
+/// host copies. **Host**: waits until the copy is whole; a line on stderr says for whom. A copy
+/// appears whole or not at all, and room for it is reserved before anything is written.
+std::string stage_locally(const std::string& path, const std::string& folder,
+                          const StageOptions& options = {});
+
+namespace detail {
+
+struct StageRule;
+
+/// Stages by a rule: what `stage_locally` and `stage_unpacked` have in common.
+std::string stage(const StageRule& rule, const std::string& path, std::string folder,
+                  const StageOptions& options);
+
+}  // namespace detail
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/stage.ipp"
+#endif

@@ -1,0 +1,600 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies on a host's own disk: made once for all ranks, whole or not at all, used again while their
+// source stays as it was; and what is said where a disk is full or a copier dies.
+#include "lockstep/data/stage.hpp"
+
+#include <fcntl.h>
+#include <sys/mount.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#include <zlib.h>
+
+#include <algorithm>
+#include <atomic>
+#include <boost/test/unit_test.hpp>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <fstream>
+#include <initializer_list>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "checkpoint/disk.hpp"
+#include "checkpoint/process.hpp"
+#include "launch/watchdog.hpp"
+#include "lockstep/data/idx_dataset.hpp"
+#include "lockstep/data/stage_lock.hpp"
+#include "lockstep/data/stage_source.hpp"
+#include "lockstep/data/stage_unpacked.hpp"
+#include "temporary_folder.hpp"
+
+BOOST_FIXTURE_TEST_SUITE(data_stage, Watchdog)
+
+namespace {
+
+using namespace lockstep;
+using namespace checkpoint_tests;
+using namespace std::chrono_literals;
+namespace fs = std::filesystem;
+using Names = std::set<std::string>;
+
+std::string content(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+std::string put(const std::string& path, std::string_view bytes) {
+  std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
+  return path;
+}
+
+std::string put_gzip(const std::string& path, const std::string& bytes) {
+  const gzFile file = gzopen(path.c_str(), "wb");
+  gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
+  gzclose(file);
+  return path;
+}
+
+std::string numbers(std::size_t bytes, unsigned seed = 1) {
+  std::string text(bytes, '\0');
+  for (char& c : text) c = static_cast<char>((seed = seed * 1664525 + 1013904223) >> 24);
+  return text;
+}
+
+Names names_in(const std::string& folder) {
+  Names names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder))
+    names.insert(fs::relative(entry.path(), folder).string());
+  return names;
+}
+
+/// What staging leaves in a folder: the copy, its record and the lock.
+Names staged(const std::string& name, std::initializer_list<std::string> inside = {}) {
+  Names names{name, "." + name + ".staged", "." + name + ".lock"};
+  for (const std::string& each : inside) names.insert(name + "/" + each);
+  return names;
+}
+
+std::uint64_t inode(const std::string& path) {
+  struct stat status{};
+  return ::stat(path.c_str(), &status) == 0 ? status.st_ino : 0;
+}
+
+/// Changes the bytes of a file, and not its time.
+void change_silently(const std::string& path, const std::string& bytes) {
+  const auto time = fs::last_write_time(path);
+  put(path, bytes);
+  fs::last_write_time(path, time);
+}
+
+/// So many bytes were written by this process.
+std::uint64_t written_bytes() {
+  std::ifstream in("/proc/self/io");
+  for (std::string word; in >> word;) {
+    std::uint64_t bytes = 0;
+    if (word == "wchar:" && in >> bytes) return bytes;
+  }
+  throw std::runtime_error("no /proc/self/io");
+}
+
+/// A source outside of the folder into which it is staged.
+struct Source : TemporaryFolder {
+  TemporaryFolder to;
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_file_is_copied_and_its_copy_used_again) {
+  const Source source;
+  for (const std::size_t bytes : {0, 1, 5000, 3'000'000}) {
+    const std::string name = "train-" + std::to_string(bytes);
+    const std::string from = put(source / name, numbers(bytes));
+    const std::string scratch = source.to / "deep/er";
+    const std::string local = stage_locally(from, scratch + "//");
+    BOOST_TEST(local == scratch + "/" + name);
+    BOOST_TEST((content(local) == numbers(bytes)));
+    BOOST_TEST((fs::last_write_time(local) == fs::last_write_time(from)));
+    const std::uint64_t first = inode(local);
+    BOOST_TEST(stage_locally(source / "./" + name, scratch) == local);
+    BOOST_TEST(stage_locally(from, scratch, {.verify = true}) == local);
+    BOOST_TEST(inode(local) == first);
+    BOOST_TEST((names_in(scratch) == staged(name)));
+    fs::remove_all(scratch);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_source_that_has_changed_is_copied_again) {
+  const Source source;
+  const std::string from = put(source / "a", "first");
+  const std::string local = stage_locally(from, source.to.path);
+  std::ifstream old(local);
+  put(from, "longer");
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "longer");
+  // Whoever has the old copy open keeps it.
+  BOOST_TEST((std::string(std::istreambuf_iterator<char>(old), {}) == "first"));
+  change_silently(from, "LONGER");
+  fs::last_write_time(from, fs::last_write_time(from) + 1ns);
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "LONGER");
+  // A link that leads elsewhere is the same source, changed.
+  put(source / "b", "b");
+  fs::create_symlink("a", source / "newest");
+  BOOST_TEST(content(stage_locally(source / "newest", source.to.path)) == "LONGER");
+  fs::remove(source / "newest");
+  fs::create_symlink("b", source / "newest");
+  BOOST_TEST(content(stage_locally(source / "newest", source.to.path)) == "b");
+  // A file may become a folder, and a folder a file.
+  fs::remove(from);
+  fs::create_directory(from);
+  put(from + "/inside", "x");
+  BOOST_TEST(content(stage_locally(from, source.to.path) + "/inside") == "x");
+  fs::remove_all(from);
+  put(from, "file");
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "file");
+}
+
+BOOST_AUTO_TEST_CASE(a_folder_is_copied_with_all_that_is_in_it) {
+  const Source source;
+  const std::string from = source / "set.lmdb";
+  fs::create_directories(from + "/deep/empty");
+  put(from + "/data.mdb", numbers(100'000));
+  put(from + "/lock.mdb", "who reads it there");
+  put(from + "/deep/b.gz", "as it is");
+  put(from + "/deep/a name\nin lines", "a");
+  fs::create_symlink("../data.mdb", from + "/deep/link");
+  const std::string local = stage_locally(from + "/", source.to.path);
+  BOOST_TEST(local == (source.to / "set.lmdb"));
+  const Names expected = staged("set.lmdb", {"data.mdb", "deep", "deep/empty", "deep/b.gz",
+                                             "deep/a name\nin lines", "deep/link"});
+  BOOST_TEST((names_in(source.to.path) == expected));
+  BOOST_TEST((content(local + "/data.mdb") == numbers(100'000)));
+  BOOST_TEST((content(local + "/deep/link") == numbers(100'000)));
+  const std::uint64_t first = inode(local);
+  put(from + "/lock.mdb", "another reader");
+  BOOST_TEST(stage_locally(from, source.to.path, {.verify = true}) == local);
+  BOOST_TEST(inode(local) == first);
+  // The copy has what the source has, and no more.
+  fs::remove(from + "/deep/link");
+  put(from + "/new", "new");
+  stage_locally(from, source.to.path);
+  Names changed = expected;
+  changed.erase("set.lmdb/deep/link");
+  changed.insert("set.lmdb/new");
+  BOOST_TEST((names_in(source.to.path) == changed));
+  // A file of the copy that is gone, or was written to, is not used.
+  fs::remove(local + "/deep/b.gz");
+  stage_locally(from, source.to.path);
+  put(local + "/new", "NEW");
+  stage_locally(from, source.to.path);
+  BOOST_TEST(content(local + "/new") == "new");
+  BOOST_TEST((names_in(source.to.path) == changed));
+}
+
+BOOST_AUTO_TEST_CASE(compressed_files_are_unpacked) {
+  const Source source;
+  const std::string from = source / "mnist";
+  fs::create_directory(from);
+  const std::string images = numbers(2'500'000) + std::string(2'500'000, 'x');
+  put_gzip(from + "/images.gz", images);
+  put_gzip(from + "/nothing.gz", "");
+  put(from + "/labels", "plain");
+  const std::string file = stage_unpacked(from + "/images.gz", source.to.path);
+  BOOST_TEST(file == (source.to / "images"));
+  BOOST_TEST((content(file) == images));
+  const std::string local = stage_unpacked(from, source.to.path);
+  BOOST_TEST((content(local + "/images") == images));
+  Names expected = staged("mnist", {"images", "labels", "nothing"});
+  expected.merge(staged("images"));
+  BOOST_TEST((names_in(source.to.path) == expected));
+  BOOST_TEST(fs::file_size(local + "/nothing") == 0u);
+  const std::uint64_t first = inode(local);
+  BOOST_TEST(stage_unpacked(from, source.to.path, {.verify = true}) == local);
+  BOOST_TEST(inode(local) == first);
+  // What is unpacked and what is not are two copies, and need two folders.
+  expect_error([&] { stage_locally(from, source.to.path); },
+               "stage_locally: '" + local + "' is an unpacked copy of '" + from +
+                   "', and not a copy of '" + from + "'",
+               "name another folder");
+}
+
+BOOST_AUTO_TEST_CASE(compressed_files_that_are_damaged_are_named) {
+  const Source source;
+  const auto expect = [&](const std::string& name, const std::string& bytes,
+                          const std::string& words) {
+    const std::string from = put(source / name, bytes);
+    expect_error([&] { stage_unpacked(from, source.to.path); }, "stage_unpacked: ", from, words);
+    BOOST_TEST((names_in(source.to.path) == Names{"." + name.substr(0, 1) + ".lock"}));
+    fs::remove_all(source.to / "." + name.substr(0, 1) + ".lock");
+  };
+  const std::string whole = content(put_gzip(source / "whole", numbers(100'000)));
+  expect("a.gz", whole.substr(0, whole.size() / 2), "ends early");
+  expect("b.gz", whole.substr(0, 5000) + "damage" + whole.substr(5006), "is damaged: ");
+  expect("c.gz", "text", "is not compressed by gzip; give it a name without .gz");
+  expect("d.gz", "", "is not compressed by gzip");
+  fs::create_directory(source / "e");
+  put(source / "e/a", "a");
+  put_gzip(source / "e/a.gz", "a");
+  expect_error([&] { stage_unpacked(source / "e", source.to.path); },
+               "has both 'a' and 'a.gz', whose copies would be one file; remove one of the two");
+}
+
+BOOST_AUTO_TEST_CASE(the_documented_staging_feeds_a_data_set) {
+  const Source source;
+  const std::string shared = source / "tiny";
+  const std::string scratch = source.to.path;
+  fs::create_directory(shared);
+  put_gzip(shared + "/train-images-idx3-ubyte.gz",
+           std::string("\0\0\x08\x03\0\0\0\x02\0\0\0\x01\0\0\0\x02\1\2\3\4", 20));
+  put_gzip(shared + "/train-labels-idx1-ubyte.gz", std::string("\0\0\x08\x01\0\0\0\x02\7\5", 10));
+  // clang-format off
+const std::string local = stage_unpacked(shared, scratch);  // every rank; one of a host copies
+const auto train = idx_dataset("train", {.folder = local});
+  // clang-format on
+  BOOST_TEST(train.size() == 2u);
+}
+
+/// Ranks of one or several jobs, that know nothing of each other.
+BOOST_AUTO_TEST_CASE(one_process_of_a_host_copies) {
+  for (const std::size_t world : {1, 2, 4}) {
+    const Source source;
+    const std::string bytes = numbers(4'000'000);
+    const std::string from = source / "set";
+    fs::create_directory(from);
+    put(from + "/data", bytes);
+    int gate[2];
+    BOOST_TEST_REQUIRE(::pipe(gate) == 0);
+    std::deque<Process> ranks;
+    for (std::size_t rank = 0; rank != world; ++rank) {
+      ranks.emplace_back([&] {
+        ::close(gate[1]);
+        char none;
+        [[maybe_unused]] const ssize_t n = ::read(gate[0], &none, 1);  // until all are there
+        const std::uint64_t before = written_bytes();
+        const std::string local = stage_locally(from, source.to.path);
+        const bool has_copied = written_bytes() - before >= bytes.size();
+        require(content(local + "/data") == bytes, "other bytes");
+        return has_copied ? 1 : 0;
+      });
+    }
+    ::close(gate[0]);
+    ::close(gate[1]);
+    int copies = 0;
+    for (Process& rank : ranks) {
+      BOOST_TEST(rank.words().empty(), rank.words());
+      copies += rank.end();
+    }
+    BOOST_TEST(copies == 1);
+    BOOST_TEST((names_in(source.to.path) == staged("set", {"data"})));
+  }
+}
+
+BOOST_AUTO_TEST_CASE(one_thread_of_a_process_copies) {
+  const Source source;
+  const std::string from = put(source / "a", numbers(1'000'000));
+  const std::uint64_t before = written_bytes();
+  std::vector<std::thread> threads;
+  std::atomic<int> wrong = 0;
+  for (int i = 0; i < 4; ++i) {
+    threads.emplace_back(
+        [&] { wrong += !error_of([&] { stage_locally(from, source.to.path); }).empty(); });
+  }
+  for (std::thread& thread : threads) thread.join();
+  BOOST_TEST(wrong == 0);
+  BOOST_TEST(written_bytes() - before < 1'500'000u);
+  BOOST_TEST((content(source.to / "a") == numbers(1'000'000)));
+}
+
+BOOST_AUTO_TEST_CASE(a_copier_that_is_killed_leaves_what_the_next_one_removes) {
+  // Reserving, setting the time, syncing, and bringing record and copy into place.
+  const std::vector<std::initializer_list<long>> moments{
+      {SYS_fallocate}, {SYS_utimensat}, {SYS_fsync}, renames};
+  for (const auto& moment : moments) {
+    for (const bool is_folder : {false, true}) {
+      const Source source;
+      const std::string from = source / "set";
+      if (is_folder) fs::create_directory(from);
+      put(is_folder ? from + "/data" : from, numbers(50'000));
+      Process copier([&] {
+        let_kill(moment);
+        stage_locally(from, source.to.path);
+        return 0;
+      });
+      BOOST_TEST(copier.end() == -SIGSYS);
+      BOOST_TEST(!fs::exists(source.to / "set"));
+      const auto left = names_in(source.to.path);
+      BOOST_TEST(std::any_of(left.begin(), left.end(),
+                             [](const std::string& name) { return name.find(".set.tmp-") == 0; }));
+      stage_locally(from, source.to.path);
+      BOOST_TEST(
+          (names_in(source.to.path) == (is_folder ? staged("set", {"data"}) : staged("set"))));
+    }
+  }
+}
+
+/// The record is written first: a copier that dies then leaves the old copy under a new record.
+BOOST_AUTO_TEST_CASE(a_record_without_its_copy_is_not_believed) {
+  const Source source;
+  const std::string from = put(source / "a", "first");
+  const std::string local = stage_locally(from, source.to.path);
+  fs::rename(local, source.to / "old");
+  put(from, "other");
+  stage_locally(from, source.to.path);
+  fs::rename(source.to / "old", local);
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "other");
+  fs::remove(local);
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "other");
+}
+
+BOOST_AUTO_TEST_CASE(a_copy_that_is_damaged_is_made_again) {
+  const Source source;
+  const std::string from = put(source / "a", "content");
+  const std::string local = stage_locally(from, source.to.path);
+  const auto stages_again = [&](StageOptions options, const std::string& words) {
+    Process process([&] { return stage_locally(from, source.to.path, options) == local ? 0 : 1; });
+    BOOST_TEST(process.words().find(words) != std::string::npos, process.words());
+    BOOST_TEST(process.end() == 0);
+    BOOST_TEST(content(local) == "content");
+  };
+  put(local, "contents");
+  stages_again({}, "lockstep: stage_locally: '" + local +
+                       "' has 8 bytes instead of 7; it is staged again\n");
+  put(local, "Content");
+  stages_again({}, "'" + local + "' was written to; it is staged again");
+  change_silently(local, "Content");
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "Content");
+  stages_again({.verify = true}, "the checksum of '" + local + "' is not that of what was staged");
+  fs::remove(local);
+  stages_again({}, "");
+  for (const std::string& record : {content(source.to / ".a.staged").substr(1), std::string("x"),
+                                    content(source.to / ".a.staged") + "\n"}) {
+    put(source.to / ".a.staged", record);
+    stages_again({}, "");
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_source_that_changes_while_it_is_copied_is_an_error) {
+  const Source source;
+  const std::string from = put(source / "a", numbers(1'000'000));
+  std::atomic<bool> is_over = false;
+  std::atomic<int> writes = 0;
+  std::thread writer([&] {
+    std::ofstream out(from, std::ios::app);
+    while (!is_over) {
+      out << "more" << std::flush;
+      ++writes;
+    }
+  });
+  while (writes == 0) std::this_thread::yield();
+  const std::string words = error_of([&] { stage_locally(from, source.to.path); });
+  is_over = true;
+  writer.join();
+  BOOST_TEST(words.find("stage_locally: '" + from +
+                        "' changed while it was copied; stage it when "
+                        "nothing writes to it any more") != std::string::npos,
+             words);
+  BOOST_TEST((names_in(source.to.path) == Names{".a.lock"}));
+
+  // At one moment exactly: a file of the folder goes, another comes, one is written to.
+  const std::string folder = source / "set";
+  static std::string victim;
+  const auto change = [](int, const std::string&, detail::StageSink sink) {
+    if (victim.ends_with("/b")) fs::remove(victim);
+    if (!victim.ends_with("/b")) put(victim, "other");
+    sink({}, 0);
+  };
+  const detail::StageRule rule{"stage_locally", "a copy", ".x", change};
+  for (const char* name : {"/b", "/new", "/data.x"}) {
+    fs::create_directory(folder);
+    put(folder + "/b", "b");
+    put(folder + "/data.x", "x");
+    victim = folder + name;
+    expect_error([&] { detail::stage(rule, folder, source.to.path, {}); },
+                 "changed while it was copied");
+    BOOST_TEST((names_in(source.to.path) == Names{".a.lock", ".set.lock"}));
+    fs::remove_all(folder);
+  }
+}
+
+BOOST_AUTO_TEST_CASE(others_wait_for_the_copier_and_say_for_whom) {
+  const Source source;
+  const std::string from = put(source / "a", "a");
+  Process owner([&] {
+    detail::StageLock lock("stage_locally", source.to / ".a.lock", "a", {.patience = 10s});
+    lock.progress(5, 10);
+    say("locked");
+    for (;;) ::pause();
+    return 0;
+  });
+  BOOST_TEST(owner.words(6) == "locked");
+  const std::string who = "is being staged by process " + std::to_string(owner.pid) + " on ";
+  expect_error([&] { stage_locally(from, source.to.path, {.patience = 30ms}); },
+               "'" + (source.to / "a") + "' " + who, ", 5 of 10 bytes so far",
+               "which has made no progress for 0.03 s; end that process, or give StageOptions a "
+               "longer patience");
+  Process other([&] {
+    detail::StageLock lock("stage_locally", source.to / ".a.lock", "a",
+                           {.patience = 20s, .first_line = 0ms});
+    return 0;
+  });
+  const std::string line = other.words(150);
+  BOOST_TEST(line.find("lockstep: stage_locally: 'a' " + who) == 0u, line);
+  ::kill(owner.pid, SIGKILL);
+  BOOST_TEST(other.end() == 0);
+  BOOST_TEST(other.words().find("; waiting for it\n") != std::string::npos);
+  BOOST_TEST(content(stage_locally(from, source.to.path)) == "a");
+}
+
+BOOST_AUTO_TEST_CASE(a_full_disk_is_noticed_before_anything_is_written) {
+  const auto fill = [](bool reserves) {
+    return [reserves](const std::string& disk) {
+      const TemporaryFolder source;
+      const std::string from = source / "set";
+      fs::create_directory(from);
+      put(from + "/a", numbers(5 * page));
+      put(from + "/b", numbers(3 * page));
+      // System calls cannot be made to work again.
+      if (!reserves) let_fail({SYS_fallocate}, EOPNOTSUPP);
+      stage_locally(put(source / "other", "o"), disk);
+      // Eight pages, one for the lock's text and one for the record.
+      for (std::size_t pages = 0; pages < 10; ++pages) {
+        leave_free(disk, pages);
+        const std::string free = std::to_string((std::max(pages, std::size_t{1}) - 1) * page);
+        if (pages < 9) {
+          require_error(
+              [&] { stage_locally(from, disk); },
+              {"lockstep: stage_locally: '" + disk + "' has no room for '" + from +
+                   "' (No space left on device): 32768 bytes are needed and " + free + " are free",
+               "make room there, or name a folder on another disk"});
+        } else {
+          require_error([&] { stage_locally(from, disk); },
+                        {"set.staged' cannot be written: No space left on device"});
+        }
+        Names left = staged("other");
+        left.merge(Names{"filler", ".set.lock"});
+        require(names_in(disk) == left, "something is left");
+      }
+      leave_free(disk, 10);
+      require(content(stage_locally(from, disk) + "/b") == numbers(3 * page), "other bytes");
+    };
+  };
+  on_disk("size=1m", fill(true));
+  on_disk("size=1m", fill(false));
+  on_disk("size=256k", [](const std::string& disk) {
+    const TemporaryFolder source;
+    const std::string from = put_gzip(source / "a.gz", std::string(1'000'000, 'x'));
+    require_error(
+        [&] { stage_unpacked(from, disk); },
+        {"has no room for '" + from + "'", "more than ", " bytes are needed and ", " are free"});
+    require(names_in(disk) == Names{".a.lock"}, "something is left");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_disk_that_does_not_write_sync_or_rename_leaves_nothing) {
+  const auto fails = [](std::initializer_list<long> calls, int error, const std::string& words) {
+    return [calls, error, words](const std::string& disk) {
+      const TemporaryFolder source;
+      const std::string file = put(source / "a", "first");
+      const std::string folder = source / "b";
+      fs::create_directory(folder);
+      put(folder + "/data", "first");
+      stage_locally(file, disk);
+      stage_locally(folder, disk);
+      put(file, "second");
+      put(folder + "/data", "second");
+      let_fail(calls, error);
+      for (const std::string& from : {file, folder})
+        require_error([&] { stage_locally(from, disk); }, {"cannot be written: " + words});
+      require(content(disk + "/a") == "first", "the old file is gone");
+      require(content(disk + "/b/data") == "first", "the old folder is gone");
+      Names left = staged("a");
+      left.merge(staged("b", {"data"}));
+      require(names_in(disk) == left, "something is left");
+    };
+  };
+  on_disk("size=1m", fails({SYS_fsync}, EIO, "Input/output error"));
+  on_disk("size=1m", fails(renames, EROFS, "Read-only file system"));
+  on_disk("size=1m", fails({SYS_pwrite64}, EIO, "Input/output error"));
+}
+
+BOOST_AUTO_TEST_CASE(a_copy_on_a_read_only_disk_is_used_again) {
+  on_disk("size=1m", [](const std::string& disk) {
+    const TemporaryFolder source;
+    const std::string from = put(source / "a", "first");
+    stage_locally(from, disk);
+    require(::mount("none", disk.c_str(), nullptr, MS_REMOUNT | MS_RDONLY, nullptr) == 0, "no ro");
+    require(content(stage_locally(from, disk, {.verify = true})) == "first", "other bytes");
+    put(from, "second");
+    require_error([&] { stage_locally(from, disk); },
+                  {".a.lock' cannot be written: Read-only file system"});
+    require_error([&] { stage_locally(from, disk + "/new"); },
+                  {"stage_locally: the folder '" + disk + "/new' cannot be made"});
+  });
+}
+
+BOOST_AUTO_TEST_CASE(what_is_not_a_copy_stays) {
+  const Source source;
+  const std::string from = put(source / "a", "a");
+  fs::create_directory(source / "b");
+  const std::string other = put(source / "b/a", "b");
+  const std::string local = put(source.to / "a", "mine");
+  expect_error([&] { stage_locally(from, source.to.path); },
+               "'" + local +
+                   "' is there, and was not staged; remove it if it is not needed, or "
+                   "name another folder");
+  BOOST_TEST(content(local) == "mine");
+  fs::remove(local);
+  stage_locally(from, source.to.path);
+  expect_error([&] { stage_locally(other, source.to.path); },
+               "'" + local + "' is a copy of '" + from + "', and not a copy of '" + other + "'");
+  BOOST_TEST(content(local) == "a");
+  fs::remove(local);
+  BOOST_TEST(content(stage_locally(other, source.to.path)) == "b");
+  // What is in its place already needs no copy.
+  BOOST_TEST(stage_locally(from, source.path) == from);
+  BOOST_TEST(content(from) == "a");
+  // Names that look like a temporary's stay, too.
+  put(source / "a.tmp-0123456789abcdef", "t");
+  stage_locally(source / "a.tmp-0123456789abcdef", source.to.path);
+  put(other, "changed");
+  stage_locally(other, source.to.path);
+  Names expected = staged("a");
+  expected.merge(staged("a.tmp-0123456789abcdef"));
+  BOOST_TEST((names_in(source.to.path) == expected));
+}
+
+BOOST_AUTO_TEST_CASE(what_cannot_be_staged_is_named) {
+  const Source source;
+  const std::string to = source.to.path;
+  expect_error([&] { stage_locally(source / "none", to); },
+               "stage_locally: '" + (source / "none") + "' cannot be read: No such file",
+               "check the path");
+  expect_error([&] { stage_locally("", to); }, "stage_locally: ");
+  expect_error([&] { stage_locally("/", to); }, "'/' has no name");
+  expect_error([&] { stage_locally("/dev/null", to); },
+               "'/dev/null' is neither a file nor a folder");
+  const std::string folder = source / "set";
+  fs::create_directory(folder);
+  fs::create_directory_symlink(".", folder + "/loop");
+  expect_error([&] { stage_locally(folder, to); },
+               "'" + folder + "/loop' is a link to a folder; put the folder itself there");
+  fs::remove(folder + "/loop");
+  fs::create_symlink("nowhere", folder + "/broken");
+  expect_error([&] { stage_locally(folder, to); },
+               folder + "/broken' cannot be read: No such file");
+  fs::remove(folder + "/broken");
+  BOOST_TEST_REQUIRE(::mkfifo((folder + "/fifo").c_str(), 0600) == 0);
+  expect_error([&] { stage_locally(folder, to); }, "/fifo' is neither a file nor a folder");
+  fs::remove(folder + "/fifo");
+  expect_error([&] { stage_locally(folder, folder + "/inside"); },
+               "'" + folder + "/inside' is inside of '" + folder + "'");
+  put(source / "file", "");
+  expect_error([&] { stage_locally(folder, source / "file/in"); }, "cannot be made",
+               "is no folder");
+}
+
+BOOST_AUTO_TEST_SUITE_END()
