@@ -420,6 +420,7 @@ BOOST_AUTO_TEST_CASE(threads_share_one_environment) {
     }
     threads.clear();
     BOOST_TEST(right == std::vector<int>(4, 1));
+    const auto second = labelled(path, options);
     BOOST_TEST(maps_of(path) == 1u);
   }
   BOOST_TEST(maps_of(path) == 0u);  // and the last has closed it

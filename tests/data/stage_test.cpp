@@ -21,6 +21,7 @@
 #include <initializer_list>
 #include <optional>
 #include <set>
+#include <span>
 #include <string>
 #include <thread>
 #include <vector>
@@ -199,7 +200,7 @@ BOOST_AUTO_TEST_CASE(compressed_files_are_unpacked) {
   const Source source;
   const std::string from = source / "mnist";
   fs::create_directory(from);
-  const std::string images = numbers(2'500'000) + std::string(2'500'000, 'x');
+  const std::string images = numbers(600'000) + std::string(1'000'000, 'x');
   put_gzip(from + "/images.gz", images);
   put_gzip(from + "/nothing.gz", "");
   put(from + "/labels", "plain");
@@ -262,7 +263,7 @@ const auto train = idx_dataset("train", {.folder = local});
 BOOST_AUTO_TEST_CASE(one_process_of_a_host_copies) {
   for (const std::size_t world : {1, 2, 4}) {
     const Source source;
-    const std::string bytes = numbers(4'000'000);
+    const std::string bytes = numbers(1'000'000);
     const std::string from = source / "set";
     fs::create_directory(from);
     put(from + "/data", bytes);
@@ -418,6 +419,30 @@ BOOST_AUTO_TEST_CASE(a_source_that_changes_while_it_is_copied_is_an_error) {
     BOOST_TEST((names_in(source.to.path) == Names{".a.lock", ".set.lock"}));
     fs::remove_all(folder);
   }
+}
+
+BOOST_AUTO_TEST_CASE(an_old_folder_comes_back_where_it_cannot_be_replaced) {
+  const Source source;
+  const std::string from = source / "set";
+  fs::create_directory(from);
+  put(from + "/data.x", "first");
+  static std::string record;
+  record = source.to / ".set.staged";
+  const auto unpack = [](int, const std::string& path, detail::StageSink sink) {
+    const std::string bytes = content(path);
+    sink(std::as_bytes(std::span(bytes)), bytes.size());
+    if (bytes != "first") {  // the new record cannot take its place
+      fs::remove(record);
+      fs::create_directory(record);
+    }
+  };
+  const detail::StageRule rule{"stage_locally", "a copy", ".x", unpack};
+  const std::string local = detail::stage(rule, from, source.to.path, {});
+  BOOST_TEST(content(local + "/data") == "first");
+  put(from + "/data.x", "second");
+  expect_error([&] { detail::stage(rule, from, source.to.path, {}); }, "cannot be written");
+  BOOST_TEST(content(local + "/data") == "first");
+  BOOST_TEST((names_in(source.to.path) == staged("set", {"data"})));
 }
 
 BOOST_AUTO_TEST_CASE(others_wait_for_the_copier_and_say_for_whom) {

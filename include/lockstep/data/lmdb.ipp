@@ -288,9 +288,11 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
   const auto is_at = [&](MDB_cursor_op end, std::size_t number) {
     return cursor.move(end) && cursor.key() == LmdbKey(number).text();
   };
-  if (size_ == 0 ||
-      (is_plain && !options.is_sample && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)))
+  if (size_ == 0) return;
+  if (is_plain && !options.is_sample && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)) {
+    if (size_ <= header.used_bytes / (8 * sizeof(LmdbRecord))) places_ = lmdb_places(size_);
     return;
+  }
   places_ = lmdb_places(size_);
   if (places_ == nullptr) throw std::bad_alloc();
   std::size_t samples = 0;

@@ -98,13 +98,10 @@ LOCKSTEP_INLINE StagedFile StageCopy::write(const StageFile& file) {
   const std::string target = source_.local_path_of(file, root_);
   const Descriptor in(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
   if (!in) fail_reading(source_.rule.operation, path, errno);
-  const auto require_same = [&] {
-    struct stat status{};
-    if (::fstat(in.get(), &status) != 0) fail_reading(source_.rule.operation, path, errno);
-    if (static_cast<std::uint64_t>(status.st_size) != file.bytes || time_of(status) != file.time)
-      fail_changed(path);
-  };
-  require_same();
+  struct stat status{};
+  if (::fstat(in.get(), &status) != 0) fail_reading(source_.rule.operation, path, errno);
+  if (static_cast<std::uint64_t>(status.st_size) != file.bytes || time_of(status) != file.time)
+    fail_changed(path);
   ::posix_fadvise(in.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
   const Descriptor out(::open(target.c_str(), O_WRONLY | O_CLOEXEC));
   if (!out) fail_writing(errno);
@@ -133,14 +130,12 @@ LOCKSTEP_INLINE StagedFile StageCopy::write(const StageFile& file) {
     read_plainly(source_.rule.operation, in.get(), path, sink);
     if (bytes != file.bytes) fail_changed(path);
   }
-  require_same();
 
   // What was reserved for a compressed file was a guess.
   if (unpacks && ::ftruncate(out.get(), static_cast<off_t>(bytes)) != 0) fail_writing(errno);
   constexpr std::int64_t second = 1'000'000'000;
   const std::int64_t seconds = file.time / second - (file.time % second < 0 ? 1 : 0);
   const timespec times[2] = {{0, UTIME_OMIT}, {seconds, file.time - seconds * second}};
-  struct stat status{};
   if (::futimens(out.get(), times) != 0 || ::fsync(out.get()) != 0 ||
       ::fstat(out.get(), &status) != 0) {
     fail_writing(errno);
@@ -196,7 +191,7 @@ LOCKSTEP_INLINE void StageCopy::commit(const std::string& identity) {
       if (const int error = sync_folder(text({root_, "/", folder}))) fail_writing(error);
     }
   }
-  // Files may have been replaced, or have come and gone.
+  // Files may have been written to or replaced, or have come and gone.
   const std::string facts = source_.facts();
   if (StageSource(source_.rule, source_.path).facts() != facts) fail_changed(source_.path);
 
