@@ -247,8 +247,8 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   template <class Batch>
   BatchCut scatter(const Batch& batch) {
     static_assert(require_scattering<Batch>());
-    const BatchCut cut = shares_.count(
-        [&](const BatchCut& by, std::size_t i) { return samples_of(batch, by, i); });
+    const BatchCut cut =
+        shares_.count([&](const BatchCut& by, std::size_t i) { return samples_of(batch, by, i); });
     if constexpr (traits::gathers_outputs) make_room(batch, shares_.samples());
     return cut;
   }
