@@ -297,7 +297,8 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
   if (places_ == nullptr) throw std::bad_alloc();
   std::size_t samples = 0;
   for (bool more = cursor.move(MDB_FIRST); more && samples != size_; more = cursor.move(MDB_NEXT)) {
-    if (!options.is_sample || options.is_sample(cursor.key())) places_[samples++] = cursor.record();
+    if (!options.is_sample || options.is_sample(cursor.key()))
+      places_.get()[samples++] = cursor.record();
   }
   size_ = samples;
 }
@@ -323,7 +324,7 @@ LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::Reader::operator[](std::
     return {record.data, record.size};
   }
   // Several threads may look up the same record. The address comes last, and all find the same.
-  LmdbRecord& place = records_.places_[index];
+  LmdbRecord& place = records_.places_.get()[index];
   const std::atomic_ref data(place.data);
   const std::atomic_ref size(place.size);
   if (const std::byte* const known = data.load(std::memory_order_acquire))
