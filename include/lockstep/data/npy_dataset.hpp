@@ -59,7 +59,8 @@ class NpyDataset {
     prepare(indices);
     out.resize(indices.size(), width());
     for (std::size_t i = 0; i != indices.size(); ++i) {
-      std::ranges::copy(inputs_.row(indices[i]), out.row(i).data());
+      // Not std::ranges::copy, which g++ 12 makes a loop over elements of.
+      std::copy_n(inputs_.row(indices[i]).data(), width(), out.row(i).data());
       out.labels[i] = label(indices[i]);
     }
   }

@@ -141,7 +141,7 @@ class TokenDataset {
     sample_type window;
     for (std::size_t i = 0; i != indices.size(); ++i) {
       read(indices[i], window);
-      std::ranges::copy(window, out.row(i).data());
+      std::copy_n(window.data(), window.size(), out.row(i).data());
     }
   }
 
