@@ -10,6 +10,7 @@
 
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/fashion_mnist.hpp"
+#include "lockstep/data/generated_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/data/npy_dataset.hpp"

@@ -269,7 +269,8 @@ BOOST_AUTO_TEST_CASE(rows_are_written_into_any_batch_that_has_some) {
   const Numbers source = numbers(3);
   expect(source);
   expect(source | map([](auto&) {}));
-  const ImageDataset images({0, 255, 0, 0}, {1, 2}, 3);
+  using Bytes = std::vector<std::uint8_t>;
+  const ImageDataset images(Bytes{0, 255, 0, 0}, Bytes{1, 2}, 3);
   Foreign batch;
   images.load(std::vector<std::size_t>{0}, batch);
   BOOST_TEST(batch.memory[1] == 1.0);

@@ -34,6 +34,9 @@ NpyHeader parse_npy(std::span<const std::byte> bytes, const std::string& path);
 /// Whether a file begins as `.npy` files do.
 bool is_npy(std::span<const std::byte> bytes);
 
+/// What NumPy calls a kind, without the letter of the byte order.
+std::string_view npy_type(ElementKind kind);
+
 /// "(3, 4)", as Python writes it.
 std::string npy_shape_text(std::span<const std::size_t> shape);
 

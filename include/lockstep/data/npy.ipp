@@ -24,7 +24,6 @@ static_assert(std::endian::native == std::endian::little,
 inline constexpr std::string_view npy_magic = "\x93NUMPY";
 inline constexpr std::size_t most_npy_axes = 64;  // as many as NumPy has
 
-/// What NumPy calls a kind, without the letter of the byte order.
 LOCKSTEP_INLINE std::string_view npy_type(ElementKind kind) {
   constexpr std::array<std::string_view, element_kinds> types{
       "", "f8", "f4", "f2", "V2", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8"};
