@@ -311,10 +311,10 @@ BOOST_AUTO_TEST_CASE(one_thread_of_a_process_copies) {
 }
 
 BOOST_AUTO_TEST_CASE(a_copier_that_is_killed_leaves_what_the_next_one_removes) {
-  // Reserving, setting the time, syncing, and bringing record and copy into place.
-  const std::vector<std::initializer_list<long>> moments{
-      {SYS_fallocate}, {SYS_utimensat}, {SYS_fsync}, renames};
-  for (const auto& moment : moments) {
+  const std::initializer_list<long> reserving{SYS_fallocate};
+  const std::initializer_list<long> setting_the_time{SYS_utimensat};
+  const std::initializer_list<long> syncing{SYS_fsync};
+  for (const auto& moment : {reserving, setting_the_time, syncing, renames}) {
     for (const bool is_folder : {false, true}) {
       const Source source;
       const std::string from = source / "set";
