@@ -11,6 +11,7 @@
 #include <memory>
 #include <span>
 
+#include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/resident_batch.cuh"
@@ -125,26 +126,7 @@ class DataLoader<DeviceResident<Source>, Sampler> {
   SamplerState state() const { return sampler_.state(); }
   void resume(const SamplerState& state) { sampler_.resume(state); }
 
-  class Iterator {
-   public:
-    using value_type = batch_type;
-    using difference_type = std::ptrdiff_t;
-
-    explicit Iterator(DataLoader& loader) : loader_(&loader), batch_(loader.next()) {}
-
-    const batch_type& operator*() const { return *batch_; }
-    const batch_type* operator->() const { return batch_; }
-    Iterator& operator++() {
-      batch_ = loader_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
-
-   private:
-    DataLoader* loader_;
-    const batch_type* batch_;
-  };
+  using Iterator = detail::BatchIterator<DataLoader>;
 
   Iterator begin() {
     sampler_.start();
@@ -161,6 +143,8 @@ class DataLoader<DeviceResident<Source>, Sampler> {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
+
   /// The next batch; null at the end of the epoch.
   const batch_type* next() {
     if (left_ == 0) return nullptr;

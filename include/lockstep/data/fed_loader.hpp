@@ -19,6 +19,7 @@
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed_route.hpp"
 #include "lockstep/data/load_batch.hpp"
@@ -253,26 +254,7 @@ class FedLoader {
   SamplerState state() const { return sampler_.state(); }
   void resume(const SamplerState& state) { sampler_.resume(state); }
 
-  class Iterator {
-   public:
-    using value_type = batch_type;
-    using difference_type = std::ptrdiff_t;
-
-    explicit Iterator(FedLoader& loader) : loader_(&loader), batch_(loader.next()) {}
-
-    const batch_type& operator*() const { return *batch_; }
-    const batch_type* operator->() const { return batch_; }
-    Iterator& operator++() {
-      batch_ = loader_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
-
-   private:
-    FedLoader* loader_;
-    const batch_type* batch_;
-  };
+  using Iterator = BatchIterator<FedLoader>;
 
   /// **Ranks** all. **Host** blocks until the first batch is here.
   Iterator begin() {
@@ -287,6 +269,8 @@ class FedLoader {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
+
   static constexpr std::chrono::milliseconds grace{500};
 
   struct Slot {

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/load_batch.hpp"
@@ -112,26 +113,7 @@ class DataLoader {
   SamplerState state() const { return sampler_.state(); }
   void resume(const SamplerState& state) { sampler_.resume(state); }
 
-  class Iterator {
-   public:
-    using value_type = batch_type;
-    using difference_type = std::ptrdiff_t;
-
-    explicit Iterator(DataLoader& loader) : loader_(&loader), batch_(loader.next()) {}
-
-    const batch_type& operator*() const { return *batch_; }
-    const batch_type* operator->() const { return batch_; }
-    Iterator& operator++() {
-      batch_ = loader_->next();
-      return *this;
-    }
-    void operator++(int) { ++*this; }
-    bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
-
-   private:
-    DataLoader* loader_;
-    const batch_type* batch_;
-  };
+  using Iterator = detail::BatchIterator<DataLoader>;
 
   Iterator begin() {
     queue_.clear();
@@ -145,6 +127,8 @@ class DataLoader {
   std::default_sentinel_t end() const { return {}; }
 
  private:
+  friend Iterator;
+
   struct Slot {
     std::vector<std::size_t> indices;
     std::vector<float> weights;
