@@ -68,6 +68,18 @@ option("eigen")
     set_default(os.getenv("LOCKSTEP_EIGEN") or "/usr/include/eigen3")
 option_end()
 
+-- The folder of a LibTorch: pip's package `torch` in ~/.cache/lockstep/torch, where `./x test` puts it.
+local function find_torch()
+    local cache = os.getenv("XDG_CACHE_HOME") or path.join(os.getenv("HOME") or "/root", ".cache")
+    return os.dirs(path.join(cache, "lockstep/torch/lib/python3*/site-packages/torch"))[1] or ""
+end
+
+option("torch")
+    set_showmenu(true)
+    set_description("The folder that holds LibTorch's include and lib, as pip's package torch does; empty: leave it out")
+    set_default(find_torch())
+option_end()
+
 -- For the targets that have kernels.
 function compile_for_gpus()
     for _, code in ipairs((get_config("gpu_code") or "sm_90"):split(",")) do
@@ -87,6 +99,25 @@ function link_cudnn()
         add_ldflags(library, "-Wl,-rpath," .. path.directory(library), {force = true})
     else
         add_links("cudnn")
+    end
+end
+
+-- For the targets that use LibTorch, with Gloo where it is: libtorch_cpu exports functions of a Gloo of its own, so that
+-- the system's has to come before it, and must not be dropped where nothing names it.
+function has_torch()
+    return (get_config("torch") or "") ~= ""
+end
+function link_torch()
+    local folder = get_config("torch")
+    add_sysincludedirs(path.join(folder, "include"), path.join(folder, "include/torch/csrc/api/include"))
+    add_defines("LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
+    add_ldflags("-Wl,--no-as-needed", {force = true})
+    if has_config("gloo") then add_ldflags("-lgloo", {force = true}) end
+    add_ldflags("-L" .. path.join(folder, "lib"), "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,-rpath," .. path.join(folder, "lib"), {force = true})
+    -- What the libraries themselves need lies beside them; they find it by themselves when they are loaded.
+    local site = path.directory(folder)
+    for _, beside in ipairs(table.join(os.dirs(path.join(site, "torch.libs")), os.dirs(path.join(site, "nvidia/*/lib")))) do
+        add_ldflags("-Wl,-rpath-link," .. beside, {force = true})
     end
 end
 
