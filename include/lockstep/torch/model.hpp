@@ -18,6 +18,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/elements.hpp"
@@ -25,6 +26,7 @@
 #include "lockstep/torch/gradient_hooks.hpp"
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 
 namespace lockstep {
@@ -43,6 +45,9 @@ inline namespace torch_modules {
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
 /// runs with the module in evaluation and without gradients.
+///
+/// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
+/// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
 ///
 /// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
 /// Parameters that require no gradient are used and not trained. A model that is copied, as for the
@@ -91,9 +96,12 @@ class TorchModel {
       } else {
         list.frozen_parameter(parameter.name, kind, extents);
       }
+      for (const std::string& name : parameter.other_names) list.alias(name, parameter.name);
     }
-    for (const detail::ModuleTensor& buffer : adopted().buffers())
+    for (const detail::ModuleTensor& buffer : adopted().buffers()) {
       list.buffer(buffer.name, kind_of(buffer), extents_of(buffer));
+      for (const std::string& name : buffer.other_names) list.alias(name, buffer.name);
+    }
   }
 
   /// The values that the module has when the job begins, on rank 0.
@@ -118,6 +126,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
     if constexpr (Step::is_training()) {
       loss_ = loss_of(batch);
       return Device::hand_out(step, loss_.detach());
@@ -146,6 +155,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
@@ -208,7 +218,8 @@ class TorchModel {
       all.require_adopted(parameter_at, buffer_at);
       // A comparison of names costs more than a small step, and what it finds stays: it is made at
       // steps 1, 2, 4, 8 and so on.
-      if ((++uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
+      ++uses_;
+      if ((uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
     }
   }
 
