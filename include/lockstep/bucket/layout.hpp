@@ -94,8 +94,9 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
  public:
   using LayoutBase<Model, Role, Limits, Types>::LayoutBase;
 
-  /// Are some of the tensors frozen?
-  static constexpr bool freezes = freezes_some<Limits>;
+  /// May some of the tensors be frozen? Of listed ones the model says so.
+  static constexpr bool freezes =
+      freezes_some<Limits> || (TensorListing<Model> && Role == TensorRole::parameter);
 
   /// Is a parameter trained? It is a constant for a declared one.
   template <class Key>

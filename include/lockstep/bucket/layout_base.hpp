@@ -137,8 +137,13 @@ class RunTimeLayout {
         require_frozen<typename Limits::frozen>(tensors.infos.size(), name);
       plan = make_bucket_plan<count>(
           tensors.infos, Limits::limits,
-          [&](std::size_t tensor) { return is_frozen_name<Limits>(name(tensor)); },
+          [&](std::size_t tensor) {
+            return tensors.infos[tensor].is_frozen || is_frozen_name<Limits>(name(tensor));
+          },
           room_behind_buckets<Limits>());
+      if (Role == TensorRole::parameter && plan.trained == 0) {
+        throw Error("tensors", "all parameters are frozen", "leave one to train");
+      }
     }
     decltype(tensors_of(std::declval<const Model&>())) tensors;
     BucketPlan<count> plan;

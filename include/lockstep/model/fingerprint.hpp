@@ -21,6 +21,7 @@ constexpr void fingerprint(Hash& hash, const auto& tensors) {
     hash.text(tensors.name(tensor++)).number(static_cast<std::uint64_t>(info.element));
     hash.number(info.rank);
     for (std::size_t j = 0; j != info.rank; ++j) hash.number(info.extents[j]);
+    if (info.is_frozen) hash.text("frozen");
   }
 }
 

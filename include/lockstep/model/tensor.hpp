@@ -24,6 +24,8 @@ struct TensorInfo {
   std::array<std::size_t, max_tensor_rank> extents{};
   /// Are its elements one before the first step, unless the model writes them? Others are zero.
   bool starts_at_one = false;
+  /// Is it a listed parameter that has no gradient?
+  bool is_frozen = false;
 
   /// Does it have extents that are known at construction only?
   constexpr bool is_dynamic() const {

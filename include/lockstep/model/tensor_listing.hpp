@@ -42,6 +42,13 @@ class TensorList {
             "is a parameter of integers, which have no gradient", "list it as a buffer");
     add(detail::TensorRole::parameter, std::move(name), element, extents);
   }
+  /// A parameter that the model uses and does not train: it has no gradient, as those that `Frozen`
+  /// names.
+  void frozen_parameter(std::string name, ElementKind element,
+                        const std::vector<std::size_t>& extents) {
+    parameter(std::move(name), element, extents);
+    of(detail::TensorRole::parameter).infos.back().is_frozen = true;
+  }
   void buffer(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
     add(detail::TensorRole::buffer, std::move(name), element, extents);
   }

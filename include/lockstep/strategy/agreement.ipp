@@ -13,7 +13,7 @@ LOCKSTEP_INLINE void describe(std::string& text, std::string_view role, std::str
   for (std::size_t j = 0; j != info.rank; ++j) {
     text += detail::text({j == 0 ? " " : " x ", info.extents[j]});
   }
-  text += '\n';
+  text += info.is_frozen ? " frozen\n" : "\n";
 }
 
 LOCKSTEP_INLINE std::string_view line_at(std::string_view text, std::size_t number) {

@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Everything for programs whose models are LibTorch modules. It includes what it needs of
+/// LibTorch, not all of `torch/torch.h`.
+
+#include "lockstep/lockstep.hpp"
+#include "lockstep/torch/evaluation_mode.hpp"
+#include "lockstep/torch/model.hpp"
+#include "lockstep/torch/namespace.hpp"

@@ -1,0 +1,136 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A module's tensors in the memory that lockstep trains, and the check that they stay there.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/torch/elements.hpp"
+#include "lockstep/torch/gradient_hooks.hpp"
+#include "lockstep/torch/module_tensors.hpp"
+
+namespace lockstep::detail {
+
+/// Memory as a tensor like another one. Each has a storage of its own: slices of one would make
+/// `torch::save` write all of it.
+inline at::Tensor tensor_at(const void* data, const at::Tensor& like, at::ScalarType type,
+                            at::Device device) {
+  return at::from_blob(const_cast<void*>(data), like.sizes(),
+                       at::TensorOptions().dtype(type).device(device));
+}
+
+/// The parameters and buffers of a module. From the first step on they lie where lockstep has them,
+/// and every step looks whether they still do: `torch::load`, `to` and the like replace a tensor's
+/// memory, which nobody would train from then on.
+class AdoptedTensors {
+ public:
+  explicit AdoptedTensors(const ::torch::nn::Module& module)
+      : parameters_(module_parameters(module)),
+        buffers_(module_buffers(module)),
+        receiver_(std::make_shared<GradientReceiver>()) {}
+
+  const std::vector<ModuleTensor>& parameters() const { return parameters_; }
+  const std::vector<ModuleTensor>& buffers() const { return buffers_; }
+  GradientReceiver& receiver() { return *receiver_; }
+  bool are_adopted() const { return is_adopted_; }
+
+  /// Where a tensor is to lie, and in which elements.
+  struct Place {
+    const void* data;
+    ElementKind kind;
+  };
+
+  /// Moves all tensors to where lockstep has them. `parameter_at(i)` and `buffer_at(i)` are their
+  /// places, `trains(i)` says whether a parameter has a gradient there.
+  template <class ParameterAt, class BufferAt, class Trains>
+  void adopt(const ParameterAt& parameter_at, const BufferAt& buffer_at, const Trains& trains,
+             at::Device device) {
+    for (std::size_t i = 0; i != parameters_.size(); ++i) {
+      at::Tensor& parameter = parameters_[i].tensor;
+      if (!trains(i)) parameter.requires_grad_(false);
+      move(parameter, parameter_at(i), device);
+      if (trains(i)) nodes_.push_back(hook_gradient(parameter, i, receiver_));
+    }
+    for (std::size_t i = 0; i != buffers_.size(); ++i)
+      move(buffers_[i].tensor, buffer_at(i), device);
+    is_adopted_ = true;
+  }
+
+  /// Throws unless all tensors are where they were adopted, and says so to autograd that parameters
+  /// may have new values: a graph that is kept over a step must not be used again.
+  template <class ParameterAt, class BufferAt>
+  void require_adopted(const ParameterAt& parameter_at, const BufferAt& buffer_at) const {
+    for (std::size_t i = 0; i != parameters_.size(); ++i) {
+      require(parameters_[i], parameter_at(i));
+      ::torch::autograd::impl::bump_version(parameters_[i].tensor);
+    }
+    for (std::size_t i = 0; i != buffers_.size(); ++i) require(buffers_[i], buffer_at(i));
+  }
+
+  /// Throws unless the module has the tensors that it had. It takes longer than the check above.
+  void require_same(const ::torch::nn::Module& module) const {
+    require_same_list(parameters_, module_parameters(module), "parameter");
+    require_same_list(buffers_, module_buffers(module), "buffer");
+  }
+
+  /// Gives all tensors memory of their own again, with the values that they have.
+  void release() {
+    if (!std::exchange(is_adopted_, false)) return;
+    for (ModuleTensor& parameter : parameters_) own(parameter.tensor);
+    for (ModuleTensor& buffer : buffers_) own(buffer.tensor);
+  }
+
+ private:
+  static void move(at::Tensor& tensor, const Place& place, at::Device device) {
+    const bool is_bool = tensor.scalar_type() == at::kBool && place.kind == ElementKind::u8;
+    const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(place.kind);
+    tensor.set_data(tensor_at(place.data, tensor, type, device));
+  }
+  static void own(at::Tensor& tensor) { tensor.set_data(tensor.detach().clone()); }
+
+  static void require(const ModuleTensor& kept, const Place& place) {
+    if (kept.tensor.const_data_ptr() == place.data || kept.tensor.numel() == 0) [[likely]]
+      return;
+    refuse_replaced(kept);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_replaced(const ModuleTensor& kept) {
+    throw Error("torch",
+                "the memory of " + kept.name +
+                    " was replaced after training had begun, by torch::load, to() or an "
+                    "assignment of its data",
+                "load and convert a module before it is wrapped, or copy values into its tensors: "
+                "load_state_dict(module, path), or tensor.copy_(values) under a NoGradGuard");
+  }
+
+  static void require_same_list(const std::vector<ModuleTensor>& kept,
+                                const std::vector<ModuleTensor>& now, const char* role) {
+    for (std::size_t i = 0; i != kept.size() || i != now.size(); ++i) {
+      const bool same = i < kept.size() && i < now.size() && kept[i].tensor.is_same(now[i].tensor);
+      if (same) continue;
+      const std::string name = i < now.size() ? now[i].name : kept[i].name;
+      throw Error("torch",
+                  std::string("the module's ") + role + " " + name +
+                      " was registered, replaced or removed after the module was wrapped",
+                  "build the whole module first");
+    }
+  }
+
+  std::vector<ModuleTensor> parameters_;
+  std::vector<ModuleTensor> buffers_;
+  std::shared_ptr<GradientReceiver> receiver_;
+  std::vector<GradientNode> nodes_;
+  bool is_adopted_ = false;
+};
+
+}  // namespace lockstep::detail

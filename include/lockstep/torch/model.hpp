@@ -1,0 +1,251 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `TorchModel`: a LibTorch module as a model that lockstep trains.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/model/lookup.hpp"
+#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/torch/adopted_tensors.hpp"
+#include "lockstep/torch/elements.hpp"
+#include "lockstep/torch/evaluation_mode.hpp"
+#include "lockstep/torch/gradient_hooks.hpp"
+#include "lockstep/torch/module_source.hpp"
+#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/step_tensors.hpp"
+
+namespace lockstep {
+
+inline namespace torch_modules {
+
+/// The base of a model whose parameters are a LibTorch module's and whose gradients autograd
+/// computes. `Net` is a module or a holder of one; `Ts` are the types of its parameters, float if
+/// none is given. The model says what the loss of a batch is:
+///
+///     struct Digits : TorchModel<Digits, Net> {
+///       torch::Tensor loss(const TensorBatch& batch) {
+///         return torch::cross_entropy_loss(module().forward(batch.inputs), batch.labels);
+///       }
+///     };
+///
+/// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
+/// runs with the module in evaluation and without gradients.
+///
+/// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
+/// Parameters that require no gradient are used and not trained. A model that is copied, as for the
+/// replicas of `ParallelStrategy<DP>`, has a deep copy of its module.
+template <class Self, class Net, Element... Ts>
+class TorchModel {
+  using Source = detail::ModuleSource<Net>;
+
+ public:
+  using module_type = Net;
+  /// Buffers may have integers, or booleans, which travel as bytes.
+  using Elements = detail::TorchElements<Ts...>;
+
+  /// The module is made by default, or from the arguments.
+  TorchModel()
+    requires std::default_initializable<typename Source::Contained>
+      : module_(Source::make()) {}
+  template <class First, class... Arguments>
+    requires std::constructible_from<typename Source::Contained, First, Arguments...>
+  explicit TorchModel(First&& first, Arguments&&... arguments)
+      : module_(Source::make(std::forward<First>(first), std::forward<Arguments>(arguments)...)) {}
+  /// A module that the program keeps too: it has memory of its own again when this model has ended.
+  explicit TorchModel(std::shared_ptr<typename Source::Contained> module)
+      : module_(Source::hold(std::move(module))) {}
+
+  TorchModel(const TorchModel& other) : module_(Source::clone(other.module_)) {}
+  TorchModel(TorchModel&&) noexcept = default;
+  TorchModel& operator=(const TorchModel&) = delete;
+  TorchModel& operator=(TorchModel&&) = delete;
+  ~TorchModel() {
+    if (tensors_ && Source::is_shared(module_)) tensors_->release();
+  }
+
+  /// The module, or its holder.
+  auto& module() { return Source::get(module_); }
+  const auto& module() const { return Source::get(module_); }
+
+  // What lockstep calls.
+
+  void tensors(TensorList& list) const {
+    for (const detail::ModuleTensor& parameter : adopted().parameters()) {
+      const auto extents = extents_of(parameter);
+      const ElementKind kind = kind_of(parameter);
+      if (parameter.tensor.requires_grad()) {
+        list.parameter(parameter.name, kind, extents);
+      } else {
+        list.frozen_parameter(parameter.name, kind, extents);
+      }
+    }
+    for (const detail::ModuleTensor& buffer : adopted().buffers())
+      list.buffer(buffer.name, kind_of(buffer), extents_of(buffer));
+  }
+
+  /// The values that the module has when the job begins, on rank 0.
+  void initialize(auto& initial) {
+    const at::NoGradGuard quiet;
+    const auto copy = [](const std::vector<detail::ModuleTensor>& tensors, const auto& find) {
+      for (std::size_t i = 0; i != tensors.size(); ++i) {
+        const at::Tensor& tensor = tensors[i].tensor;
+        Elements::with(kind_of(tensors[i]), [&]<class T>(std::type_identity<T>) {
+          detail::tensor_at(find(Listed<T>{i}).data_handle(), tensor, tensor.scalar_type(),
+                            at::kCPU)
+              .copy_(tensor);
+        });
+      }
+    };
+    copy(adopted().parameters(), [&](auto key) { return initial.param(key); });
+    copy(adopted().buffers(), [&](auto key) { return initial.buffer(key); });
+  }
+
+  template <class Step, class Batch>
+  auto forward(Step& step, const Batch& batch) {
+    using Device = detail::TorchDevice<Step>;
+    const typename Device::Scope scope(step);
+    use(step);
+    if constexpr (Step::is_training()) {
+      loss_ = loss_of(batch);
+      return Device::hand_out(step, loss_.detach());
+    } else {
+      const at::NoGradGuard quiet;
+      const EvaluationMode evaluates(Source::base(module_));
+      return Device::hand_out(step, loss_of(batch));
+    }
+  }
+
+  template <class Step, class Batch>
+  void backward(Step& step, const Batch&) {
+    using Device = detail::TorchDevice<Step>;
+    const typename Device::Scope scope(step);
+    const auto take = [&](std::size_t parameter, const at::Tensor& gradient) {
+      write_gradient(step, parameter, gradient);
+    };
+    const detail::GradientReceiver::Take receive(take);
+    const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
+    Device::scaled(step, std::exchange(loss_, at::Tensor())).backward();
+  }
+
+  template <class Step, class Batch, class Tally>
+    requires requires(Self& self, const Batch& batch, Tally& tally) { self.score(batch, tally); }
+  void evaluate(Step& step, const Batch& batch, Tally& tally) {
+    using Device = detail::TorchDevice<Step>;
+    const typename Device::Scope scope(step);
+    use(step);
+    const at::NoGradGuard quiet;
+    const EvaluationMode evaluates(Source::base(module_));
+    self().score(batch, tally);
+  }
+
+ private:
+  Self& self() { return static_cast<Self&>(*this); }
+
+  /// Tensors are looked up when they are first asked for: a module that is given to the job may be
+  /// changed until then.
+  detail::AdoptedTensors& adopted() const {
+    if (!tensors_) tensors_ = std::make_unique<detail::AdoptedTensors>(Source::base(module_));
+    return *tensors_;
+  }
+
+  static ElementKind kind_of(const detail::ModuleTensor& tensor) {
+    const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());
+    if (Elements::contains(kind)) [[likely]]
+      return kind;
+    throw Error("torch",
+                tensor.name + " has elements of " +
+                    std::string(c10::toString(tensor.tensor.scalar_type())) +
+                    ", which the model does not list",
+                "name all types of parameters behind the module: TorchModel<Model, Net, float, "
+                "double>, or convert the tensor");
+  }
+  static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
+    return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
+  }
+
+  /// The place of a tensor in a step, by a key that knows its type.
+  template <class View>
+  static detail::AdoptedTensors::Place place_of(const View& view) {
+    return {view.data_handle(), element_kind<typename View::value_type>()};
+  }
+
+  /// The module's tensors are where this step has them.
+  template <class Step>
+  void use(Step& step) {
+    detail::AdoptedTensors& all = adopted();
+    const auto parameter_at = [&](std::size_t i) {
+      detail::AdoptedTensors::Place place{};
+      Elements::with_parameter(all.parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
+        place = place_of(step.param(Listed<T>{i}));
+      });
+      return place;
+    };
+    const auto buffer_at = [&](std::size_t i) {
+      detail::AdoptedTensors::Place place{};
+      Elements::with(all.buffers()[i].listed, [&]<class T>(std::type_identity<T>) {
+        place = place_of(step.buffer(Listed<T>{i}));
+      });
+      return place;
+    };
+    if (!all.are_adopted()) {
+      all.adopt(
+          parameter_at, buffer_at, [&](std::size_t i) { return step.trains(i); },
+          detail::TorchDevice<Step>::device(step));
+    } else {
+      all.require_adopted(parameter_at, buffer_at);
+      // A comparison of names costs more than a small step, and what it finds stays: it is made at
+      // steps 1, 2, 4, 8 and so on.
+      if ((++uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
+    }
+  }
+
+  template <class Batch>
+  at::Tensor loss_of(const Batch& batch) {
+    at::Tensor loss = self().loss(batch);
+    if (loss.numel() != 1) [[unlikely]] {
+      throw Error("torch", "the model's loss has " + std::to_string(loss.numel()) + " elements",
+                  "return the mean over the batch, a tensor of one number");
+    }
+    return loss;
+  }
+
+  /// A gradient that autograd has completed. An undefined one is zero.
+  template <class Step>
+  void write_gradient(Step& step, std::size_t parameter, const at::Tensor& gradient) {
+    using Device = detail::TorchDevice<Step>;
+    const ElementKind kind = adopted().parameters()[parameter].listed;
+    Elements::with_parameter(kind, [&]<class T>(std::type_identity<T>) {
+      const auto view = step.grad(Listed<T>{parameter});
+      using Held = typename decltype(view)::value_type;
+      if (!gradient.defined()) {
+        Device::zero(step, view.data_handle(), view.size() * sizeof(Held));
+      } else {
+        Device::write(step, view.data_handle(), detail::scalar_type<Held>,
+                      gradient.is_sparse() ? gradient.to_dense() : gradient);
+      }
+    });
+    step.ready(parameter);
+  }
+
+  typename Source::Held module_;
+  mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
+  at::Tensor loss_;  // between forward and backward
+  std::uint64_t uses_ = 0;
+};
+
+}  // namespace torch_modules
+
+}  // namespace lockstep
