@@ -90,9 +90,8 @@ class DeviceNormPasses {
     if (x.numel() != 0) {
       const at::Tensor weight =
           norm.weight.defined() ? norm.weight.detach().to(mean_.scalar_type()) : norm.weight;
-      gradients.x =
-          at::batch_norm_backward_elemt(dy, x, mean_, inverse_, weight, sums.select(0, 0),
-                                        sums.select(0, 1), counts_.to(at::kInt));
+      gradients.x = at::batch_norm_backward_elemt(dy, x, mean_, inverse_, weight, sums.select(0, 0),
+                                                  sums.select(0, 1), counts_.to(at::kInt));
     }
     return gradients;
   }

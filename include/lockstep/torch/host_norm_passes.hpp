@@ -50,8 +50,9 @@ class HostNormPasses {
 
   /// The gradients of this rank's samples. Those of weight and bias are sums over them alone, which
   /// the job averages. **Ranks** all. **Host** blocks.
-  NormGradients backward(const NormTensors& norm, const at::Tensor& gradient, const NormNeeds& needs,
-                         const NormExchange& exchange, std::string_view name) {
+  NormGradients backward(const NormTensors& norm, const at::Tensor& gradient,
+                         const NormNeeds& needs, const NormExchange& exchange,
+                         std::string_view name) {
     NormGradients gradients;
     const at::Tensor x = dense(norm.x);
     const at::Tensor dy = gradient.contiguous(format_of(x));
@@ -155,9 +156,9 @@ class HostNormPasses {
       return;
     }
     with_float(norm.running_mean.scalar_type(), name, [&]<class R>(std::type_identity<R>) {
-      work_.settle(
-          HostStream{}, shape, world, options,
-          NormRunning<R>{data<R>(norm.running_mean), data<R>(norm.running_var), &batches}, name);
+      work_.settle(HostStream{}, shape, world, options,
+                   NormRunning<R>{data<R>(norm.running_mean), data<R>(norm.running_var), &batches},
+                   name);
     });
     norm.running_mean.unsafeGetTensorImpl()->bump_version();
     norm.running_var.unsafeGetTensorImpl()->bump_version();

@@ -77,8 +77,8 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
     } else if (auto* const host = std::get_if<HostNormPasses>(&passing.passes)) {
       result = host->backward(norm, gradients[0], needs, exchange, passing.mark->name);
     } else {
-      result = std::get<DeviceNormPasses>(passing.passes)
-                   .backward(norm, gradients[0], needs, exchange);
+      result =
+          std::get<DeviceNormPasses>(passing.passes).backward(norm, gradients[0], needs, exchange);
     }
     return {result.x, result.weight, result.bias, at::Tensor(), at::Tensor()};
   }

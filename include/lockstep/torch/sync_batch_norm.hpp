@@ -99,9 +99,8 @@ inline void override_batch_norm() {
 inline void convert_norms(::torch::nn::Module& module) {
   override_batch_norm();
   NormMarks::all().forget_gone();
-  for_each_batch_norm(module, [](auto& norm, const std::string& name) {
-    NormMarks::all().add(norm, name);
-  });
+  for_each_batch_norm(
+      module, [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); });
 }
 
 /// A module, or what holds one.
@@ -122,10 +121,10 @@ inline namespace torch_modules {
 
 /// Makes of all `torch::nn::BatchNorm1d`, `2d` and `3d` of a module norms that take their
 /// statistics over the samples of all ranks, which may have different numbers of them. In an
-/// evaluation, and with one rank, they are what they were. The module is the same one, with the same
-/// tensors: `net = convert_sync_batchnorm(net)` and `convert_sync_batchnorm(net)` do the same. A
-/// `clone()` is a plain module again. A job with the policy `Norms<Synced>` converts its module by
-/// itself; without the policy, a converted module's norms refuse to train on more than one rank.
+/// evaluation, and with one rank, they are what they were. The module is the same one, with the
+/// same tensors: `net = convert_sync_batchnorm(net)` and `convert_sync_batchnorm(net)` do the same.
+/// A `clone()` is a plain module again. A job with the policy `Norms<Synced>` converts its module
+/// by itself; without the policy, a converted module's norms refuse to train on more than one rank.
 ///
 /// As in PyTorch, all ranks run the same norms in the same order, and gradients of weight and bias
 /// are those of a rank's own samples, which the job averages. LibTorch's norms refuse a rank that
