@@ -28,6 +28,7 @@
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/torch/synced_norms.hpp"
 
 namespace lockstep {
 
@@ -128,6 +129,7 @@ class TorchModel {
     use(step);
     if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
     if constexpr (Step::is_training()) {
+      const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
       return Device::hand_out(step, loss_.detach());
     } else {
@@ -145,6 +147,7 @@ class TorchModel {
       write_gradient(step, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
+    const auto norms = norms_.open(Source::base(module_), step);
     const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
     Device::scaled(step, std::exchange(loss_, at::Tensor())).backward();
   }
@@ -254,6 +257,7 @@ class TorchModel {
   typename Source::Held module_;
   mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   at::Tensor loss_;  // between forward and backward
+  detail::SyncedNorms norms_;
   std::uint64_t uses_ = 0;
 };
 
