@@ -46,14 +46,14 @@ constexpr bool is_made_by_members(std::index_sequence<I...>) {
 
 inline constexpr std::size_t most_tensor_fields = 8;
 
-/// The number of members of a struct of tensors; 0 where it is none, or has too many.
+/// The number of members of a struct of tensors; 0 where it is none, or has too many or others.
 template <class B, std::size_t N = most_tensor_fields + 1>
 constexpr std::size_t tensor_field_count() {
   if constexpr (N == 0 || !std::is_aggregate_v<B> || std::is_array_v<B>) {
     return 0;
   } else if constexpr (!is_made_flat<B>(std::make_index_sequence<N>{})) {
     return tensor_field_count<B, N - 1>();
-  } else if constexpr (N > most_tensor_fields ||
+  } else if constexpr (N > most_tensor_fields || sizeof(B) != N * sizeof(at::Tensor) ||
                        !is_made_by_members<B>(std::make_index_sequence<N>{})) {
     return 0;
   } else {
@@ -119,6 +119,7 @@ concept WithFields = NamingFields<B> || TensorStruct<B>;
 
 /// Calls `f(field)` for each field.
 template <WithFields B, class F>
+  requires(!std::is_const_v<B>)
 void for_each_field(B& batch, const F& f) {
   if constexpr (NamingFields<B>) {
     const auto walk = [&](auto&... fields) { (f(fields), ...); };

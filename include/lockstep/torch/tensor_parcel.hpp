@@ -9,6 +9,7 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <tuple>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
@@ -51,7 +52,7 @@ inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
   std::int8_t type = 0;
   parcel(type);
   if (type == static_cast<std::int8_t>(at::ScalarType::Undefined)) {
-    tensor = {};
+    tensor = at::Tensor();
     return;
   }
   std::vector<std::int64_t> sizes;
@@ -70,13 +71,11 @@ inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
   parcel.bytes(tensor.mutable_data_ptr(), bytes);
 }
 
-template <TensorStruct B>
-void pack(ParcelWriter& parcel, B& batch) {
-  for_each_field(batch, [&](at::Tensor& tensor) { parcel(tensor); });
-}
-template <TensorStruct B>
-void pack(ParcelReader& parcel, B& batch) {
-  for_each_field(batch, [&](at::Tensor& tensor) { parcel(tensor); });
+/// A struct's own `pack` is preferred to this one, since it is for one type.
+template <class Way, class B>
+  requires std::derived_from<Way, Parcel<Way>> && (is_tensor_struct<B>())
+void pack(Way& parcel, B& batch) {
+  std::apply(parcel, members_of<tensor_field_count<B>()>(batch));
 }
 
 /// A tensor is cut along its first extent, and its shares are views of it. One without extents is
