@@ -67,15 +67,19 @@ class AdoptedTensors {
     is_adopted_ = true;
   }
 
-  /// Throws unless all tensors are where they were adopted, and says so to autograd that parameters
-  /// may have new values: a graph that is kept over a step must not be used again.
+  /// Throws unless all tensors are where they were adopted.
   template <class ParameterAt, class BufferAt>
   void require_adopted(const ParameterAt& parameter_at, const BufferAt& buffer_at) const {
-    for (std::size_t i = 0; i != parameters_.size(); ++i) {
+    for (std::size_t i = 0; i != parameters_.size(); ++i)
       require(parameters_[i], parameter_at(i));
-      ::torch::autograd::impl::bump_version(parameters_[i].tensor);
-    }
     for (std::size_t i = 0; i != buffers_.size(); ++i) require(buffers_[i], buffer_at(i));
+  }
+
+  /// Tells autograd that lockstep may have written parameters: a graph that is kept over a step
+  /// must not be used again.
+  void note_update() const {
+    for (const ModuleTensor& parameter : parameters_)
+      ::torch::autograd::impl::bump_version(parameter.tensor);
   }
 
   /// Throws unless the module has the tensors that it had. It takes longer than the check above.

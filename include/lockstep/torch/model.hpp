@@ -206,6 +206,7 @@ class TorchModel {
           detail::TorchDevice<Step>::device(step));
     } else {
       all.require_adopted(parameter_at, buffer_at);
+      all.note_update();
       // A comparison of names costs more than a small step, and what it finds stays: it is made at
       // steps 1, 2, 4, 8 and so on.
       if ((++uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
