@@ -40,6 +40,7 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
   using Base::adopted;
   using Base::Base;
   using Base::keep_in;
+  using Base::open_norms;
 };
 
 /// Takes the gradients of backward passes into the buckets of a replica. A pass begins with the

@@ -26,6 +26,7 @@
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/torch/synced_norms.hpp"
 #include "lockstep/torch/unreached.hpp"
 
 namespace lockstep {
@@ -120,6 +121,7 @@ class TorchModel {
     const typename Device::Scope scope(step);
     use(step);
     if constexpr (Step::is_training()) {
+      const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
       return Device::hand_out(step, loss_.detach());
     } else {
@@ -137,6 +139,7 @@ class TorchModel {
       write_gradient(step, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
+    const auto norms = norms_.open(Source::base(module_), step);
     const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
     const at::Tensor loss = std::exchange(loss_, at::Tensor());
     if constexpr (requires { step.unused(std::size_t{}); }) {
@@ -194,6 +197,12 @@ class TorchModel {
       ++uses_;
       if ((uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
     }
+  }
+
+  /// While the result lives, batch norms of the module know the step's ranks.
+  template <class Step>
+  auto open_norms(Step& step) {
+    return norms_.open(Source::base(module_), step);
   }
 
  private:
@@ -257,6 +266,7 @@ class TorchModel {
   typename Source::Held module_;
   mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   at::Tensor loss_;  // between forward and backward
+  detail::SyncedNorms norms_;
   std::uint64_t uses_ = 0;
 };
 
