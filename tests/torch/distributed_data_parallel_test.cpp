@@ -23,6 +23,7 @@
 #include <stdexcept>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "comm/ranks.hpp"
 #include "lockstep/hook/compress_to.hpp"
@@ -286,6 +287,32 @@ BOOST_AUTO_TEST_CASE(buffers_are_rank_0s_before_a_forward_pass_in_training) {
       ddp->zero_grad();
     }
   });
+}
+
+BOOST_AUTO_TEST_CASE(synchronised_norms_train_like_one_process) {
+  for (const std::size_t world : {1u, 2u}) {
+    all_well(world, [&](Shared& comm) {
+      const auto make = [] {
+        torch::manual_seed(5);
+        return torch::nn::Sequential(torch::nn::Linear(5, 4), torch::nn::BatchNorm1d(4),
+                                     torch::nn::Linear(4, 2));
+      };
+      torch::nn::Sequential alone = make(), net = make();
+      loops::DistributedDataParallel<torch::nn::Sequential, Norms<Synced>> ddp(net, comm);
+      torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+      for (std::size_t s = 0; s != 4; ++s) {
+        std::vector<at::Tensor> all;
+        for (std::size_t r = 0; r != world; ++r) all.push_back(inputs_of(s, r));
+        loss_of(alone->forward(at::cat(all))).backward();
+        loss_of(ddp(inputs_of(s, comm.rank().value()))).backward();
+        plain.step();
+        optimizer.step();
+        plain.zero_grad();
+        optimizer.zero_grad();
+        require_close(*net, *alone, "synced norms", 2e-6);
+      }
+    });
+  }
 }
 
 namespace {
