@@ -72,15 +72,17 @@ void compare(const std::string& what, const auto& backward, bool clips = false,
       torch::optim::SGD optimizer(net->parameters(), options);
       for (std::size_t s = 0; s != 5; ++s) {
         const std::string when = what + ", step " + std::to_string(s);
-        step_alone(*alone, plain, world, clips ? 0.1 : 0, [&](Net& each, std::size_t r) {
+        // Gradients may be zeroed in place, or dropped.
+        const bool to_none = s % 2 == 0;
+        const auto backward_alone = [&](Net& each, std::size_t r) {
           const auto forward = [&](auto&&... x) { return each.forward(x...); };
           backward(each, forward, r, s, static_cast<Ddp*>(nullptr));
-        });
+        };
+        step_alone(*alone, plain, world, clips ? 0.1 : 0, backward_alone, to_none);
         backward(*net, [&](auto&&... x) { return ddp(x...); }, rank, s, &ddp);
         if (clips) torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1);
         optimizer.step();
-        // Gradients that are zeroed in place and those that are dropped lead to the same.
-        optimizer.zero_grad(s % 2 == 0);
+        optimizer.zero_grad(to_none);
         require_close(*net, *alone, when, tolerance);
       }
     });

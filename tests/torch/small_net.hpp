@@ -64,14 +64,14 @@ inline void require_close(const torch::nn::Module& a, const torch::nn::Module& b
 /// What one process does in a step of W ranks: `backward(net, r)` for each, and the mean. A `clip`
 /// of 0 is none.
 void step_alone(auto& net, torch::optim::Optimizer& optimizer, std::size_t world, double clip,
-                const auto& backward) {
+                const auto& backward, bool set_to_none = true) {
   for (std::size_t r = 0; r != world; ++r) backward(net, r);
   for (auto& parameter : net.parameters()) {
     if (parameter.grad().defined()) parameter.mutable_grad().div_(static_cast<double>(world));
   }
   if (clip != 0) torch::nn::utils::clip_grad_norm_(net.parameters(), clip);
   optimizer.step();
-  optimizer.zero_grad();
+  optimizer.zero_grad(set_to_none);
 }
 
 void all_well(std::size_t world, auto f, ranks::As as = ranks::As::processes) {
