@@ -4,13 +4,16 @@
 #include "lockstep/torch/data_parallel.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -78,9 +81,9 @@ at::Tensor forward_by_hand(NormNet& net, const at::Tensor& x, std::size_t replic
   const at::Tensor count = net.norm->num_batches_tracked.clone();
   for (std::size_t i = shares.size(); i-- != 0;) {
     const at::NoGradGuard quiet;
-    net.norm->running_mean.copy_(mean);
-    net.norm->running_var.copy_(variance);
-    net.norm->num_batches_tracked.copy_(count);
+    net.norm->running_mean.data().copy_(mean);
+    net.norm->running_var.data().copy_(variance);
+    net.norm->num_batches_tracked.data().copy_(count);
     const at::AutoGradMode again(true);
     outputs[i] = net.forward(shares[i]);
   }
@@ -116,7 +119,7 @@ BOOST_AUTO_TEST_CASE(gradients_of_gradients_are_those_of_the_module) {
   using torch::autograd::grad;
   auto alone = make_net(), net = make_net();
   loops::DataParallel dp(net, 3);
-  const auto penalise = [](Net& each, const auto& forward) {
+  const auto penalise = [](Net& each, auto&& forward) {
     const at::Tensor x = inputs_of(1, 0, 7).requires_grad_();
     const at::Tensor y = forward(x);
     const at::Tensor slope = grad({y.sum()}, {x}, {}, true, true)[0];

@@ -46,8 +46,10 @@ class ModuleReplica {
     }
     for (std::size_t i = 0; i != parameters.size(); ++i) follow(parameters_[i], parameters[i]);
     {
+      // Autograd must not see it: a graph of a pass before may have the buffers, which a backward
+      // pass in training does not read.
       const at::NoGradGuard quiet;
-      for (std::size_t i = 0; i != buffers.size(); ++i) buffers_[i].copy_(buffers[i]);
+      for (std::size_t i = 0; i != buffers.size(); ++i) buffers_[i].data().copy_(buffers[i]);
     }
     const auto from = original.modules(), to = copy_->modules();
     // Outer modules come first, and set those inside.
