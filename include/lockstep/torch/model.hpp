@@ -225,8 +225,8 @@ class TorchModel {
                 tensor.name + " has elements of " +
                     std::string(c10::toString(tensor.tensor.scalar_type())) +
                     ", which the model does not list",
-                "name all types of parameters behind the module: TorchModel<Model, Net, float, "
-                "double>, or convert the tensor");
+                "name all types of parameters: TorchModel<Model, Net, float, double>, or with a "
+                "wrapper ParameterTypes<float, double>, or convert the tensor");
   }
   static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
     return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
