@@ -122,7 +122,7 @@ class DataParallel {
       if (failure) std::rethrow_exception(failure);
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(*std::move(output));
-    return detail::GatheredOutputs<Output>::gather(all, device_);
+    return detail::GatheredTensors<Output>::gather(all, device_);
   }
 
   std::shared_ptr<Contained> module_;

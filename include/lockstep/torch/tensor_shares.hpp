@@ -73,7 +73,7 @@ inline std::size_t count_shares(std::initializer_list<std::size_t> counts) {
 /// Outputs of replicas as those of one module, on a device: rows behind each other, and numbers as
 /// a row. Tuples, pairs and vectors of tensors are put together one by one.
 template <class Output>
-struct GatheredOutputs {
+struct GatheredTensors {
   static_assert(std::is_same_v<Output, at::Tensor>,
                 "lockstep: outputs of replicas are gathered if the module's forward returns a "
                 "tensor, or a tuple, pair or vector of tensors");
@@ -86,21 +86,21 @@ struct GatheredOutputs {
 };
 
 template <>
-struct GatheredOutputs<std::vector<at::Tensor>> {
+struct GatheredTensors<std::vector<at::Tensor>> {
   static std::vector<at::Tensor> gather(const std::vector<std::vector<at::Tensor>>& outputs,
                                         at::Device device) {
     std::vector<at::Tensor> gathered;
     for (std::size_t i = 0; i != outputs[0].size(); ++i) {
       std::vector<at::Tensor> parts;
       for (const auto& output : outputs) parts.push_back(output.at(i));
-      gathered.push_back(GatheredOutputs<at::Tensor>::gather(parts, device));
+      gathered.push_back(GatheredTensors<at::Tensor>::gather(parts, device));
     }
     return gathered;
   }
 };
 
 template <class... Parts>
-struct GatheredOutputs<std::tuple<Parts...>> {
+struct GatheredTensors<std::tuple<Parts...>> {
   using Outputs = std::tuple<Parts...>;
   static Outputs gather(const std::vector<Outputs>& outputs, at::Device device) {
     return [&]<std::size_t... I>(std::index_sequence<I...>) {
@@ -114,16 +114,16 @@ struct GatheredOutputs<std::tuple<Parts...>> {
     using Part = std::tuple_element_t<I, Outputs>;
     std::vector<Part> parts;
     for (const Outputs& output : outputs) parts.push_back(std::get<I>(output));
-    return GatheredOutputs<Part>::gather(parts, device);
+    return GatheredTensors<Part>::gather(parts, device);
   }
 };
 
 template <class First, class Second>
-struct GatheredOutputs<std::pair<First, Second>> {
+struct GatheredTensors<std::pair<First, Second>> {
   using Outputs = std::pair<First, Second>;
   static Outputs gather(const std::vector<Outputs>& outputs, at::Device device) {
     std::vector<std::tuple<First, Second>> tuples(outputs.begin(), outputs.end());
-    auto [first, second] = GatheredOutputs<std::tuple<First, Second>>::gather(tuples, device);
+    auto [first, second] = GatheredTensors<std::tuple<First, Second>>::gather(tuples, device);
     return {std::move(first), std::move(second)};
   }
 };
