@@ -26,7 +26,8 @@ struct Net : torch::nn::Cloneable<Net> {
   torch::nn::Linear in{nullptr}, frozen{nullptr}, out{nullptr}, extra{nullptr};
 
   void reset() override {
-    in = register_module("in", torch::nn::Linear(5, 7));
+    // A module that is called "in" cannot be loaded: LibTorch's files have names in Python.
+    in = register_module("first", torch::nn::Linear(5, 7));
     frozen = register_module("frozen", torch::nn::Linear(7, 7));
     out = register_module("out", torch::nn::Linear(7, 3));
     extra = register_module("extra", torch::nn::Linear(7, 3));
