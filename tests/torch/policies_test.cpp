@@ -35,7 +35,7 @@ struct Rows {
 struct Model : TorchModel<Model, Net> {
   using TorchModel::TorchModel;
   at::Tensor loss(const Rows& rows) {
-    return loss_of(module().forward(rows.inputs, rows.with_extra));
+    return torch_net::loss_of(module().forward(rows.inputs, rows.with_extra));
   }
 };
 
