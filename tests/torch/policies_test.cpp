@@ -13,7 +13,9 @@
 #include <vector>
 
 #include "lockstep/hook/compress_to.hpp"
+#include "lockstep/torch/gradient_hooks.hpp"
 #include "lockstep/torch/model.hpp"
+#include "lockstep/torch/unreached.hpp"
 #include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "temporary_folder.hpp"
@@ -97,7 +99,33 @@ BOOST_AUTO_TEST_CASE(accumulated_and_clipped_steps_of_shared_parameters) {
 
 BOOST_AUTO_TEST_CASE(unused_parameters_of_replicated_ones) {
   const auto uses = [](std::size_t r, std::size_t s) { return s == 1 || (s == 3 && r == 0); };
-  compare<Sharding<Replicated>, UnusedParameters<Zero>, Pieces>("unused", {.uses_extra = uses});
+  // With momentum, a parameter that counts as used by mistake would move.
+  compare_from<Sharding<Replicated>, UnusedParameters<Zero>, Pieces, Optimizer<SGDMomentum>>(
+      "unused", {.uses_extra = uses}, [](auto& ddp, Net&, torch::optim::SGD& plain) {
+        ddp.optimizer().momentum = 0.9;
+        static_cast<torch::optim::SGDOptions&>(plain.param_groups()[0].options()).momentum(0.9);
+      });
+}
+
+BOOST_AUTO_TEST_CASE(a_walk_through_the_graph_finds_parameters_that_a_loss_does_not_reach) {
+  auto net = make_net();
+  const std::vector<at::Tensor> parameters{net->in->weight, net->extra->weight, net->extra->bias};
+  std::vector<lockstep::detail::HookedNode> nodes;
+  for (std::size_t i = 0; i != parameters.size(); ++i) {
+    nodes.push_back({lockstep::detail::hook_gradient(
+                         parameters[i], i, std::make_shared<lockstep::detail::GradientReceiver>()),
+                     i});
+  }
+  const auto unreached = [&](const at::Tensor& loss) {
+    std::vector<std::size_t> found;
+    lockstep::detail::for_each_unreached(loss, nodes, [&](std::size_t i) { found.push_back(i); });
+    return found;
+  };
+  const at::Tensor x = inputs_of(0, 0);
+  BOOST_TEST((unreached(loss_of(net->forward(x, true))).empty()));
+  BOOST_TEST((unreached(loss_of(net->forward(x, false))) == std::vector<std::size_t>{1, 2}));
+  BOOST_TEST((unreached(net->extra->bias) == std::vector<std::size_t>{0, 1}));
+  BOOST_TEST((unreached(at::zeros({})) == std::vector<std::size_t>{0, 1, 2}));
 }
 
 BOOST_AUTO_TEST_CASE(unused_parameters_are_named_without_the_policy) {
