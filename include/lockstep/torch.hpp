@@ -6,6 +6,8 @@
 #include "lockstep/lockstep.hpp"
 #include "lockstep/torch/autocast.hpp"
 #include "lockstep/torch/batch.hpp"
+#include "lockstep/torch/data_parallel.hpp"
+#include "lockstep/torch/distributed_data_parallel.hpp"
 #include "lockstep/torch/evaluation_mode.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/torch/namespace.hpp"
