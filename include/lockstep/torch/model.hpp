@@ -120,6 +120,8 @@ class TorchModel {
     use(step);
     if constexpr (Step::is_training()) {
       loss_ = loss_of(batch);
+      if (!loss_.requires_grad()) [[unlikely]]
+        refuse_constant();
       return Device::hand_out(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
@@ -220,6 +222,11 @@ class TorchModel {
                   "return the mean over the batch, a tensor of one number");
     }
     return loss;
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_constant() {
+    throw Error("torch", "the model's loss requires no gradient, so nothing can be trained",
+                "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }
 
   /// A gradient that autograd has completed. An undefined one is zero.
