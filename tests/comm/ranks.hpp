@@ -53,15 +53,15 @@ inline bool tells_of_death(const std::string& end) {
 /// `begin` is called once they have been started.
 struct SharedMemory {
   explicit SharedMemory(std::size_t world)
-      : file(detail::shm::Engine::make_file(WorldSize{world})),
-        address(detail::shm::Engine::address(file)) {}
+      : file(lockstep::detail::shm::Engine::make_file(WorldSize{world})),
+        address(lockstep::detail::shm::Engine::address(file)) {}
 
   void begin() {}
   Shared join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
-    return Shared(rank, world, detail::shm::Engine::open(address), timeout);
+    return Shared(rank, world, lockstep::detail::shm::Engine::open(address), timeout);
   }
 
-  detail::shm::MemoryFile file;
+  lockstep::detail::shm::MemoryFile file;
   std::string address;
 };
 
