@@ -378,7 +378,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
 
   drawing_step make_drawing_step(const detail::Arenas& arenas) {
     if constexpr (traits::draws) {
-      return {execution_.step(layouts_, arenas), random_.keys()};
+      return {execution_.step(layouts_, arenas), random_.keys(), random_.host_keys()};
     } else {
       return execution_.step(layouts_, arenas);
     }

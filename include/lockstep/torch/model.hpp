@@ -91,9 +91,12 @@ class TorchModel {
       } else {
         list.frozen_parameter(parameter.name, kind, extents);
       }
+      for (const std::string& name : parameter.other_names) list.alias(name, parameter.name);
     }
-    for (const detail::ModuleTensor& buffer : adopted().buffers())
+    for (const detail::ModuleTensor& buffer : adopted().buffers()) {
       list.buffer(buffer.name, kind_of(buffer), extents_of(buffer));
+      for (const std::string& name : buffer.other_names) list.alias(name, buffer.name);
+    }
   }
 
   /// The values that the module has when the job begins, on rank 0.
