@@ -26,6 +26,7 @@
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/torch/unreached.hpp"
 
 namespace lockstep {
 
@@ -142,7 +143,12 @@ class TorchModel {
     };
     const detail::GradientReceiver::Take receive(take);
     const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
-    Device::scaled(step, std::exchange(loss_, at::Tensor())).backward();
+    const at::Tensor loss = std::exchange(loss_, at::Tensor());
+    if constexpr (requires { step.unused(std::size_t{}); }) {
+      detail::for_each_unreached(loss, adopted().nodes(),
+                                 [&](std::size_t parameter) { step.unused(parameter); });
+    }
+    Device::scaled(step, loss).backward();
   }
 
   template <class Step, class Batch, class Tally>
@@ -156,9 +162,7 @@ class TorchModel {
     self().score(batch, tally);
   }
 
- private:
-  Self& self() { return static_cast<Self&>(*this); }
-
+ protected:
   /// Tensors are looked up when they are first asked for: a module that is given to the job may be
   /// changed until then.
   detail::AdoptedTensors& adopted() const {
@@ -166,30 +170,9 @@ class TorchModel {
     return *tensors_;
   }
 
-  static ElementKind kind_of(const detail::ModuleTensor& tensor) {
-    const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());
-    if (Elements::contains(kind)) [[likely]]
-      return kind;
-    throw Error("torch",
-                tensor.name + " has elements of " +
-                    std::string(c10::toString(tensor.tensor.scalar_type())) +
-                    ", which the model does not list",
-                "name all types of parameters behind the module: TorchModel<Model, Net, float, "
-                "double>, or convert the tensor");
-  }
-  static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
-    return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
-  }
-
-  /// The place of a tensor in a step, by a key that knows its type.
-  template <class View>
-  static detail::AdoptedTensors::Place place_of(const View& view) {
-    return {view.data_handle(), element_kind<typename View::value_type>()};
-  }
-
-  /// The module's tensors are where this step has them.
+  /// The module's tensors are where this step has them: they move there in the first one.
   template <class Step>
-  void use(Step& step) {
+  void keep_in(Step& step) {
     detail::AdoptedTensors& all = adopted();
     const auto parameter_at = [&](std::size_t i) {
       detail::AdoptedTensors::Place place{};
@@ -213,8 +196,39 @@ class TorchModel {
       all.require_adopted(parameter_at, buffer_at);
       // A comparison of names costs more than a small step, and what it finds stays: it is made at
       // steps 1, 2, 4, 8 and so on.
-      if ((++uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
+      ++uses_;
+      if ((uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
     }
+  }
+
+ private:
+  /// The place of a tensor in a step, by a key that knows its type.
+  template <class View>
+  static detail::AdoptedTensors::Place place_of(const View& view) {
+    return {view.data_handle(), element_kind<typename View::value_type>()};
+  }
+
+  Self& self() { return static_cast<Self&>(*this); }
+
+  static ElementKind kind_of(const detail::ModuleTensor& tensor) {
+    const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());
+    if (Elements::contains(kind)) [[likely]]
+      return kind;
+    throw Error("torch",
+                tensor.name + " has elements of " +
+                    std::string(c10::toString(tensor.tensor.scalar_type())) +
+                    ", which the model does not list",
+                "name all types of parameters behind the module: TorchModel<Model, Net, float, "
+                "double>, or convert the tensor");
+  }
+  static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
+    return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
+  }
+
+  template <class Step>
+  void use(Step& step) {
+    keep_in(step);
+    adopted().note_update();
   }
 
   template <class Batch>
