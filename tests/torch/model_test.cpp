@@ -2,6 +2,7 @@
 // A LibTorch module as a model: its tensors, its modes, its memory, and what goes wrong with each.
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/dropout.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
 
@@ -21,6 +22,7 @@
 #include "lockstep/comm/objects.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
+#include "lockstep/torch/batch.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"
@@ -97,8 +99,9 @@ BOOST_AUTO_TEST_CASE(buffers_of_every_type_are_those_of_rank_0) {
       require(buffers["mask"].scalar_type() == at::kBool, "the mask's type");
       require(buffers["count"].equal(at::full({2}, 10, at::kLong)), "the count");
       require(buffers["norm.num_batches_tracked"].item<std::int64_t>() == 3, "tracked batches");
-      std::vector<float> values = values_of(*net);
-      const auto all = all_gather_objects(comm, values);
+      const std::vector<float> values = values_of(*net);
+      const auto all = all_gather_objects(
+          comm, std::string(reinterpret_cast<const char*>(values.data()), values.size() * 4));
       for (const auto& each : all) require(each == all[0], "ranks have different values");
     });
   }
@@ -163,15 +166,23 @@ struct Stacked : TorchModel<Stacked, ::torch::nn::Sequential> {
   at::Tensor loss(const Batch& batch) {
     return at::cross_entropy_loss(module()->forward(batch.inputs), batch.labels);
   }
-  at::Tensor loss(const Rows& rows) {
-    const auto size = static_cast<std::int64_t>(rows.size());
-    return loss(Batch{at::from_blob(const_cast<float*>(rows.inputs.data()), {size, 12}),
-                      at::from_blob(const_cast<std::int64_t*>(rows.labels.data()), {size},
-                                    at::TensorOptions().dtype(at::kLong))});
-  }
 };
 
-std::vector<float> values_of(const Stacked& model) {
+/// Another one, with dropout, whose losses are of lockstep's batches.
+struct Dropping : TorchModel<Dropping, ::torch::nn::Sequential> {
+  static constexpr bool draws = true;
+  Dropping()
+      : TorchModel(::torch::nn::Linear(12, 16), ::torch::nn::Tanh(), ::torch::nn::Dropout(0.25),
+                   ::torch::nn::Linear(16, 5)) {}
+  at::Tensor loss(const Rows& rows) {
+    number = at::rand({1}).item<double>();
+    const TensorBatch batch = as_tensors(rows);
+    return at::cross_entropy_loss(module()->forward(batch.inputs), batch.labels);
+  }
+  double number = 0;  // drawn by the latest step
+};
+
+std::vector<float> stacked_values(const auto& model) {
   std::vector<float> values;
   for (const at::Tensor& tensor : model.module()->parameters()) {
     const at::Tensor row = tensor.detach().contiguous();
@@ -181,7 +192,7 @@ std::vector<float> values_of(const Stacked& model) {
   return values;
 }
 
-using Job = Trainer<Stacked, Optimizer<AdamW>>;
+using Job = Trainer<Dropping, Optimizer<AdamW>>;
 
 /// Runs `f(session)` on every rank.
 void run_sessions(std::size_t world, const auto& f) {
@@ -211,10 +222,10 @@ BOOST_AUTO_TEST_CASE(a_copy_of_a_model_has_a_module_of_its_own) {
   all_well(1, [](Shared&) {
     const Stacked one;
     Stacked other(one);
-    require(values_of(one) == values_of(other), "the copy has other values");
+    require(stacked_values(one) == stacked_values(other), "the copy has other values");
     const at::NoGradGuard quiet;
     other.module()->parameters()[0].add_(1);
-    require(values_of(one) != values_of(other), "the copy has no values of its own");
+    require(stacked_values(one) != stacked_values(other), "the copy has no values of its own");
     const Model first(make_net("plain"));
     const std::string cannot = words_of([&] { Model copy(first); });
     require(contains(cannot, "cannot be copied") && contains(cannot, "torch::nn::Cloneable"),
@@ -245,7 +256,7 @@ BOOST_AUTO_TEST_CASE(replicas_of_dp_train_as_one_module_does) {
       optimizer.step();
     }
     std::size_t at = 0;
-    const std::vector<float> want = values_of(plain);
+    const std::vector<float> want = stacked_values(plain);
     dp.for_each_parameter([&](auto name, auto view) {
       for (std::size_t i = 0; i != view.size(); ++i, ++at)
         require(std::abs(view.data_handle()[i] - want[at]) < 1e-6,
@@ -255,7 +266,8 @@ BOOST_AUTO_TEST_CASE(replicas_of_dp_train_as_one_module_does) {
   });
 }
 
-BOOST_AUTO_TEST_CASE(a_trainer_of_a_holder_trains_resumes_and_runs_twice_in_one_process) {
+BOOST_AUTO_TEST_CASE(
+    a_trainer_of_a_holder_with_dropout_resumes_to_the_same_bits_twice_in_one_process) {
   for (const std::size_t world : {1u, 2u}) {
     const TemporaryFolder folder;
     run_sessions(world, [&](Session& session) {
@@ -272,10 +284,15 @@ BOOST_AUTO_TEST_CASE(a_trainer_of_a_holder_trains_resumes_and_runs_twice_in_one_
       const double begin = job.evaluate(data, 8)["loss"];
       const double end = train(job, folder / "first");
       require(end < begin, "nothing was learned");
+      const double drawn = job.model().number;
+      const auto ranks = static_cast<double>(world);
+      require(world == 1 || job.all_reduce(drawn) != drawn * ranks, "all ranks draw the same");
       Job second(session);  // in the same process, from the first one's first epoch
       second.resume(folder / "first");
       require(train(second, "") == end, "the loss is another one after resuming");
-      require(values_of(second.model()) == values_of(job.model()), "other bits after resuming");
+      require(stacked_values(second.model()) == stacked_values(job.model()),
+              "other bits after resuming");
+      require(second.model().number == drawn, "other numbers are drawn after resuming");
     });
   }
 }
@@ -399,8 +416,8 @@ BOOST_AUTO_TEST_CASE(unused_parameters_accumulation_and_clipping_are_as_in_one_p
         optimizer.step();
         optimizer.zero_grad();
       }
-      const std::vector<float> have = torch_tests::values_of(*net);
-      const std::vector<float> want = torch_tests::values_of(*plain);
+      const std::vector<float> have = values_of(*net);
+      const std::vector<float> want = values_of(*plain);
       for (std::size_t i = 0; i != want.size(); ++i)
         require(std::abs(have[i] - want[i]) < 1e-6, "value " + std::to_string(i) + " is " +
                                                         std::to_string(have[i]) + ", not " +

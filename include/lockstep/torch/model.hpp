@@ -25,6 +25,7 @@
 #include "lockstep/torch/gradient_hooks.hpp"
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 #include "lockstep/torch/unreached.hpp"
 
@@ -43,7 +44,9 @@ inline namespace torch_modules {
 ///     };
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
-/// runs with the module in evaluation and without gradients.
+/// runs with the module in evaluation and without gradients. A module with dropout says `static
+/// constexpr bool draws = true;`: then LibTorch's generator draws other numbers on every rank, and
+/// the same ones after a restart.
 ///
 /// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
 /// Parameters that require no gradient are used and not trained. A model that is copied, as for the
@@ -229,6 +232,7 @@ class TorchModel {
   void use(Step& step) {
     keep_in(step);
     adopted().note_update();
+    if constexpr (Step::draws) detail::seed_torch(step, detail::TorchDevice<Step>::device(step));
   }
 
   template <class Batch>
