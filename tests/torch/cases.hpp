@@ -109,7 +109,7 @@ struct Case {
 
 inline const std::vector<Case>& cases() {
   static const std::vector<Case> all{
-      {"plain", 60, 0.0625, 0},          {"momentum", 60, 0.03125, 0.875},
+      {"plain", 60, 0.0625, 0},          {"momentum", 60, 0.015625, 0.875},
       {"adamw", 6, 0.00390625, 0, true}, {"norm", 20, 0.03125, 0.875, false, false},
       {"frozen", 10, 0.0625, 0},         {"tied", 10, 0.0625, 0},
       {"sparse", 10, 0.0625, 0},         {"channels_last", 10, 0.0625, 0},

@@ -15,7 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 ROWS = 4
 CASES = [  # name, steps, lr, momentum; momentum None is AdamW
-    ("plain", 60, 0.0625, 0), ("momentum", 60, 0.03125, 0.875), ("adamw", 6, 0.00390625, None), ("norm", 20, 0.03125, 0.875),
+    ("plain", 60, 0.0625, 0), ("momentum", 60, 0.015625, 0.875), ("adamw", 6, 0.00390625, None), ("norm", 20, 0.03125, 0.875),
     ("frozen", 10, 0.0625, 0), ("tied", 10, 0.0625, 0), ("sparse", 10, 0.0625, 0), ("channels_last", 10, 0.0625, 0),
     ("penalty", 10, 0.0625, 0)]
 
