@@ -4,6 +4,8 @@
 /// LibTorch, not all of `torch/torch.h`.
 
 #include "lockstep/lockstep.hpp"
+#include "lockstep/torch/data_parallel.hpp"
+#include "lockstep/torch/distributed_data_parallel.hpp"
 #include "lockstep/torch/evaluation_mode.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/torch/namespace.hpp"

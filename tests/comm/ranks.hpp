@@ -25,7 +25,6 @@ namespace ranks {
 
 using namespace lockstep;
 using namespace lockstep::detail;
-namespace detail = lockstep::detail;  // LibTorch has one of its own
 using namespace std::chrono_literals;
 using Shared = ShmCommunicator<dynamic>;
 

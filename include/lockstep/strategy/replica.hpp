@@ -408,6 +408,8 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     const drawing_step step = make_drawing_step(arenas);
     if constexpr (traits::syncs_norms) {
       return {step, detail::NormRanks<traits, Comm>(comm_, groups_)};
+    } else if constexpr (!std::is_same_v<bare_step, drawing_step>) {
+      return {step, detail::UnsyncedNormRanks{comm_.world_size().value()}};
     } else {
       return step;
     }

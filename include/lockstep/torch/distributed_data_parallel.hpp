@@ -189,7 +189,10 @@ class DistributedDataParallel {
   auto forward(Arguments&&... arguments) {
     return detail::tell_others(replica_, [&] {
       prepare();
-      return module_->forward(std::forward<Arguments>(arguments)...);
+      return replica_.with_step([&](auto& step) {
+        const auto norms = replica_.model().open_norms(step);
+        return module_->forward(std::forward<Arguments>(arguments)...);
+      });
     });
   }
   template <class... Arguments>

@@ -40,6 +40,7 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
   using Base::adopted;
   using Base::Base;
   using Base::keep_in;
+  using Base::open_norms;
 };
 
 /// Takes the gradients of backward passes into the buckets of a replica. A pass begins with the
@@ -72,7 +73,7 @@ class LoopGradients {
     receive(false);
     for_each_trained([&](std::size_t i, at::Tensor& average) {
       at::Tensor& own = parameters()[i].tensor.mutable_grad();
-      if (own.defined() && own.is_alias_of(average)) own = own.detach().clone();
+      if (lies_in(own, average)) own = own.detach().clone();
     });
     replica_.model().adopted().release();
     if (is_in_pass_) replica_.communicator().abandon("its backward pass ended with an exception");
@@ -139,6 +140,11 @@ class LoopGradients {
       if (places_[i] != none) f(i, averages_[places_[i]]);
   }
 
+  /// Is a gradient the average of a pass before?
+  static bool lies_in(const at::Tensor& own, const at::Tensor& average) {
+    return own.defined() && !own.is_sparse() && own.const_data_ptr() == average.const_data_ptr();
+  }
+
   template <class Step>
   at::Tensor tensor_of_gradient(Step& step, std::size_t i) {
     at::Tensor made;
@@ -188,8 +194,7 @@ class LoopGradients {
     const at::Tensor more =
         gradient.defined() && gradient.is_sparse() ? gradient.to_dense() : gradient;
     if (own.defined()) {
-      if (own.const_data_ptr() != to.const_data_ptr() || own.is_sparse())
-        to.copy_(own.is_sparse() ? own.to_dense() : own);
+      if (!lies_in(own, to)) to.copy_(own.is_sparse() ? own.to_dense() : own);
       if (more.defined()) to.add_(more);
     } else if (more.defined()) {
       replica_.with_step(
@@ -215,7 +220,7 @@ class LoopGradients {
   void keep_old_gradients() {
     for_each_trained([&](std::size_t i, at::Tensor& average) {
       at::Tensor& own = parameters()[i].tensor.mutable_grad();
-      if (own.defined() && own.is_alias_of(average)) own = own.clone();
+      if (lies_in(own, average)) own = own.clone();
     });
   }
 

@@ -27,6 +27,7 @@
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/torch/synced_norms.hpp"
 #include "lockstep/torch/unreached.hpp"
 
 namespace lockstep {
@@ -126,6 +127,7 @@ class TorchModel {
     const typename Device::Scope scope(step);
     use(step);
     if constexpr (Step::is_training()) {
+      const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
       if (!loss_.requires_grad()) [[unlikely]]
         refuse_constant();
@@ -145,6 +147,7 @@ class TorchModel {
       write_gradient(step, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
+    const auto norms = norms_.open(Source::base(module_), step);
     const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
     const at::Tensor loss = std::exchange(loss_, at::Tensor());
     if constexpr (requires { step.unused(std::size_t{}); }) {
@@ -204,6 +207,12 @@ class TorchModel {
     }
   }
 
+  /// While the result lives, batch norms of the module know the step's ranks.
+  template <class Step>
+  auto open_norms(Step& step) {
+    return norms_.open(Source::base(module_), step);
+  }
+
  private:
   /// The place of a tensor in a step, by a key that knows its type.
   template <class View>
@@ -221,8 +230,8 @@ class TorchModel {
                 tensor.name + " has elements of " +
                     std::string(c10::toString(tensor.tensor.scalar_type())) +
                     ", which the model does not list",
-                "name all types of parameters behind the module: TorchModel<Model, Net, float, "
-                "double>, or convert the tensor");
+                "name all types of parameters: TorchModel<Model, Net, float, double>, or with a "
+                "wrapper ParameterTypes<float, double>, or convert the tensor");
   }
   static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
     return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
@@ -271,6 +280,7 @@ class TorchModel {
   typename Source::Held module_;
   mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   at::Tensor loss_;  // between forward and backward
+  detail::SyncedNorms norms_;
   std::uint64_t uses_ = 0;
 };
 
