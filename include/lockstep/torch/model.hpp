@@ -18,6 +18,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/elements.hpp"
@@ -48,6 +49,9 @@ inline namespace torch_modules {
 /// runs with the module in evaluation and without gradients. A module with dropout says `static
 /// constexpr bool draws = true;`: then LibTorch's generator draws other numbers on every rank, and
 /// the same ones after a restart.
+///
+/// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
+/// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
 ///
 /// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
 /// Parameters that require no gradient are used and not trained. A model that is copied, as for the
@@ -126,6 +130,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
     if constexpr (Step::is_training()) {
       const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
@@ -163,6 +168,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
