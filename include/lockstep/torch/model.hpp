@@ -247,7 +247,10 @@ class TorchModel {
   void use(Step& step) {
     keep_in(step);
     adopted().note_update();
-    if constexpr (Step::draws) detail::seed_torch(step, detail::TorchDevice<Step>::device(step));
+    if constexpr (Step::draws) {
+      // A generator of a GPU cannot be seeded while a step is captured.
+      if (detail::TorchDevice<Step>::device(step).is_cpu()) detail::seed_torch(step);
+    }
   }
 
   template <class Batch>
