@@ -155,4 +155,16 @@ concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void 
 template <class C>
 concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
 
+/// A model whose libraries must know of a capture, because they give out memory or random numbers.
+/// `model.guard_capture(stream, jointly)` makes a guard for one graph, which lives as long as the
+/// graph. Its `begin()` is called before the capture, `end()` after it, and `before_replay()`
+/// before each run of the graph, where `stream` is the compute stream's handle and `jointly` says
+/// whether the graph holds the work of other ranks too. **Host** none of them waits for the GPU.
+template <class Model, class Stream>
+concept GuardingCaptures = requires(Model& model, Stream stream) {
+  model.guard_capture(stream, true).begin();
+  model.guard_capture(stream, true).end();
+  model.guard_capture(stream, true).before_replay();
+};
+
 }  // namespace lockstep::detail

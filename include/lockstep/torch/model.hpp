@@ -33,6 +33,12 @@
 
 namespace lockstep {
 
+namespace detail {
+/// What a graph of a GPU with a module's step needs from LibTorch: `torch.cuh` has it.
+template <class Stream>
+class TorchCapture;
+}  // namespace detail
+
 inline namespace torch_modules {
 
 /// The base of a model whose parameters are a LibTorch module's and whose gradients autograd
@@ -172,6 +178,12 @@ class TorchModel {
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
+  }
+
+  /// Around a capture of a step (`CapturedStep`).
+  template <class Stream>
+  detail::TorchCapture<Stream> guard_capture(Stream stream, bool jointly) {
+    return detail::TorchCapture<Stream>(stream, jointly);
   }
 
  protected:
