@@ -13,7 +13,6 @@
 
 #include "lockstep/data/fashion_mnist.hpp"
 #include "lockstep/torch.hpp"
-#include "lockstep/torch/batch.hpp"
 
 using namespace lockstep;
 

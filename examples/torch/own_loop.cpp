@@ -11,9 +11,6 @@
 #include <memory>
 
 #include "lockstep/torch.hpp"
-#include "lockstep/torch/data.hpp"
-#include "lockstep/torch/distributed_data_parallel.hpp"
-#include "lockstep/torch/state_dict.hpp"
 
 /// Points on the unit square, and the height of a hill over each.
 struct Hill : torch::data::datasets::Dataset<Hill> {
