@@ -52,7 +52,9 @@ inline namespace torch_modules {
 ///     };
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
-/// runs with the module in evaluation and without gradients.
+/// runs with the module in evaluation and without gradients. A module with dropout says `static
+/// constexpr bool draws = true;`: then LibTorch's generator draws other numbers on every rank, and
+/// the same ones after a restart.
 ///
 /// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
 /// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
@@ -138,6 +140,8 @@ class TorchModel {
     if constexpr (Step::is_training()) {
       const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
+      if (!loss_.requires_grad()) [[unlikely]]
+        refuse_constant();
       return Device::hand_out(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
@@ -255,6 +259,10 @@ class TorchModel {
   void use(Step& step) {
     keep_in(step);
     adopted().note_update();
+    if constexpr (Step::draws) {
+      // A generator of a GPU cannot be seeded while a step is captured.
+      if (detail::TorchDevice<Step>::device(step).is_cpu()) detail::seed_torch(step);
+    }
   }
 
   template <class Batch>
@@ -265,6 +273,11 @@ class TorchModel {
                   "return the mean over the batch, a tensor of one number");
     }
     return loss;
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_constant() {
+    throw Error("torch", "the model's loss requires no gradient, so nothing can be trained",
+                "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }
 
   /// A gradient that autograd has completed. An undefined one is zero.
