@@ -44,6 +44,7 @@ template <class Sample, class Decode = detail::DecodeLabelled>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:
   using sample_type = Sample;
+  static constexpr bool changes_by_pass = false;
 
   explicit LmdbDataset(const std::string& path, Decode decode = {}, const LmdbOptions& options = {})
       : records_(path, options), decode_(std::move(decode)) {}
