@@ -5,10 +5,12 @@
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "gpu/data_checks.cuh"
 #include "gpu/played_machine.hpp"
+#include "lockstep/data/collate.hpp"
 #include "lockstep/data/map.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_data)
@@ -25,6 +27,28 @@ using Steady = decltype(rows(1, 1) | map([](auto& sample) { sample.label = 0; })
 static_assert(detail::changes_by_pass<Drawing>() && !detail::changes_by_pass<Steady>());
 static_assert(!detail::changes_by_pass<ImageDataset>());
 static_assert(Dataset<Pinned<Drawing>> && Dataset<DeviceResident<Steady>>);
+
+// What comes behind a source changes nothing about that: a stage that hands the pass on draws not.
+using Row = OwnedSample<double, std::int32_t>;
+struct SteadySource {
+  using sample_type = Row;
+  static std::size_t size() { return 1; }
+  void read(std::size_t, Row& out) const { out = {{1.}, 0}; }
+};
+struct DrawingSource : SteadySource {
+  void read(std::size_t, Pass pass, Row& out) const {
+    out = {{1.}, static_cast<std::int32_t>(pass.epoch.value())};
+  }
+};
+constexpr auto keep = [](auto&) {};
+using Stacked = decltype(SteadySource{} | stacked());
+using StackedSteady = decltype(std::declval<Steady>() | stacked());
+static_assert(!detail::changes_by_pass<Stacked>() && !detail::changes_by_pass<StackedSteady>());
+static_assert(Dataset<DeviceResident<Stacked>> && Dataset<DeviceResident<StackedSteady>>);
+static_assert(detail::changes_by_pass<decltype(std::declval<Drawing>() | stacked())>());
+static_assert(detail::changes_by_pass<decltype(std::declval<Drawing>() | map(keep))>());
+static_assert(detail::changes_by_pass<decltype(DrawingSource{} | stacked())>());
+static_assert(detail::changes_by_pass<decltype(DrawingSource{} | map(keep))>());
 
 /// The calls that so many steps make.
 template <class Step>
