@@ -28,10 +28,10 @@
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
 
+BOOST_AUTO_TEST_SUITE(torch_data)
+
 using namespace lockstep;
 using ::torch::data::Example;
-
-BOOST_AUTO_TEST_SUITE(torch_data)
 
 namespace detail = lockstep::detail;  // LibTorch has one too
 
