@@ -19,9 +19,9 @@
 #include "lockstep/trainer/trainer.hpp"
 #include "temporary_folder.hpp"
 
-using namespace lockstep;
-
 BOOST_AUTO_TEST_SUITE(torch_random)
+
+using namespace lockstep;
 
 namespace {
 
