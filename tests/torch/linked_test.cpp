@@ -10,6 +10,8 @@
 #include "comm/exercise.hpp"
 #include "comm/ranks.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/spawn.hpp"
 
 #if LOCKSTEP_HAS_GLOO
 #include "comm/gloo_ranks.hpp"
@@ -54,5 +56,19 @@ BOOST_AUTO_TEST_CASE(tensors_are_added_up_over_ranks_through_the_systems_gloo) {
     expect_all_fine(run_processes<Sockets>(world, 20s, [](auto& comm) { add_up_a_product(comm); }));
 }
 #endif
+
+BOOST_AUTO_TEST_CASE(ranks_that_are_forked_after_two_threads_have_computed_do_not_wait_for_them) {
+  const auto product = [] { return at::matmul(at::ones({512, 512}), at::ones({512, 512})); };
+  // In a process of its own: this one is to have no threads.
+  expect_all_fine(run_processes(1, 20s, [&](auto&) {
+    at::set_num_threads(2);
+    product().exp_();
+    require(lockstep::detail::has_other_threads(), "LibTorch has no threads");
+    spawn(AsProcesses{}, 2, [&](const Membership&, Store&) {
+      require(product().eq(512).all().template item<bool>(), "the product is wrong");
+      require(at::get_num_threads() == 1, "a forked rank computes with several threads");
+    });
+  }));
+}
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -47,7 +47,8 @@ struct StoredTensor {
   std::uint64_t count;
   std::vector<StoredPiece> pieces;  // one after another, without gaps
 
-  ElementKind kind() const { return element->kind; }
+  /// Booleans are bytes in a job.
+  ElementKind kind() const { return element->name == "BOOL" ? ElementKind::u8 : element->kind; }
 };
 
 /// Opens the main file and its shards, checks that they belong together and that pieces fit,

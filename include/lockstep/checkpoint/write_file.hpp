@@ -7,10 +7,12 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/json.hpp"
+#include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/launch/temporary_file.hpp"
@@ -27,6 +29,13 @@ struct TensorToWrite {
   std::span<const std::byte> data;
   /// So many bytes of the data, from byte `at` on; valid until the next call.
   std::function<std::span<const std::byte>(std::uint64_t at, std::size_t bytes)> read{};
+  /// The format's name of a type that has no kind, such as "BOOL"; the kind is `unsupported` then.
+  std::string_view type{};
+
+  /// The elements in the file; null where the format has no such.
+  const FileElement* element() const {
+    return kind == ElementKind::unsupported ? file_element(type) : file_element(kind);
+  }
 };
 
 struct FileToWrite {

@@ -29,8 +29,8 @@ class FileLayout {
     check_facts(file.facts, 1, values);
     // The widest elements come first: then every element is aligned, without holes.
     std::ranges::sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
-      const std::size_t width_a = element_size(a->kind);
-      const std::size_t width_b = element_size(b->kind);
+      const unsigned width_a = a->element()->bits;
+      const unsigned width_b = b->element()->bits;
       return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
     });
     header_bytes_ = header(std::vector<std::uint64_t>(order_.size())).text.size();
@@ -88,7 +88,7 @@ class FileLayout {
     for (const TensorToWrite* const tensor : order_) {
       out += ',';
       append_json_string(out, tensor->name);
-      out += text({":{\"dtype\":\"", file_element(tensor->kind)->name, "\",\"shape\":["});
+      out += text({":{\"dtype\":\"", tensor->element()->name, "\",\"shape\":["});
       for (std::size_t axis = 0; axis < tensor->shape.size(); ++axis) {
         if (axis != 0) out += ',';
         Word(tensor->shape[axis]).append_to(out);
@@ -113,7 +113,7 @@ class FileLayout {
   }
 
   void check_tensor(const TensorToWrite& tensor) const {
-    const FileElement* const element = file_element(tensor.kind);
+    const FileElement* const element = tensor.element();
     if (element == nullptr) {
       refuse({"tensor '", tensor.name, "' has elements that safetensors files do not have"},
              "save it in another type");

@@ -186,7 +186,13 @@ class LoadsSamples {
 
   template <class Batch>
   void load_rows(std::span<const std::size_t> indices, Pass pass, Batch& out) const {
-    if (indices.empty()) out.resize(0, 0);
+    if (indices.empty()) {
+      if constexpr (requires { out.clear(); }) {
+        out.clear();
+      } else {
+        out.resize(0, 0);
+      }
+    }
     const auto scratch = spares_.borrow();
     scratch->reserve(1);
     Sample& sample = scratch->samples.front();

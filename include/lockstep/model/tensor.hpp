@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <initializer_list>
+#include <string>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -64,5 +65,11 @@ constexpr std::size_t first_beyond_arena(const Infos& infos) {
 
 /// The role of a tensor in its model.
 enum class TensorRole : std::uint8_t { parameter, buffer };
+
+/// One more name of a parameter or buffer, under which a checkpoint has it too.
+struct NameAlias {
+  std::string name;
+  std::string of;
+};
 
 }  // namespace lockstep::detail

@@ -53,6 +53,11 @@ class TensorList {
     add(detail::TensorRole::buffer, std::move(name), element, extents);
   }
 
+  /// One more name of a tensor that was listed: checkpoints have it under each of its names.
+  void alias(std::string name, std::string of) {
+    aliases_.push_back({std::move(name), std::move(of)});
+  }
+
   /// The tensors of one role: `infos`, and their names.
   struct Tensors {
     std::vector<detail::TensorInfo> infos;
@@ -60,12 +65,17 @@ class TensorList {
     std::string_view name(std::size_t tensor) const { return names[tensor]; }
   };
   Tensors& of(detail::TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
+  std::vector<detail::NameAlias>& aliases() { return aliases_; }
 
   /// Throws unless there is a parameter and every tensor has a name of its own.
   void check() const {
     std::vector<std::string_view> names(roles_[0].names.begin(), roles_[0].names.end());
     if (names.empty()) throw Error("tensors", "the model lists no parameter", "list one at least");
     names.insert(names.end(), roles_[1].names.begin(), roles_[1].names.end());
+    for (const detail::NameAlias& alias : aliases_)
+      require(std::ranges::find(names, alias.of) != names.end(), alias.name,
+              "is another name of a tensor that is not listed", "list that one first");
+    for (const detail::NameAlias& alias : aliases_) names.push_back(alias.name);
     std::ranges::sort(names);
     const auto twin = std::ranges::adjacent_find(names);
     require(twin == names.end(), twin == names.end() ? "" : std::string(*twin), "is listed twice",
@@ -94,6 +104,7 @@ class TensorList {
 
   std::span<const ElementKind> kinds_;
   std::array<Tensors, 2> roles_;
+  std::vector<detail::NameAlias> aliases_;
 };
 
 /// A model that lists its tensors at run time: their number, names, element types and extents. It
@@ -114,6 +125,14 @@ TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
   model.tensors(list);
   list.check();
   return std::move(list.of(role));
+}
+
+/// Further names of the tensors that a model lists.
+template <TensorListing Model>
+std::vector<NameAlias> listed_aliases(const Model& model) {
+  TensorList list(Model::Elements::kinds);
+  model.tensors(list);
+  return std::move(list.aliases());
 }
 }  // namespace detail
 

@@ -15,6 +15,7 @@
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
+#include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/step_graphs.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 
@@ -283,7 +284,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
     [[maybe_unused]] const auto on = on_device();
-    Base::evaluate(this->place(batch), tally, [&] { return batch.size(); });
+    Base::evaluate(this->place(batch), tally, [&] { return row_count(batch); });
   }
 
   /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.

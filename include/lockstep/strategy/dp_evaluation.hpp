@@ -38,7 +38,7 @@ class DpEvaluation {
     using traits = typename Self::traits;
     if constexpr (traits::alone) {
       [[maybe_unused]] const auto on = self().on_device();
-      self().first().evaluate(self().first().place(batch), tally, [&] { return batch.size(); });
+      self().first().evaluate(self().first().place(batch), tally, [&] { return row_count(batch); });
     } else if constexpr (traits::gathers_outputs &&
                          !Self::LedReplica::template has_evaluation<Batch, Tally>) {
       const double loss = evaluate(batch);

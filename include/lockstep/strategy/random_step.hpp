@@ -71,6 +71,7 @@ class RandomPosition {
   }
   Seed seed() const { return seed_; }
   const RandomKeys* keys() const { return store_.keys(); }
+  const RandomKeys* host_keys() const { return &keys_; }
 
  private:
   std::uint64_t key_of(std::uint64_t updates, std::size_t micro_batch) const {
@@ -97,7 +98,8 @@ class RandomStep : public Step {
  public:
   static constexpr bool draws = true;
 
-  RandomStep(const Step& step, const RandomKeys* keys) : Step(step), keys_(keys) {}
+  RandomStep(const Step& step, const RandomKeys* keys, const RandomKeys* host_keys)
+      : Step(step), keys_(keys), host_keys_(host_keys) {}
 
   /// The numbers of a layer, by a name or text that no other layer has: other ones in every
   /// micro-batch and on every rank, the same ones in forward and backward.
@@ -111,8 +113,20 @@ class RandomStep : public Step {
     return RandomIn<Memory>::draw(&keys_->evaluation, layer_hash(layer));
   }
 
+  /// A number for generators of another library, which begin from a seed: as `random`, known to the
+  /// host whatever the device is.
+  template <class Layer>
+  std::uint64_t random_seed(const Layer& layer) const {
+    return layer_random(host_keys_->micro_batch, layer_hash(layer)).bits(0);
+  }
+  template <class Layer>
+  std::uint64_t random_seed_in_evaluation(const Layer& layer) const {
+    return layer_random(host_keys_->evaluation, layer_hash(layer)).bits(0);
+  }
+
  private:
   const RandomKeys* keys_;
+  const RandomKeys* host_keys_;
 };
 
 template <class Traits, class Step>

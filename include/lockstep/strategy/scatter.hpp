@@ -222,8 +222,8 @@ template <class Batch>
 std::size_t row_count(const Batch& batch) {
   constexpr bool counts = requires { batch.size(); } || is_cut<Batch>;
   static_assert(counts,
-                "lockstep: outputs have a row for each sample, and this batch does not say how "
-                "many it has; give it size()");
+                "lockstep: this batch does not say how many samples it has; give it `std::size_t "
+                "size() const`");
   if constexpr (requires { batch.size(); }) {
     return batch.size();
   } else if constexpr (counts) {

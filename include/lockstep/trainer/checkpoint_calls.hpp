@@ -25,6 +25,9 @@ struct SaveOptions {
   /// One file that has everything, also where ranks keep parts of the states: rank 0 joins the
   /// ranks' files, through the disk.
   bool consolidated = false;
+  /// One file of parameters and buffers and nothing else, which Python's
+  /// `model.load_state_dict(load_file(path))` takes as it is, and from which no job can go on.
+  bool parameters_only = false;
   std::uint64_t epoch = 0;                 ///< the epoch that is under way, from 0
   std::optional<double> best{};            ///< the best score so far
   std::optional<SamplerState> position{};  ///< `loader.state()` or `sampler.state()`

@@ -10,6 +10,7 @@
 
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/core/function_ref.hpp"
+#include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/kept_shape.hpp"
@@ -39,6 +40,7 @@ struct KeptJob {
   void (*await_copies)(void* wrapper);
   void* wrapper;
   FunctionRef<void(const KeptPiece&, const std::byte*)> copy_in;
+  std::vector<NameAlias> aliases{};  ///< of parameters and buffers
 };
 
 }  // namespace lockstep::detail

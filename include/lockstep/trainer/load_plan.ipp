@@ -181,6 +181,9 @@ LOCKSTEP_INLINE void LoadPlanning::want(const KeptPiece& piece, LoadFindings& fo
     name = piece.name;
   }
   if (stored == nullptr) stored = find(name);
+  // A file of another program may have one of several names.
+  for (const NameAlias& alias : job_.aliases)
+    if (stored == nullptr && alias.of == name) stored = find(alias.name);
   if (stored == nullptr) {
     // Without counts of single parameters, theirs is the count of all.
     if (piece.role != KeptRole::state || piece.state != "step") found.missing.push_back(name);
@@ -239,8 +242,10 @@ LOCKSTEP_INLINE LoadFindings LoadPlanning::match() {
       want(piece, found, used);
     }
   }
+  std::set<std::string_view> aliases;
+  for (const NameAlias& alias : job_.aliases) aliases.insert(alias.name);
   for (const auto& [name, stored] : tensors_) {
-    if (used.contains(stored)) continue;
+    if (used.contains(stored) || aliases.contains(name)) continue;
     const StoredName parts = parse_stored_name(name);
     const bool is_unknown_state = parts.kind == StoredName::Kind::state &&
                                   what_ != LoadWhat::parameters && parts.extra != "step" &&

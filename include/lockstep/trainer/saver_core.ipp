@@ -79,14 +79,23 @@ struct CollectedTensor {
   std::vector<const KeptPiece*> pieces;  // in order
 };
 
-LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const KeptPiece> pieces) {
+LOCKSTEP_INLINE std::vector<CollectedTensor> collected_tensors(std::span<const KeptPiece> pieces,
+                                                               std::span<const NameAlias> aliases) {
   std::vector<CollectedTensor> tensors;
   std::map<std::string, std::size_t> places;
-  for (const KeptPiece& piece : pieces) {
-    std::string name = stored_name(piece);
+  const auto add = [&](std::string name, const KeptPiece& piece) {
     const auto [place, is_new] = places.try_emplace(name, tensors.size());
     if (is_new) tensors.push_back({std::move(name), {}});
     tensors[place->second].pieces.push_back(&piece);
+  };
+  for (const KeptPiece& piece : pieces) {
+    std::string name = stored_name(piece);
+    if (name == piece.name) {
+      // The format has no two names for the same bytes: they are written once more.
+      for (const NameAlias& alias : aliases)
+        if (alias.of == name) add(alias.name, piece);
+    }
+    add(std::move(name), piece);
   }
   std::vector<CollectedTensor> result;
   for (CollectedTensor& tensor : tensors) {
@@ -118,6 +127,8 @@ LOCKSTEP_INLINE void add_shapes(const KeptJob& job, RankFile& file) {
       continue;
     const std::span extents(piece.whole.extents.data(), piece.whole.rank);
     shapes.set(piece.name, Json::array_of(extents));
+    for (const NameAlias& alias : job.aliases)
+      if (alias.of == piece.name) shapes.set(alias.name, Json::array_of(extents));
     has_shapes = true;
   }
   if (has_shapes) file.file.facts.add("shapes", std::move(shapes));
@@ -160,7 +171,7 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const KeptJob& job,
 /// The tensors of this rank's file. A save that blocks writes them from where they are, or through
 /// a small window; one that does not needs a copy of all.
 LOCKSTEP_INLINE void SaverCore::add_tensors(const KeptJob& job, bool copies_all, RankFile& file) {
-  const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces);
+  const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces, job.aliases);
   std::size_t copied_bytes = 0;
   std::vector<KeptCopy> copies;
   for (const CollectedTensor& tensor : tensors) {
@@ -214,6 +225,15 @@ LOCKSTEP_INLINE void SaverCore::add_tensors(const KeptJob& job, bool copies_all,
   if (file.is_copied) job.copy_out(copies);
 }
 
+/// What a save is to have of what this rank keeps.
+LOCKSTEP_INLINE std::vector<KeptPiece> saved_pieces(const KeptJob& job,
+                                                    const SaveOptions& options) {
+  std::vector<KeptPiece> pieces = job.pieces(KeptFor::saving);
+  if (options.parameters_only)
+    std::erase_if(pieces, [](const KeptPiece& piece) { return stored_name(piece) != piece.name; });
+  return pieces;
+}
+
 LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
                                                              const std::string& path,
                                                              const SaveOptions& options,
@@ -221,10 +241,11 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
   const auto file = std::make_shared<RankFile>();
   const std::string_view token = SaveAnnouncement(told[0]).token;
   const std::size_t me = job.ranks.rank.value();
-  file->pieces = job.pieces(KeptFor::saving);
+  file->pieces = saved_pieces(job, options);
   if (me == 0) {
     file->path = path;
-    if (options.consolidated) file->part = beside(path, shard_name(path, token, me, told.size()));
+    if (options.consolidated || options.parameters_only)
+      file->part = beside(path, shard_name(path, token, me, told.size()));
     file->written = options.written;
     CheckpointFacts& facts = file->facts;
     facts.version = version;
@@ -244,7 +265,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
     facts.common = unpack_values(pack_values(options.common));
     file->file.facts = json_of(facts);
     add_shapes(job, *file);
-    add_value_tensors(facts, file->file.tensors);
+    if (!options.parameters_only) add_value_tensors(facts, file->file.tensors);
   } else {
     file->path = beside(path, shard_name(path, token, me, told.size()));
     file->file.facts.add("version", version).add("shard", me).add("world", told.size());
@@ -346,7 +367,7 @@ LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path
       mine.token = token;
       mine.values = values;
       mine.is_busy = writer_->is_busy();
-      mine.has_tensors = !job.pieces(KeptFor::saving).empty();
+      mine.has_tensors = !saved_pieces(job, options).empty();
       return mine.packed();
     });
   } catch (...) {

@@ -20,6 +20,7 @@
 #include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/subgraph_step.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 #include "lockstep/trainer/epochs.hpp"
@@ -206,7 +207,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
     [[maybe_unused]] const auto on = this->enter_step();
     const auto loss = this->feed_.tell_others(run);
     std::size_t samples = 1;
-    if constexpr (requires { batch.size(); }) samples = batch.size();
+    if constexpr (requires { batch.size(); } || is_cut<Batch>) samples = row_count(batch);
     if (this->count_step(loss, samples)) [[unlikely]]
       this->after_step();
     return loss;

@@ -17,6 +17,8 @@
 #include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
+#include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
@@ -125,6 +127,8 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
       !traits::alone && std::is_same_v<typename traits::template choice<axes::Buffers>, Local>;
   shape.policies = policy_names(typename Policies::pack{});
   shape.fingerprint = ComposedJob<Model, Policies>::fingerprint(wrapped.model());
+  std::vector<NameAlias> aliases;
+  if constexpr (TensorListing<Model>) aliases = listed_aliases(wrapped.model());
   const KeptJob job{JointRanks{Parts::rank(wrapped), shape.world, gather},
                     shape,
                     Parts::is_one_process,
@@ -136,7 +140,8 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
                     copy_out,
                     [](void* wrapper) { static_cast<Wrapper*>(wrapper)->await_copies(); },
                     &wrapped,
-                    copy_in};
+                    copy_in,
+                    std::move(aliases)};
   f(job);
 }
 

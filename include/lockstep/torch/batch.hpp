@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Batches of tensors, and lockstep's own batches as such.
+///
+/// A batch may be any struct of tensors (tensor_fields.hpp), a tuple, a pair or a tensor alone.
+/// `TensorBatch` is the usual one.
+
+#include <ATen/core/Tensor.h>
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/padded_batch.hpp"
+#include "lockstep/data/ragged_batch.hpp"
+#include "lockstep/torch/as_tensor.hpp"
+#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/tensor_parcel.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Rows [first, first + count) of a tensor; nothing of nothing.
+inline at::Tensor rows_of(const at::Tensor& tensor, std::size_t first, std::size_t count) {
+  if (!tensor.defined()) return {};
+  return tensor.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count));
+}
+inline std::vector<float> rows_of(const std::vector<float>& weights, std::size_t first,
+                                  std::size_t count) {
+  if (weights.empty()) return {};
+  const auto at = weights.begin() + static_cast<std::ptrdiff_t>(first);
+  return {at, at + static_cast<std::ptrdiff_t>(count)};
+}
+
+/// Numbers of places as LibTorch wants them: with a sign, in the same memory.
+inline at::Tensor place_tensor(const std::vector<std::size_t>& places) {
+  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
+  return as_tensor(std::span(reinterpret_cast<const std::int64_t*>(places.data()), places.size()));
+}
+
+/// Labels as losses want them: integers are 64 bits wide, which costs a copy of others. Floating
+/// ones are what they are.
+template <class Y>
+at::Tensor label_tensor(const std::vector<Y>& labels) {
+  static_assert(Element<Y>,
+                "lockstep: labels become a tensor if they are numbers; take others out "
+                "of the batch in the model's loss");
+  if constexpr (std::integral<Y> && sizeof(Y) == sizeof(std::int64_t)) {
+    return as_tensor(
+        std::span(reinterpret_cast<const std::int64_t*>(labels.data()), labels.size()));
+  } else if constexpr (std::integral<Y>) {
+    return as_tensor(labels).to(at::kLong);
+  } else {
+    return as_tensor(labels);
+  }
+}
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// Samples with a label each. Slices are views.
+struct TensorBatch {
+  at::Tensor inputs;  ///< a row for each sample, of any further extents
+  at::Tensor labels;
+  std::vector<float> weights{};  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+
+  std::size_t size() const {
+    return inputs.defined() ? static_cast<std::size_t>(inputs.size(0)) : 0;
+  }
+  TensorBatch slice(std::size_t first, std::size_t count) const {
+    return {detail::rows_of(inputs, first, count), detail::rows_of(labels, first, count),
+            detail::rows_of(weights, first, count)};
+  }
+  /// Leaves no sample.
+  void clear() { *this = slice(0, 0); }
+
+  friend void pack(auto& parcel, TensorBatch& batch) {
+    parcel(batch.inputs, batch.labels, batch.weights);
+  }
+};
+
+/// Samples of different length in rows that were filled up to the longest.
+struct PaddedTensorBatch {
+  at::Tensor inputs;   ///< a row for each sample
+  at::Tensor lengths;  ///< of each sample, 64-bit integers
+  at::Tensor labels;
+  std::vector<float> weights{};  ///< as in `TensorBatch`
+
+  std::size_t size() const {
+    return inputs.defined() ? static_cast<std::size_t>(inputs.size(0)) : 0;
+  }
+  PaddedTensorBatch slice(std::size_t first, std::size_t count) const {
+    return {detail::rows_of(inputs, first, count), detail::rows_of(lengths, first, count),
+            detail::rows_of(labels, first, count), detail::rows_of(weights, first, count)};
+  }
+
+  friend void pack(auto& parcel, PaddedTensorBatch& batch) {
+    parcel(batch.inputs, batch.lengths, batch.labels, batch.weights);
+  }
+};
+
+/// Samples of different length one behind the other: sample i is inputs [offsets[i], offsets[i +
+/// 1]), as `embedding_bag` takes them with `include_last_offset`.
+struct RaggedTensorBatch {
+  at::Tensor inputs;
+  at::Tensor offsets;  ///< one more than samples, 64-bit integers
+  at::Tensor labels;
+  std::vector<float> weights{};  ///< as in `TensorBatch`
+
+  std::size_t size() const {
+    return labels.defined() ? static_cast<std::size_t>(labels.size(0)) : 0;
+  }
+  RaggedTensorBatch slice(std::size_t first, std::size_t count) const {
+    at::Tensor ends = detail::rows_of(offsets, first, count + 1);
+    const auto begin = ends[0].item<std::int64_t>();
+    const auto end = ends[static_cast<std::int64_t>(count)].item<std::int64_t>();
+    return {inputs.narrow(0, begin, end - begin), ends - begin,
+            detail::rows_of(labels, first, count), detail::rows_of(weights, first, count)};
+  }
+
+  friend void pack(auto& parcel, RaggedTensorBatch& batch) {
+    parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
+  }
+};
+
+static_assert(WeightedBatch<TensorBatch>);
+
+/// A batch of lockstep's as tensors of the same memory, which lives until the loop's next batch:
+///
+///     torch::Tensor loss(const LabelledBatch<float, int>& rows) {
+///       const TensorBatch batch = as_tensors(rows);
+///
+/// Inputs are not copied, labels only where they are integers of less than 64 bits.
+template <class X, class Y>
+TensorBatch as_tensors(const LabelledBatch<X, Y>& batch) {
+  const std::int64_t sizes[] = {static_cast<std::int64_t>(batch.size()),
+                                static_cast<std::int64_t>(batch.width)};
+  return {as_tensor(batch.inputs, sizes), detail::label_tensor(batch.labels), batch.weights};
+}
+template <class X, class Y>
+PaddedTensorBatch as_tensors(const PaddedBatch<X, Y>& batch) {
+  const std::int64_t sizes[] = {static_cast<std::int64_t>(batch.size()),
+                                static_cast<std::int64_t>(batch.width)};
+  return {as_tensor(batch.inputs, sizes), detail::place_tensor(batch.lengths),
+          detail::label_tensor(batch.labels), batch.weights};
+}
+template <class X, class Y>
+RaggedTensorBatch as_tensors(const RaggedBatch<X, Y>& batch) {
+  return {as_tensor(batch.inputs), detail::place_tensor(batch.offsets),
+          detail::label_tensor(batch.labels), batch.weights};
+}
+// The memory of a temporary would be gone.
+template <class X, class Y>
+TensorBatch as_tensors(const LabelledBatch<X, Y>&&) = delete;
+template <class X, class Y>
+PaddedTensorBatch as_tensors(const PaddedBatch<X, Y>&&) = delete;
+template <class X, class Y>
+RaggedTensorBatch as_tensors(const RaggedBatch<X, Y>&&) = delete;
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

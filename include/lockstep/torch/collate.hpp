@@ -1,0 +1,192 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `source | tensors()`: samples become batches of tensors, each written once.
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <iterator>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/data/collate.hpp"
+#include "lockstep/data/sample.hpp"
+#include "lockstep/torch/as_tensor.hpp"
+#include "lockstep/torch/batch.hpp"
+#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/tensor_parcel.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// What a sample consists of: `inputs` and `label`, or `data` and `target` as LibTorch's have it.
+template <class Sample>
+decltype(auto) inputs_of(const Sample& sample) {
+  if constexpr (requires { sample.inputs; }) {
+    return (sample.inputs);
+  } else {
+    return (sample.data);
+  }
+}
+template <class Sample>
+decltype(auto) label_of(const Sample& sample) {
+  if constexpr (requires { sample.label; }) {
+    return (sample.label);
+  } else {
+    return (sample.target);
+  }
+}
+
+/// A row of a batch, or an element of its labels: a tensor, or numbers.
+template <class T>
+concept TensorRow = std::same_as<T, at::Tensor> || TensorElement<T> || ElementRange<T>;
+
+template <class Sample>
+concept WithInputs = requires(const Sample& sample) { sample.inputs; } ||
+                     requires(const Sample& sample) { sample.data; };
+template <class Sample>
+concept WithLabel = requires(const Sample& sample) { sample.label; } ||
+                    requires(const Sample& sample) { sample.target; };
+
+template <class Sample>
+constexpr bool is_tensor_sample() {
+  if constexpr (!WithInputs<Sample>) {
+    return false;
+  } else if constexpr (!TensorRow<
+                           std::remove_cvref_t<decltype(inputs_of(std::declval<Sample&>()))>>) {
+    return false;
+  } else if constexpr (WithLabel<Sample>) {
+    return TensorRow<std::remove_cvref_t<decltype(label_of(std::declval<Sample&>()))>>;
+  } else {
+    return true;
+  }
+}
+
+/// A sample of which a batch of tensors is made. It may have no label.
+template <class Sample>
+concept TensorSample = is_tensor_sample<Sample>();
+
+[[noreturn, gnu::cold]] inline void refuse_row(const char* what, at::IntArrayRef has,
+                                               at::IntArrayRef first) {
+  const auto words = [](at::IntArrayRef sizes) {
+    std::string all = "[";
+    for (const std::int64_t size : sizes)
+      all += (all.size() == 1 ? "" : ", ") + std::to_string(size);
+    return all + "]";
+  };
+  fail("tensors",
+       {"it has ", what, " of ", words(has), " and the first sample of its batch has ",
+        words(first)},
+       "give all samples one size with map, or say | padded(fill) and as_tensors(batch)");
+}
+
+/// Writes rows of a tensor, the first of which says how large all are.
+template <class Row>
+class RowWriter {
+ public:
+  /// `shape` replaces the extents of a row; an empty one keeps them.
+  static void put(const Row& row, std::size_t i, std::size_t count, at::Tensor& out,
+                  at::IntArrayRef shape, const char* what, bool is_label) {
+    if (i == 0) begin(row, count, out, shape, is_label);
+    if constexpr (std::same_as<Row, at::Tensor>) {
+      const at::Tensor to = out[static_cast<std::int64_t>(i)];
+      if (row.numel() != to.numel() || (shape.empty() && row.sizes() != to.sizes()))
+        refuse_row(what, row.sizes(), to.sizes());
+      to.copy_(shape.empty() ? row : row.view(to.sizes()));
+    } else if constexpr (TensorElement<Row>) {
+      static_cast<Written<Row>*>(out.mutable_data_ptr())[i] = static_cast<Written<Row>>(row);
+    } else {
+      const std::int64_t width = out.numel() / out.size(0);
+      const auto own = static_cast<std::int64_t>(std::ranges::size(row));
+      if (own != width) refuse_row(what, own, width);
+      using T = std::ranges::range_value_t<Row>;
+      std::copy(std::ranges::begin(row), std::ranges::end(row),
+                static_cast<T*>(out.mutable_data_ptr()) + i * static_cast<std::size_t>(width));
+    }
+  }
+
+ private:
+  /// Labels that are integers become wide ones.
+  template <class T>
+  using Written = std::conditional_t<std::integral<T> && !std::same_as<T, bool>, std::int64_t, T>;
+
+  static void begin(const Row& row, std::size_t count, at::Tensor& out, at::IntArrayRef shape,
+                    bool is_label) {
+    std::vector<std::int64_t> sizes{static_cast<std::int64_t>(count)};
+    at::ScalarType type{};
+    if constexpr (std::same_as<Row, at::Tensor>) {
+      type = row.scalar_type();
+      if (is_label && at::isIntegralType(type, false)) type = at::kLong;
+      sizes.insert(sizes.end(), row.sizes().begin(), row.sizes().end());
+    } else if constexpr (TensorElement<Row>) {
+      type = scalar_type_for<Written<Row>>();
+    } else {
+      type = scalar_type_for<std::ranges::range_value_t<Row>>();
+      sizes.push_back(static_cast<std::int64_t>(std::ranges::size(row)));
+    }
+    if (!shape.empty()) {
+      sizes.resize(1);
+      sizes.insert(sizes.end(), shape.begin(), shape.end());
+    }
+    make_room(out, type, sizes);
+  }
+};
+
+/// Samples become the rows of a `TensorBatch`, each written as soon as it is read.
+template <class Sample>
+struct TensorCollate {
+  using batch_type = TensorBatch;
+  static constexpr bool is_known = true;
+  static constexpr bool takes_rows = true;
+
+  void put(const Sample& sample, std::size_t i, std::size_t count, TensorBatch& out) const {
+    using Inputs = std::remove_cvref_t<decltype(inputs_of(sample))>;
+    if (i == 0) out.weights.assign(count, 1.f);
+    RowWriter<Inputs>::put(inputs_of(sample), i, count, out.inputs, shape, "inputs", false);
+    if constexpr (WithLabel<Sample>) {
+      using Label = std::remove_cvref_t<decltype(label_of(sample))>;
+      RowWriter<Label>::put(label_of(sample), i, count, out.labels, {}, "a label", true);
+    }
+  }
+
+  std::vector<std::int64_t> shape;
+};
+
+struct MakeTensors {
+  template <class Sample>
+  static constexpr bool require() {
+    static_assert(TensorSample<Sample>,
+                  "lockstep: tensors takes samples with `inputs` and `label`, or `data` and "
+                  "`target`: tensors, numbers, or vectors or spans of numbers; give samples both "
+                  "with map, or say collate<Batch>(c)");
+    return TensorSample<Sample>;
+  }
+  template <class Sample>
+  auto collate() {
+    return TensorCollate<Sample>{std::move(shape)};
+  }
+  std::vector<std::int64_t> shape;
+};
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// `source | tensors()`: batches are `TensorBatch`es. Samples have `inputs` and `label`, or `data`
+/// and `target`, all of one size; labels that are integers become 64 bits wide. `tensors({1, 28,
+/// 28})` says the extents of a sample's inputs, where it has them as a row. Memory is used again
+/// for a later batch, unless somebody has kept a tensor of it.
+inline auto tensors(std::vector<std::int64_t> shape = {}) {
+  return detail::CollateStage<detail::MakeTensors>{{std::move(shape)}};
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

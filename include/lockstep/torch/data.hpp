@@ -1,0 +1,273 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file LibTorch's data loaders with lockstep's sampler, and LibTorch's data sets for lockstep's
+/// loaders.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <torch/data/datasets/base.h>
+#include <torch/data/example.h>
+#include <torch/data/samplers/base.h>
+#include <torch/serialize/archive.h>
+
+#include <algorithm>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/pipeline.hpp"
+#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/spares.hpp"
+#include "lockstep/strategy/scatter.hpp"
+#include "lockstep/torch/batch.hpp"
+#include "lockstep/torch/collate.hpp"
+#include "lockstep/torch/namespace.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+// LibTorch's examples as batches: fed to other ranks, and cut by DP.
+
+template <class Parcel, class Data, class Target>
+  requires std::derived_from<Parcel, lockstep::detail::Parcel<Parcel>>
+void pack(Parcel& parcel, ::torch::data::Example<Data, Target>& example) {
+  if constexpr (std::is_void_v<Target>) {
+    parcel(example.data);
+  } else {
+    parcel(example.data, example.target);
+  }
+}
+
+template <class Data, class Target>
+  requires(!std::is_void_v<Target>) && (is_cut<Data> || is_cut<Target>)
+struct Cutting<::torch::data::Example<Data, Target>> {
+  using Example = ::torch::data::Example<Data, Target>;
+  static constexpr bool cuts = true;
+  static void sizes(const Example& example, const auto& f) {
+    Cutting<Data>::sizes(example.data, f);
+    Cutting<Target>::sizes(example.target, f);
+  }
+  static auto take(const Example& example, const auto& rows_of) {
+    return ::torch::data::Example<ShareOf<Data>, ShareOf<Target>>(
+        Cutting<Data>::take(example.data, rows_of), Cutting<Target>::take(example.target, rows_of));
+  }
+};
+template <class Data>
+  requires is_cut<Data>
+struct Cutting<::torch::data::Example<Data, void>> {
+  using Example = ::torch::data::Example<Data, void>;
+  static constexpr bool cuts = true;
+  static void sizes(const Example& example, const auto& f) {
+    Cutting<Data>::sizes(example.data, f);
+  }
+  static auto take(const Example& example, const auto& rows_of) {
+    return ::torch::data::Example<ShareOf<Data>, void>(Cutting<Data>::take(example.data, rows_of));
+  }
+};
+
+/// The number of ranks of a session, a communicator or a job.
+template <class Ranks>
+WorldSize world_of(const Ranks& ranks) {
+  if constexpr (requires { ranks.world_size(); }) {
+    return WorldSize{ranks.world_size()};
+  } else {
+    return WorldSize{ranks.world()};
+  }
+}
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// lockstep's `DistributedSampler` for LibTorch's loaders:
+///
+///     RankSampler<> sampler(*dataset.size(), session);
+///     auto loader = torch::data::make_data_loader(dataset.map(Stack<>()), sampler, 64);
+///     for (std::size_t epoch = 0; epoch != 10; ++epoch) {
+///       sampler.set_epoch(epoch);
+///       for (auto& batch : *loader) ddp.step(batch);
+///     }
+///
+/// It draws what Python's DistributedSampler draws, in the same order. A loader takes a copy of its
+/// sampler; copies are one sampler, so that `set_epoch` reaches the loader. Without it every epoch
+/// has the same order.
+template <class Remainder = Padding, class Order = TorchShuffle>
+class RankSampler final : public ::torch::data::samplers::Sampler<> {
+  static_assert(!std::is_same_v<Remainder, Masked>,
+                "lockstep: Masked gives duplicates weight 0, and the batches of LibTorch's loaders "
+                "have no weights; choose Padding, DropLast or Exact, or use lockstep's loader with "
+                "as_dataset");
+
+ public:
+  using Draws = DistributedSampler<Remainder, Order>;
+
+  RankSampler(std::size_t samples, WorldSize world, Rank rank, SamplerOptions options = {})
+      : options_(options), draws_(std::make_shared<Draws>(samples, world, rank, options)) {}
+  /// For a rank of a session, a communicator or a job.
+  template <class Ranks>
+    requires requires(const Ranks& ranks) { ranks.rank(); }
+  RankSampler(std::size_t samples, const Ranks& ranks, SamplerOptions options = {})
+      : RankSampler(samples, detail::world_of(ranks), Rank{ranks.rank()}, options) {}
+
+  /// The order of the next epoch that a loader begins.
+  void set_epoch(Epoch epoch) { draws_->set_epoch(epoch); }
+  void set_epoch(std::size_t epoch) { set_epoch(Epoch{epoch}); }
+  Epoch epoch() const { return draws_->epoch(); }
+
+  /// How many samples this rank draws in an epoch.
+  std::size_t size() const { return draws_->size(); }
+
+  // What LibTorch's loaders call.
+
+  /// Begins the epoch, or goes on with one that was loaded.
+  void reset(std::optional<std::size_t> new_size = std::nullopt) override {
+    if (new_size && *new_size != draws_->samples()) {
+      Draws other(*new_size, draws_->world(), draws_->rank(), options_);
+      other.set_epoch(draws_->epoch());
+      *draws_ = std::move(other);
+    }
+    draws_->start();
+  }
+  std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override {
+    const std::size_t first = draws_->position();
+    const std::size_t count = std::min(batch_size, draws_->size() - first);
+    if (count == 0) return std::nullopt;
+    std::vector<std::size_t> indices(count);
+    for (std::size_t i = 0; i != count; ++i) indices[i] = (*draws_)[first + i];
+    draws_->advance(count);
+    return indices;
+  }
+
+  /// A loader draws ahead of its loop where it has workers, and what it has drawn counts as over.
+  void save(::torch::serialize::OutputArchive& archive) const override {
+    const SamplerState state = draws_->state();
+    const std::uint64_t numbers[] = {state.samples, state.world.value(), state.seed.value(),
+                                     state.rule,    state.epoch.value(), state.first,
+                                     state.position};
+    at::Tensor words = at::empty({state_words}, at::kLong);
+    std::copy(std::begin(numbers), std::end(numbers), words.data_ptr<std::int64_t>());
+    archive.write(key, words, true);
+  }
+  /// The next `reset` goes on where the state was saved, by as many ranks or by others.
+  void load(::torch::serialize::InputArchive& archive) override {
+    at::Tensor words;
+    archive.read(key, words, true);
+    if (words.numel() != state_words || words.scalar_type() != at::kLong)
+      detail::fail("RankSampler", {"the archive holds the state of another sampler"},
+                   "load what a RankSampler has saved");
+    const auto* n = words.const_data_ptr<std::int64_t>();
+    const auto number = [&](int i) { return static_cast<std::uint64_t>(n[i]); };
+    draws_->resume({number(0), WorldSize{number(1)}, Seed{number(2)}, number(3), Epoch{number(4)},
+                    number(5), number(6)});
+  }
+
+ private:
+  static constexpr const char* key = "lockstep.sampler";
+  static constexpr std::int64_t state_words = 7;
+
+  SamplerOptions options_;
+  std::shared_ptr<Draws> draws_;
+};
+
+}  // namespace torch_modules
+
+namespace detail {
+
+/// Copies of a LibTorch data set, one for each thread that reads: its functions are not const, and
+/// LibTorch's loaders too give each worker a copy.
+template <class D>
+class DatasetCopies {
+ public:
+  explicit DatasetCopies(D dataset) : dataset_(std::move(dataset)) {
+    const auto size = dataset_.size();
+    if (!size)
+      fail("as_dataset", {"the data set does not know how many samples it has"},
+           "give its size() a number");
+    size_ = *size;
+  }
+  std::size_t size() const { return size_; }
+  template <class F>
+  void with_copy(const F& f) const {
+    const auto copy = spares_.borrow();
+    if (!*copy) copy->emplace(dataset_);
+    f(**copy);
+  }
+
+ private:
+  D dataset_;
+  std::size_t size_ = 0;
+  mutable Spares<std::optional<D>> spares_;
+};
+
+/// A data set of single examples: a source of samples, and of batches of tensors.
+template <class D>
+class TorchSamples : public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain,
+                                         TensorCollate<typename D::ExampleType>> {
+ public:
+  using sample_type = typename D::ExampleType;
+
+  explicit TorchSamples(D dataset) : copies_(std::move(dataset)) {}
+
+  std::size_t size() const { return copies_.size(); }
+  void read(std::size_t index, sample_type& out) const {
+    copies_.with_copy([&](D& dataset) { out = dataset.get(index); });
+  }
+
+ private:
+  DatasetCopies<D> copies_;
+};
+
+/// A data set of batches, such as one that was mapped by `Stack`.
+template <class D>
+class TorchBatches {
+ public:
+  using batch_type = typename D::BatchType;
+
+  explicit TorchBatches(D dataset) : copies_(std::move(dataset)) {}
+
+  std::size_t size() const { return copies_.size(); }
+  void load(std::span<const std::size_t> indices, batch_type& out) const {
+    copies_.with_copy([&](D& dataset) {
+      out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
+    });
+  }
+
+ private:
+  DatasetCopies<D> copies_;
+};
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// A data set of LibTorch's for lockstep's loaders, jobs and pipelines, so that order, workers,
+/// feeding and resumption are lockstep's: `job.open([] { return as_dataset(MNIST(folder)); })`. One
+/// with `get(index)` gives `TensorBatch`es, and is a source for `map` and the like; one that was
+/// mapped gives the batches that it gives. Every thread that loads has a copy of it.
+template <class D>
+auto as_dataset(D dataset) {
+  constexpr bool is_indexed = requires(D& d, std::size_t i) { d.get(i); };
+  constexpr bool is_batched = requires(D& d, c10::ArrayRef<std::size_t> i) { d.get_batch(i); };
+  static_assert(is_indexed || is_batched,
+                "lockstep: as_dataset takes data sets of LibTorch's that have get(index) or "
+                "get_batch(indices); a stream has no places that ranks could share");
+  if constexpr (is_indexed) {
+    return detail::TorchSamples<D>(std::move(dataset));
+  } else {
+    return detail::TorchBatches<D>(std::move(dataset));
+  }
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

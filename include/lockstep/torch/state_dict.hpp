@@ -1,0 +1,243 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A module's parameters and buffers as a safetensors file, which Python loads by
+/// `model.load_state_dict(safetensors.torch.load_file(path))`, and writes by `save_file`.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <set>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/checkpoint/safetensors_file.hpp"
+#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/torch/elements.hpp"
+#include "lockstep/torch/module_tensors.hpp"
+#include "lockstep/torch/namespace.hpp"
+
+namespace lockstep {
+
+inline namespace torch_modules {
+
+/// How a file is loaded into a module.
+struct StateDictOptions {
+  /// Must the file have exactly the module's names? Where it need not, tensors that it lacks keep
+  /// their values, and those that the module lacks are left out.
+  bool strict = true;
+};
+
+/// Names that the module and the file do not have in common.
+struct StateDictReport {
+  std::vector<std::string> missing{};     ///< the module has them, the file has not
+  std::vector<std::string> unexpected{};  ///< the file has them, the module has not
+};
+
+}  // namespace torch_modules
+
+namespace detail {
+
+/// The name that a tensor's type has in files; null where the format has none.
+inline const FileElement* file_element(at::ScalarType type) {
+  switch (type) {
+    case at::kBool:
+      return file_element("BOOL");
+    case at::kComplexFloat:
+      return file_element("C64");
+    case at::kFloat8_e4m3fn:
+      return file_element("F8_E4M3");
+    case at::kFloat8_e5m2:
+      return file_element("F8_E5M2");
+    default:
+      return file_element(kind_of(type));
+  }
+}
+/// The type of tensors with such elements; undefined where LibTorch has none.
+inline at::ScalarType scalar_type_of(const FileElement& element) {
+  for (const at::ScalarType type :
+       {at::kBool, at::kComplexFloat, at::kFloat8_e4m3fn, at::kFloat8_e5m2})
+    if (file_element(type) == &element) return type;
+  return scalar_type_of(element.kind);
+}
+
+/// A module, or what a holder or a pointer holds.
+template <class Net>
+const ::torch::nn::Module& module_of(const Net& net) {
+  if constexpr (std::derived_from<Net, ::torch::nn::Module>) {
+    return net;
+  } else {
+    return *net;
+  }
+}
+
+/// Parameters and buffers, each tensor once with all its names.
+inline std::vector<ModuleTensor> state_tensors(const ::torch::nn::Module& module) {
+  std::vector<ModuleTensor> all = module_parameters(module);
+  std::vector<ModuleTensor> buffers = module_buffers(module);
+  all.insert(all.end(), std::make_move_iterator(buffers.begin()),
+             std::make_move_iterator(buffers.end()));
+  return all;
+}
+
+inline std::vector<std::uint64_t> shape_of(const at::Tensor& tensor) {
+  return {tensor.sizes().begin(), tensor.sizes().end()};
+}
+
+/// "missing in the file: a, b and 3 more", eight of them at most.
+inline void add_names(std::string& problem, std::string_view what,
+                      const std::vector<std::string>& names) {
+  constexpr std::size_t most = 8;
+  if (names.empty()) return;
+  if (!problem.empty()) problem += "; ";
+  problem += what;
+  for (std::size_t i = 0; i != std::min(most, names.size()); ++i)
+    problem += (i == 0 ? " " : ", ") + names[i];
+  if (names.size() > most) problem += text({" and ", names.size() - most, " more"});
+}
+
+/// Can elements of a file become those of a tensor? Python's load_state_dict converts them too;
+/// after `module.to(at::kBFloat16)` a C++ module has even its counts and masks in that type.
+inline bool may_become(at::ScalarType from, at::ScalarType to) {
+  return from != at::ScalarType::Undefined && (at::isComplexType(to) || !at::isComplexType(from));
+}
+
+struct StateDictEntry {
+  at::Tensor tensor;
+  const TensorEntry* entry;
+};
+
+/// What is read into which tensor; throws where the file does not fit.
+inline std::vector<StateDictEntry> match_state_dict(const ::torch::nn::Module& module,
+                                                    const SafetensorsFile& file,
+                                                    const StateDictOptions& options,
+                                                    StateDictReport& report) {
+  std::vector<StateDictEntry> matched;
+  std::vector<std::string> misfits;
+  std::set<std::string_view> known;
+  std::vector<ModuleTensor> tensors = state_tensors(module);
+  for (ModuleTensor& tensor : tensors) {
+    const TensorEntry* entry = file.find(tensor.name);
+    known.insert(tensor.name);
+    // Python's save_model keeps one of several names.
+    for (const std::string& name : tensor.other_names) {
+      known.insert(name);
+      if (entry == nullptr) entry = file.find(name);
+    }
+    if (entry == nullptr) {
+      report.missing.push_back(tensor.name);
+      continue;
+    }
+    const std::vector<std::uint64_t> shape = shape_of(tensor.tensor);
+    const at::ScalarType type = scalar_type_of(*entry->element);
+    if (entry->shape != shape) {
+      misfits.push_back(text({tensor.name, " (", shape_text(entry->shape), " in the file, ",
+                              shape_text(shape), " in the module)"}));
+    } else if (!may_become(type, tensor.tensor.scalar_type())) {
+      misfits.push_back(text({tensor.name, " (", entry->element->name, " in the file, ",
+                              c10::toString(tensor.tensor.scalar_type()), " in the module)"}));
+    } else {
+      matched.push_back({tensor.tensor, entry});
+    }
+  }
+  for (const TensorEntry& entry : file.tensors()) {
+    // Names that begin so are not the model's: a checkpoint has them of its optimizer.
+    if (!entry.name.starts_with("lockstep/") && !known.contains(entry.name))
+      report.unexpected.push_back(entry.name);
+  }
+  std::string problem;
+  if (options.strict) {
+    add_names(problem, "missing in the file:", report.missing);
+    add_names(problem, "unexpected in the file:", report.unexpected);
+  }
+  add_names(problem, "other in the file:", misfits);
+  if (!problem.empty())
+    fail("load_state_dict", {"'", file.path(), "' does not fit the module: ", problem},
+         misfits.empty()
+             ? "load a file of the same module, or what both have with {.strict = false}"
+             : "load a file of the same module");
+  return matched;
+}
+
+/// Reads a tensor into the memory that it has.
+inline void read_tensor(const SafetensorsFile& file, const TensorEntry& entry, at::Tensor& tensor) {
+  const at::ScalarType type = scalar_type_of(*entry.element);
+  const auto bytes_of = [](const at::Tensor& to) {
+    return std::span(static_cast<std::byte*>(to.mutable_data_ptr()), to.nbytes());
+  };
+  if (tensor.is_cpu() && tensor.is_contiguous() && tensor.scalar_type() == type) {
+    file.read(entry, 0, bytes_of(tensor));
+    tensor.unsafeGetTensorImpl()->bump_version();
+  } else {
+    const at::Tensor read = at::empty(tensor.sizes(), at::TensorOptions(type));
+    file.read(entry, 0, bytes_of(read));
+    tensor.copy_(read);
+  }
+}
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// Writes a module's parameters and buffers under the names of its state_dict, row by row whatever
+/// their strides are; a tensor of several names under each of them. There is the old file or the
+/// new one at `path`, whatever happens. **Ranks** this one alone: one rank of a job may call it.
+template <class Net>
+void save_state_dict(const Net& net, const std::string& path) {
+  const at::NoGradGuard quiet;
+  std::vector<detail::ModuleTensor> tensors = detail::state_tensors(detail::module_of(net));
+  detail::FileToWrite file;
+  for (detail::ModuleTensor& tensor : tensors) {
+    const detail::FileElement* const element = detail::file_element(tensor.tensor.scalar_type());
+    if (element == nullptr)
+      detail::fail("save_state_dict",
+                   {tensor.name, " has elements of ", c10::toString(tensor.tensor.scalar_type()),
+                    ", which safetensors files do not have"},
+                   "convert the tensor, or do not register it");
+    tensor.tensor = tensor.tensor.detach().cpu().contiguous();
+    const std::span data(static_cast<const std::byte*>(tensor.tensor.const_data_ptr()),
+                         tensor.tensor.nbytes());
+    const auto add = [&](const std::string& name) {
+      file.tensors.push_back(
+          {name, element->kind, detail::shape_of(tensor.tensor), data, {}, element->name});
+    };
+    add(tensor.name);
+    for (const std::string& name : tensor.other_names) add(name);
+  }
+  detail::write_file(path, file);
+}
+
+/// Reads parameters and buffers from a safetensors file, lockstep's or Python's, into the memory
+/// that they have: a module that a job trains stays its module. Names and shapes must be the
+/// module's; numbers of another type are converted, as Python does it. Of a tensor with several
+/// names the file may have one. Nothing changes before all is compared, and a file of lockstep's
+/// verified.
+/// **Ranks** this one alone; in a job, all ranks load, or one before the job begins.
+template <class Net>
+StateDictReport load_state_dict(const Net& net, const std::string& path,
+                                const StateDictOptions& options = {}) {
+  const at::NoGradGuard quiet;
+  const detail::SafetensorsFile file(path);
+  StateDictReport report;
+  std::vector<detail::StateDictEntry> matched =
+      detail::match_state_dict(detail::module_of(net), file, options, report);
+  file.verify();
+  for (detail::StateDictEntry& entry : matched)
+    detail::read_tensor(file, *entry.entry, entry.tensor);
+  return report;
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep
