@@ -170,10 +170,10 @@ struct Checks {
       const Numbers eager = train<Synchronised>(session, {.norm = true}, steps);
       Numbers losses = eager;
       losses.resize(steps);
-      require_near(losses,
-                   plain_losses({.norm = true}, steps, session.rank().value(),
-                                session.world().value()),
-                   1e-3);
+      require_near(
+          losses,
+          plain_losses({.norm = true}, steps, session.rank().value(), session.world().value()),
+          1e-3);
       require_bits(train<SynchronisedCaptured>(session, {.norm = true}, steps), eager);
     });
     run("autocast", [&] {
