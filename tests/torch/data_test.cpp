@@ -208,7 +208,7 @@ BOOST_AUTO_TEST_CASE(batches_of_libtorchs_loaders_train_under_ddp_and_dp_alike) 
     if (comm.rank() == Rank{0}) note(1, weights(other));
   });
   for (const std::string& end : ends) BOOST_TEST(end == "");
-  DataParallel<Lines> dp(2);
+  DataParallel<Lines> dp({.replicas = 2});
   auto whole = ::torch::data::make_data_loader(
       Numbers(8).map(Stack()), RankSampler<Padding, InOrder>(8, WorldSize{1}, Rank{0}), 4);
   for (auto& batch : *whole) dp.step(batch);
