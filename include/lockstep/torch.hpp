@@ -4,8 +4,14 @@
 /// LibTorch, not all of `torch/torch.h`.
 
 #include "lockstep/lockstep.hpp"
+#include "lockstep/torch/autocast.hpp"
+#include "lockstep/torch/batch.hpp"
+#include "lockstep/torch/collate.hpp"
+#include "lockstep/torch/data.hpp"
 #include "lockstep/torch/data_parallel.hpp"
 #include "lockstep/torch/distributed_data_parallel.hpp"
 #include "lockstep/torch/evaluation_mode.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/state_dict.hpp"
+#include "lockstep/torch/sync_batch_norm.hpp"

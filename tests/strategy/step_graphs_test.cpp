@@ -66,6 +66,9 @@ struct PlayedReplica {
   std::size_t draws = 0;
 
   communicator_type& communicator() { return comm; }
+  struct Nothing {};
+  Nothing& model() { return nothing; }
+  Nothing nothing;
   std::size_t micro_batches() const { return added; }
   bool completes_step() const { return added + 1 == micro_batches_of_step; }
   void begin_update() { comm.calls.push_back("begin"); }
@@ -123,7 +126,7 @@ BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {
   StepGraphs<Capturing<false>, int> graphs;
   const auto run = [&](std::uint64_t variant) {
     graphs.run(
-        replica.comm, 5, {false, true, variant}, [&] { replica.comm.calls.push_back("run"); },
+        replica.comm, replica.model(), 5, {false, true, variant}, [&] { replica.comm.calls.push_back("run"); },
         [&] { replica.comm.calls.push_back("note"); }, [] {});
     return replica.take_calls();
   };
@@ -184,7 +187,7 @@ BOOST_AUTO_TEST_CASE(batches_that_cannot_be_compared_run_by_calls) {
   StepGraphs<Capturing<false>, Opaque> graphs;
   for (int n = 0; n != 3; ++n)
     graphs.run(
-        replica.comm, {}, {false, true, 0}, [&] { replica.comm.calls.push_back("run"); }, [] {},
+        replica.comm, replica.model(), {}, {false, true, 0}, [&] { replica.comm.calls.push_back("run"); }, [] {},
         [] {});
   BOOST_TEST((replica.take_calls() == Calls{"run", "run", "run"}));
 }

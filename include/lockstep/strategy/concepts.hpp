@@ -123,12 +123,11 @@ template <class Device, class Traits, class Comm>
 struct UpdaterOn;
 
 /// A placed batch that lets the next one be made ready beside its step: `begin_next()` is enqueued
-/// before the step and `end_next()` after it; `note_next()` says that both were, also by a replay.
+/// before the step and `end_next()` after it. Neither is captured.
 template <class B>
 concept PreparingNext = requires(const B& batch) {
   batch.begin_next();
   batch.end_next();
-  batch.note_next();
 };
 
 /// A communicator whose work is enqueued on a stream: `synchronize` blocks the host until the
@@ -154,5 +153,17 @@ concept CapturingCommunicator = StreamCommunicator<C> && requires(C& comm, void 
 /// A communicator whose graphs hold the work of all ranks, which capture and replay together.
 template <class C>
 concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
+
+/// A model whose libraries must know of a capture, because they give out memory or random numbers.
+/// `model.guard_capture(stream, jointly)` makes a guard for one graph, which lives as long as the
+/// graph. Its `begin()` is called before the capture, `end()` after it, and `before_replay()`
+/// before each run of the graph, where `stream` is the compute stream's handle and `jointly` says
+/// whether the graph holds the work of other ranks too. **Host** none of them waits for the GPU.
+template <class Model, class Stream>
+concept GuardingCaptures = requires(Model& model, Stream stream) {
+  model.guard_capture(stream, true).begin();
+  model.guard_capture(stream, true).end();
+  model.guard_capture(stream, true).before_replay();
+};
 
 }  // namespace lockstep::detail

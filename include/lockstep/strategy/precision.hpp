@@ -45,6 +45,14 @@ struct Mixed : Choice<axes::Precision> {
       std::is_same_v<Parameters, Half> || std::is_same_v<Reduction, Half>;
 };
 
+/// Types as the model declares them, and a loss that is scaled as PyTorch's GradScaler does: for
+/// models that compute in half precision by themselves, such as LibTorch modules under `Autocast`.
+/// The model multiplies its loss by `step.loss_scale()`; `TorchModel` does.
+struct ScaledLoss : AsDeclared {
+  static constexpr std::string_view name = "ScaledLoss";
+  static constexpr bool scales_loss = true;
+};
+
 template <class Types>
 struct Precision : detail::ChoicePolicy<axes::Precision, Types> {};
 

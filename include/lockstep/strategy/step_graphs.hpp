@@ -28,19 +28,61 @@ struct GraphKind {
   friend bool operator==(const GraphKind&, const GraphKind&) = default;
 };
 
+/// What a model without a guard of its own does about a capture.
+struct NoCaptureGuard {
+  template <class Model, class Comm>
+  NoCaptureGuard(Model&, Comm&) {}
+  void begin() {}
+  void end() {}
+  void before_replay() {}
+};
+
+/// The guard of a model (`GuardingCaptures`) around one graph.
+template <class Guard, class Comm>
+class ModelCaptureGuard {
+ public:
+  template <class Model>
+  ModelCaptureGuard(Model& model, Comm& comm)
+      : guard_(model.guard_capture(comm.gpu().stream(), JointlyCapturing<Comm>)) {}
+  void begin() { guard_.begin(); }
+  void end() { guard_.end(); }
+  void before_replay() { guard_.before_replay(); }
+
+ private:
+  Guard guard_;
+};
+
+template <class Model, class Comm>
+auto choose_capture_guard() {
+  if constexpr (requires(Comm& comm) { comm.gpu().stream(); }) {
+    using Stream = decltype(std::declval<Comm&>().gpu().stream());
+    if constexpr (GuardingCaptures<Model, Stream>) {
+      using Guard = decltype(std::declval<Model&>().guard_capture(std::declval<Stream>(), true));
+      return std::type_identity<ModelCaptureGuard<Guard, Comm>>{};
+    } else {
+      return std::type_identity<NoCaptureGuard>{};
+    }
+  } else {
+    return std::type_identity<NoCaptureGuard>{};
+  }
+}
+template <class Model, class Comm>
+using CaptureGuardOf = typename decltype(choose_capture_guard<Model, Comm>())::type;
+
 /// A graph holds addresses and sizes, so a batch in another place or of another shape needs a graph
 /// of its own. A batch that comes for the first time runs call by call, because libraries allocate
 /// and load at first use; the second time it is captured.
 ///
 /// If a capture fails, steps run call by call from then on, and rank 0 says why, once.
-template <CapturingCommunicator Comm, class Batch>
+template <CapturingCommunicator Comm, class Batch, class Guard = NoCaptureGuard>
 class StepGraphs {
  public:
-  /// Runs one micro-batch. `enqueue()` gives it to the stream. After a replay, `note()` makes the
-  /// changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes them back.
-  template <class Enqueue, class Note, class Undo>
-  void run(Comm& comm, const Batch& batch, const GraphKind& kind, const Enqueue& enqueue,
-           const Note& note, const Undo& undo) {
+  /// Runs one micro-batch of `model`. `enqueue()` gives it to the stream. After a replay, `note()`
+  /// makes the changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes
+  /// them back.
+  template <class Model, class Enqueue, class Note, class Undo>
+  void run(Comm& comm, Model& model, const Batch& batch, const GraphKind& kind,
+           const Enqueue& enqueue, const Note& note, const Undo& undo) {
     if constexpr (!(std::equality_comparable<Batch> && std::copyable<Batch>)) {
       give_up(comm, "batches of this type cannot be compared: it needs operator==");
       enqueue();
@@ -50,8 +92,9 @@ class StepGraphs {
       if (!all_choose(comm, way, found) || way == Way::by_calls) {
         enqueue();
       } else if (way == Way::capture) {
-        capture(comm, graphs_[found], enqueue, undo);
+        capture(comm, model, graphs_[found], enqueue, undo);
       } else {
+        graphs_[found].guard->before_replay();
         comm.replay(*graphs_[found].graph);
         note();
       }
@@ -74,6 +117,7 @@ class StepGraphs {
     Batch batch;
     GraphKind kind;
     std::uint64_t met = 0;
+    std::optional<Guard> guard;  // ends after the graph
     std::optional<Graph> graph;
   };
 
@@ -87,15 +131,22 @@ class StepGraphs {
   // Work that is done once for each batch is kept out of the functions of every step.
 
   [[gnu::noinline]] void add(const Batch& batch, const GraphKind& kind) {
-    graphs_.push_back(Entry{batch, kind, 0, {}});
+    graphs_.push_back(Entry{batch, kind, 0, {}, {}});
   }
 
   /// Captures and runs a micro-batch, or runs it call by call if it cannot be captured.
-  template <class Enqueue, class Undo>
-  [[gnu::noinline]] void capture(Comm& comm, Entry& entry, const Enqueue& enqueue,
+  template <class Model, class Enqueue, class Undo>
+  [[gnu::noinline]] void capture(Comm& comm, Model& model, Entry& entry, const Enqueue& enqueue,
                                  const Undo& undo) {
+    entry.guard.emplace(model, comm);
+    entry.guard->begin();
     entry.graph.emplace(comm.capture(enqueue));
-    if (*entry.graph) return comm.replay(*entry.graph);
+    entry.guard->end();
+    if (*entry.graph) {
+      entry.guard->before_replay();
+      return comm.replay(*entry.graph);
+    }
+    entry.guard.reset();
     give_up(comm, entry.graph->reason());
     undo();
     enqueue();
@@ -150,8 +201,8 @@ class CapturedSteps {
            std::uint64_t variant = 0) {
     const auto before = replica.before_capture();
     const std::uint64_t phase = replica.begin_graph();
-    graphs_.get<StepGraphs<typename Replica::communicator_type, Batch>>().run(
-        replica.communicator(), batch,
+    graphs_.get<Graphs<Replica, Batch>>().run(
+        replica.communicator(), replica.model(), batch,
         {before.first != 0, replica.completes_step(), variant, phase}, enqueue,
         [&] { replica.note_replay(); }, [&] { replica.undo_capture(before); });
     return replica.execution().latest_loss();
@@ -160,10 +211,16 @@ class CapturedSteps {
   /// How many graphs there are for batches of this type.
   template <class Replica, class Batch>
   std::size_t graphs() {
-    return graphs_.get<StepGraphs<typename Replica::communicator_type, Batch>>().size();
+    return graphs_.get<Graphs<Replica, Batch>>().size();
   }
 
  private:
+  template <class Replica, class Batch>
+  using Graphs =
+      StepGraphs<typename Replica::communicator_type, Batch,
+                 CaptureGuardOf<std::remove_cvref_t<decltype(std::declval<Replica&>().model())>,
+                                typename Replica::communicator_type>>;
+
   TypedStorage graphs_;
 };
 
@@ -171,8 +228,7 @@ template <class Traits>
 using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
 
 /// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
-/// graphs of its own. A batch that can make the next one ready does so in the same graph. Returns
-/// the loss.
+/// graphs of its own. A batch that can make the next one ready does so beside it. Returns the loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed,
                                 std::size_t subgraph = 0) {
@@ -183,22 +239,11 @@ typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& p
     replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();
   }
-  if constexpr (Runner::captures && PreparingNext<Batch>) {
-    const auto loss = runner.run(
-        replica, placed,
-        [&] {
-          placed.begin_next();
-          const auto result = replica.run_micro_batch(placed);
-          placed.end_next();
-          return result;
-        },
-        replica.graph_variant());
-    placed.note_next();
-    return loss;
-  } else {
-    return runner.run(
-        replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
-  }
+  if constexpr (PreparingNext<Batch>) placed.begin_next();
+  const auto loss = runner.run(
+      replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
+  if constexpr (PreparingNext<Batch>) placed.end_next();
+  return loss;
 }
 
 }  // namespace lockstep::detail

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/from_blob.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
@@ -93,6 +94,11 @@ class AdoptedTensors {
   /// Gives all tensors memory of their own again, with the values that they have.
   void release() {
     if (!std::exchange(is_adopted_, false)) return;
+    if (!parameters_.empty() && !parameters_[0].tensor.is_cpu()) {
+      // The last steps may be under way, on a stream that LibTorch does not know.
+      const at::Device device = parameters_[0].tensor.device();
+      c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
+    }
     for (ModuleTensor& parameter : parameters_) own(parameter.tensor);
     for (ModuleTensor& buffer : buffers_) own(buffer.tensor);
   }

@@ -18,6 +18,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/elements.hpp"
@@ -30,6 +31,12 @@
 #include "lockstep/torch/unreached.hpp"
 
 namespace lockstep {
+
+namespace detail {
+/// What a graph of a GPU with a module's step needs from LibTorch: `torch.cuh` has it.
+template <class Stream>
+class TorchCapture;
+}  // namespace detail
 
 inline namespace torch_modules {
 
@@ -45,6 +52,9 @@ inline namespace torch_modules {
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
 /// runs with the module in evaluation and without gradients.
+///
+/// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
+/// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
 ///
 /// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
 /// Parameters that require no gradient are used and not trained. A model that is copied, as for the
@@ -123,9 +133,12 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (Drawing<Self>) Device::seed(step);
     if constexpr (Step::is_training()) {
       const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
+      if (!loss_.requires_grad()) [[unlikely]]
+        refuse_constant();
       return Device::hand_out(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
@@ -158,9 +171,16 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (Drawing<Self>) Device::seed(step);
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
+  }
+
+  /// Around a capture of a step (`CapturedStep`).
+  template <class Stream>
+  detail::TorchCapture<Stream> guard_capture(Stream stream, bool jointly) {
+    return detail::TorchCapture<Stream>(stream, jointly);
   }
 
  protected:
@@ -246,6 +266,11 @@ class TorchModel {
                   "return the mean over the batch, a tensor of one number");
     }
     return loss;
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_constant() {
+    throw Error("torch", "the model's loss requires no gradient, so nothing can be trained",
+                "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }
 
   /// A gradient that autograd has completed. An undefined one is zero.

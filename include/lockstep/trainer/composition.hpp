@@ -164,8 +164,9 @@ consteval Finding find_combination_fault() {
   if (!std::is_same_v<Types, AsDeclared>) {
     if (on_cpu) return {Fault::mixed_on_cpu};
     constexpr const auto& declared = kinds_of<Model, TensorRole::parameter>;
-    if (!mixes_supported_types<Types> || declared.size != 1 ||
-        declared.kinds[0] != ElementKind::f32)
+    if (!std::is_same_v<Types, ScaledLoss> &&
+        (!mixes_supported_types<Types> || declared.size != 1 ||
+         declared.kinds[0] != ElementKind::f32))
       return {Fault::mixed_of_other_types};
   }
   if (Pick<axes::StepExecution, Policies>::captures) {

@@ -1,0 +1,169 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Batches of tensors on a GPU.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <cuda_runtime_api.h>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/data/device_batch.cuh"
+#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/torch/as_tensor.hpp"
+#include "lockstep/torch/batch.hpp"
+#include "lockstep/torch/cuda/step_tensors.cuh"
+#include "lockstep/torch/elements.hpp"
+#include "lockstep/torch/tensor_fields.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Are two tensors the same to a graph: in the same place, of the same type, shape and strides?
+inline bool lie_alike(const at::Tensor& a, const at::Tensor& b) {
+  if (!a.defined() || !b.defined()) return a.defined() == b.defined();
+  return a.const_data_ptr() == b.const_data_ptr() && a.scalar_type() == b.scalar_type() &&
+         a.device() == b.device() && a.sizes() == b.sizes() && a.strides() == b.strides();
+}
+template <class Field>
+bool lie_alike(const Field& a, const Field& b) {
+  if constexpr (std::equality_comparable<Field>) {
+    return a == b;
+  } else {
+    return false;
+  }
+}
+
+/// A batch on a GPU: what it was, with tensors that lie there. Two are equal where they look the
+/// same to a graph.
+template <class Batch>
+struct PlacedTensors : Batch {
+  friend bool operator==(const PlacedTensors& a, const PlacedTensors& b) {
+    bool equal = true;
+    std::vector<const void*> fields;
+    for_each_field(static_cast<const Batch&>(a),
+                   [&](const auto& field) { fields.push_back(&field); });
+    std::size_t i = 0;
+    for_each_field(static_cast<const Batch&>(b), [&]<class Field>(const Field& field) {
+      equal = equal && lie_alike(*static_cast<const Field*>(fields[i++]), field);
+    });
+    return equal;
+  }
+};
+
+template <class Batch>
+inline constexpr bool is_placed = false;
+template <class Batch>
+inline constexpr bool is_placed<PlacedTensors<Batch>> = true;
+
+/// A batch of a LibTorch program: one whose fields are known.
+template <class Batch>
+concept TensorBatching = WithFields<Batch> && std::default_initializable<Batch> &&
+                         std::copyable<Batch> && !is_placed<Batch>;
+
+}  // namespace detail
+
+/// Copies a batch's tensors in one piece, through pinned memory from which the GPU copies while the
+/// host loads the next batch. They have the same addresses every time, until a larger batch comes,
+/// as captured steps need it. Tensors that lie on a GPU already are used where they are.
+template <detail::TensorBatching Batch>
+class BatchUpload<Batch> {
+ public:
+  using Placed = detail::PlacedTensors<Batch>;
+
+  const Placed& operator()(const Batch& batch, cudaStream_t stream) {
+    placed_ = Placed{batch};
+    std::size_t bytes = 0;
+    for_each_tensor([&](at::Tensor& tensor) {
+      tensor = tensor.detach();
+      if (!tensor.is_non_overlapping_and_dense()) tensor = tensor.contiguous();
+      bytes += detail::align_up(tensor.nbytes());
+    });
+    if (bytes == 0) return placed_;
+    if (!device_ || device_->bytes() < bytes) grow(bytes, stream);
+    Staging& staging = *stagings_[turn_ ^= 1];
+    staging.copied.synchronize();
+    std::size_t at = 0;
+    const at::Device here = detail::current_torch_gpu();
+    for_each_tensor([&](at::Tensor& tensor) {
+      const std::size_t size = tensor.nbytes();
+      if (size != 0) std::memcpy(staging.memory.data() + at, tensor.const_data_ptr(), size);
+      tensor = at::from_blob(device_->data() + at, tensor.sizes(), tensor.strides(),
+                             at::TensorOptions().dtype(tensor.scalar_type()).device(here));
+      at += detail::align_up(size);
+    });
+    check_cuda(cudaMemcpyAsync(device_->data(), staging.memory.data(), bytes,
+                               cudaMemcpyHostToDevice, stream),
+               "cudaMemcpyAsync");
+    staging.copied.record(stream);
+    return placed_;
+  }
+
+ private:
+  /// Host memory that must not be written before it has been copied.
+  struct Staging {
+    explicit Staging(std::size_t bytes) : memory(bytes) {}
+    detail::PinnedArena memory;
+    CudaEvent copied;
+  };
+
+  /// Those that lie on the host.
+  template <class F>
+  void for_each_tensor(const F& f) {
+    detail::for_each_field(static_cast<Batch&>(placed_), [&]<class Field>(Field& field) {
+      if constexpr (std::is_same_v<Field, at::Tensor>) {
+        if (field.defined() && field.is_cpu()) f(field);
+      }
+    });
+  }
+
+  void grow(std::size_t bytes, cudaStream_t stream) {
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
+    device_.emplace(bytes);
+    for (auto& staging : stagings_) staging.emplace(bytes);
+  }
+
+  std::array<std::optional<Staging>, 2> stagings_;
+  std::optional<DeviceArena> device_;  // is freed first, which waits for copies from the stagings
+  std::size_t turn_ = 0;
+  Placed placed_;
+};
+
+inline namespace torch_modules {
+
+/// Rows and labels that lockstep has put on a GPU, as tensors of the same memory:
+///
+///     torch::Tensor loss(const auto& rows) {
+///       const TensorBatch batch = as_tensors(rows);
+///
+/// serves the CPU, where rows are a `LabelledBatch`, and GPUs. Weights of samples stay where they
+/// are, in `rows.weights`. Integer labels become 64 bits wide. **Stream** the step's.
+template <class X, class Y>
+TensorBatch as_tensors(const DeviceBatch<X, Y>& batch) {
+  const auto on_gpu = [](const auto* data, at::IntArrayRef sizes) {
+    using T = std::remove_cvref_t<decltype(*data)>;
+    return at::from_blob(
+        const_cast<T*>(data), sizes,
+        at::TensorOptions().dtype(detail::scalar_type<T>).device(detail::current_torch_gpu()));
+  };
+  const auto rows = static_cast<std::int64_t>(batch.rows);
+  const at::Tensor labels = on_gpu(batch.labels, {rows});
+  return {on_gpu(batch.inputs, {rows, static_cast<std::int64_t>(batch.width)}),
+          std::is_integral_v<Y> ? labels.to(at::kLong) : labels};
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

@@ -1,0 +1,239 @@
+// SPDX-License-Identifier: Apache-2.0
+// LibTorch modules on GPUs: torch_gpu --ranks N nccl|shm [CHECK]. What ranks make of a module is
+// compared with a plain LibTorch program on the GPU, and captured steps with steps call by call.
+#include <unistd.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <filesystem>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
+#include <torch/optim/adamw.h>
+
+#include "lockstep/torch.cuh"
+#if LOCKSTEP_HAS_NCCL
+#include "lockstep/nccl.cuh"
+#endif
+#include "gpu/torch_models.hpp"
+
+namespace {
+
+using namespace torch_gpu;
+using Numbers = std::vector<float>;
+
+constexpr double rate = 0.01;
+
+void require(bool holds, const std::string& what) {
+  if (!holds) throw std::runtime_error(what);
+}
+
+/// The losses of all steps, then all tensors of the module.
+template <class Job>
+Numbers train(Session& session, const Wishes& wishes, std::size_t steps, bool rows = false) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  ::torch::manual_seed(5);
+  Job job(session, [&](Session&) { return Model(wishes); });
+  job.optimizer().lr = rate;
+  Numbers seen;
+  for (std::size_t s = 0; s != steps; ++s) {
+    const TensorBatch share =
+        share_of(batch_of(s), session.rank().value(), session.world().value());
+    if (rows) {
+      const auto* x = share.inputs.contiguous().const_data_ptr<float>();
+      const at::Tensor y = share.labels.to(at::kInt).contiguous();
+      LabelledBatch<float, std::int32_t> batch;
+      batch.width = columns;
+      batch.inputs.assign(x, x + share.inputs.numel());
+      batch.labels.assign(y.const_data_ptr<int>(), y.const_data_ptr<int>() + y.numel());
+      batch.weights.assign(batch.labels.size(), 1.f);
+      seen.push_back(static_cast<float>(static_cast<double>(job.step(batch))));
+    } else {
+      seen.push_back(static_cast<float>(static_cast<double>(job.step(share))));
+    }
+  }
+  job.barrier();
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  const Numbers end = numbers_of(job.model().module());
+  seen.insert(seen.end(), end.begin(), end.end());
+  return seen;
+}
+
+/// The same by LibTorch alone, with the batches of all ranks.
+Numbers train_plainly(const Wishes& wishes, std::size_t steps) {
+  Net net(wishes);
+  net.to(at::kCUDA);
+  ::torch::optim::AdamW optimizer(net.parameters(), ::torch::optim::AdamWOptions(rate));
+  for (std::size_t s = 0; s != steps; ++s) {
+    const TensorBatch batch = batch_of(s);
+    optimizer.zero_grad();
+    loss_of(net, batch.inputs.to(at::kCUDA), batch.labels.to(at::kCUDA)).backward();
+    optimizer.step();
+  }
+  return numbers_of(net);
+}
+
+void require_bits(const Numbers& got, const Numbers& want) {
+  require(got.size() == want.size() && !want.empty(), "other sizes");
+  for (std::size_t i = 0; i != want.size(); ++i) {
+    require(std::memcmp(&got[i], &want[i], sizeof(float)) == 0,
+            "number " + std::to_string(i) + " is " + std::to_string(got[i]) + ", not " +
+                std::to_string(want[i]));
+  }
+}
+/// The module's numbers, which are the last of `got`.
+void require_near(const Numbers& got, const Numbers& want, double tolerance) {
+  require(got.size() >= want.size() && !want.empty(), "other sizes");
+  double worst = 0;
+  for (std::size_t i = 0; i != want.size(); ++i)
+    worst = std::max(worst, std::abs(static_cast<double>(got[got.size() - want.size() + i]) -
+                                     static_cast<double>(want[i])));
+  require(worst <= tolerance, "differs by " + std::to_string(worst));
+}
+
+template <class Backend>
+struct Checks {
+  template <class... Policies>
+  using Job = Trainer<Model, Device<Cuda>, Optimizer<AdamW>, Backend, Policies...>;
+  using Eager = Job<>;
+  using Captured = Job<CapturedStep>;
+  using Scaled = Job<Precision<ScaledLoss>>;
+  using ScaledCaptured = Job<Precision<ScaledLoss>, CapturedStep>;
+
+  Session& session;
+  std::string name;
+  bool known = false;
+  int failed = 0;
+
+  template <class F>
+  void run(const char* check, const F& f) {
+    if (name != "all" && name != check) return;
+    known = true;
+    std::string end = "ok";
+    try {
+      f();
+    } catch (const std::exception& error) {
+      end = std::string("FAILED: ") + error.what();
+      ++failed;
+      if (name != "all") throw std::runtime_error(std::string(check) + ": " + end);
+    }
+    if (session.rank() == Rank{0} || end != "ok") {
+      std::printf("%s %s, rank %zu of %zu\n", end.c_str(), check, session.rank().value(),
+                  session.world().value());
+      std::fflush(stdout);
+    }
+  }
+
+  void all() {
+    run("parity",
+        [&] { require_near(train<Eager>(session, {}, 10), train_plainly({}, 10), 1e-4); });
+    run("made_on_gpu", [&] {
+      require_bits(train<Eager>(session, {.made_on_gpu = true}, 6), train<Eager>(session, {}, 6));
+    });
+    run("captured",
+        [&] { require_bits(train<Captured>(session, {}, 20), train<Eager>(session, {}, 20)); });
+    run("rows", [&] {
+      require_bits(train<Captured>(session, {}, 20, true), train<Eager>(session, {}, 20));
+    });
+    run("norm", [&] {
+      require_bits(train<Captured>(session, {.norm = true}, 20),
+                   train<Eager>(session, {.norm = true}, 20));
+    });
+    run("autocast", [&] {
+      Wishes wishes;
+      wishes.cast = at::kBFloat16;
+      const Numbers captured = train<Captured>(session, wishes, 20);
+      require_bits(captured, train<Eager>(session, wishes, 20));
+      require_near(captured, train_plainly(wishes, 20), 0.1);
+    });
+    run("dropout", [&] {
+      Wishes wishes;
+      wishes.dropout = 0.5;
+      const Numbers captured = train<Captured>(session, wishes, 20);
+      // Threads share a generator, in an order that nobody sets.
+      if (!shares_generator()) require_bits(captured, train<Eager>(session, wishes, 20));
+      require(captured[4] != captured[16], "a replay drew the same numbers");
+    });
+    run("scaled", [&] {
+      Wishes wishes;
+      wishes.cast = at::kHalf;
+      const Numbers captured = train<ScaledCaptured>(session, wishes, 20);
+      require_bits(captured, train<Scaled>(session, wishes, 20));
+      // A scale that was too large costs steps at first.
+      require_near(captured, train_plainly({}, 20), 0.2);
+      require(captured[18] < captured[0], "the loss does not fall");
+    });
+    run("resume", [&] { resume(); });
+    run("replaced", [&] {
+      Eager job(session);
+      const TensorBatch share =
+          share_of(batch_of(0), session.rank().value(), session.world().value());
+      static_cast<void>(static_cast<double>(job.step(share)));
+      job.barrier();
+      job.model().module().last->weight.set_data(
+          job.model().module().last->weight.detach().clone());
+      std::string words;
+      try {
+        job.step(share);
+      } catch (const std::exception& error) {
+        words = error.what();
+      }
+      require(words.find("last.weight") != std::string::npos, "it said: " + words);
+    });
+    if (!known) throw std::runtime_error("there is no check '" + name + "'");
+    if (failed != 0) throw std::runtime_error(std::to_string(failed) + " checks failed");
+  }
+
+  static constexpr bool shares_generator() { return std::is_same_v<typename Backend::choice, Shm>; }
+
+  /// Saved in the middle and gone on from in another job, it ends with the same bits.
+  void resume() {
+    const auto step = [&](Captured& job, std::size_t s) {
+      job.step(share_of(batch_of(s), session.rank().value(), session.world().value()));
+    };
+    Captured whole(session);
+    whole.optimizer().lr = rate;
+    const std::string path =
+        "/tmp/lockstep-torch-" + std::to_string(whole.broadcast(::getpid())) + ".safetensors";
+    for (std::size_t s = 0; s != 6; ++s) step(whole, s);
+    whole.save(path);
+    for (std::size_t s = 6; s != 14; ++s) step(whole, s);
+    whole.barrier();
+    Captured again(session);
+    again.resume(path);
+    again.optimizer().lr = rate;
+    for (std::size_t s = 6; s != 14; ++s) step(again, s);
+    again.barrier();
+    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+    require_bits(numbers_of(again.model().module()), numbers_of(whole.model().module()));
+    again.barrier();
+    if (session.rank() == Rank{0}) std::filesystem::remove(path);
+  }
+};
+
+template <class Backend>
+void run_checks(Session& session) {
+  const auto& arguments = session.arguments();
+  Checks<Backend>{session, arguments.size() > 2 ? arguments[2] : "all"}.all();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (lockstep::detail::visible_gpus() == 0) {
+    std::puts("compiled and linked; not run: no CUDA device here");
+    return 0;
+  }
+  for (int i = 1; i < argc; ++i) {
+#if LOCKSTEP_HAS_NCCL
+    if (argv[i] == std::string("nccl")) return launch(argc, argv, run_checks<Backend<Nccl>>);
+#endif
+    if (argv[i] == std::string("shm")) return launch_threads(argc, argv, run_checks<Backend<Shm>>);
+  }
+  std::puts("usage: torch_gpu --ranks N nccl|shm [CHECK], of what it was built with");
+  return 2;
+}
