@@ -133,7 +133,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
-    if constexpr (Drawing<Self>) Device::seed(step);
+    if constexpr (detail::Drawing<Self>) Device::seed(step);
     if constexpr (Step::is_training()) {
       const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
@@ -171,7 +171,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
-    if constexpr (Drawing<Self>) Device::seed(step);
+    if constexpr (detail::Drawing<Self>) Device::seed(step);
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
