@@ -21,7 +21,7 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
             add_files(path.join(folder, "*.cpp"))
             add_syslinks("pthread", "z")
             add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0))
-            if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks") and has_config("gloo") then
+            if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks" or name == "feed") and has_config("gloo") then
                 add_links("gloo")
             end
             if name == "torch" then link_torch() end

@@ -6,6 +6,7 @@
 #include "lockstep/lockstep.hpp"
 #include "lockstep/torch/autocast.hpp"
 #include "lockstep/torch/batch.hpp"
+#include "lockstep/torch/collate.hpp"
 #include "lockstep/torch/data.hpp"
 #include "lockstep/torch/data_parallel.hpp"
 #include "lockstep/torch/distributed_data_parallel.hpp"

@@ -14,10 +14,10 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdlib>
-#include <string>
 
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
 
@@ -34,13 +34,16 @@ inline bool is_openmp_decided() { return std::getenv(openmp_variable) != nullptr
 /// for.
 inline bool has_openmp() { return ::dlsym(RTLD_DEFAULT, "omp_get_max_threads") != nullptr; }
 
-/// What the launcher says of it.
-inline std::string openmp_words(std::size_t ranks) {
+/// What the launcher says of it, once in a program, where it makes a difference.
+inline void say_openmp_share(std::size_t ranks) {
+  static bool is_said = false;
+  if (is_said || ranks < 2 || is_openmp_decided() || !has_openmp()) return;
+  is_said = true;
   const std::size_t share = openmp_share(ranks);
   const std::size_t cores = core_count();
-  return text({"lockstep: ", openmp_variable, " is not set, so each of the ", ranks,
-               " ranks here computes with ", share, share == 1 ? " thread" : " threads",
-               ", its share of ", cores, cores == 1 ? " core\n" : " cores\n"});
+  write_all(2, text({"lockstep: ", openmp_variable, " is not set, so each of the ", ranks,
+                     " ranks here computes with ", share, share == 1 ? " thread" : " threads",
+                     ", its share of ", cores, cores == 1 ? " core\n" : " cores\n"}));
 }
 
 /// Called by a forked rank, whose runtime has been loaded long ago. It has none of the threads that

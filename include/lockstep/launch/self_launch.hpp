@@ -214,8 +214,7 @@ inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds tim
 /// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
 inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
   keep_standard_streams();
-  const std::size_t ranks = options.ranks.value_or(1);
-  if (ranks > 1 && !is_openmp_decided() && has_openmp()) write_all(2, openmp_words(ranks));
+  say_openmp_share(options.ranks.value_or(1));
   for (std::size_t restarts = 0;;) {
     const Attempt attempt = run_attempt(options, timeout, restarts);
     if (attempt.status == stopped_status) write_all(2, stopped_words);

@@ -26,7 +26,6 @@
 #include "lockstep/torch/gradient_hooks.hpp"
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
-#include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 #include "lockstep/torch/synced_norms.hpp"
 #include "lockstep/torch/unreached.hpp"
@@ -52,9 +51,7 @@ inline namespace torch_modules {
 ///     };
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
-/// runs with the module in evaluation and without gradients. A module with dropout says `static
-/// constexpr bool draws = true;`: then LibTorch's generator draws other numbers on every rank, and
-/// the same ones after a restart.
+/// runs with the module in evaluation and without gradients.
 ///
 /// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
 /// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
@@ -136,7 +133,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
-    if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
+    if constexpr (detail::Drawing<Self>) Device::seed(step);
     if constexpr (Step::is_training()) {
       const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
@@ -174,7 +171,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
-    if constexpr (Drawing<Self>) detail::seed_torch(step, Device::device(step));
+    if constexpr (detail::Drawing<Self>) Device::seed(step);
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
@@ -259,10 +256,6 @@ class TorchModel {
   void use(Step& step) {
     keep_in(step);
     adopted().note_update();
-    if constexpr (Step::draws) {
-      // A generator of a GPU cannot be seeded while a step is captured.
-      if (detail::TorchDevice<Step>::device(step).is_cpu()) detail::seed_torch(step);
-    }
   }
 
   template <class Batch>
