@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A LibTorch module as a model: its tensors, its modes, its memory, and what goes wrong with each.
+// A LibTorch module as a model: its tensors, its modes, its memory, and what
+// goes wrong with each.
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/container/sequential.h>
 #include <torch/nn/modules/dropout.h>
@@ -42,8 +43,8 @@ using ranks::require;
 using ranks::Shared;
 using Ddp = DistributedDataParallel<Model, Optimizer<SGDMomentum>>;
 
-/// Runs `f(comm)` on real processes, which LibTorch needs even for one rank: a process that has
-/// used it with threads cannot fork.
+/// Runs `f(comm)` on real processes, which LibTorch needs even for one rank: a
+/// process that has used it with threads cannot fork.
 Ends run(std::size_t world, auto f) {
   return ranks::run_processes(world, std::chrono::seconds(20), [&](Shared& comm) {
     at::set_num_threads(1);
@@ -64,7 +65,8 @@ bool contains(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-/// What was thrown on one rank by the second of two steps, between which `change(module)` is made.
+/// What was thrown on one rank by the second of two steps, between which
+/// `change(module)` is made.
 std::string words_after(const std::string& name, const auto& change, std::size_t steps = 2) {
   const Ends ends = run(1, [&](Shared& comm) {
     const auto net = make_net(name);
@@ -357,7 +359,8 @@ BOOST_AUTO_TEST_CASE(ranks_with_different_modules_name_the_difference) {
                 [](Shared& comm) {
                   Ddp ddp(comm, make_model(comm.rank() == Rank{1} ? "sparse" : "plain"));
                 }),
-            "rank 0 has \"parameter first.weight float 16 x 12\" and rank 1 has \"parameter "
+            "rank 0 has \"parameter first.weight float 16 x 12\" and rank 1 "
+            "has \"parameter "
             "table.weight float 30 x 12\"");
   }
 }
@@ -449,6 +452,53 @@ BOOST_AUTO_TEST_CASE(unused_parameters_accumulation_and_clipping_are_as_in_one_p
                 ddp.step(batch_of("plain", 0, 0));
               }),
           "spare");
+}
+
+namespace {
+
+/// Parameters of two types, which travel in buckets of their own.
+struct Mixed : TorchModel<Mixed, Net, float, double> {
+  explicit Mixed(std::shared_ptr<Net> net) : TorchModel(std::move(net)) {}
+  at::Tensor loss(const Batch& batch) { return cross_entropy(module(), batch); }
+};
+
+std::shared_ptr<Net> mixed_net() {
+  const auto net = std::make_shared<Net>();
+  auto first = net->register_module("first", ::torch::nn::Linear(12, 16));
+  auto last = net->register_module("last", ::torch::nn::Linear(16, 5));
+  last->to(at::kDouble);
+  net->run = [=](const at::Tensor& x) mutable {
+    return last->forward(at::tanh(first->forward(x)).to(at::kDouble));
+  };
+  set_initial_values(*net);
+  return net;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(parameters_of_two_types_train_together_as_in_one_process) {
+  for (const std::size_t world : {1u, 2u}) {
+    all_well(world, [](Shared& comm) {
+      const auto net = mixed_net();
+      const auto plain = mixed_net();
+      DistributedDataParallel<Mixed> ddp(comm, Mixed(net));
+      ddp.optimizer().lr = 0.125;
+      ::torch::optim::SGD optimizer(plain->parameters(), 0.125);
+      const auto ranks = static_cast<double>(comm.world_size().value());
+      for (std::size_t s = 0; s != 10; ++s) {
+        ddp.step(batch_of("plain", s, comm.rank().value()));
+        optimizer.zero_grad();
+        for (std::size_t rank = 0; rank != comm.world_size().value(); ++rank)
+          (cross_entropy(*plain, batch_of("plain", s, rank)) / ranks).backward();
+        optimizer.step();
+      }
+      for (const auto& [name, have] : net->named_parameters().pairs()) {
+        const at::Tensor want = plain->named_parameters()[name];
+        require(have.scalar_type() == want.scalar_type(), name + " has another type");
+        require((have - want).abs().max().item<double>() < 1e-6, name + " has other values");
+      }
+    });
+  }
 }
 
 BOOST_AUTO_TEST_SUITE_END()
