@@ -82,7 +82,7 @@ std::vector<std::size_t> labels_seen(auto& loader) {
   std::vector<std::size_t> seen;
   for (auto& batch : loader)
     for (std::int64_t i = 0; i != batch.data.size(0); ++i)
-      seen.push_back(batch.data[i][0][0].template item<std::size_t>());
+      seen.push_back(static_cast<std::size_t>(batch.data[i][0][0].template item<float>()));
   return seen;
 }
 
