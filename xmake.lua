@@ -62,10 +62,28 @@ option("lmdb")
     set_default(os.isfile("/usr/include/lmdb.h"))
 option_end()
 
+option("clang")
+    set_showmenu(true)
+    set_description("A clang++ with the sanitizers' libraries, which compiles most tests; empty: g++ compiles all")
+    set_default("")
+option_end()
+
 option("eigen")
     set_showmenu(true)
     set_description("The folder that holds Eigen/Core, for the examples' matrix products")
     set_default(os.getenv("LOCKSTEP_EIGEN") or "/usr/include/eigen3")
+option_end()
+
+-- The folder of a LibTorch: pip's package `torch` in ~/.cache/lockstep/torch, where `./x test` puts it.
+local function find_torch()
+    local cache = os.getenv("XDG_CACHE_HOME") or path.join(os.getenv("HOME") or "/root", ".cache")
+    return os.dirs(path.join(cache, "lockstep/torch/lib/python3*/site-packages/torch"))[1] or ""
+end
+
+option("torch")
+    set_showmenu(true)
+    set_description("The folder that holds LibTorch's include and lib, as pip's package torch does; empty: leave it out")
+    set_default(find_torch())
 option_end()
 
 -- For the targets that have kernels.
@@ -90,6 +108,29 @@ function link_cudnn()
     end
 end
 
+-- For the targets that use LibTorch, with Gloo where it is: libtorch_cpu exports functions of a Gloo of its own, so that
+-- the system's has to come before it, and must not be dropped where nothing names it.
+function has_torch()
+    return (get_config("torch") or "") ~= ""
+end
+function has_torch_for_gpus()
+    return has_config("gpu") and has_torch() and os.isfile(path.join(get_config("torch"), "lib/libtorch_cuda.so"))
+end
+function link_torch()
+    local folder = get_config("torch")
+    add_sysincludedirs(path.join(folder, "include"), path.join(folder, "include/torch/csrc/api/include"))
+    add_defines("LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
+    add_ldflags("-Wl,--no-as-needed", {force = true})
+    if has_config("gloo") then add_ldflags("-lgloo", {force = true}) end
+    add_ldflags("-L" .. path.join(folder, "lib"), "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,-rpath," .. path.join(folder, "lib"), {force = true})
+    -- What the libraries themselves need lies beside them; they find it by themselves when they are loaded.
+    local site = path.directory(folder)
+    if has_torch_for_gpus() then add_ldflags("-ltorch_cuda", "-lc10_cuda", {force = true}) end
+    for _, beside in ipairs(table.join(os.dirs(path.join(site, "torch.libs")), os.dirs(path.join(site, "nvidia/*/lib")))) do
+        add_ldflags("-Wl,-rpath-link," .. beside, {force = true})
+    end
+end
+
 -- The library: headers, and what else a program needs to include them.
 set_group("library")
 target("lockstep")
@@ -103,7 +144,8 @@ target("lockstep")
     add_sysincludedirs("$(cccl)", {public = true})
     -- A square root that may set errno is not vectorised, which makes Adam three times as slow on a CPU.
     add_cxxflags("-fno-math-errno", {public = true})
-    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled`, `lockstep-idx` and `lockstep-lmdb`.
+    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled`, `lockstep-idx`, `lockstep-lmdb`, `lockstep-gloo` and
+    -- `lockstep-torch`.
     -- Nothing in them is of the machine that they were made on. Host code needs none of CCCL's headers, and nvcc finds its own; a CMake
     -- project that has CCCL, or CUDA where it is usually found, gets them for its own use of mdspan as well.
     after_install(function (target)
@@ -151,12 +193,52 @@ foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
       target_include_directories(lockstep::lmdb SYSTEM INTERFACE "${lockstep_LMDB}")
       target_link_libraries(lockstep::lmdb INTERFACE lockstep::lockstep "${lockstep_LMDB_LIBRARY}")
     endif()
+  elseif(lockstep_component STREQUAL "gloo")  # ranks on any hosts
+    find_path(lockstep_GLOO gloo/allreduce.h DOC "The folder that holds gloo/allreduce.h")
+    find_library(lockstep_GLOO_LIBRARY gloo HINTS "${lockstep_GLOO}/../lib")
+    if(NOT EXISTS "${lockstep_GLOO}/gloo/allreduce.h" OR NOT lockstep_GLOO_LIBRARY)
+      set(lockstep_missing "lockstep's component gloo connects ranks with Gloo, which is not found; install its headers (Debian: libgloo-dev), or set lockstep_GLOO to the folder that holds gloo/allreduce.h")
+    elseif(NOT TARGET lockstep::gloo)
+      add_library(lockstep::gloo INTERFACE IMPORTED)
+      target_include_directories(lockstep::gloo SYSTEM INTERFACE "${lockstep_GLOO}")
+      target_link_libraries(lockstep::gloo INTERFACE lockstep::lockstep "${lockstep_GLOO_LIBRARY}")
+      # LibTorch exports functions of a Gloo of its own, which must not be found first. Options come before all libraries, in whichever
+      # order a program names those.
+      if(lockstep_GLOO_LIBRARY MATCHES "\\.so")
+        target_link_options(lockstep::gloo INTERFACE "LINKER:--push-state,--no-as-needed" "${lockstep_GLOO_LIBRARY}" "LINKER:--pop-state")
+      endif()
+    endif()
+  elseif(lockstep_component STREQUAL "torch")  # models that are LibTorch modules
+    if(NOT TARGET torch)
+      find_package(Torch QUIET)
+    endif()
+    if(NOT TARGET torch)  # that of the python3 on the path
+      find_program(lockstep_PYTHON python3 DOC "A python3 whose package torch is LibTorch")
+      if(lockstep_PYTHON)
+        execute_process(COMMAND "${lockstep_PYTHON}" -c "import importlib.util, os; print(os.path.dirname(importlib.util.find_spec('torch').origin))"
+          OUTPUT_VARIABLE lockstep_torch_folder OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
+        if(EXISTS "${lockstep_torch_folder}/share/cmake/Torch")
+          find_package(Torch QUIET PATHS "${lockstep_torch_folder}" NO_DEFAULT_PATH)
+        endif()
+      endif()
+    endif()
+    if(NOT TARGET torch)
+      set(lockstep_missing "lockstep's component torch trains LibTorch's modules, and find_package(Torch) finds no LibTorch; install one (pip install torch), and set CMAKE_PREFIX_PATH to the folder that holds its include and lib (.../site-packages/torch)")
+    elseif(NOT TARGET lockstep::torch)
+      add_library(lockstep::torch INTERFACE IMPORTED)
+      target_link_libraries(lockstep::torch INTERFACE lockstep::lockstep ${TORCH_LIBRARIES})
+      # What pip's libraries need lies beside them. They find it when they are loaded; the linker has to be told.
+      file(GLOB lockstep_torch_folders "${TORCH_INSTALL_PREFIX}/../torch.libs" "${TORCH_INSTALL_PREFIX}/../nvidia/*/lib")
+      foreach(lockstep_torch_folder IN LISTS lockstep_torch_folders)
+        target_link_options(lockstep::torch INTERFACE "LINKER:-rpath-link,${lockstep_torch_folder}")
+      endforeach()
+    endif()
   elseif(lockstep_component STREQUAL "cccl")  # mdspan in host code
     if(NOT lockstep_CCCL)
       set(lockstep_missing "CCCL's headers are not found; set lockstep_CCCL to the folder that holds cuda/std")
     endif()
   else()
-    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are idx, lmdb and cccl")
+    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are idx, lmdb, gloo, torch and cccl")
   endif()
   if(lockstep_missing STREQUAL "")
     set(lockstep_${lockstep_component}_FOUND TRUE)
@@ -207,8 +289,31 @@ Description: what lockstep needs to read and write LMDB files, beside lockstep o
 Version: @VERSION@
 Requires: lockstep = @VERSION@ lmdb
 ]])
+        write(path.join(target:installdir(), "lib/pkgconfig/lockstep-gloo.pc"), [[
+Name: lockstep-gloo
+Description: what lockstep needs to connect ranks with Gloo, beside lockstep or lockstep-compiled, and before lockstep-torch
+Version: @VERSION@
+Requires: lockstep = @VERSION@
+Libs: -Wl,--no-as-needed -lgloo
+]])
+        write(path.join(target:installdir(), "lib/pkgconfig/lockstep-torch.pc"), [[
+torch=/set/by/--define-variable=torch=FOLDER
+
+Name: lockstep-torch
+Description: what lockstep needs to train LibTorch modules: the folder that holds LibTorch's include and lib is the variable torch
+Version: @VERSION@
+Requires: lockstep = @VERSION@
+Cflags: -isystem ${torch}/include -isystem ${torch}/include/torch/csrc/api/include
+Libs: -L${torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,-rpath,${torch}/lib -Wl,-rpath-link,${torch}/../torch.libs
+]])
     end)
 target_end()
+
+-- For the targets that clang++ compiles, where there is one.
+function compile_by_clang()
+    set_toolset("cxx", get_config("clang"))
+    set_toolset("ld", get_config("clang"))
+end
 
 -- What is no template, compiled once. A program that is compiled with a sanitizer needs the library compiled with it.
 function compiled_library(name, sanitizer)

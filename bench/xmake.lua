@@ -12,27 +12,30 @@ target_end()
 
 for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
     local folder = path.directory(main)
-    target("bench_" .. path.filename(folder))
-        set_kind("binary")
-        set_targetdir("$(projectdir)/build/bench")
-        add_deps("lockstep_compiled", "bench_support")
-        add_files(path.join(folder, "*.cpp"))
-        add_syslinks("pthread", "z")
-        add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0))
-        local name = path.filename(folder)
-        if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks") and has_config("gloo") then
-            add_links("gloo")
-        end
-        if name == "loader" and has_config("lmdb") then add_syslinks("lmdb") end
-        if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" or
-            name == "loader" then
-            add_includedirs("../examples")
-            add_sysincludedirs("$(eigen)")
-            add_cxflags("-march=native")  -- as the examples have it
-        end
-        set_optimize("fastest")
-        add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
-    target_end()
+    local name = path.filename(folder)
+    if name ~= "torch" or has_torch() then
+        target("bench_" .. name)
+            set_kind("binary")
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support")
+            add_files(path.join(folder, "*.cpp"))
+            add_syslinks("pthread", "z")
+            add_defines("LOCKSTEP_GLOO=" .. (has_config("gloo") and 1 or 0), "LOCKSTEP_LMDB=" .. (has_config("lmdb") and 1 or 0))
+            if (name == "allreduce" or name == "network" or name == "zero" or name == "hooks" or name == "feed") and has_config("gloo") then
+                add_links("gloo")
+            end
+            if name == "torch" then link_torch() end
+            if name == "loader" and has_config("lmdb") then add_syslinks("lmdb") end
+            if name == "matmul" or name == "step" or name == "network" or name == "dp" or name == "zero" or name == "hooks" or name == "norm" or
+                name == "loader" then
+                add_includedirs("../examples")
+                add_sysincludedirs("$(eigen)")
+                add_cxflags("-march=native")  -- as the examples have it
+            end
+            set_optimize("fastest")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
+        target_end()
+    end
 end
 
 -- Run where a GPU is; compiled and linked wherever nvcc is.
@@ -66,6 +69,23 @@ if has_config("gpu") then
             compile_for_gpus()
             set_warnings("none")
             add_cuflags("-Xcompiler=-Wall,-Wextra", "-Werror=all-warnings", {force = true})
+            set_optimize("fastest")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
+        target_end()
+    end
+
+    if has_torch_for_gpus() and os.isfile(path.join(os.scriptdir(), "torch/gpu.cu")) then
+        target("bench_torch_gpu")
+            set_kind("binary")
+            set_default(false)
+            set_targetdir("$(projectdir)/build/bench")
+            add_deps("lockstep_compiled", "bench_support")
+            add_files("torch/gpu.cu")
+            add_includedirs("gpu", "../examples")
+            add_syslinks("pthread")
+            link_torch()
+            compile_for_gpus()
+            set_warnings("none")
             set_optimize("fastest")
             add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         target_end()

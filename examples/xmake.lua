@@ -49,3 +49,27 @@ if has_config("gpu") and has_config("nccl") then
         end
     end
 end
+
+-- Those whose models are LibTorch modules: torch/00_name.cpp is build/examples/torch/name. What takes time is in LibTorch.
+if has_torch() then
+    for _, file in ipairs(table.join(os.files(path.join(os.scriptdir(), "torch/*.cpp")),
+                                     has_torch_for_gpus() and has_config("nccl") and os.files(path.join(os.scriptdir(), "torch/*.cu")) or {})) do
+        target("torch_" .. name_of(file))
+            set_kind("binary")
+            set_filename(name_of(file))
+            set_targetdir("$(projectdir)/build/examples/torch")
+            add_deps("lockstep_compiled")
+            add_files(file)
+            add_includedirs(".")
+            add_syslinks("pthread", "z")
+            link_torch()
+            if path.extension(file) == ".cu" then
+                set_group("gpu_all")
+                add_links("nccl")
+                compile_for_gpus()
+                set_warnings("none")
+            end
+            set_optimize("fast")
+        target_end()
+    end
+end

@@ -80,7 +80,7 @@ void require_same_of_all(const std::vector<T>& all, const std::vector<T>& own) {
 template <class T, class Op>
 std::string reduction_name(std::size_t count) {
   return std::string(Op::name) + " of " + std::to_string(count) + " " +
-         std::string(detail::element_name(element_kind<T>()));
+         std::string(lockstep::detail::element_name(element_kind<T>()));
 }
 
 template <class T, class Op>
@@ -125,7 +125,7 @@ void movements(auto& comm, std::span<T> data, std::span<T> pieces, bool messages
   const std::size_t me = comm.rank().value();
   const std::size_t n = data.size();
   const std::string what =
-      std::to_string(n) + " " + std::string(detail::element_name(element_kind<T>()));
+      std::to_string(n) + " " + std::string(lockstep::detail::element_name(element_kind<T>()));
   const auto mine = values_of<T>(me);
   const Repeating<T, period> nothing([](std::size_t) { return T{}; });
   const auto require_ranks = [&](std::span<T> all, std::size_t first, const char* call) {

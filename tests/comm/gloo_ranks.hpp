@@ -19,9 +19,12 @@ namespace ranks {
 class Sockets {
  public:
   explicit Sockets(std::size_t)
-      : listener_(detail::listen_on("127.0.0.1", 0)), port_(detail::local_port(listener_.get())) {}
+      : listener_(lockstep::detail::listen_on("127.0.0.1", 0)),
+        port_(lockstep::detail::local_port(listener_.get())) {}
 
-  void begin() { server_ = std::make_unique<detail::StoreServer>(secret, std::move(listener_)); }
+  void begin() {
+    server_ = std::make_unique<lockstep::detail::StoreServer>(secret, std::move(listener_));
+  }
 
   GlooCommunicator<> join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
     const Membership member = membership(rank, world, timeout);
@@ -37,9 +40,9 @@ class Sockets {
  private:
   static constexpr const char* secret = "only this test knows";
 
-  detail::Descriptor listener_;
+  lockstep::detail::Descriptor listener_;
   std::uint16_t port_;
-  std::unique_ptr<detail::StoreServer> server_;
+  std::unique_ptr<lockstep::detail::StoreServer> server_;
 };
 
 /// Several hosts on one machine, for LOCKSTEP_HOST says so: two where the ranks can be divided in

@@ -11,6 +11,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -32,6 +33,7 @@
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/map.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 #include "temporary_folder.hpp"
 
@@ -203,6 +205,8 @@ BOOST_AUTO_TEST_CASE(what_is_written_is_read_again) {
     Points::batch_type expected;
     Points::batch_type batch;
     source.load(indices, expected);
+    set.load(indices, batch);
+    expect([&] { set.load(std::vector<std::size_t>{0, 300}, batch); }, {"record 300 of '"});
     set.load(indices, batch);
     BOOST_TEST(batch.inputs == expected.inputs);
     BOOST_TEST(batch.labels == expected.labels);
@@ -495,17 +499,30 @@ BOOST_AUTO_TEST_CASE(a_set_that_changes_while_it_is_open_is_an_error) {
   const std::string path = folder / "set";
   const Points source = points(100, 50);
   write_lmdb(path, source);
+  const std::vector<std::size_t> first{0};
   Point point;
+  Points::batch_type batch;
   {
     const auto set = labelled(path);
     set.read(0, point);
     put(path, {{"zzz", "one more"}});
-    expect([&] { set.read(0, point); },
-           {"'" + path + "' was written to while it was open", "rename"});
+    const std::vector<std::string> written{"'" + path + "' was written to while it was open",
+                                           "rename"};
+    expect([&] { set.read(0, point); }, written);
+    expect([&] { set.load(first, batch); }, written);
     BOOST_TEST(texts_of(path).size() == 101u);  // who opens it now reads what is there now
+    // Bytes that change without a transaction are seen by the file's time, before the next batch.
+    const auto later = labelled(path);
+    later.load(first, batch);
+    std::fstream(path, std::ios::in | std::ios::out | std::ios::binary).seekp(9000) << "?";
+    fs::last_write_time(path, fs::last_write_time(path) + std::chrono::seconds(1));
+    expect([&] { later.load(first, batch); }, written);
+    const auto changed = later | map([](auto& sample) { sample.label = 0; });
+    expect([&] { changed.load(first, batch); }, written);  // which a pipeline asks for, too
+    expect([&] { write_lmdb(folder / "copy", later); }, written);
     const auto now = labelled(path);
     fs::resize_file(path, 10'000);
-    expect([&] { now.read(99, point); }, {"'" + path + "' was cut off while it was open"});
+    expect([&] { now.load(first, batch); }, {"'" + path + "' was cut off while it was open"});
   }
   // What is replaced by another file stays readable, and the next one opens the other.
   fs::remove(path);

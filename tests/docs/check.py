@@ -21,7 +21,7 @@ import sentences  # noqa: E402
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 HEADERS = ROOT / "include" / "lockstep"
 FOLDERS = ("include", "tests", "bench", "docs", "examples")
-COMPILED = ("examples/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
+COMPILED = ("examples/*", "examples/torch/*", "tests/*/*.cpp", "tests/*/*.hpp", "tests/*/*.cu", "tests/*/*.cuh", "bench/*/*")
 SUFFIXES = r"hpp|cuh|ipp|cpp|cu|py|md|lua|svg|sh"
 pages = [ROOT / "README.md", ROOT / "examples" / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 problems, counts = [], {"links": 0, "paths": 0, "snippets": 0, "sentences": 0, "quotes": 0}

@@ -119,6 +119,7 @@ COMPILING = (
     ("The composition of a job", ("trainer", "policy")),
     ("The model", ("model", "norm", "bucket", "core")),
     ("Steps", ("strategy", "hook", "optim", "device")),
+    ("LibTorch", ("torch",)),
     ("Data, groups, communication", ("data", "topology", "comm", "launch", "observe", "checkpoint")),
 )
 RUNNING = (
@@ -127,6 +128,7 @@ RUNNING = (
     ("Training", ("strategy", "hook", "norm", "trainer", "bucket", "model", "optim", "core", "observe")),
     ("Data", ("data",)),
     ("Checkpoints", ("checkpoint",)),
+    ("LibTorch", ("torch",)),
     ("GPUs", ("device",)),
 )
 

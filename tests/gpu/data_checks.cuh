@@ -15,9 +15,11 @@
 
 #include "gpu/plain_mlp.cuh"
 #include "gpu/thread_ranks.cuh"
+#include "lockstep/data/collate.hpp"
 #include "lockstep/data/device_resident.cuh"
 #include "lockstep/data/image_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/map.hpp"
 #include "lockstep/data/pinned.cuh"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
@@ -141,6 +143,8 @@ inline void compare_all_batches() {
   options.batch_size = 6;
   options.drop_last = true;
   compare_batches<DistributedSampler<Exact, InOrder>>(rows(29, 7), 2, options);
+  const auto pipeline = rows(29, 7) | map([](auto& sample) { ++sample.label; }) | stacked();
+  compare_batches<DistributedSampler<Exact, InOrder>>(pipeline, 2, options);
 }
 
 using Network = train::GpuPlainMlp<double, dynamic, dynamic, dynamic>;

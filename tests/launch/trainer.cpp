@@ -207,6 +207,9 @@ int behave(Session& session, const std::string& how) {
     std::string text;
     for (const std::string& argument : session.arguments()) text += " <" + argument + ">";
     std::printf("%s%s\n", std::getenv("LOCKSTEP_SECRET") != nullptr ? "secret" : "", text.c_str());
+  } else if (how == "openmp") {
+    const char* const threads = std::getenv("OMP_NUM_THREADS");
+    std::printf("threads %s\n", threads != nullptr ? threads : "unset");
   } else if (how == "bar" || how == "bar_dies") {
     ProgressDisplay display(rank == 0 ? detail::detect_terminal(stdout) : detail::Terminal{});
     display.begin_epoch(1, 1, 4);

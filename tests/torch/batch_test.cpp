@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/torch/batch.hpp"
 
-#include <torch/torch.h>
+#include <torch/types.h>
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>

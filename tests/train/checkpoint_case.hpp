@@ -49,7 +49,7 @@ inline Entry entry_of(std::size_t rank, std::size_t step) {
 
 /// A hash of all that this rank keeps: parameters, buffers, states, counts, numbers.
 std::uint64_t bits_of(auto& ddp) {
-  detail::Hash hash;
+  lockstep::detail::Hash hash;
   const auto add = [&](std::string_view name, const auto& view) {
     const auto* const bytes = reinterpret_cast<const char*>(view.data_handle());
     hash.text(name).text({bytes, view.size() * sizeof(*view.data_handle())});

@@ -19,13 +19,13 @@ using Folder = TemporaryFolder;
 
 /// All tensors of a checkpoint, as bytes by name.
 inline std::map<std::string, std::string> tensors_of(const std::string& path) {
-  const detail::CheckpointReader reader(path);
+  const lockstep::detail::CheckpointReader reader(path);
   reader.verify();
   std::map<std::string, std::string> all;
   for (const auto& tensor : reader.tensors()) {
-    std::string bytes(tensor.count * detail::element_size(tensor.kind()), '\0');
+    std::string bytes(tensor.count * lockstep::detail::element_size(tensor.kind()), '\0');
     reader.read(tensor, 0, tensor.count, reinterpret_cast<std::byte*>(bytes.data()));
-    all[tensor.name] = detail::shape_text(tensor.shape) + bytes;
+    all[tensor.name] = lockstep::detail::shape_text(tensor.shape) + bytes;
   }
   return all;
 }

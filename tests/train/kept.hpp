@@ -22,17 +22,17 @@ namespace train {
 
 using namespace lockstep;
 
-inline std::size_t bytes_of(std::span<const detail::KeptPiece> pieces) {
+inline std::size_t bytes_of(std::span<const lockstep::detail::KeptPiece> pieces) {
   std::size_t bytes = 0;
-  for (const detail::KeptPiece& piece : pieces) bytes += piece.file_bytes();
+  for (const lockstep::detail::KeptPiece& piece : pieces) bytes += piece.file_bytes();
   return bytes;
 }
 
 /// Copies of pieces, one behind the other.
-inline std::vector<detail::KeptCopy> copies_to(std::byte* memory,
-                                               std::span<const detail::KeptPiece> pieces) {
-  std::vector<detail::KeptCopy> copies;
-  for (const detail::KeptPiece& piece : pieces) {
+inline std::vector<lockstep::detail::KeptCopy> copies_to(
+    std::byte* memory, std::span<const lockstep::detail::KeptPiece> pieces) {
+  std::vector<lockstep::detail::KeptCopy> copies;
+  for (const lockstep::detail::KeptPiece& piece : pieces) {
     copies.push_back({memory, &piece});
     memory += piece.file_bytes();
   }
@@ -40,7 +40,7 @@ inline std::vector<detail::KeptCopy> copies_to(std::byte* memory,
 }
 
 /// Progress in words, in which every bit counts.
-inline std::string text_of(const detail::ReplicaProgress& progress) {
+inline std::string text_of(const lockstep::detail::ReplicaProgress& progress) {
   std::string text;
   for (const std::uint64_t number : {progress.updates, progress.counted, progress.skipped,
                                      progress.epoch, std::uint64_t{progress.knows_epoch},
@@ -49,7 +49,7 @@ inline std::string text_of(const detail::ReplicaProgress& progress) {
   if (progress.loss_scale)
     text += "scale " + std::to_string(progress.loss_scale->scale) + " after " +
             std::to_string(progress.loss_scale->good_steps) + " ";
-  for (const detail::NamedNumber& number : progress.numbers) {
+  for (const lockstep::detail::NamedNumber& number : progress.numbers) {
     text += number.name + " ";
     std::visit([&](auto value) { text += std::to_string(std::bit_cast<std::uint64_t>(value)); },
                number.value);
@@ -63,12 +63,12 @@ class OwnCopy {
  public:
   /// Copies what `job` has now. On a GPU the host does not wait.
   explicit OwnCopy(auto& job) {
-    using detail::KeptPiece;
-    job.template for_each_kept<detail::KeptFor::loading>([&](const KeptPiece& piece) {
-      if (piece.role != detail::KeptRole::gradient) pieces_.push_back(piece);
+    using lockstep::detail::KeptPiece;
+    job.template for_each_kept<lockstep::detail::KeptFor::loading>([&](const KeptPiece& piece) {
+      if (piece.role != lockstep::detail::KeptRole::gradient) pieces_.push_back(piece);
     });
     job.for_each_kept([&](const KeptPiece& piece) {
-      if (piece.role == detail::KeptRole::gradient) pieces_.push_back(piece);
+      if (piece.role == lockstep::detail::KeptRole::gradient) pieces_.push_back(piece);
     });
     auto memory = std::make_shared<decltype(job.make_kept_memory(0))>(
         job.make_kept_memory(bytes_of(pieces_)));
@@ -93,11 +93,12 @@ class OwnCopy {
   /// Makes another job go on from there.
   void load(auto& job) const {
     job.set_progress(progress_);
-    job.template for_each_kept<detail::KeptFor::loading>([&](const detail::KeptPiece& piece) {
-      for (const detail::KeptCopy& copy : copies_) {
-        if (is_same(*copy.piece, piece)) job.copy_in(piece, copy.to);
-      }
-    });
+    job.template for_each_kept<lockstep::detail::KeptFor::loading>(
+        [&](const lockstep::detail::KeptPiece& piece) {
+          for (const lockstep::detail::KeptCopy& copy : copies_) {
+            if (is_same(*copy.piece, piece)) job.copy_in(piece, copy.to);
+          }
+        });
   }
 
   /// Empty, or what differs.
@@ -106,7 +107,7 @@ class OwnCopy {
       return text_of(progress_) + " and " + text_of(other.progress_);
     if (copies_.size() != other.copies_.size()) return "how many pieces";
     for (std::size_t i = 0; i != copies_.size(); ++i) {
-      const detail::KeptPiece& piece = *copies_[i].piece;
+      const lockstep::detail::KeptPiece& piece = *copies_[i].piece;
       if (!is_same(piece, *other.copies_[i].piece)) return "other pieces";
       if (std::memcmp(copies_[i].to, other.copies_[i].to, piece.file_bytes()) != 0)
         return "other bits in " + std::string(piece.name) + " " + std::string(piece.state) +
@@ -115,17 +116,17 @@ class OwnCopy {
     return {};
   }
 
-  const detail::ReplicaProgress& progress() const { return progress_; }
+  const lockstep::detail::ReplicaProgress& progress() const { return progress_; }
 
  private:
-  static bool is_same(const detail::KeptPiece& a, const detail::KeptPiece& b) {
+  static bool is_same(const lockstep::detail::KeptPiece& a, const lockstep::detail::KeptPiece& b) {
     return a.role == b.role && a.name == b.name && a.state == b.state && a.rank == b.rank &&
            a.first == b.first && a.count == b.count;
   }
 
-  detail::ReplicaProgress progress_;
-  std::vector<detail::KeptPiece> pieces_;
-  std::vector<detail::KeptCopy> copies_;
+  lockstep::detail::ReplicaProgress progress_;
+  std::vector<lockstep::detail::KeptPiece> pieces_;
+  std::vector<lockstep::detail::KeptCopy> copies_;
   std::shared_ptr<void> memory_;
 };
 

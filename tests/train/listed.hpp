@@ -25,24 +25,24 @@ class ByName {
   explicit ByName(const Step& step) : step_(step) {}
 
   auto param(auto key) const {
-    return shaped<detail::TensorRole::parameter>(key,
-                                                 [&](auto number) { return step_.param(number); });
+    return shaped<lockstep::detail::TensorRole::parameter>(
+        key, [&](auto number) { return step_.param(number); });
   }
   auto grad(auto key) const {
-    return shaped<detail::TensorRole::parameter>(key,
-                                                 [&](auto number) { return step_.grad(number); });
+    return shaped<lockstep::detail::TensorRole::parameter>(
+        key, [&](auto number) { return step_.grad(number); });
   }
   auto buffer(auto key) const {
-    return shaped<detail::TensorRole::buffer>(key,
-                                              [&](auto number) { return step_.buffer(number); });
+    return shaped<lockstep::detail::TensorRole::buffer>(
+        key, [&](auto number) { return step_.buffer(number); });
   }
   template <class Key>
   void ready(Key) const {
-    step_.ready(NamedTensor<Declared, detail::TensorRole::parameter, Key>::index);
+    step_.ready(NamedTensor<Declared, lockstep::detail::TensorRole::parameter, Key>::index);
   }
   template <class Key>
   bool trains(Key) const {
-    return step_.trains(NamedTensor<Declared, detail::TensorRole::parameter, Key>::index);
+    return step_.trains(NamedTensor<Declared, lockstep::detail::TensorRole::parameter, Key>::index);
   }
   template <class S = Step>
   auto stream() const -> decltype(std::declval<const S&>().stream()) {
@@ -54,13 +54,13 @@ class ByName {
   }
 
  private:
-  template <detail::TensorRole Role, class Key>
+  template <lockstep::detail::TensorRole Role, class Key>
   static auto shaped(Key, const auto& find) {
     using Tensor = NamedTensor<Declared, Role, Key>;
     const auto row = find(Listed<ElementOf<Tensor::info.element>>{Tensor::index});
     return [&]<std::size_t... Axis>(std::index_sequence<Axis...>) {
       using T = typename decltype(row)::element_type;
-      return detail::View<Memory, T, Tensor::info.extents[Axis]...>(row.data_handle());
+      return lockstep::detail::View<Memory, T, Tensor::info.extents[Axis]...>(row.data_handle());
     }(std::make_index_sequence<Tensor::info.rank>{});
   }
 
@@ -73,11 +73,11 @@ struct ListedIn {
   Declared model;
 
   void tensors(TensorList& list) const {
-    const auto& parameters = detail::parameter_table<Declared>;
+    const auto& parameters = lockstep::detail::parameter_table<Declared>;
     for (std::size_t i = 0; i != parameters.size(); ++i)
       list.parameter(std::string(parameters.name(i)), parameters.infos[i].element,
                      extents_of(parameters.infos[i]));
-    const auto& buffers = detail::buffer_table<Declared>;
+    const auto& buffers = lockstep::detail::buffer_table<Declared>;
     for (std::size_t i = 0; i != buffers.size(); ++i)
       list.buffer(std::string(buffers.name(i)), buffers.infos[i].element,
                   extents_of(buffers.infos[i]));
@@ -97,7 +97,7 @@ struct ListedIn {
   }
 
  private:
-  static std::vector<std::size_t> extents_of(const detail::TensorInfo& info) {
+  static std::vector<std::size_t> extents_of(const lockstep::detail::TensorInfo& info) {
     return {info.extents.begin(), info.extents.begin() + static_cast<std::ptrdiff_t>(info.rank)};
   }
 };

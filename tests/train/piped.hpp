@@ -30,7 +30,7 @@ struct Shape {
 /// A bucket of such gradients on one rank, with a pipeline.
 template <class Comm, class T, class... Hook>
 struct Bucket {
-  using Device = detail::HookDevice<Cpu, Comm>;
+  using Device = lockstep::detail::HookDevice<Cpu, Comm>;
 
   Bucket(Comm& comm, const std::vector<Shape>& shapes) : device(comm) {
     for (const Shape& shape : shapes) {
@@ -48,14 +48,15 @@ struct Bucket {
     for (const HookedTensor& tensor : tensors) {
       for (std::size_t i = 0; i != tensor.count(); ++i)
         values[tensor.first + i] =
-            static_cast<T>(static_cast<detail::Accumulator<T>>(gradient(tensor, i)));
+            static_cast<T>(static_cast<lockstep::detail::Accumulator<T>>(gradient(tensor, i)));
     }
     pipeline->begin(values);
     pipeline->finish(values);
     ++step;
   }
   double at(const HookedTensor& tensor, std::size_t i) const {
-    return static_cast<double>(static_cast<detail::Accumulator<T>>(values[tensor.first + i]));
+    return static_cast<double>(
+        static_cast<lockstep::detail::Accumulator<T>>(values[tensor.first + i]));
   }
   /// What this rank keeps of a gradient, not sent yet.
   double residual(const HookedTensor& of, std::size_t i) {
@@ -73,7 +74,8 @@ struct Bucket {
   std::vector<HookedTensor> tensors;
   std::span<T> values;
   std::optional<HookedBucket<Comm, Device>> bucket;
-  std::optional<detail::Pipeline<T, Comm, Device, detail::HookList<Hook...>>> pipeline;
+  std::optional<lockstep::detail::Pipeline<T, Comm, Device, lockstep::detail::HookList<Hook...>>>
+      pipeline;
 };
 
 /// Any number that depends on all of these.

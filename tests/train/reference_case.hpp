@@ -79,7 +79,7 @@ struct OneRuleOf : Choice<axes::Optimizer> {
 using ReferenceRule = OneRuleOf<SGD, SGDMomentum, SGDNesterov, Adam, AdamW>;
 
 /// A Clip policy whose norm is that of the case that is running, and not part of its type.
-struct ReferenceClip : detail::ValuePolicy<axes::Clip> {
+struct ReferenceClip : lockstep::detail::ValuePolicy<axes::Clip> {
   struct Norm {
     static inline std::atomic<double> value = 0;
     constexpr bool operator>(int) const { return true; }  // `reference_case` has seen to it
@@ -87,7 +87,7 @@ struct ReferenceClip : detail::ValuePolicy<axes::Clip> {
   };
   static constexpr Norm norm{};
   static constexpr bool clips = true;
-  static constexpr void fingerprint(detail::Hash& hash) {
+  static constexpr void fingerprint(lockstep::detail::Hash& hash) {
     hash.text(axes::Clip::name).text("of the reference");
   }
 };

@@ -99,7 +99,7 @@ struct Sheet {
  private:
   static auto to(auto like, double value) {
     using T = decltype(like);
-    return static_cast<T>(static_cast<detail::Accumulator<T>>(value));
+    return static_cast<T>(static_cast<lockstep::detail::Accumulator<T>>(value));
   }
   static void give(auto& step, auto key, std::size_t p, const Entry& entry) {
     if (!entry.used[p]) return;
@@ -118,7 +118,8 @@ double value(const auto& ddp, std::size_t p, std::size_t i) {
   std::size_t at = 0;
   Sheet<>::each(ddp, [&](const auto& view) {
     using T = typename std::decay_t<decltype(view)>::value_type;
-    if (at++ == p) result = static_cast<double>(static_cast<detail::Accumulator<T>>(view(i)));
+    if (at++ == p)
+      result = static_cast<double>(static_cast<lockstep::detail::Accumulator<T>>(view(i)));
   });
   return result;
 }

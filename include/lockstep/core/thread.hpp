@@ -35,6 +35,9 @@ auto without_signals(Start&& start) {
 /// Lets this thread sleep.
 void sleep_for(std::chrono::nanoseconds time);
 
+/// Has this process threads beside the calling one, or can that not be found out?
+bool has_other_threads();
+
 /// On how many cores the calling thread may run, at least 1.
 std::size_t core_count();
 

@@ -2,6 +2,7 @@
 #pragma once
 /// @file Definitions of `thread.hpp`.
 
+#include <glob.h>
 #include <sched.h>
 #include <unistd.h>
 
@@ -26,6 +27,14 @@ LOCKSTEP_INLINE std::size_t core_count() {
   std::array<cpu_set_t, 8> sets{};  // room for 8192 cores
   if (::sched_getaffinity(0, sizeof sets, sets.data()) != 0) return 1;
   return static_cast<std::size_t>(CPU_COUNT_S(sizeof sets, sets.data()));
+}
+
+LOCKSTEP_INLINE bool has_other_threads() {
+  glob_t found{};
+  const bool is_alone =
+      ::glob("/proc/self/task/*", GLOB_NOSORT, nullptr, &found) == 0 && found.gl_pathc == 1;
+  ::globfree(&found);
+  return !is_alone;
 }
 
 LOCKSTEP_INLINE bool has_free_core(std::size_t busy) {

@@ -29,6 +29,8 @@ class Collated
   using Base = LoadsSamples<Collated, typename Source::sample_type, ChainOf<Source>, Collate>;
 
  public:
+  static constexpr bool changes_by_pass = detail::changes_by_pass<Source>();
+
   template <class Given>
   Collated(Given&& source, Collate collate)
       : Base(std::move(collate)), source_(std::forward<Given>(source)) {}

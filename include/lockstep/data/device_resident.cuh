@@ -16,19 +16,13 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/resident_batch.cuh"
 #include "lockstep/data/resident_rows.cuh"
+#include "lockstep/data/sample.hpp"
 #include "lockstep/data/sampler_state.hpp"
 #include "lockstep/data/wait_meter.hpp"
 
 namespace lockstep {
 
 namespace detail {
-
-/// Does every epoch have other samples, because a function of a pipeline draws random numbers?
-template <class Source>
-constexpr bool changes_by_pass() {
-  if constexpr (requires { Source::drawing_maps; }) return Source::drawing_maps != 0;
-  return PassLoading<Source, typename Source::batch_type>;
-}
 
 /// Says in words what cannot be uploaded. Returns whether it can.
 template <class Source>

@@ -39,8 +39,8 @@ struct LmdbRecord {
 /// under other keys are numbered in the order of their keys, and listed when the file is opened.
 ///
 /// No lock is taken and no file is written beside it, so that a set may lie on a read-only disk. A
-/// set that is changed while it is open is an error at the next read, by its size, its time and the
-/// number of its last transaction.
+/// set that is changed while it is open is an error at the next `require_intact`, by its size, its
+/// time and the number of its last transaction.
 class LmdbRecords {
  public:
   explicit LmdbRecords(const std::string& path, const LmdbOptions& options = {});
@@ -48,6 +48,14 @@ class LmdbRecords {
   std::size_t size() const { return size_; }
   /// The file, as errors call it.
   const std::string& file() const;
+
+  /// Throws where the file was cut off or written to since it was opened. Data sets call it before
+  /// every batch: reading what was cut off would end the process by a signal.
+  void require_intact() const;
+
+  /// Fetches the fronts of records that were looked up before into the cache, all at once: records
+  /// that are read one by one would be waited for one by one.
+  void fetch(std::span<const std::size_t> indices) const;
 
   /// What one thread reads records with, for as long as it lives.
   class Reader {
@@ -60,12 +68,13 @@ class LmdbRecords {
     /// The record, where it is mapped; it stays there while the data set lives.
     std::span<const std::byte> operator[](std::size_t index);
 
-    /// Throws if the set was written to since it was opened: what was read may be mixed up. (That
-    /// no byte of the file has changed was seen when this reader was made.)
+    /// Throws if a transaction was committed since the set was opened: what was read may be mixed
+    /// up. This reads a mapped page and asks nothing of the system.
     void require_unchanged() const;
 
    private:
-    void require_whole() const;
+    friend LmdbRecords;
+
     LmdbRecord look_up(std::size_t index);
 
     const LmdbRecords& records_;

@@ -44,11 +44,19 @@ template <class Sample, class Decode = detail::DecodeLabelled>
 class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sample> {
  public:
   using sample_type = Sample;
+  static constexpr bool changes_by_pass = false;
 
   explicit LmdbDataset(const std::string& path, Decode decode = {}, const LmdbOptions& options = {})
       : records_(path, options), decode_(std::move(decode)) {}
 
   std::size_t size() const { return records_.size(); }
+
+  /// What must be done once before the samples of a batch are read one by one; `load` does it: a
+  /// file that has changed is an error, and records that are read together are fetched together.
+  void prepare(std::span<const std::size_t> indices) const {
+    records_.require_intact();
+    records_.fetch(indices);
+  }
 
   void read(std::size_t index, Sample& out) const {
     detail::LmdbRecords::Reader reader(records_);

@@ -111,6 +111,7 @@ class Mapped : public LoadsSamples<Mapped<Held, F, Out>, SampleOfMapped<Held, F,
   using sample_type = typename Call::sample_type;
   using chain_type = ChainOfMapped<Held, F, Out>;
   static constexpr std::size_t drawing_maps = place + (Call::draws ? 1 : 0);
+  static constexpr bool changes_by_pass = Call::draws || detail::changes_by_pass<Source>();
 
   template <class Given>
   Mapped(Given&& source, F f) : source_(std::forward<Given>(source)), f_(std::move(f)) {}

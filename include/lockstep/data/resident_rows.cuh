@@ -36,28 +36,18 @@ struct Draw {
   float weight;
 };
 
-/// All that a gather reads and writes. Graphs that hold equal calls do the same.
-///
-/// The batch begins at draw `*cursor + offset`, so that a graph can gather the batch behind the one
-/// that it trains on, in every replay another; without a cursor at draw `offset`. Draws from
-/// `*total` on do not exist: the last batch may be smaller, and there may be none.
+/// All that a gather reads and writes.
 template <class X, class Y, class Stored>
 struct GatherCall {
   const Stored* inputs = nullptr;  ///< of all samples
   const Y* labels = nullptr;
   const X* values = nullptr;  ///< what each stored byte stands for, where X is not what is stored
-  const Draw* draws = nullptr;
-  const std::uint64_t* total = nullptr;
-  const std::uint64_t* cursor = nullptr;
-  std::uint64_t* own_cursor = nullptr;  ///< where the batch begins, for those that come after it
+  const Draw* draws = nullptr;  ///< of the batch
   X* to_inputs = nullptr;
   Y* to_labels = nullptr;
   float* to_weights = nullptr;
-  std::uint64_t offset = 0;
   std::uint32_t rows = 0;
   std::uint32_t width = 0;
-
-  friend bool operator==(const GatherCall&, const GatherCall&) = default;
 };
 
 /// A thread for each packet of N neighbours in a row.
@@ -66,10 +56,8 @@ LOCKSTEP_KERNEL gather_rows(GatherCall<X, Y, Stored> call) {
   const std::uint32_t packets = call.width / N;
   const std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
   const std::uint32_t row = at / packets;
-  const std::uint64_t first = (call.cursor == nullptr ? 0 : *call.cursor) + call.offset;
-  if (at == 0) *call.own_cursor = first;
-  if (row >= call.rows || first + row >= *call.total) return;
-  const Draw draw = call.draws[first + row];
+  if (row >= call.rows) return;
+  const Draw draw = call.draws[row];
   const std::size_t column = std::size_t{at - row * packets} * N;
   const Stored* const from = call.inputs + std::size_t{draw.sample} * call.width + column;
   X* const to = call.to_inputs + std::size_t{row} * call.width + column;

@@ -43,6 +43,19 @@ concept PassReading =
       { source.read(index, pass, out) } -> std::same_as<void>;
     };
 
+/// Whether every pass has other samples, because something draws random numbers for them. A type
+/// that takes a pass only to hand it on says so itself, by its member of this name.
+template <class S>
+constexpr bool changes_by_pass() {
+  if constexpr (requires { S::changes_by_pass; }) {
+    return S::changes_by_pass;
+  } else if constexpr (requires { typename S::batch_type; }) {
+    return PassReading<S> || PassLoading<S, typename S::batch_type>;
+  } else {
+    return PassReading<S>;
+  }
+}
+
 /// A sample that can be a row of a batch.
 template <class S>
 concept Labelled = requires(const S& sample) {

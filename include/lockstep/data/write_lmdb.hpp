@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <numeric>
 #include <span>
 #include <string>
 #include <type_traits>
@@ -61,37 +62,49 @@ void for_sample(std::size_t index, const F& f) {
   }
 }
 
+/// Calls `f(indices)` for all samples in order, some at a time.
+template <class F>
+void for_pieces(std::size_t samples, const F& f) {
+  constexpr std::size_t most = 256;
+  std::vector<std::size_t> indices;
+  for (std::size_t begin = 0; begin != samples; begin += indices.size()) {
+    indices.resize(std::min(most, samples - begin));
+    std::iota(indices.begin(), indices.end(), begin);
+    f(std::span<const std::size_t>(indices));
+  }
+}
+
 template <class Source, class Encode>
 void write_samples(LmdbWriter& out, const Source& source, const Encode& encode) {
   RecordBytes record;
   ChainOf<Source> chain;
   typename Source::sample_type sample;
-  for (std::size_t i = 0; i != source.size(); ++i) {
-    record.clear();
-    for_sample(i, [&] {
-      read_sample(source, i, Pass{}, chain, sample);
-      encode(std::as_const(sample), record);
-    });
-    out.add(record);
-  }
+  for_pieces(source.size(), [&](std::span<const std::size_t> indices) {
+    prepare_samples(source, indices);
+    for (const std::size_t index : indices) {
+      record.clear();
+      for_sample(index, [&] {
+        read_sample(source, index, Pass{}, chain, sample);
+        encode(std::as_const(sample), record);
+      });
+      out.add(record);
+    }
+  });
 }
 
 template <class Data, class Encode>
 void write_batches(LmdbWriter& out, const Data& dataset, const Encode& encode) {
-  constexpr std::size_t most = 256;
   RecordBytes record;
   typename Data::batch_type batch;
-  std::vector<std::size_t> indices;
-  for (std::size_t begin = 0; begin != dataset.size(); begin += indices.size()) {
-    indices.resize(std::min(most, dataset.size() - begin));
-    for (std::size_t i = 0; i != indices.size(); ++i) indices[i] = begin + i;
-    load_batch(dataset, indices, BatchPlace{.number = begin / most}, batch);
+  std::size_t number = 0;
+  for_pieces(dataset.size(), [&](std::span<const std::size_t> indices) {
+    load_batch(dataset, indices, BatchPlace{.number = number++}, batch);
     for (std::size_t i = 0; i != indices.size(); ++i) {
       record.clear();
-      for_sample(begin + i, [&] { encode(batch, i, record); });
+      for_sample(indices[i], [&] { encode(batch, i, record); });
       out.add(record);
     }
-  }
+  });
 }
 
 }  // namespace detail

@@ -20,6 +20,7 @@
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/nodes.hpp"
 #include "lockstep/launch/open_files.hpp"
+#include "lockstep/launch/openmp.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
 #include "lockstep/launch/store_server.hpp"
@@ -146,6 +147,7 @@ inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds tim
   add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
   if (alone) add(common, {"LOCKSTEP_JOB=", job});
+  if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
   const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
   const std::vector<char*> arguments = pointers(options.rest);
@@ -212,6 +214,7 @@ inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds tim
 /// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
 inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
   keep_standard_streams();
+  say_openmp_share(options.ranks.value_or(1));
   for (std::size_t restarts = 0;;) {
     const Attempt attempt = run_attempt(options, timeout, restarts);
     if (attempt.status == stopped_status) write_all(2, stopped_words);

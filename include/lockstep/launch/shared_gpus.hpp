@@ -12,7 +12,6 @@
 /// are wanted one byte of the name changes: LCCL_HOSTID becomes NCCL_HOSTID. NCCL reads it when it
 /// makes its first communicator, which is later. Variables that the user has set stay as they are.
 
-#include <glob.h>
 #include <stdlib.h>
 #include <unistd.h>
 
@@ -23,6 +22,7 @@
 #include <vector>
 
 #include "lockstep/core/text.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/placement.hpp"
 
@@ -42,7 +42,7 @@ class SharedGpuVariables {
   static void add_to_this_process(const RankPlacement& place) {
     std::vector<std::string> variables;
     add(variables, place.job, place.rank);
-    if (variables.empty() || ::getenv("LCCL_HOSTID") != nullptr || has_threads()) return;
+    if (variables.empty() || ::getenv("LCCL_HOSTID") != nullptr || has_other_threads()) return;
     for (std::string& variable : variables) {
       const std::size_t equals = variable.find('=');
       variable[equals] = '\0';
@@ -56,14 +56,6 @@ class SharedGpuVariables {
   static bool use_loopback() { return use("LCCL_SOCKET_IFNAME=", "NCCL_SOCKET_IFNAME"); }
 
  private:
-  static bool has_threads() {
-    glob_t found{};
-    const bool one =
-        ::glob("/proc/self/task/*", GLOB_NOSORT, nullptr, &found) == 0 && found.gl_pathc == 1;
-    ::globfree(&found);
-    return !one;
-  }
-
   static bool use(std::string_view reserved, const char* name) {
     if (::getenv(name) != nullptr) return true;
     for (char** variable = environ; variable != nullptr && *variable != nullptr; ++variable) {

@@ -16,6 +16,7 @@
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/open_files.hpp"
+#include "lockstep/launch/openmp.hpp"
 #include "lockstep/launch/random.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
@@ -112,6 +113,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
   std::cout.flush();
   std::fflush(nullptr);  // or every rank would print what is in the buffers
   allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
+  const bool had_threads = has_other_threads();
   std::vector<Pipe> starts;
   Outcome outcome;
   {
@@ -122,6 +124,7 @@ LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
       const Membership member{Rank{r}, WorldSize{ranks}, r, ranks, "127.0.0.1", 0, "", "", timeout};
       supervisor.start(Rank{r}, std::move(report.read), [&] {
         for (Pipe& start : starts) start.write.close();
+        use_openmp_share(ranks, had_threads);
         run_forked(member, starts[r].read.get(), report.write.get(), f);
       });
     }

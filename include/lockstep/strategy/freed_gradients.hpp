@@ -38,10 +38,7 @@ class FreedGradients {
   void take_missing_as_zero_in_turn() {
     for (std::size_t b = 0; b != self().layout_.plan().bucket_count; ++b) {
       for (const std::size_t p : self().layout_.plan().members(b)) {
-        if (self().readiness_.is_ready(p)) {
-          if constexpr (Traits::skips_unused) self().used_[p] = 1;
-          continue;
-        }
+        if (self().readiness_.is_ready(p)) continue;
         if (!self().ring_.holds(b)) claim(b, p);
         const Placement& placement = self().layout_.plan().placements[p];
         self().execution_.zero(self().ring_.arena_of(b) + placement.offset, placement.bytes);

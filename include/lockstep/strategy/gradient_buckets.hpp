@@ -66,6 +66,7 @@ class GradientBuckets
   /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
   static constexpr bool frees = Traits::frees_gradients;
+  static constexpr bool skips_unused = Traits::skips_unused;
   static constexpr bool folds =
       how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
 
@@ -117,6 +118,7 @@ class GradientBuckets
   template <class Tensor>
   void ready(Tensor tensor) {
     readiness_.mark(tensor.index);
+    if constexpr (Traits::skips_unused) this->used_[tensor.index] = 1;
     with_element_of(tensor, [&]<class T>(std::type_identity<T>) {
       if constexpr (is_checked) this->template inspect<T>(tensor.index);
       if constexpr (Traits::weighs_shares) {
@@ -131,6 +133,17 @@ class GradientBuckets
       }
     });
     start_complete_buckets();
+  }
+
+  /// A parameter has no gradient in this pass: it counts as zero. Where buckets are given their
+  /// memory one after the other, `end_backward` says so of all.
+  void unused(std::size_t parameter)
+    requires(Traits::skips_unused)
+  {
+    if constexpr (!Traits::frees_gradients) {
+      take_as_zero(parameter);
+      start_complete_buckets();
+    }
   }
 
   void end_backward() {
@@ -303,15 +316,14 @@ class GradientBuckets
       if constexpr (layout::freezes) {
         if (!this->layout_.plan().is_trained(p)) continue;
       }
-      if (readiness_.is_ready(p)) {
-        if constexpr (Traits::skips_unused) this->used_[p] = 1;
-        continue;
-      }
-      const Placement& placement = this->layout_.plan().placements[p];
-      if (!pass_.adds) this->execution_.zero(this->arena_ + placement.offset, placement.bytes);
-      readiness_.mark(p);
+      if (!readiness_.is_ready(p)) take_as_zero(p);
     }
     start_complete_buckets();
+  }
+  void take_as_zero(std::size_t p) {
+    readiness_.mark(p);
+    const Placement& placement = this->layout_.plan().placements[p];
+    if (!pass_.adds) this->execution_.zero(this->arena_ + placement.offset, placement.bytes);
   }
 
   static constexpr std::size_t most_under_way = [] {

@@ -34,8 +34,11 @@ class [[nodiscard(
   }
 
   /// This rank has no more batches. **Ranks** all, each when it is through. **Host** blocks until
-  /// all are.
-  void finish() { ddp_.finish_join(); }
+  /// all are. `after_update()`, if it is given, is called after each step that is made here.
+  template <class... F>
+  void finish(const F&... after_update) {
+    ddp_.finish_join(after_update...);
+  }
 
  private:
   Ddp& ddp_;

@@ -8,6 +8,7 @@
 
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
@@ -66,6 +67,15 @@ class NormRanks {
   Groups* groups_;
 };
 
+/// The ranks of a job whose norms do not share statistics. A model that lists its tensors may have
+/// norms that were meant to: with more than one rank they refuse.
+struct UnsyncedNormRanks {
+  static constexpr bool communicates = false;
+  std::size_t ranks = 1;
+
+  std::size_t world() const { return ranks; }
+};
+
 /// An execution's step that knows these ranks.
 template <class Step, class Ranks>
 class NormStep : public Step {
@@ -82,11 +92,13 @@ template <class Traits, class Comm, class Step>
 auto choose_norm_step() {
   if constexpr (Traits::syncs_norms) {
     return std::type_identity<NormStep<Step, NormRanks<Traits, Comm>>>{};
+  } else if constexpr (!Traits::alone && TensorListing<typename Traits::model>) {
+    return std::type_identity<NormStep<Step, UnsyncedNormRanks>>{};
   } else {
     return std::type_identity<Step>{};
   }
 }
-/// The step of an execution, with the ranks of its norms where these share statistics.
+/// The step of an execution, with the ranks of its norms where these share statistics or may ask.
 template <class Traits, class Comm, class Step>
 using NormStepOf = typename decltype(choose_norm_step<Traits, Comm, Step>())::type;
 

@@ -209,10 +209,19 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
     [[maybe_unused]] const auto in = this->in_step();
-    await_parameters();
-    if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
+    begin_backward(sync);
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
       with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+    end_backward();
+  }
+
+  /// The same for gradients that no call of the model brings: between the two, they are written to
+  /// the step of `with_step`.
+  void begin_backward(Sync sync) {
+    await_parameters();
+    if constexpr (traits::tracks) gradients_.begin_backward(pass(sync));
+  }
+  void end_backward() {
     if constexpr (traits::tracks) {
       gradients_.end_backward();
       ++micro_batches_;
@@ -244,6 +253,17 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
                   "its slices alone; write reduce_and_update() instead of reduce().update()");
     [[maybe_unused]] const auto in = this->in_step();
     gradients_.average();
+  }
+
+  /// The end of a step whose update the program makes: gradients = their average over ranks, and
+  /// `f(is_used)` may hand them out, where `is_used(parameter)` says whether any rank has used one.
+  /// **Ranks** all. **Host** blocks.
+  template <class F>
+  void reduce_and_hand_out(const F& f) {
+    reduce();
+    if constexpr (traits::skips_unused) gradients_.agree_on_usage();
+    f([&](std::size_t parameter) { return gradients_.is_used(parameter); });
+    end_update();
   }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
@@ -388,6 +408,8 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     const drawing_step step = make_drawing_step(arenas);
     if constexpr (traits::syncs_norms) {
       return {step, detail::NormRanks<traits, Comm>(comm_, groups_)};
+    } else if constexpr (!std::is_same_v<bare_step, drawing_step>) {
+      return {step, detail::UnsyncedNormRanks{comm_.world_size().value()}};
     } else {
       return step;
     }

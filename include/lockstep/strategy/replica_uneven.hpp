@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "lockstep/comm/call.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
@@ -42,13 +43,22 @@ class ReplicaUneven {
   bool answer_others()
     requires(Traits::joins)
   {
+    return answer_others([&] {
+      self().begin_update();
+      self().reduce_and_update();
+    });
+  }
+  /// The same with `reduce_and_update()` in place of the update.
+  template <class F>
+  bool answer_others(const F& reduce_and_update)
+    requires(Traits::joins)
+  {
     auto& gradients = self().gradients_;
     if constexpr (Traits::broadcasts_buffers) self().synchronize_buffers(step_call<Traits>());
     self().backward_without_samples(Sync::yes);
     const bool goes_on = gradients.live().count != 0;
     if (goes_on) {
-      self().begin_update();
-      self().reduce_and_update();
+      reduce_and_update();
     } else {
       gradients.reduce();  // no bucket stays under way
       self().discard_gradients();
@@ -57,7 +67,21 @@ class ReplicaUneven {
     return goes_on;
   }
 
+  /// The rank that has the newest values: it was among the last that had a batch.
+  Rank newest() const
+    requires(Traits::joins)
+  {
+    return self().gradients_.newest();
+  }
+  /// All ranks get the parameters and buffers of one. **Ranks** all. **Host** blocks.
+  void take_values_of(Rank root) {
+    self().broadcast(self().parameters_, self().layouts_.parameters.plan().all_bytes,
+                     current_job_call(), root);
+    self().broadcast_buffers(current_job_call(), root);
+  }
+
  private:
+  const Self& self() const { return static_cast<const Self&>(*this); }
   Self& self() { return static_cast<Self&>(*this); }
 };
 

@@ -228,8 +228,7 @@ template <class Traits>
 using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
 
 /// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
-/// graphs of its own. A batch that can make the next one ready does so in the same graph. Returns
-/// the loss.
+/// graphs of its own. A batch that can make the next one ready does so beside it. Returns the loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed,
                                 std::size_t subgraph = 0) {
@@ -240,22 +239,11 @@ typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& p
     replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();
   }
-  if constexpr (Runner::captures && PreparingNext<Batch>) {
-    const auto loss = runner.run(
-        replica, placed,
-        [&] {
-          placed.begin_next();
-          const auto result = replica.run_micro_batch(placed);
-          placed.end_next();
-          return result;
-        },
-        replica.graph_variant());
-    placed.note_next();
-    return loss;
-  } else {
-    return runner.run(
-        replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
-  }
+  if constexpr (PreparingNext<Batch>) placed.begin_next();
+  const auto loss = runner.run(
+      replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
+  if constexpr (PreparingNext<Batch>) placed.end_next();
+  return loss;
 }
 
 }  // namespace lockstep::detail

@@ -22,6 +22,16 @@ class TrackedStep : public Bare {
     gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
   }
 
+  /// Says that a parameter has no gradient in this pass, which counts as zero: with
+  /// `UnusedParameters<Zero>`, for those who know before the end of backward.
+  template <class Key>
+  void unused(Key key) const
+    requires(Gradients::skips_unused)
+  {
+    Bare::ready(key);
+    gradients_->unused(find_tensor<Model, TensorRole::parameter>(key).index);
+  }
+
   /// Writes a gradient and says that it is complete.
   template <class Key, class Value = std::initializer_list<double>>
   void set_grad(Key key, const Value& value) const {

@@ -61,23 +61,29 @@ class AdoptedTensors {
       at::Tensor& parameter = parameters_[i].tensor;
       if (!trains(i)) parameter.requires_grad_(false);
       move(parameter, parameter_at(i), device);
-      if (trains(i)) nodes_.push_back(hook_gradient(parameter, i, receiver_));
+      if (trains(i)) nodes_.push_back({hook_gradient(parameter, i, receiver_), i});
     }
     for (std::size_t i = 0; i != buffers_.size(); ++i)
       move(buffers_[i].tensor, buffer_at(i), device);
     is_adopted_ = true;
   }
 
-  /// Throws unless all tensors are where they were adopted, and says so to autograd that parameters
-  /// may have new values: a graph that is kept over a step must not be used again.
+  /// Throws unless all tensors are where they were adopted.
   template <class ParameterAt, class BufferAt>
   void require_adopted(const ParameterAt& parameter_at, const BufferAt& buffer_at) const {
-    for (std::size_t i = 0; i != parameters_.size(); ++i) {
-      require(parameters_[i], parameter_at(i));
-      ::torch::autograd::impl::bump_version(parameters_[i].tensor);
-    }
+    for (std::size_t i = 0; i != parameters_.size(); ++i) require(parameters_[i], parameter_at(i));
     for (std::size_t i = 0; i != buffers_.size(); ++i) require(buffers_[i], buffer_at(i));
   }
+
+  /// Tells autograd that lockstep may have written parameters: a graph that is kept over a step
+  /// must not be used again.
+  void note_update() const {
+    for (const ModuleTensor& parameter : parameters_)
+      ::torch::autograd::impl::bump_version(parameter.tensor);
+  }
+
+  /// The nodes of parameters that have gradients.
+  const std::vector<HookedNode>& nodes() const { return nodes_; }
 
   /// Throws unless the module has the tensors that it had. It takes longer than the check above.
   void require_same(const ::torch::nn::Module& module) const {
@@ -135,7 +141,7 @@ class AdoptedTensors {
   std::vector<ModuleTensor> parameters_;
   std::vector<ModuleTensor> buffers_;
   std::shared_ptr<GradientReceiver> receiver_;
-  std::vector<GradientNode> nodes_;
+  std::vector<HookedNode> nodes_;
   bool is_adopted_ = false;
 };
 

@@ -70,6 +70,12 @@ class AutogradHook : public ::torch::autograd::FunctionPreHook {
 using GradientNode =
     decltype(::torch::autograd::impl::grad_accumulator(std::declval<const at::Tensor&>()));
 
+/// The node of a parameter, and the parameter's number.
+struct HookedNode {
+  GradientNode node;
+  std::size_t parameter;
+};
+
 /// Lets `receiver` have the gradients of a parameter from now on. On a GPU, hooks run on the stream
 /// that is current here.
 inline GradientNode hook_gradient(const at::Tensor& parameter, std::size_t number,

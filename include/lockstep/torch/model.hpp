@@ -18,6 +18,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_listing.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/elements.hpp"
@@ -26,6 +27,8 @@
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/torch/synced_norms.hpp"
+#include "lockstep/torch/unreached.hpp"
 
 namespace lockstep {
 
@@ -49,6 +52,9 @@ inline namespace torch_modules {
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
 /// runs with the module in evaluation and without gradients.
+///
+/// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
+/// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
 ///
 /// Parameters and buffers lie in lockstep's memory from the first step to the end of the job.
 /// Parameters that require no gradient are used and not trained. A model that is copied, as for the
@@ -127,8 +133,12 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (detail::Drawing<Self>) Device::seed(step);
     if constexpr (Step::is_training()) {
+      const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
+      if (!loss_.requires_grad()) [[unlikely]]
+        refuse_constant();
       return Device::hand_out(step, loss_.detach());
     } else {
       const at::NoGradGuard quiet;
@@ -145,8 +155,14 @@ class TorchModel {
       write_gradient(step, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
+    const auto norms = norms_.open(Source::base(module_), step);
     const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
-    Device::scaled(step, std::exchange(loss_, at::Tensor())).backward();
+    const at::Tensor loss = std::exchange(loss_, at::Tensor());
+    if constexpr (requires { step.unused(std::size_t{}); }) {
+      detail::for_each_unreached(loss, adopted().nodes(),
+                                 [&](std::size_t parameter) { step.unused(parameter); });
+    }
+    Device::scaled(step, loss).backward();
   }
 
   template <class Step, class Batch, class Tally>
@@ -155,6 +171,7 @@ class TorchModel {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
     use(step);
+    if constexpr (detail::Drawing<Self>) Device::seed(step);
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
@@ -166,9 +183,7 @@ class TorchModel {
     return detail::TorchCapture<Stream>(stream, jointly);
   }
 
- private:
-  Self& self() { return static_cast<Self&>(*this); }
-
+ protected:
   /// Tensors are looked up when they are first asked for: a module that is given to the job may be
   /// changed until then.
   detail::AdoptedTensors& adopted() const {
@@ -176,30 +191,9 @@ class TorchModel {
     return *tensors_;
   }
 
-  static ElementKind kind_of(const detail::ModuleTensor& tensor) {
-    const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());
-    if (Elements::contains(kind)) [[likely]]
-      return kind;
-    throw Error("torch",
-                tensor.name + " has elements of " +
-                    std::string(c10::toString(tensor.tensor.scalar_type())) +
-                    ", which the model does not list",
-                "name all types of parameters behind the module: TorchModel<Model, Net, float, "
-                "double>, or convert the tensor");
-  }
-  static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
-    return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
-  }
-
-  /// The place of a tensor in a step, by a key that knows its type.
-  template <class View>
-  static detail::AdoptedTensors::Place place_of(const View& view) {
-    return {view.data_handle(), element_kind<typename View::value_type>()};
-  }
-
-  /// The module's tensors are where this step has them.
+  /// The module's tensors are where this step has them: they move there in the first one.
   template <class Step>
-  void use(Step& step) {
+  void keep_in(Step& step) {
     detail::AdoptedTensors& all = adopted();
     const auto parameter_at = [&](std::size_t i) {
       detail::AdoptedTensors::Place place{};
@@ -223,8 +217,45 @@ class TorchModel {
       all.require_adopted(parameter_at, buffer_at);
       // A comparison of names costs more than a small step, and what it finds stays: it is made at
       // steps 1, 2, 4, 8 and so on.
-      if ((++uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
+      ++uses_;
+      if ((uses_ & (uses_ - 1)) == 0) all.require_same(Source::base(module_));
     }
+  }
+
+  /// While the result lives, batch norms of the module know the step's ranks.
+  template <class Step>
+  auto open_norms(Step& step) {
+    return norms_.open(Source::base(module_), step);
+  }
+
+ private:
+  /// The place of a tensor in a step, by a key that knows its type.
+  template <class View>
+  static detail::AdoptedTensors::Place place_of(const View& view) {
+    return {view.data_handle(), element_kind<typename View::value_type>()};
+  }
+
+  Self& self() { return static_cast<Self&>(*this); }
+
+  static ElementKind kind_of(const detail::ModuleTensor& tensor) {
+    const ElementKind kind = detail::kind_of(tensor.tensor.scalar_type());
+    if (Elements::contains(kind)) [[likely]]
+      return kind;
+    throw Error("torch",
+                tensor.name + " has elements of " +
+                    std::string(c10::toString(tensor.tensor.scalar_type())) +
+                    ", which the model does not list",
+                "name all types of parameters: TorchModel<Model, Net, float, double>, or with a "
+                "wrapper ParameterTypes<float, double>, or convert the tensor");
+  }
+  static std::vector<std::size_t> extents_of(const detail::ModuleTensor& tensor) {
+    return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
+  }
+
+  template <class Step>
+  void use(Step& step) {
+    keep_in(step);
+    adopted().note_update();
   }
 
   template <class Batch>
@@ -235,6 +266,11 @@ class TorchModel {
                   "return the mean over the batch, a tensor of one number");
     }
     return loss;
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_constant() {
+    throw Error("torch", "the model's loss requires no gradient, so nothing can be trained",
+                "compute it from the module's outputs, without detach(), item() or a NoGradGuard");
   }
 
   /// A gradient that autograd has completed. An undefined one is zero.
@@ -258,6 +294,7 @@ class TorchModel {
   typename Source::Held module_;
   mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   at::Tensor loss_;  // between forward and backward
+  detail::SyncedNorms norms_;
   std::uint64_t uses_ = 0;
 };
 

@@ -3,6 +3,7 @@
 /// @file How a model keeps its LibTorch module: by a pointer, or in a holder such as
 /// `torch::nn::Sequential`.
 
+#include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
 #include <memory>
@@ -24,6 +25,12 @@ std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
                 "module " + module.name() + " cannot be copied, and every replica needs one",
                 "derive it from torch::nn::Cloneable<" + module.name() +
                     "> and register everything in its reset()");
+  }
+  // A clone trains what its original does not, until it is told.
+  const auto originals = module.named_parameters();
+  for (auto& parameter : copy->named_parameters()) {
+    if (const at::Tensor* original = originals.find(parameter.key()))
+      parameter.value().set_requires_grad(original->requires_grad());
   }
   return std::dynamic_pointer_cast<Contained>(copy);
 }

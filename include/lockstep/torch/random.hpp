@@ -14,9 +14,9 @@ namespace lockstep::detail {
 
 /// LibTorch's generator of a device begins anew from a seed. On a CPU this writes 2.5 KB.
 inline void seed_generator(std::uint64_t seed, at::Device device = at::kCPU) {
-  const at::Generator& generator = at::globalContext().defaultGenerator(device);
+  at::Generator generator = at::globalContext().defaultGenerator(device);
   const std::lock_guard<std::mutex> lock(generator.mutex());
-  at::Generator(generator).set_current_seed(seed);
+  generator.set_current_seed(seed);
 }
 
 /// The generator of a device draws from the step's key: from the job's seed, the rank, the update

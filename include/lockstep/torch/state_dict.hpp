@@ -107,11 +107,10 @@ inline void add_names(std::string& problem, std::string_view what,
   if (names.size() > most) problem += text({" and ", names.size() - most, " more"});
 }
 
-/// Can elements of a file be those of a tensor? Floating ones are rounded, as Python's
-/// load_state_dict does it.
+/// Can elements of a file become those of a tensor? Python's load_state_dict converts them too;
+/// after `module.to(at::kBFloat16)` a C++ module has even its counts and masks in that type.
 inline bool may_become(at::ScalarType from, at::ScalarType to) {
-  return from == to || (at::isFloatingType(from) && at::isFloatingType(to)) ||
-         (from == at::kByte && to == at::kBool);  // so does a job write booleans
+  return from != at::ScalarType::Undefined && (at::isComplexType(to) || !at::isComplexType(from));
 }
 
 struct StateDictEntry {
@@ -221,8 +220,9 @@ void save_state_dict(const Net& net, const std::string& path) {
 
 /// Reads parameters and buffers from a safetensors file, lockstep's or Python's, into the memory
 /// that they have: a module that a job trains stays its module. Names and shapes must be the
-/// module's; floating-point numbers of another type are rounded. Of a tensor with several names the
-/// file may have one. Nothing changes before all is compared, and a file of lockstep's verified.
+/// module's; numbers of another type are converted, as Python does it. Of a tensor with several
+/// names the file may have one. Nothing changes before all is compared, and a file of lockstep's
+/// verified.
 /// **Ranks** this one alone; in a job, all ranks load, or one before the job begins.
 template <class Net>
 StateDictReport load_state_dict(const Net& net, const std::string& path,

@@ -10,6 +10,7 @@
 #include <cstring>
 
 #include "lockstep/torch/adopted_tensors.hpp"
+#include "lockstep/torch/random.hpp"
 
 namespace lockstep::detail {
 
@@ -21,6 +22,9 @@ struct TorchDevice {
     explicit Scope(const Step&) {}
   };
   static at::Device device(const Step&) { return at::kCPU; }
+
+  /// LibTorch's generator goes on from this step's key.
+  static void seed(const Step& step) { seed_torch(step); }
 
   /// The value of a loss, which the step returns.
   static double hand_out(const Step&, const at::Tensor& loss) { return loss.item<double>(); }

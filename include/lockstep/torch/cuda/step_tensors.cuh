@@ -17,6 +17,7 @@
 
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/torch/adopted_tensors.hpp"
+#include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 
 namespace lockstep::detail {
@@ -74,6 +75,14 @@ struct TorchDevice<Step> {
   static at::Device device(const Step&) {
     at::globalContext().lazyInitDevice(at::kCUDA);
     return current_torch_gpu();
+  }
+
+  /// LibTorch's generator goes on from this step's key. While a step is captured it cannot: the
+  /// graph's runs go on in the generator's sequence.
+  static void seed(const Step& step) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(step.stream(), &status), "cudaStreamIsCapturing");
+    if (status == cudaStreamCaptureStatusNone) seed_torch(step, device(step));
   }
 
   /// Writes the loss to where the step has it. **Stream** the step's.

@@ -16,6 +16,7 @@
 
 #include "lockstep/comm/backends/gloo/abortable.hpp"
 #include "lockstep/comm/backends/gloo/library.hpp"
+#include "lockstep/comm/backends/gloo/linked_library.hpp"
 #include "lockstep/comm/backends/gloo/meeting_store.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
@@ -74,6 +75,7 @@ class BrokenPipesBlocked {
 /// A thread that serves sockets which listen on `address`.
 inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string& address,
                                                               Rank rank) {
+  require_own_library(rank);
   try {
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = address;

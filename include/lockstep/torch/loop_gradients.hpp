@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The gradients of a module whose backward passes the program runs itself: averaged over
+/// ranks when each pass returns, in `Tensor::grad`.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/checked.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/model/lookup.hpp"
+#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/torch/adopted_tensors.hpp"
+#include "lockstep/torch/gradient_hooks.hpp"
+#include "lockstep/torch/model.hpp"
+#include "lockstep/torch/step_tensors.hpp"
+#include "lockstep/torch/unreached.hpp"
+
+namespace lockstep::detail {
+
+/// A module whose forward and backward passes the program runs: a model that only has tensors.
+template <class Net, Element... Ts>
+class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
+  using Base = TorchModel<LoopModule, Net, Ts...>;
+
+ public:
+  using Base::adopted;
+  using Base::Base;
+  using Base::keep_in;
+  using Base::open_norms;
+};
+
+/// Takes the gradients of backward passes into the buckets of a replica. A pass begins with the
+/// first gradient that autograd completes and ends with autograd's last callback, before `backward`
+/// returns.
+template <class Replica>
+class LoopGradients {
+  using traits = typename Replica::traits;
+  using Device = TorchDevice<typename Replica::step_type>;
+  using Elements = typename Replica::model_type::Elements;
+
+ public:
+  /// Moves the module's tensors into the replica's memory.
+  explicit LoopGradients(Replica& replica) : replica_(replica), receive_(*this) {
+    replica_.with_step([&](auto& step) {
+      replica_.model().keep_in(step);
+      for (std::size_t i = 0; i != parameters().size(); ++i) {
+        if (step.trains(i)) averages_.push_back(tensor_of_gradient(step, i));
+        places_.push_back(step.trains(i) ? averages_.size() - 1 : none);
+      }
+    });
+    if constexpr (traits::skips_unused) has_arrived_.resize(parameters().size());
+    receive(true);
+  }
+  LoopGradients(const LoopGradients&) = delete;
+  LoopGradients& operator=(const LoopGradients&) = delete;
+  /// Gives tensors memory of their own again: optimizers and the program may keep them. Where
+  /// backward has failed in the middle, other ranks wait for this one.
+  ~LoopGradients() {
+    receive(false);
+    for_each_trained([&](std::size_t i, at::Tensor& average) {
+      at::Tensor& own = parameters()[i].tensor.mutable_grad();
+      if (lies_in(own, average)) own = own.detach().clone();
+    });
+    replica_.model().adopted().release();
+    if (is_in_pass_) replica_.communicator().abandon("its backward pass ended with an exception");
+  }
+
+  /// Are gradients of the next passes averaged, or left to `Tensor::grad` of this rank?
+  void receive(bool averages) {
+    open_.reset();
+    if (averages) open_.emplace(replica_.model().adopted().receiver(), receive_);
+  }
+
+  /// Before a forward pass: the last backward pass has ended, and tensors are where they were.
+  void require_intact() {
+    if (is_in_pass_) [[unlikely]] {
+      throw Error("forward",
+                  "the backward pass before has not ended: an exception has left it, after some "
+                  "gradients had been sent",
+                  "let the exception end the program: ranks cannot go on from different gradients");
+    }
+    replica_.with_step([&](auto& step) { replica_.model().keep_in(step); });
+  }
+
+  /// Runs a backward pass from `root`. It may know at once which parameters have no gradient.
+  template <class F>
+  void run(const at::Tensor& root, const F& backward) {
+    struct Root {
+      Root(const at::Tensor*& now, const at::Tensor* root) : now(now) { now = root; }
+      ~Root() { now = nullptr; }
+      const at::Tensor*& now;
+    } const scope(root_, &root);
+    tell_others(replica_, backward);
+  }
+
+  /// For hooks: a gradient that autograd has completed.
+  void operator()(std::size_t parameter, const at::Tensor& gradient) {
+    const at::NoGradGuard quiet;
+    tell_others(replica_, [&] {
+      if (!is_in_pass_) begin();
+      write(parameter, gradient);
+    });
+  }
+
+  /// The averages of a step that is complete go to `Tensor::grad`. Parameters that no rank has used
+  /// keep what they have.
+  void hand_out() {
+    replica_.reduce_and_hand_out([&](const auto& is_used) {
+      for_each_trained([&](std::size_t i, at::Tensor& average) {
+        at::Tensor& own = parameters()[i].tensor.mutable_grad();
+        if (is_used(i) && !own.is_same(average)) own = average;
+      });
+    });
+  }
+
+  /// How many backward passes have ended.
+  std::uint64_t passes() const { return passes_; }
+
+ private:
+  static constexpr std::size_t none = static_cast<std::size_t>(-1);
+
+  const std::vector<ModuleTensor>& parameters() { return replica_.model().adopted().parameters(); }
+  template <class F>
+  void for_each_trained(const F& f) {
+    for (std::size_t i = 0; i != places_.size(); ++i)
+      if (places_[i] != none) f(i, averages_[places_[i]]);
+  }
+
+  /// Is a gradient the average of a pass before?
+  static bool lies_in(const at::Tensor& own, const at::Tensor& average) {
+    return own.defined() && !own.is_sparse() && own.const_data_ptr() == average.const_data_ptr();
+  }
+
+  template <class Step>
+  at::Tensor tensor_of_gradient(Step& step, std::size_t i) {
+    at::Tensor made;
+    Elements::with_parameter(parameters()[i].listed, [&]<class T>(std::type_identity<T>) {
+      const auto view = step.grad(Listed<T>{i});
+      using Held = typename decltype(view)::value_type;
+      made = tensor_at(view.data_handle(), parameters()[i].tensor, scalar_type<Held>,
+                       Device::device(step));
+    });
+    return made;
+  }
+
+  void begin() {
+    is_in_pass_ = true;
+    if constexpr (traits::skips_unused)
+      std::fill(has_arrived_.begin(), has_arrived_.end(), std::uint8_t{0});
+    if constexpr (is_checked) keep_old_gradients();
+    ::torch::autograd::Engine::get_default_engine().queue_callback([this] { end(); });
+    replica_.begin_backward(Sync::yes);
+    if constexpr (traits::skips_unused) {
+      if (root_ == nullptr) return;
+      for_each_unreached(*root_, replica_.model().adopted().nodes(),
+                         [&](std::size_t i) { leave_out(i); });
+    }
+  }
+
+  void end() {
+    const at::NoGradGuard quiet;
+    tell_others(replica_, [&] {
+      if constexpr (traits::skips_unused) {
+        for_each_trained([&](std::size_t i, at::Tensor&) {
+          if (has_arrived_[i] == 0) leave_out(i);
+        });
+      }
+      replica_.end_backward();
+      hand_out();
+    });
+    is_in_pass_ = false;
+    ++passes_;
+  }
+
+  /// The gradient and what `Tensor::grad` has already: as in Python, ranks average the sum of both.
+  /// It has gradients of passes in `no_sync`, or averages that the program has not cleared.
+  void write(std::size_t i, const at::Tensor& gradient) {
+    at::Tensor& to = averages_[places_[i]];
+    const at::Tensor& own = parameters()[i].tensor.grad();
+    const at::Tensor more =
+        gradient.defined() && gradient.is_sparse() ? gradient.to_dense() : gradient;
+    if (own.defined()) {
+      if (!lies_in(own, to)) to.copy_(own.is_sparse() ? own.to_dense() : own);
+      if (more.defined()) to.add_(more);
+    } else if (more.defined()) {
+      replica_.with_step(
+          [&](auto& step) { Device::write(step, to.mutable_data_ptr(), to.scalar_type(), more); });
+    } else {
+      to.zero_();
+    }
+    if constexpr (traits::skips_unused) has_arrived_[i] = 1;
+    replica_.with_step([&](auto& step) { step.ready(i); });
+  }
+
+  /// A parameter without a gradient in this pass, which may have one of passes before.
+  void leave_out(std::size_t i) {
+    if (parameters()[i].tensor.grad().defined()) {
+      write(i, at::Tensor());
+    } else {
+      has_arrived_[i] = 1;
+      replica_.with_step([&](auto& step) { step.unused(i); });
+    }
+  }
+
+  /// The checked mode fills buckets with a pattern before a pass.
+  void keep_old_gradients() {
+    for_each_trained([&](std::size_t i, at::Tensor& average) {
+      at::Tensor& own = parameters()[i].tensor.mutable_grad();
+      if (lies_in(own, average)) own = own.clone();
+    });
+  }
+
+  Replica& replica_;
+  std::vector<at::Tensor> averages_;  // over the memory of buckets
+  std::vector<std::size_t> places_;   // of parameters among them
+  GradientReceiver::Take receive_;
+  std::optional<GradientReceiver::Scope> open_;
+  std::vector<std::uint8_t> has_arrived_;  // where parameters may be left out
+  const at::Tensor* root_ = nullptr;       // of the pass under way, where it is known
+  bool is_in_pass_ = false;
+  std::uint64_t passes_ = 0;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What a call of `aten::batch_norm` hands over, and what its backward pass hands back.
+
+#include <ATen/core/Tensor.h>
+
+namespace lockstep::detail {
+
+/// The tensors of a norm. All but x may be undefined.
+struct NormTensors {
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor running_mean;
+  at::Tensor running_var;
+};
+
+struct NormNumbers {
+  double eps = 0;
+  /// The share of this batch in the running statistics.
+  double momentum = 0;
+};
+
+/// Which gradients autograd asks for.
+struct NormNeeds {
+  bool x = false;
+  bool weight = false;
+  bool bias = false;
+};
+
+struct NormGradients {
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,150 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `convert_sync_batchnorm`: the batch norms of a LibTorch module take their statistics over
+/// all ranks of the job, as PyTorch's `SyncBatchNorm` does.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/batch_norm_native.h>
+#include <torch/library.h>
+#include <torch/nn/module.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/launch/environment.hpp"
+#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/norm_exchange.hpp"
+#include "lockstep/torch/norm_function.hpp"
+#include "lockstep/torch/norm_marks.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// As many ranks as the launcher has started; one where there was none.
+inline std::size_t launched_world() {
+  static const std::size_t world = [] {
+    const auto reader = environment();
+    const auto place = reader.placement();
+    return place ? place->world.value() : reader.threads().value_or(1);
+  }();
+  return world;
+}
+
+/// Does a marked norm share its statistics with other ranks? Where it should and cannot, this
+/// throws: ranks would train on statistics of their own, and nobody would see it.
+inline bool shares_statistics(const NormMark& mark, const NormExchange* exchange) {
+  if (exchange == nullptr) {
+    if (launched_world() == 1) return false;
+    fail(mark.name,
+         {"a synchronised batch norm trains outside of a step of lockstep, which knows no ranks"},
+         "run the module in a TorchModel or a DistributedDataParallel with Norms<Synced>, or in "
+         "evaluation: module->eval()");
+  }
+  if (exchange->world() == 1) return false;
+  if (exchange->communicates()) return true;
+  fail(mark.name,
+       {"convert_sync_batchnorm has marked this batch norm, and the job does not share statistics"},
+       "add the policy Norms<Synced>, which converts all batch norms by itself, or do not convert "
+       "the module",
+       exchange->rank());
+}
+
+/// `aten::batch_norm` for all tensors that autograd sees. A LibTorch module calls its norms' own
+/// `forward`, so that they cannot be exchanged for others; what these call can.
+inline at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
+                             const std::optional<at::Tensor>& bias,
+                             const std::optional<at::Tensor>& running_mean,
+                             const std::optional<at::Tensor>& running_var, bool training,
+                             double momentum, double eps, bool cudnn_enabled) {
+  std::optional<at::Tensor> scale = weight && weight->defined() ? weight : std::nullopt;
+  if (training) {
+    const at::Tensor mean = running_mean.value_or(at::Tensor());
+    if (const auto mark = NormMarks::all().find(mean, scale.value_or(at::Tensor()))) {
+      if (mark->is_tag) scale.reset();
+      const std::shared_ptr<NormExchange>& exchange = current_norm_exchange();
+      if (mark->trains() && shares_statistics(*mark, exchange.get())) {
+        const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
+        return SyncedNorm::apply(
+            x, scale, shift,
+            c10::make_intrusive<NormPassing>(exchange, mark, NormNumbers{eps, momentum}),
+            NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
+                        running_var.value_or(at::Tensor())});
+      }
+    }
+  }
+  return at::native::batch_norm(x, scale, bias, running_mean, running_var, training, momentum, eps,
+                                cudnn_enabled);
+}
+
+/// From the first conversion on, LibTorch calls the function above.
+inline void override_batch_norm() {
+  struct Override {
+    explicit Override(c10::DispatchKey key)
+        : library(::torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {
+      library.impl("batch_norm", TORCH_FN(batch_norm));
+    }
+    ::torch::Library library;
+  };
+  static const Override cpu(c10::DispatchKey::AutogradCPU);
+  static const Override cuda(c10::DispatchKey::AutogradCUDA);
+}
+
+/// Marks all batch norms of a module; those that are marked stay so.
+inline void convert_norms(::torch::nn::Module& module) {
+  override_batch_norm();
+  NormMarks::all().forget_gone();
+  for_each_batch_norm(
+      module, [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); });
+}
+
+/// A module, or what holds one.
+template <class M>
+::torch::nn::Module& base_module(M& module) {
+  if constexpr (std::is_base_of_v<::torch::nn::Module, M>) {
+    return module;
+  } else if constexpr (requires { module.ptr(); }) {
+    return *module.ptr();
+  } else {
+    return *module;
+  }
+}
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// Makes of all `torch::nn::BatchNorm1d`, `2d` and `3d` of a module norms that take their
+/// statistics over the samples of all ranks, which may have different numbers of them. In an
+/// evaluation, and with one rank, they are what they were. The module is the same one, with the
+/// same tensors: `net = convert_sync_batchnorm(net)` and `convert_sync_batchnorm(net)` do the same.
+/// A `clone()` is a plain module again. A job with the policy `Norms<Synced>` converts its module
+/// by itself; without the policy, a converted module's norms refuse to train on more than one rank.
+///
+/// As in PyTorch, all ranks run the same norms in the same order, and gradients of weight and bias
+/// are those of a rank's own samples, which the job averages. LibTorch's norms refuse a rank that
+/// has one value per channel; PyTorch's `SyncBatchNorm` takes it.
+template <class M>
+M convert_sync_batchnorm(M&& module) {
+  detail::convert_norms(detail::base_module(module));
+  return std::forward<M>(module);
+}
+
+/// How many batch norms of a module take their statistics over ranks.
+template <class M>
+std::size_t count_sync_batchnorm(M&& module) {
+  std::size_t count = 0;
+  detail::for_each_batch_norm(detail::base_module(module), [&](auto& norm, const std::string&) {
+    if (detail::NormMarks::all().find(norm.running_mean, norm.weight)) ++count;
+  });
+  return count;
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

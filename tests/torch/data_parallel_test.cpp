@@ -1,0 +1,264 @@
+// SPDX-License-Identifier: Apache-2.0
+// Replicas of a module in one process train like the module on the whole batch: in a program's own
+// loop, and under ParallelStrategy<DP>.
+#include "lockstep/torch/data_parallel.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/sgd.h>
+
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lockstep/torch/model.hpp"
+#include "lockstep/trainer/dp.hpp"
+#include "torch/small_net.hpp"
+
+BOOST_AUTO_TEST_SUITE(torch_data_parallel)
+
+namespace {
+
+using namespace torch_net;
+namespace loops = lockstep::torch;
+using lockstep::TorchModel;
+
+struct NormNet : torch::nn::Cloneable<NormNet> {
+  torch::nn::Linear in{nullptr}, out{nullptr};
+  torch::nn::BatchNorm1d norm{nullptr};
+
+  void reset() override {
+    in = register_module("in", torch::nn::Linear(5, 6));
+    norm = register_module("norm", torch::nn::BatchNorm1d(6));
+    out = register_module("out", torch::nn::Linear(6, 2));
+  }
+  NormNet() { reset(); }
+  at::Tensor forward(const at::Tensor& x) { return out(at::tanh(norm(in(x)))); }
+};
+
+/// Largest difference of two modules' gradients.
+double gradients_apart(const torch::nn::Module& a, const torch::nn::Module& b) {
+  double apart = 0;
+  const auto as = a.parameters(), bs = b.parameters();
+  for (std::size_t i = 0; i != as.size(); ++i) {
+    BOOST_TEST(as[i].grad().defined() == bs[i].grad().defined());
+    if (!as[i].grad().defined()) continue;
+    apart = std::max(apart, (as[i].grad() - bs[i].grad()).abs().max().item<double>());
+  }
+  return apart;
+}
+
+/// A batch that DP can cut.
+struct Rows {
+  at::Tensor inputs;
+  std::size_t size() const { return static_cast<std::size_t>(inputs.size(0)); }
+  Rows slice(std::size_t first, std::size_t count) const {
+    return {inputs.narrow(0, static_cast<std::int64_t>(first), static_cast<std::int64_t>(count))};
+  }
+};
+template <class N>
+struct RowModel : TorchModel<RowModel<N>, N> {
+  using TorchModel<RowModel, N>::TorchModel;
+  at::Tensor loss(const Rows& rows) { return loss_of(this->module().forward(rows.inputs)); }
+};
+
+/// The pass of NormNet on shares of a batch, by hand: the running statistics of the first count.
+at::Tensor forward_by_hand(NormNet& net, const at::Tensor& x, std::size_t replicas) {
+  const auto shares = x.chunk(static_cast<std::int64_t>(replicas));
+  std::vector<at::Tensor> outputs(shares.size());
+  const at::Tensor mean = net.norm->running_mean.clone(), variance = net.norm->running_var.clone();
+  const at::Tensor count = net.norm->num_batches_tracked.clone();
+  for (std::size_t i = shares.size(); i-- != 0;) {
+    const at::NoGradGuard quiet;
+    net.norm->running_mean.data().copy_(mean);
+    net.norm->running_var.data().copy_(variance);
+    net.norm->num_batches_tracked.data().copy_(count);
+    const at::AutoGradMode again(true);
+    outputs[i] = net.forward(shares[i]);
+  }
+  return at::cat(outputs);
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(outputs_and_gradients_are_those_of_the_module) {
+  for (const std::size_t replicas : {1u, 2u, 3u, 4u}) {
+    auto alone = make_net(), net = make_net();
+    loops::DataParallel dp(net, replicas);
+    torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+    BOOST_TEST(dp.replicas() == replicas);
+    for (std::size_t s = 0; s != 4; ++s) {
+      const at::Tensor x = inputs_of(s, 0, 9);
+      const at::Tensor y = dp(x, s != 2);
+      const at::Tensor expected = alone->forward(x, s != 2);
+      BOOST_TEST(at::allclose(y, expected, 1e-5, 1e-6));
+      loss_of(y).backward();
+      loss_of(expected).backward();
+      BOOST_TEST(gradients_apart(*net, *alone) < 1e-6);
+      plain.step();
+      optimizer.step();
+      plain.zero_grad(s % 2 == 0);
+      optimizer.zero_grad(s % 2 == 0);
+      require_close(*net, *alone, "after an update");
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(gradients_of_gradients_are_those_of_the_module) {
+  using torch::autograd::grad;
+  auto alone = make_net(), net = make_net();
+  loops::DataParallel dp(net, 3);
+  const auto penalise = [](Net& each, auto&& forward) {
+    const at::Tensor x = inputs_of(1, 0, 7).requires_grad_();
+    const at::Tensor y = forward(x);
+    const at::Tensor slope = grad({y.sum()}, {x}, {}, true, true)[0];
+    const auto of = grad({loss_of(y)}, {each.in->weight, each.out->weight}, {}, true, true);
+    (loss_of(y) + slope.pow(2).mean() + of[0].pow(2).sum() + of[1].pow(2).sum()).backward();
+  };
+  penalise(*net, dp);
+  penalise(*alone, [&](const at::Tensor& x) { return alone->forward(x); });
+  BOOST_TEST(net->in->weight.grad().abs().max().item<float>() > 0);
+  BOOST_TEST(gradients_apart(*net, *alone) < 1e-6);
+}
+
+BOOST_AUTO_TEST_CASE(running_statistics_are_the_first_replicas) {
+  for (const std::size_t replicas : {1u, 2u, 4u}) {
+    auto alone = make_net<NormNet>(), net = make_net<NormNet>();
+    loops::DataParallel dp(net, replicas);
+    torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+    for (std::size_t s = 0; s != 4; ++s) {
+      const at::Tensor x = inputs_of(s, 0, 8);
+      loss_of(dp(x)).backward();
+      loss_of(forward_by_hand(*alone, x, replicas)).backward();
+      BOOST_TEST(gradients_apart(*net, *alone) < 1e-6);
+      plain.step();
+      optimizer.step();
+      plain.zero_grad();
+      optimizer.zero_grad();
+      BOOST_TEST(at::allclose(net->norm->running_mean, alone->norm->running_mean, 1e-5, 1e-6));
+      BOOST_TEST(at::allclose(net->norm->running_var, alone->norm->running_var, 1e-5, 1e-6));
+      BOOST_TEST(net->norm->num_batches_tracked.item<std::int64_t>() ==
+                 static_cast<std::int64_t>(s) + 1);
+    }
+    net->eval();
+    alone->eval();
+    const at::NoGradGuard quiet;
+    const at::Tensor x = inputs_of(9, 0, 8);
+    const at::Tensor y = dp(x);
+    BOOST_TEST(at::allclose(y, alone->forward(x), 1e-5, 1e-6));
+    BOOST_TEST(!y.requires_grad());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(values_that_are_replaced_reach_all_replicas) {
+  auto net = make_net(), other = make_net(8);
+  loops::DataParallel dp(net, 3);
+  dp(inputs_of(0, 0, 6));
+  for (auto& each : net->named_parameters())
+    each.value().set_data(other->named_parameters()[each.key()].detach().clone());
+  const at::Tensor x = inputs_of(1, 0, 6);
+  BOOST_TEST(at::allclose(dp(x), other->forward(x), 1e-5, 1e-6));
+}
+
+BOOST_AUTO_TEST_CASE(holders_and_several_outputs_and_numbers_are_gathered) {
+  torch::nn::Sequential net(torch::nn::Linear(5, 2));
+  loops::DataParallel dp(net, std::vector<at::Device>{at::kCPU, at::kCPU});
+  BOOST_TEST(dp(inputs_of(0, 0, 5)).size(0) == 5);
+
+  struct Two : torch::nn::Cloneable<Two> {
+    torch::nn::Linear in{nullptr};
+    Two() { reset(); }
+    void reset() override { in = register_module("in", torch::nn::Linear(5, 2)); }
+    std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x, const at::Tensor& scale) {
+      const at::Tensor y = in(x)*scale;
+      return {y, y.sum()};
+    }
+  };
+  loops::DataParallel two(std::make_shared<Two>(), 2);
+  const auto [rows, sums] = two(inputs_of(0, 0, 5), at::scalar_tensor(2));
+  BOOST_TEST(rows.size(0) == 5);
+  BOOST_TEST(sums.numel() == 2);
+  BOOST_TEST(at::allclose(sums.sum(), rows.sum(), 1e-4, 1e-5));
+}
+
+BOOST_AUTO_TEST_CASE(a_replica_that_throws_and_modules_that_cannot_be_copied_are_told) {
+  struct Bad : torch::nn::Cloneable<Bad> {
+    at::Tensor w;
+    Bad() { reset(); }
+    void reset() override { w = register_parameter("w", at::ones(5)); }
+    at::Tensor forward(const at::Tensor& x) {
+      if (x[0][0].item<float>() == 7) throw std::runtime_error("no luck today");
+      return x * w;
+    }
+  };
+  loops::DataParallel dp(std::make_shared<Bad>(), 2);
+  at::Tensor x = at::zeros({4, 5});
+  dp(x);
+  x[2][0] = 7;
+  BOOST_CHECK_EXCEPTION(dp(x), std::runtime_error, [](const std::runtime_error& error) {
+    return std::string(error.what()) == "no luck today";
+  });
+  struct Plain : torch::nn::Module {
+    at::Tensor w = register_parameter("w", at::ones(5));
+    at::Tensor forward(const at::Tensor& y) { return y * w; }
+  };
+  BOOST_CHECK_EXCEPTION(loops::DataParallel(std::make_shared<Plain>(), 2), lockstep::Error,
+                        [](const lockstep::Error& error) {
+                          return std::string(error.what()).find("torch::nn::Cloneable") !=
+                                 std::string::npos;
+                        });
+}
+
+BOOST_AUTO_TEST_CASE(a_torch_model_trains_under_dp_like_one_process) {
+  for (const std::size_t replicas : {1u, 2u, 4u}) {
+    auto alone = make_net();
+    torch::optim::SGD plain(alone->parameters(), 0.1);
+    lockstep::DataParallel<RowModel<Net>> dp({.replicas = replicas}, RowModel<Net>(make_net()));
+    dp.optimizer().lr = 0.1;
+    for (std::size_t s = 0; s != 4; ++s) {
+      const Rows rows{inputs_of(s, 0, 9)};
+      const at::Tensor loss = loss_of(alone->forward(rows.inputs));
+      loss.backward();
+      plain.step();
+      plain.zero_grad();
+      BOOST_TEST(std::abs(dp.step(rows) - loss.item<double>()) < 1e-6);
+      require_close(dp.model().module(), *alone, "dp");
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_torch_model_with_batch_norms_trains_under_dp_as_by_hand) {
+  for (const std::size_t replicas : {1u, 2u, 4u}) {
+    auto alone = make_net<NormNet>();
+    torch::optim::SGD plain(alone->parameters(), 0.1);
+    lockstep::DataParallel<RowModel<NormNet>> dp({.replicas = replicas},
+                                                 RowModel<NormNet>(make_net<NormNet>()));
+    dp.optimizer().lr = 0.1;
+    for (std::size_t s = 0; s != 4; ++s) {
+      const Rows rows{inputs_of(s, 0, 8)};
+      loss_of(forward_by_hand(*alone, rows.inputs, replicas)).backward();
+      plain.step();
+      plain.zero_grad();
+      dp.step(rows);
+      require_close(dp.model().module(), *alone, "dp");
+    }
+    const Rows rows{inputs_of(9, 0, 8)};
+    alone->eval();
+    BOOST_TEST(std::abs(dp.evaluate(rows) - loss_of(alone->forward(rows.inputs)).item<double>()) <
+               1e-6);
+    BOOST_TEST(dp.model().module().is_training());
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()

@@ -1,0 +1,237 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "lockstep/torch/state_dict.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/linear.h>
+
+#include <boost/test/unit_test.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <fstream>
+#include <string>
+#include <vector>
+
+#include "comm/ranks.hpp"
+#include "lockstep/checkpoint/reader.hpp"
+#include "lockstep/optim/adam.hpp"
+#include "lockstep/torch/model.hpp"
+#include "lockstep/trainer/loading.hpp"
+#include "lockstep/trainer/saving.hpp"
+#include "lockstep/trainer/trainer.hpp"
+#include "state_dict_net.hpp"
+#include "temporary_folder.hpp"
+#include "words_of.hpp"
+
+using namespace lockstep;
+using namespace state_dicts;
+
+BOOST_AUTO_TEST_SUITE(torch_state_dict)
+
+namespace detail = lockstep::detail;  // LibTorch has one too
+
+namespace {
+
+bool contains(const std::string& text, const std::string& part) {
+  BOOST_TEST(text.find(part) != std::string::npos, "'" << text << "' lacks '" << part << "'");
+  return true;
+}
+
+struct Batch {
+  at::Tensor inputs, labels;
+};
+
+/// The module as a model of a job; its values are those of `fill`.
+struct Model : TorchModel<Model, Net> {
+  Model() { fill(module()); }
+  at::Tensor loss(const Batch& batch) {
+    return at::cross_entropy_loss(module().forward(batch.inputs), batch.labels);
+  }
+};
+
+Batch batch_of(std::size_t rank) {
+  const at::Tensor i = at::arange(4 * 3 * 5 * 5, at::kFloat) + static_cast<double>(rank);
+  return {i.sin().view({4, 3, 5, 5}), at::arange(4)};
+}
+
+void require_no(const std::string& wrong) {
+  if (!wrong.empty()) throw std::runtime_error("other values: " + wrong);
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(a_module_comes_back_from_its_file_in_the_memory_that_it_has) {
+  const TemporaryFolder folder;
+  Odd saved;
+  fill(saved);
+  save_state_dict(saved, folder / "odd.safetensors");
+  BOOST_TEST(folder.files().size() == 1u);  // no temporary is left
+
+  Odd loaded;
+  clear(loaded);
+  std::vector<const void*> memory;
+  for (const at::Tensor& tensor : loaded.parameters()) memory.push_back(tensor.data_ptr());
+  const std::uint32_t version = loaded.scale._version();
+  load_state_dict(loaded, folder / "odd.safetensors");
+  BOOST_TEST(wrong_tensor(loaded) == "");
+  BOOST_TEST(loaded.scale._version() > version);  // autograd sees that it was written
+  BOOST_TEST(loaded.conv->weight.is_contiguous(at::MemoryFormat::ChannelsLast));
+  std::size_t i = 0;
+  for (const at::Tensor& tensor : loaded.parameters()) BOOST_TEST(tensor.data_ptr() == memory[i++]);
+
+  const detail::SafetensorsFile file(folder / "odd.safetensors");
+  BOOST_TEST((file.find("head.weight") != nullptr && file.find("embed.weight") != nullptr));
+  BOOST_TEST(file.find("mask")->element->name == "BOOL");
+  BOOST_TEST(file.find("norm.num_batches_tracked")->element->name == "I64");
+
+  ::torch::nn::Sequential holder(::torch::nn::Linear(3, 2));
+  save_state_dict(holder, folder / "holder.safetensors");
+  clear(*holder);
+  load_state_dict(holder, folder / "holder.safetensors");
+  BOOST_TEST(holder->parameters()[0].abs().sum().item<float>() > 0);
+}
+
+BOOST_AUTO_TEST_CASE(names_and_shapes_that_do_not_fit_are_named_and_nothing_changes) {
+  const TemporaryFolder folder;
+  const std::string path = folder / "file.safetensors";
+  Odd odd;
+  fill(odd);
+  save_state_dict(odd, path);
+  Net net;
+  clear(net);
+  const std::string unexpected = words_of([&] { load_state_dict(net, path); });
+  contains(unexpected,
+           "load_state_dict: '" + path + "' does not fit the module: unexpected in the file: ");
+  for (const char* name : {"small", "brain", "turned", "none", "bytes", "waves", "count"})
+    contains(unexpected, name);
+  contains(unexpected, ".strict = false");
+  BOOST_TEST(net.scale.item<float>() == 0);
+  const StateDictReport report = load_state_dict(net, path, {.strict = false});
+  BOOST_TEST(report.unexpected.size() == 7u);
+  BOOST_TEST(report.missing.empty());
+  BOOST_TEST(wrong_tensor(net) == "");
+
+  save_state_dict(net, path);
+  contains(words_of([&] { load_state_dict(odd, path); }), "missing in the file: ");
+
+  Net other;
+  other.register_buffer("extra", at::zeros({2}));
+  other.scale.set_data(at::zeros({2, 1}));
+  const std::string all = words_of([&] { load_state_dict(other, path); });
+  contains(all,
+           "missing in the file: extra; other in the file: scale ([] in the file, [2, 1] in the "
+           "module)");
+
+  ::torch::nn::Module many;
+  for (int i = 0; i != 11; ++i) many.register_buffer("b" + std::to_string(i), at::zeros({1}));
+  contains(words_of([&] { load_state_dict(many, path); }),
+           "b0, b1, b2, b3, b4, b5, b6, b7 and 3 more");
+
+  // A file that was damaged since is found out before anything is written.
+  clear(net);
+  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
+  file.seekp(-1, std::ios::end);
+  file.put('\x55');
+  file.close();
+  contains(words_of([&] { load_state_dict(net, path); }),
+           "the data of tensor 'mask' is not what was written");
+  BOOST_TEST(net.scale.item<float>() == 0);
+  contains(words_of([&] { load_state_dict(net, folder / "none"); }), "none");
+}
+
+BOOST_AUTO_TEST_CASE(numbers_of_another_type_are_converted_as_in_python) {
+  const TemporaryFolder folder;
+  Net net;
+  fill(net);
+  save_state_dict(net, folder / "f32");
+  Net half;
+  half.to(at::kBFloat16);
+  load_state_dict(half, folder / "f32");
+  BOOST_TEST(at::equal(half.embed->weight, net.embed->weight.to(at::kBFloat16)));
+  BOOST_TEST(half.norm->num_batches_tracked.item<float>() == 24);  // it has that type too
+  save_state_dict(half, folder / "bf16");
+  Net again;
+  load_state_dict(again, folder / "bf16");
+  BOOST_TEST(at::equal(again.embed->weight, half.embed->weight.to(at::kFloat)));
+}
+
+BOOST_AUTO_TEST_CASE(python_loads_the_file_strictly_and_its_own_is_loaded_here) {
+  if (peer().empty()) return;
+  const TemporaryFolder folder;
+  for (const std::string way : {"file", "model"}) {
+    Odd odd;
+    fill(odd);
+    save_state_dict(odd, folder / "ours");
+    BOOST_REQUIRE(
+        ask_peer("odd " + folder / "ours" + " " + folder / "theirs" + " " + way, folder / "odd"));
+    clear(odd);
+    load_state_dict(odd, folder / "theirs");
+    BOOST_TEST(wrong_tensor(odd, 2) == "");
+  }
+}
+
+BOOST_AUTO_TEST_CASE(checkpoints_of_jobs_are_state_dicts_too_with_tied_names) {
+  for (const std::size_t world : {1, 2, 4}) {
+    const TemporaryFolder folder;
+    const auto ends = ranks::run(ranks::As::processes, world, [&](auto& comm) {
+      at::set_num_threads(1);
+      DistributedDataParallel<Model, Optimizer<AdamW>> ddp(comm);
+      ddp.optimizer().lr = 0;
+      ddp.optimizer().weight_decay = 0;
+      const auto set = [&](double factor) {
+        const at::NoGradGuard quiet;
+        const auto write = [&](const auto& tensors) {
+          for (const auto& tensor : tensors) {
+            const at::Tensor to = values(tensor.name, tensor.tensor);
+            tensor.tensor.copy_(to.scalar_type() == at::kBool ? to : to * factor);
+          }
+        };
+        comm.barrier();
+        write(detail::module_parameters(ddp.model().module()));
+        write(detail::module_buffers(ddp.model().module()));
+        comm.barrier();
+      };
+      ddp.step(batch_of(comm.rank().value()));
+      set(1);
+      save(ddp, folder / "whole");
+      save(ddp, folder / "parameters", {.parameters_only = true});
+      set(3);
+      load(ddp, folder / "whole");
+      require_no(wrong_tensor(ddp.model().module()));
+      set(3);
+      load_parameters(ddp, folder / "parameters");
+      require_no(wrong_tensor(ddp.model().module()));
+      ddp.step(batch_of(comm.rank().value()));  // it is still the job's module
+    });
+    for (const std::string& end : ends) BOOST_TEST(end == "");
+    const detail::CheckpointReader whole(folder / "whole");
+    BOOST_TEST(whole.find("head.weight") != nullptr);
+    BOOST_TEST(whole.find("lockstep/state/embed.weight/exp_avg") != nullptr);
+    BOOST_TEST(whole.find("lockstep/state/head.weight/exp_avg") == nullptr);
+    for (const auto& tensor : detail::CheckpointReader(folder / "parameters").tensors())
+      BOOST_TEST(!tensor.name.starts_with("lockstep/"));
+    Net net;  // without a job
+    clear(net);
+    load_state_dict(net, folder / "whole");
+    BOOST_TEST(wrong_tensor(net) == "");
+
+    if (peer().empty() || world == 4) continue;
+    BOOST_REQUIRE(
+        ask_peer("net " + folder / "whole" + " " + folder / "theirs1 checkpoint", folder / "a"));
+    BOOST_REQUIRE(
+        ask_peer("net " + folder / "parameters" + " " + folder / "theirs2 model", folder / "b"));
+    const auto back = ranks::run(ranks::As::processes, world, [&](auto& comm) {
+      at::set_num_threads(1);
+      DistributedDataParallel<Model, Optimizer<AdamW>> ddp(comm);
+      ddp.optimizer().lr = 0;
+      for (const char* theirs : {"theirs1", "theirs2"}) {
+        ddp.step(batch_of(comm.rank().value()));
+        load_parameters(ddp, folder / theirs);
+        require_no(wrong_tensor(ddp.model().module(), 2));
+      }
+    });
+    for (const std::string& end : back) BOOST_TEST(end == "");
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()

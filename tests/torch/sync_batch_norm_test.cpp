@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+// Batch norms of LibTorch modules over real processes, against LibTorch's own norm on the union.
+#include "lockstep/torch/sync_batch_norm.hpp"
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/nn/modules/batchnorm.h>
+#include <torch/nn/modules/container/sequential.h>
+#include <torch/nn/modules/conv.h>
+#include <torch/nn/modules/instancenorm.h>
+
+#include <boost/test/unit_test.hpp>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "torch/norm_ranks.hpp"
+
+BOOST_AUTO_TEST_SUITE(torch_sync_batch_norm)
+
+namespace {
+
+using namespace torch_tests;
+namespace nn = ::torch::nn;
+
+/// A norm's input on all ranks, and how each has its part.
+struct Union {
+  std::vector<std::int64_t> samples;  // of each rank
+  std::vector<std::int64_t> sample;   // channels and positions
+  at::ScalarType type = at::kDouble;
+  at::MemoryFormat format = at::MemoryFormat::Contiguous;
+
+  at::Tensor numbers(std::int64_t seed) const {
+    std::int64_t all = 0;
+    for (const std::int64_t count : samples) all += count;
+    std::vector<std::int64_t> sizes{all};
+    sizes.insert(sizes.end(), sample.begin(), sample.end());
+    const at::Tensor index =
+        at::arange(all * c10::multiply_integers(sample), at::kDouble).view(sizes);
+    return ((index * 0.61 + seed).sin() * 2 + (index * 0.013).cos() + 0.7).to(type);
+  }
+  at::Tensor part(const at::Tensor& all, std::size_t rank) const {
+    std::int64_t first = 0;
+    for (std::size_t r = 0; r != rank; ++r) first += samples[r];
+    const at::Tensor own = all.narrow(0, first, samples[rank]).contiguous();
+    return sample.size() == 3 ? own.contiguous(format) : own;
+  }
+};
+
+/// The weight and bias of tests, where a norm has them.
+void set_affine(auto& norm) {
+  const at::NoGradGuard quiet;
+  if (!norm->options.affine()) return;
+  const at::Tensor index = at::arange(norm->weight.numel(), at::kDouble);
+  norm->weight.copy_((index + 3).sin());
+  norm->bias.copy_((index + 4).sin());
+}
+
+/// Two steps of a norm on the union, in one process and over ranks.
+template <class Norm>
+void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptions& options,
+                 double within, at::ScalarType norm_type) {
+  Norm alone(options);
+  Norm synced(options);
+  for (Norm* norm : {&alone, &synced}) {
+    set_affine(*norm);
+    (*norm)->to(norm_type);
+  }
+  lockstep::detail::SyncedNorms norms;
+  const RankedStep step{CommRanks{&comm}};
+  const std::size_t me = comm.rank().value();
+  for (std::int64_t seed : {1, 2}) {
+    const at::Tensor whole = all.numbers(seed).requires_grad_();
+    const at::Tensor dy = all.numbers(seed + 10);
+    const at::Tensor y = alone->forward(whole);
+    y.backward(dy);
+    const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
+    at::Tensor own;
+    {
+      const auto open = norms.open(*synced, step);
+      own = synced->forward(part);
+    }
+    require(own.scalar_type() == all.type, "y has another type");
+    require(own.is_contiguous(all.sample.size() == 3 ? all.format : at::MemoryFormat::Contiguous) ||
+                own.numel() == 0,
+            "y has another order in memory");
+    own.backward(all.part(dy, me));  // the ranks travel with the graph
+    require_close(own, all.part(y, me), "y", within);
+    require_close(part.grad(), all.part(whole.grad(), me), "dx", within);
+  }
+  if (options.affine()) {
+    const auto sum = [&](const at::Tensor& own) {
+      at::Tensor all_ranks = own.to(at::kDouble).contiguous();
+      comm.all_reduce(std::span<double>(all_ranks.data_ptr<double>(),
+                                        static_cast<std::size_t>(all_ranks.numel())),
+                      Sum{});
+      return all_ranks;
+    };
+    require(synced->weight.grad().scalar_type() == norm_type, "dweight has another type");
+    require_close(sum(synced->weight.grad()), alone->weight.grad(), "dweight", within * 10);
+    require_close(sum(synced->bias.grad()), alone->bias.grad(), "dbias", within * 10);
+  }
+  if (options.track_running_stats()) {
+    require_close(synced->running_mean, alone->running_mean, "running_mean", within);
+    require_close(synced->running_var, alone->running_var, "running_var", within);
+    require(synced->num_batches_tracked.template item<std::int64_t>() == 2, "batches tracked");
+  }
+}
+
+/// The samples of each rank; with three ranks or more, rank 1 has none.
+std::vector<std::int64_t> uneven(std::size_t world) {
+  std::vector<std::int64_t> samples;
+  for (std::size_t r = 0; r != world; ++r)
+    samples.push_back(world > 2 && r == 1 ? 0 : static_cast<std::int64_t>(3 + 2 * r));
+  return samples;
+}
+
+void check_kinds(ranks::Shared& comm) {
+  const std::size_t world = comm.world_size().value();
+  const auto samples = uneven(world);
+  const auto last = at::MemoryFormat::ChannelsLast;
+  const auto first = at::MemoryFormat::Contiguous;
+  const auto options = [](std::int64_t n) { return nn::BatchNormOptions(n); };
+  const Union rows{samples, {5}};
+  const Union lines{samples, {3, 7}};
+  const Union images{samples, {6, 4, 5}};
+  const Union last_images{samples, {6, 4, 5}, at::kDouble, last};
+  const Union volumes{samples, {4, 2, 3, 2}};
+  constexpr double exact = 1e-10;
+  check_union<nn::BatchNorm1d>(comm, rows, options(5), exact, at::kDouble);
+  check_union<nn::BatchNorm1d>(comm, lines, options(3), exact, at::kDouble);
+  check_union<nn::BatchNorm2d>(comm, images, options(6), exact, at::kDouble);
+  check_union<nn::BatchNorm2d>(comm, last_images, options(6), exact, at::kDouble);
+  check_union<nn::BatchNorm3d>(comm, volumes, options(4), exact, at::kDouble);
+  // Options.
+  check_union<nn::BatchNorm2d>(comm, images, options(6).momentum(std::nullopt).eps(1e-3), exact,
+                               at::kDouble);
+  check_union<nn::BatchNorm2d>(comm, images, options(6).momentum(0.3), exact, at::kDouble);
+  check_union<nn::BatchNorm2d>(comm, images, options(6).affine(false), exact, at::kDouble);
+  check_union<nn::BatchNorm2d>(comm, images, options(6).track_running_stats(false), exact,
+                               at::kDouble);
+  check_union<nn::BatchNorm2d>(comm, images, options(6).affine(false).track_running_stats(false),
+                               exact, at::kDouble);
+  // Types; a norm of floats takes halves.
+  for (const auto format : {first, last}) {
+    check_union<nn::BatchNorm2d>(comm, {samples, {6, 4, 5}, at::kFloat, format}, options(6), 1e-5,
+                                 at::kFloat);
+    check_union<nn::BatchNorm2d>(comm, {samples, {6, 4, 5}, at::kBFloat16, format}, options(6),
+                                 2e-2, at::kFloat);
+    check_union<nn::BatchNorm2d>(comm, {samples, {6, 4, 5}, at::kHalf, format}, options(6), 3e-3,
+                                 at::kFloat);
+  }
+  check_union<nn::BatchNorm2d>(comm, {samples, {6, 4, 5}, at::kBFloat16, first}, options(6), 3e-2,
+                               at::kBFloat16);
+}
+
+/// A network with two norms, one of which sees what the other has normalised.
+nn::Sequential two_norms() {
+  nn::Sequential net(nn::Conv2d(nn::Conv2dOptions(3, 4, 2)), nn::BatchNorm2d(4),
+                     nn::Conv2d(nn::Conv2dOptions(4, 4, 2)), nn::BatchNorm2d(4));
+  net->to(at::kDouble);
+  const at::NoGradGuard quiet;
+  std::int64_t k = 1;
+  for (at::Tensor& parameter : net->parameters())
+    parameter.copy_(
+        (at::arange(parameter.numel(), at::kDouble) * 0.7 + k++).sin().view_as(parameter));
+  return net;
+}
+
+/// The gradients of a penalty on input gradients, which needs the norms' second derivatives.
+std::vector<at::Tensor> penalty_gradients(nn::Sequential& net, const at::Tensor& x) {
+  const at::Tensor y = net->forward(x);
+  const at::Tensor dx =
+      ::torch::autograd::grad({(y.tanh() * y).sum()}, {x}, {}, true, /*create_graph=*/true)[0];
+  ((dx * dx).sum() + (y * y * y).sum()).backward();
+  std::vector<at::Tensor> gradients{x.grad()};
+  for (const at::Tensor& parameter : net->parameters()) gradients.push_back(parameter.grad());
+  return gradients;
+}
+
+void check_penalty(ranks::Shared& comm) {
+  const Union all{uneven(comm.world_size().value()), {3, 5, 5}};
+  const at::Tensor whole = all.numbers(3).requires_grad_();
+  nn::Sequential alone = two_norms();
+  const std::vector<at::Tensor> want = penalty_gradients(alone, whole);
+  nn::Sequential net = two_norms();
+  lockstep::detail::SyncedNorms norms;
+  const auto open = norms.open(*net, RankedStep{CommRanks{&comm}});
+  const std::size_t me = comm.rank().value();
+  const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
+  const std::vector<at::Tensor> have = penalty_gradients(net, part);
+  require_close(have[0], all.part(want[0], me), "the input's gradient", 1e-9);
+  for (std::size_t i = 1; i != have.size(); ++i) {
+    at::Tensor sum = have[i].contiguous().clone();
+    comm.all_reduce(
+        std::span<double>(sum.data_ptr<double>(), static_cast<std::size_t>(sum.numel())), Sum{});
+    require_close(sum, want[i], "the gradient of parameter " + std::to_string(i - 1), 1e-9);
+  }
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(ranks_find_what_one_process_finds_on_the_union) {
+  for (const std::size_t world : {1u, 2u, 4u})
+    expect_fine(on_ranks(world, [](ranks::Shared& comm) { check_kinds(comm); }));
+}
+
+BOOST_AUTO_TEST_CASE(a_gradient_penalty_goes_through_norms_of_all_ranks) {
+  for (const std::size_t world : {1u, 2u, 4u})
+    expect_fine(on_ranks(world, [](ranks::Shared& comm) { check_penalty(comm); }));
+}
+
+BOOST_AUTO_TEST_CASE(backward_may_run_on_another_thread_and_inputs_may_need_no_gradient) {
+  expect_fine(on_ranks(2, [](ranks::Shared& comm) {
+    const Union all{{3, 5}, {4, 3, 3}};
+    const std::size_t me = comm.rank().value();
+    const at::Tensor whole = all.numbers(1);
+    nn::BatchNorm2d alone(4), norm(4);
+    alone->to(at::kDouble);
+    norm->to(at::kDouble);
+    const at::Tensor dy = all.numbers(5);
+    alone->forward(whole).backward(dy);
+    lockstep::detail::SyncedNorms norms;
+    at::Tensor y;
+    {
+      const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+      y = norm->forward(all.part(whole, me));
+    }
+    std::string words;
+    std::thread([&] {
+      try {
+        y.backward(all.part(dy, me));
+      } catch (const std::exception& error) {
+        words = error.what();
+      }
+    }).join();
+    require(words.empty(), words);
+    at::Tensor sum = norm->weight.grad().clone();
+    comm.all_reduce(std::span<double>(sum.data_ptr<double>(), 4), Sum{});
+    require_close(sum, alone->weight.grad(), "dweight", 1e-10);
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(evaluation_and_other_norms_stay_with_their_rank) {
+  expect_fine(on_ranks(2, [](ranks::Shared& comm) {
+    const Union all{{3, 5}, {4, 3, 3}};
+    const at::Tensor part = all.part(all.numbers(1), comm.rank().value());
+    const auto same = [&](auto marked, auto plain, const std::string& what) {
+      marked->to(at::kDouble);
+      plain->to(at::kDouble);
+      require_close(marked->forward(part), plain->forward(part), what, 1e-12);
+    };
+    const auto no_statistics = nn::BatchNormOptions(4).track_running_stats(false);
+    lockstep::detail::SyncedNorms norms;
+    nn::BatchNorm2d evaluated(4), bare(no_statistics), unmarked(4),
+        bare_of_all(nn::BatchNormOptions(4).track_running_stats(false).affine(false));
+    nn::Sequential marked(evaluated, bare, bare_of_all);
+    const auto open = norms.open(*marked, RankedStep{CommRanks{&comm}});
+    require(count_sync_batchnorm(marked) == 3, "three norms are marked");
+    marked->eval();
+    nn::BatchNorm2d plain(4);
+    plain->eval();
+    same(evaluated, plain, "an evaluated norm");
+    same(bare, nn::BatchNorm2d(no_statistics), "an evaluated norm without running statistics");
+    same(bare_of_all, nn::BatchNorm2d(no_statistics), "an evaluated norm without any tensors");
+    same(unmarked, nn::BatchNorm2d(4), "a norm of another module");
+    nn::InstanceNorm2d instance(nn::InstanceNorm2dOptions(4));
+    const at::Tensor normal = instance->forward(part);
+    require(normal.mean({2, 3}).abs().max().item<double>() < 1e-9, "an instance norm");
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
+  expect_fine(on_ranks(2, [](ranks::Shared& comm) {
+    nn::BatchNorm2d norm(3);
+    lockstep::detail::SyncedNorms norms;
+    const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+    norm->forward(at::zeros({0, 3, 2, 2}).requires_grad_()).sum().backward();
+    require_close(norm->running_mean, at::zeros({3}), "running_mean", 0);
+    require_close(norm->running_var, at::ones({3}), "running_var", 0);
+    require_close(norm->weight.grad(), at::zeros({3}), "dweight", 0);
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
+  expect_all_say(on_ranks(2,
+                          [](ranks::Shared& comm) {
+                            nn::BatchNorm1d norm(3);
+                            lockstep::detail::SyncedNorms norms;
+                            const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+                            // LibTorch's norm looks at a rank's own values first.
+                            const auto mine = static_cast<std::int64_t>(comm.rank().value());
+                            at::batch_norm(at::zeros({mine, 3}), norm->weight, norm->bias,
+                                           norm->running_mean, norm->running_var, true, 0.1, 1e-5,
+                                           false);
+                          }),
+                 "expected more than 1 value per channel");
+}
+
+BOOST_AUTO_TEST_CASE(a_marked_norm_that_cannot_share_says_what_to_add) {
+  const auto train = [](ranks::Shared& comm, std::size_t world) {
+    nn::Sequential net(nn::BatchNorm2d(3));
+    convert_sync_batchnorm(net);
+    lockstep::detail::SyncedNorms norms;
+    const auto open = norms.open(*net, RankedStep{LocalRanks{world}});
+    net->forward(at::ones({2, 3, 2, 2}) * static_cast<double>(comm.rank().value()));
+  };
+  const Ends ends = on_ranks(2, [&](ranks::Shared& comm) { train(comm, 2); });
+  expect_all_say(ends, "lockstep: 0: convert_sync_batchnorm has marked this batch norm");
+  expect_all_say(ends, "add the policy Norms<Synced>");
+  expect_fine(on_ranks(2, [&](ranks::Shared& comm) { train(comm, 1); }));
+}
+
+BOOST_AUTO_TEST_CASE(a_marked_norm_outside_of_a_step_trains_only_in_a_world_of_one) {
+  const auto train = [](ranks::Shared&) {
+    nn::Sequential net = convert_sync_batchnorm(nn::Sequential(nn::BatchNorm2d(3)));
+    net->forward(at::ones({2, 3, 2, 2}));
+  };
+  expect_fine(on_ranks(1, train));
+  const Ends ends = on_ranks(1, [&](ranks::Shared& comm) {
+    for (const auto& [name, value] : {std::pair{"RANK", "0"},
+                                      {"WORLD_SIZE", "2"},
+                                      {"LOCAL_RANK", "0"},
+                                      {"LOCAL_WORLD_SIZE", "2"},
+                                      {"MASTER_ADDR", "127.0.0.1"},
+                                      {"MASTER_PORT", "29511"}})
+      setenv(name, value, 1);
+    train(comm);
+  });
+  expect_all_say(ends, "trains outside of a step of lockstep");
+  expect_fine(on_ranks(1, [&](ranks::Shared& comm) {
+    setenv("WORLD_SIZE", "2", 1);
+    nn::Sequential net = convert_sync_batchnorm(nn::Sequential(nn::BatchNorm2d(3)));
+    net->eval();
+    net->forward(at::ones({2, 3, 2, 2}));
+    static_cast<void>(comm);
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_refused) {
+  expect_all_say(on_ranks(2,
+                          [](ranks::Shared& comm) {
+                            nn::Sequential net(nn::BatchNorm2d(3));
+                            at::Tensor y;
+                            {
+                              lockstep::detail::SyncedNorms norms;
+                              const auto open = norms.open(*net, RankedStep{CommRanks{&comm}});
+                              y = net->forward(at::ones({2, 3, 2, 2}));
+                            }
+                            y.sum().backward();
+                          }),
+                 "runs after its job has ended");
+}
+
+BOOST_AUTO_TEST_CASE(marks_belong_to_modules_and_go_with_them) {
+  at::set_num_threads(1);
+  lockstep::detail::NormMarks& marks = lockstep::detail::NormMarks::all();
+  marks.forget_gone();
+  const std::size_t before = marks.size();
+  {
+    nn::Sequential net = two_norms();
+    convert_sync_batchnorm(net);
+    convert_sync_batchnorm(*net);
+    convert_sync_batchnorm(net.ptr());
+    BOOST_TEST(count_sync_batchnorm(net) == 2u);
+    BOOST_TEST(marks.size() == before + 2);
+    net->to(at::kFloat);  // tensors get other memory and stay the same tensors
+    BOOST_TEST(count_sync_batchnorm(net) == 2u);
+    nn::Sequential copy(std::dynamic_pointer_cast<nn::SequentialImpl>(net->clone()));
+    BOOST_TEST(count_sync_batchnorm(copy) == 0u);  // a clone is a plain module again
+    BOOST_TEST(count_sync_batchnorm(convert_sync_batchnorm(copy)) == 2u);
+    BOOST_TEST(count_sync_batchnorm(net) == 2u);
+    BOOST_TEST(copy->parameters().size() == net->parameters().size());
+  }
+  marks.forget_gone();
+  BOOST_TEST(marks.size() == before);
+  // A norm without tensors is given one, which is no parameter of it and goes with a clone's reset.
+  nn::BatchNorm1d bare(nn::BatchNormOptions(3).affine(false).track_running_stats(false));
+  convert_sync_batchnorm(bare);
+  BOOST_TEST(count_sync_batchnorm(bare) == 1u);
+  BOOST_TEST(bare->parameters().empty());
+  BOOST_TEST(bare->named_buffers().is_empty());
+  nn::BatchNorm1d copy(std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(bare->clone()));
+  BOOST_TEST(!copy->weight.defined());
+  // Norms made one after the other do not take over each other's marks.
+  for (std::size_t i = 0; i != 50; ++i) {
+    nn::BatchNorm1d fresh(3);
+    BOOST_TEST(count_sync_batchnorm(fresh) == 0u);
+    convert_sync_batchnorm(fresh);
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
