@@ -259,6 +259,14 @@ if has_config("gpu") then
         if has_config("nccl") then add_links("nccl") end
         if has_config("gloo") then add_links("gloo") end
     target_end()
+    -- Modules of LibTorch. Its headers are read by nvcc three times, which takes minutes.
+    if has_torch_for_gpus() then
+        gpu_program("torch_gpu", "gpu/torch.cu", "gpu_all")
+            add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
+            if has_config("nccl") then add_links("nccl") end
+            link_torch()
+        target_end()
+    end
     -- Batch norms, alone and in networks, through all backends that there are.
     gpu_program("norms_gpu", {"gpu/norms.cu", "gpu/norms_threads.cu"}, "gpu_all")
         add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),

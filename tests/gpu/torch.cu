@@ -221,7 +221,9 @@ struct Checks {
     if (failed != 0) throw std::runtime_error(std::to_string(failed) + " checks failed");
   }
 
-  static constexpr bool shares_generator() { return std::is_same_v<typename Backend::choice, Shm>; }
+  bool shares_generator() const {
+    return std::is_same_v<typename Backend::choice, Shm> && session.world() != WorldSize{1};
+  }
 
   /// Saved in the middle and gone on from in another job, it ends with the same bits.
   void resume() {

@@ -43,7 +43,8 @@ class ModelCaptureGuard {
  public:
   template <class Model>
   ModelCaptureGuard(Model& model, Comm& comm)
-      : guard_(model.guard_capture(comm.gpu().stream(), JointlyCapturing<Comm>)) {}
+      : guard_(model.guard_capture(comm.gpu().stream(),
+                                   JointlyCapturing<Comm> && comm.world_size() != WorldSize{1})) {}
   void begin() { guard_.begin(); }
   void end() { guard_.end(); }
   void before_replay() { guard_.before_replay(); }
@@ -172,7 +173,9 @@ class StepGraphs {
 
   void give_up(Comm& comm, const std::string& reason) {
     if (!gave_up_ && comm.rank() == Rank{0}) {
-      std::fputs(("lockstep: CapturedStep runs call by call: " + reason + "\n").c_str(), stderr);
+      // What follows the first line is a library's account of its stack.
+      const std::string line = reason.substr(0, reason.find('\n'));
+      std::fputs(("lockstep: CapturedStep runs call by call: " + line + "\n").c_str(), stderr);
     }
     gave_up_ = true;
   }
