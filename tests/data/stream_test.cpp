@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stream of samples, as a loop sees it, is a function of the data, the seed and the epoch: the
 // format that samples are kept in, workers, ranks, batch sizes and interruptions do not enter.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstddef>
@@ -228,7 +229,11 @@ BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
   const Stream in_order = compare(InOrder{});
   for (const Stream& shuffled : {compare(KeyedShuffle{}), compare(BlockShuffle<4, 3>{})}) {
     BOOST_TEST((shuffled != in_order));
-    BOOST_TEST(std::set(shuffled.begin(), shuffled.end()).size() == samples);
+    // Every epoch has all samples, and an order of its own.
+    const auto second = shuffled.begin() + samples;
+    BOOST_TEST(std::set(shuffled.begin(), second).size() == samples);
+    BOOST_TEST(std::set(second, shuffled.end()).size() == samples);
+    BOOST_TEST(!std::equal(shuffled.begin(), second, second));
   }
 }
 
