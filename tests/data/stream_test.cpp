@@ -198,6 +198,11 @@ BOOST_AUTO_TEST_CASE(random_changes_belong_to_the_sample_and_not_to_who_makes_th
   const Stream expected = stream(memory, {});
   BOOST_TEST((expected != stream(formats.memory(), {})));
   expect_one_stream("memory, changed", memory, expected);
+  // Samples that are alike are changed differently, and each of them differently in every epoch.
+  const InMemoryDataset<float, std::int32_t> alike(std::vector<float>(samples * width),
+                                                   std::vector<std::int32_t>(samples));
+  const Stream changed = stream(alike | shaken(), {});
+  BOOST_TEST(std::set(changed.begin(), changed.end()).size() == 2 * samples);
   BOOST_TEST((stream(formats.npy() | shaken(), {3, 2}) == expected));
 #if __has_include(<lmdb.h>)
   const auto lmdb = lmdb_dataset<float, std::int32_t>(formats / "train.lmdb") | shaken();
