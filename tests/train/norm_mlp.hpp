@@ -37,6 +37,11 @@ struct NormMlp : PlainLayers {
     shape("fc2.weight"_p, out, hidden);
     shape("fc2.bias"_p, out);
   }
+  auto rows(auto& values) const {
+    using T = std::remove_pointer_t<decltype(values.data())>;
+    return HostView<T, dynamic, dynamic>(values.data(), values.size() / hidden, hidden);
+  }
+
   /// Buffers are not mentioned: a norm's first statistics are its own matter.
   void initialize(auto& initial) {
     double k = 1;
@@ -69,11 +74,6 @@ struct NormMlp : PlainLayers {
     activations.resize(sums.size());
     norm1.forward_relu(step, rows(std::as_const(sums)), rows(activations));
     linear(step.param("fc2.weight"_p), step.param("fc2.bias"_p), activations, outputs, false);
-  }
-
-  auto rows(auto& values) const {
-    using T = std::remove_pointer_t<decltype(values.data())>;
-    return HostView<T, dynamic, dynamic>(values.data(), values.size() / hidden, hidden);
   }
 
   std::vector<double> sums, activations, outputs;

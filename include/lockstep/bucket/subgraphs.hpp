@@ -71,7 +71,7 @@ struct SubgraphList {
     if (set == whole_model) return true;
     std::size_t number = 0;
     bool found = false;
-    ((++number == set && (found = Sets::match(parameter), true)) || ...);
+    static_cast<void>(((++number == set && (found = Sets::match(parameter), true)) || ...));
     return found;
   }
   /// The number of a declared set, or `count` for another name.

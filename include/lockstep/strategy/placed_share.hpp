@@ -97,14 +97,19 @@ class PlacedShare {
     return share.value();
   }
 
+  /// This class, as a type that waits for a `Batch`: clang looks into any other at once, where the
+  /// class is not complete yet.
   template <class Batch>
-  using Placed = std::remove_cvref_t<decltype(std::declval<PlacedShare&>().place_share(
+  using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, PlacedShare>;
+
+  template <class Batch>
+  using Placed = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place_share(
       std::declval<const Batch&>(), BatchCut{}, 0))>;
 
  public:
   /// The type that the model gets for its share of a `Batch`.
   template <class Batch>
-  using Share = std::remove_cvref_t<decltype(std::declval<PlacedShare&>().place(
+  using Share = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place(
       std::declval<const Batch&>(), BatchCut{}, 0))>;
 
  private:
