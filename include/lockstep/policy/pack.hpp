@@ -3,8 +3,8 @@
 /// @file Order-free packs of policies, and their one canonical order.
 
 #include <cstddef>
-#include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "lockstep/core/hash.hpp"
 #include "lockstep/policy/policy.hpp"
@@ -23,20 +23,31 @@ namespace detail {
 template <class Axis, class... Ps>
 inline constexpr std::size_t policies_for = (std::size_t{PolicyOf<Ps, Axis>} + ... + 0);
 
-/// The place of the first policy for Axis; the pack's size where there is none.
-template <class Axis, class... Ps>
-consteval std::size_t place_of() {
-  std::size_t place = 0;
-  static_cast<void>(((PolicyOf<Ps, Axis> || (++place, false)) || ...));
-  return place;
-}
+/// The first policy for Default's axis, else Default.
+template <class Default, class... Ps>
+struct FirstFor : std::type_identity<Default> {};
+template <class Default, class P, class... Ps>
+struct FirstFor<Default, P, Ps...>
+    : std::conditional_t<PolicyOf<P, typename Default::axis>, std::type_identity<P>,
+                         FirstFor<Default, Ps...>> {};
+
+/// All policies of a pack, of which no two answer the same axis, as bases: the compiler finds the
+/// one for an axis as it finds a base, faster than any search of ours.
+template <class Axis, class P>
+struct Answer : std::type_identity<P> {};
+template <class Pack>
+struct Answers;
+template <class... Ps>
+struct Answers<PolicyPack<Ps...>> : Answer<typename Ps::axis, Ps>... {};
+/// Only declared: its type is all that is wanted of it.
+template <class Axis, class P>
+Answer<Axis, P> answer_for(const Answer<Axis, P>&);
 
 /// A type may have its policies as its `pack`.
 template <class Axis, class Policies>
-struct PickFrom : PickFrom<Axis, typename Policies::pack> {};
-template <class Axis, class... Ps>
-struct PickFrom<Axis, PolicyPack<Ps...>> {
-  using type = std::tuple_element_t<place_of<Axis, Ps...>(), std::tuple<Ps...>>;
+struct PickFrom {
+  using type = typename decltype(answer_for<Axis>(
+      std::declval<const Answers<typename Policies::pack>&>()))::type;
 };
 
 /// A policy beside the default of its axis.
@@ -47,8 +58,7 @@ template <class Defaults, class... Ps>
 struct Canonicalize;
 template <class... Defaults, class... Ps>
 struct Canonicalize<PolicyPack<Defaults...>, Ps...> {
-  using type =
-      PolicyPack<typename PickFrom<typename Defaults::axis, PolicyPack<Ps..., Defaults>>::type...>;
+  using type = PolicyPack<typename FirstFor<Defaults, Ps...>::type...>;
 };
 
 /// The policy for Axis in a pack that has one.
@@ -57,7 +67,7 @@ using Pick = typename PickFrom<Axis, Pack>::type;
 
 /// The policy given for Default's axis, else Default.
 template <class Default, class... Ps>
-using PickOr = Pick<typename Default::axis, PolicyPack<Ps..., Default>>;
+using PickOr = typename FirstFor<Default, Ps...>::type;
 
 /// One policy per axis, in the order of `Defaults`: the list of all axes and their order in one.
 /// Any order of the same policies gives the same type.

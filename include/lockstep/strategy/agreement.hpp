@@ -19,9 +19,10 @@
 
 namespace lockstep::detail {
 
-/// A compiler's spelling of a type: good enough to show, never to compare.
+/// A compiler's spelling of a type: good enough to show, never to compare. Not `constexpr`: clang
+/// would search the long texts of all policies while it compiles.
 template <class T>
-constexpr std::string_view spelling() {
+std::string_view spelling() {
   const std::string_view text = __PRETTY_FUNCTION__;
   const std::size_t begin = text.find("T = ") + 4;
   return text.substr(begin, text.find_first_of(";]", begin) - begin);
