@@ -15,6 +15,10 @@ struct LibraryOfThisVersion {
   static const char is_linked;
 };
 
+/// Declared before it is used, as the standard wants it of what the library specialises.
+template <>
+const char LibraryOfThisVersion<hash_of(version)>::is_linked;
+
 [[maybe_unused, gnu::used]] static const char* const library =
     &LibraryOfThisVersion<hash_of(version)>::is_linked;
 
