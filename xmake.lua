@@ -62,6 +62,12 @@ option("lmdb")
     set_default(os.isfile("/usr/include/lmdb.h"))
 option_end()
 
+option("clang")
+    set_showmenu(true)
+    set_description("A clang++ with the sanitizers' libraries, which compiles most tests; empty: g++ compiles all")
+    set_default("")
+option_end()
+
 option("eigen")
     set_showmenu(true)
     set_description("The folder that holds Eigen/Core, for the examples' matrix products")
@@ -209,6 +215,12 @@ Requires: lockstep = @VERSION@ lmdb
 ]])
     end)
 target_end()
+
+-- For the targets that clang++ compiles, where there is one.
+function compile_by_clang()
+    set_toolset("cxx", get_config("clang"))
+    set_toolset("ld", get_config("clang"))
+end
 
 -- What is no template, compiled once. A program that is compiled with a sanitizer needs the library compiled with it.
 function compiled_library(name, sanitizer)
