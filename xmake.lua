@@ -216,12 +216,6 @@ Requires: lockstep = @VERSION@ lmdb
     end)
 target_end()
 
--- For the targets that clang++ compiles, where there is one.
-function compile_by_clang()
-    set_toolset("cxx", get_config("clang"))
-    set_toolset("ld", get_config("clang"))
-end
-
 -- What is no template, compiled once. A program that is compiled with a sanitizer needs the library compiled with it.
 function compiled_library(name, sanitizer)
     target(name)
