@@ -216,6 +216,11 @@ Requires: lockstep = @VERSION@ lmdb
     end)
 target_end()
 
+-- For the targets that g++ compiles: it collects its garbage when it has this many KiB, not before, which saves a tenth of its time.
+function collect_late()
+    add_cxxflags("--param=ggc-min-heapsize=1500000", {force = true, tools = {"gcc", "gxx"}})
+end
+
 -- What is no template, compiled once. A program that is compiled with a sanitizer needs the library compiled with it.
 function compiled_library(name, sanitizer)
     target(name)
@@ -223,6 +228,7 @@ function compiled_library(name, sanitizer)
         add_deps("lockstep")
         add_files("$(projectdir)/include/lockstep/compiled*.cpp")
         add_defines("LOCKSTEP_COMPILED", {public = true})
+        collect_late()
         -- Errors name the file that they come from, as its users know it, and not as it is called on this machine.
         add_cxflags("-fPIC", "-ffile-prefix-map=$(projectdir)/=", {force = true})
         if sanitizer then
