@@ -309,10 +309,9 @@ Libs: -L${torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,-rpath,${t
     end)
 target_end()
 
--- For the targets that clang++ compiles, where there is one.
-function compile_by_clang()
-    set_toolset("cxx", get_config("clang"))
-    set_toolset("ld", get_config("clang"))
+-- For the targets that g++ compiles: it collects its garbage when it has this many KiB, not before, which saves a tenth of its time.
+function collect_late()
+    add_cxxflags("--param=ggc-min-heapsize=1500000", {force = true, tools = {"gcc", "gxx"}})
 end
 
 -- What is no template, compiled once. A program that is compiled with a sanitizer needs the library compiled with it.
@@ -322,6 +321,7 @@ function compiled_library(name, sanitizer)
         add_deps("lockstep")
         add_files("$(projectdir)/include/lockstep/compiled*.cpp")
         add_defines("LOCKSTEP_COMPILED", {public = true})
+        collect_late()
         -- Errors name the file that they come from, as its users know it, and not as it is called on this machine.
         add_cxflags("-fPIC", "-ffile-prefix-map=$(projectdir)/=", {force = true})
         if sanitizer then

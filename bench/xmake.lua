@@ -80,7 +80,7 @@ if has_config("gpu") then
             set_default(false)
             set_targetdir("$(projectdir)/build/bench")
             add_deps("lockstep_compiled", "bench_support")
-            add_files("torch/gpu.cu")
+            add_files("torch/gpu.cu", "gpu/table.cpp", "gpu/step_times.cpp")
             add_includedirs("gpu", "../examples")
             add_syslinks("pthread")
             link_torch()

@@ -21,6 +21,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
             -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
             -- only. Examples run where they are built, so they may use all that this machine has.
             add_cxflags("-march=native")
+            collect_late()
         target_end()
     end
 end

@@ -1,9 +1,11 @@
 -- Tests: few binaries, because every one links Boost.Test anew. `./x test` runs them.
 set_group("tests")
 
--- Most programs with a sanitizer are compiled by clang, where it is: without optimisation, g++ takes twice the time, four
--- fifths of it for making code. g++ compiles the unit tests, in which every policy is, and with `./x test --long` all.
-local clang = (get_config("clang") or "") ~= ""
+-- Most programs with a sanitizer are compiled by clang, where it is: without optimisation, g++ takes up to twice the time,
+-- four fifths of it for making code. g++ compiles the unit tests, in which every policy is, and with `./x test --long`
+-- all. What it compiles is linked by clang, whose look for leaks takes no time; that of g++ takes 4 s on ARM.
+local clang = get_config("clang") or ""
+local has_clang = clang ~= ""
 
 -- A sanitizer: what it checks, parameters of the compiler for it, and the library that is compiled so.
 local function sanitizer(library, by_clang, checks, parameters)
@@ -25,9 +27,9 @@ end
 -- have the names of functions without lines: together a sixth of the time.
 local calls = "asan-instrumentation-with-call-threshold=0"
 local all = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size,vptr,alignment", "-fno-sanitize-recover=all"}
-local address = sanitizer("lockstep_address", clang, all, {calls})
-local address_by_gcc = clang and sanitizer("lockstep_address_by_gcc", false, all, {calls}) or address
-local thread = sanitizer("lockstep_thread", clang, {"-fsanitize=thread", "-g1"}, {})
+local address = sanitizer("lockstep_address", has_clang, all, {calls})
+local address_by_gcc = sanitizer("lockstep_address", false, all, {calls})
+local thread = sanitizer("lockstep_thread", has_clang, {"-fsanitize=thread", "-g1"}, {})
 -- For the largest programs the address sanitizer alone, which watches the heap and not the stack: another quarter. The
 -- code that they share with the others, which is most of it, is compiled with all checks there.
 local function lean(like)
@@ -36,10 +38,10 @@ local function lean(like)
     return only_address
 end
 
-for _, each in ipairs(table.unique({address, address_by_gcc, thread})) do
+for _, each in ipairs({address, thread}) do
     compiled_library(each.library, each.flags)
         set_group("tests")
-        if each.by_clang then compile_by_clang() end
+        if each.by_clang then set_toolset("cxx", clang) end
     target_end()
 end
 
@@ -69,12 +71,12 @@ local function test_program(name, batches, sanitizer)
         add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"")
         set_optimize("none")
         add_cxflags("-Wno-psabi", {force = true})  -- which tells of an old ABI
+        if sanitizer and has_clang then set_toolset("ld", clang) end
         if sanitizer and sanitizer.by_clang then
-            compile_by_clang()
+            set_toolset("cxx", clang)
         else
             add_cxflags("-Wno-subobject-linkage", {force = true})  -- which takes a test among others for a header
-            -- g++ collects its garbage when it has this many KiB, not before: an eighth of the time is saved.
-            add_cxflags("--param=ggc-min-heapsize=1500000", {force = true})
+            collect_late()
         end
         if sanitizer then
             add_cxflags(sanitizer.flags, {force = true})
@@ -136,6 +138,7 @@ if has_config("gloo") then
         set_kind("binary")
         set_targetdir("$(projectdir)/build/tests")
         add_deps("lockstep_compiled")
+        collect_late()
         add_files("network/job.cpp")
         add_includedirs("../examples")
         add_sysincludedirs("$(eigen)")
@@ -164,6 +167,7 @@ target("trainer")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
+    collect_late()
     add_files("launch/trainer.cpp")
     add_syslinks("pthread")
     set_optimize("none")
@@ -174,6 +178,7 @@ target("exchange")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
+    collect_late()
     add_files("checkpoint/exchange.cpp")
     add_syslinks("pthread")
     set_optimize("none")
@@ -184,6 +189,7 @@ target("trained")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
+    collect_late()
     add_files("checkpoint/trained.cpp")
     add_syslinks("pthread")
     set_optimize("none")
@@ -194,6 +200,7 @@ target("link")
     set_kind("binary")
     set_targetdir("$(projectdir)/build/tests")
     add_deps("lockstep_compiled")
+    collect_late()
     add_files("link/*.cpp|header_only.cpp")
     add_files("link/header_only.cpp", {undefines = "LOCKSTEP_COMPILED"})
     set_optimize("none")
@@ -252,6 +259,14 @@ if has_config("gpu") then
         if has_config("nccl") then add_links("nccl") end
         if has_config("gloo") then add_links("gloo") end
     target_end()
+    -- Modules of LibTorch. Its headers are read by nvcc three times, which takes minutes.
+    if has_torch_for_gpus() then
+        gpu_program("torch_gpu", "gpu/torch.cu", "gpu_all")
+            add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
+            if has_config("nccl") then add_links("nccl") end
+            link_torch()
+        target_end()
+    end
     -- Batch norms, alone and in networks, through all backends that there are.
     gpu_program("norms_gpu", {"gpu/norms.cu", "gpu/norms_threads.cu"}, "gpu_all")
         add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
@@ -317,6 +332,7 @@ if has_config("gpu") then
             set_kind("binary")
             set_targetdir("$(projectdir)/build/tests")
             add_deps("lockstep_compiled")
+            collect_late()
             add_files("gpu/nccl_watch.cpp")
             add_sysincludedirs("$(cccl)/..")
             add_syslinks("pthread")

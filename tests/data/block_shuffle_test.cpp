@@ -8,6 +8,7 @@
 #include <memory>
 #include <numeric>
 #include <random>
+#include <set>
 #include <span>
 #include <vector>
 
@@ -117,6 +118,46 @@ BOOST_AUTO_TEST_CASE(workers_change_nothing_and_any_world_goes_on) {
       }
     }
   }
+}
+
+// What a disk reads, and how well samples are mixed.
+BOOST_AUTO_TEST_CASE(a_window_has_some_whole_blocks_mixed_anew_in_every_window_and_epoch) {
+  constexpr std::size_t block = 16;
+  constexpr std::size_t window = 3 * block;
+  const Listed data{12 * window};
+  const auto epoch = [&](std::uint64_t number) {
+    RankOfJob job(data, 1, 0, Seed{5}, Epoch{number}, {.batch_size = 10, .workers = 2});
+    return job.draw(data.size());
+  };
+  const Samples drawn = epoch(0);
+  BOOST_TEST((drawn != epoch(1)));
+  BOOST_TEST_REQUIRE(drawn.size() == data.size());
+  std::set<std::size_t> blocks;              // all that were read
+  std::set<Samples> orders;                  // of places within blocks, in a window
+  std::vector<std::size_t> first_of_window;  // the first block of each
+  for (std::size_t begin = 0; begin != drawn.size(); begin += window) {
+    Samples within(drawn.begin() + static_cast<std::ptrdiff_t>(begin),
+                   drawn.begin() + static_cast<std::ptrdiff_t>(begin + window));
+    BOOST_TEST(!std::ranges::is_sorted(within, {}, [](std::size_t i) { return i % block; }));
+    std::set<std::size_t> here;
+    Samples places;
+    for (const std::size_t sample : within) {
+      here.insert(sample / block);
+      places.push_back(sample % block);
+    }
+    // Samples of a block are not read one after the other.
+    std::size_t changes = 0;
+    for (std::size_t i = 1; i != within.size(); ++i)
+      changes += within[i] / block != within[i - 1] / block ? 1 : 0;
+    BOOST_TEST(changes > 10);
+    BOOST_TEST(here.size() == 3u);
+    blocks.insert(here.begin(), here.end());
+    orders.insert(places);
+    first_of_window.push_back(*here.begin());
+  }
+  BOOST_TEST(blocks.size() == data.size() / block);  // so that no block is in two windows
+  BOOST_TEST(orders.size() == data.size() / window);
+  BOOST_TEST(!std::ranges::is_sorted(first_of_window));
 }
 
 BOOST_AUTO_TEST_SUITE_END()

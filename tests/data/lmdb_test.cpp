@@ -60,6 +60,9 @@ auto labelled(const std::string& path, const LmdbOptions& options = {}) {
   return lmdb_dataset<float, std::int32_t>(path, options);
 }
 
+// Samples are the same in every pass, so that DeviceResident takes them.
+static_assert(!detail::changes_by_pass<LmdbDataset<Point>>());
+
 /// Whether sample i of two sources is the same; throws what reading throws.
 bool is_same(const auto& a, const auto& b, std::size_t i) {
   Point of_a;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The stream of samples, as a loop sees it, is a function of the data, the seed and the epoch: the
 // format that samples are kept in, workers, ranks, batch sizes and interruptions do not enter.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <chrono>
 #include <cstddef>
@@ -197,6 +198,11 @@ BOOST_AUTO_TEST_CASE(random_changes_belong_to_the_sample_and_not_to_who_makes_th
   const Stream expected = stream(memory, {});
   BOOST_TEST((expected != stream(formats.memory(), {})));
   expect_one_stream("memory, changed", memory, expected);
+  // Samples that are alike are changed differently, and each of them differently in every epoch.
+  const InMemoryDataset<float, std::int32_t> alike(std::vector<float>(samples * width),
+                                                   std::vector<std::int32_t>(samples));
+  const Stream changed = stream(alike | shaken(), {});
+  BOOST_TEST(std::set(changed.begin(), changed.end()).size() == 2 * samples);
   BOOST_TEST((stream(formats.npy() | shaken(), {3, 2}) == expected));
 #if __has_include(<lmdb.h>)
   const auto lmdb = lmdb_dataset<float, std::int32_t>(formats / "train.lmdb") | shaken();
@@ -228,7 +234,11 @@ BOOST_AUTO_TEST_CASE(every_order_gives_one_stream_whatever_workers_and_ranks) {
   const Stream in_order = compare(InOrder{});
   for (const Stream& shuffled : {compare(KeyedShuffle{}), compare(BlockShuffle<4, 3>{})}) {
     BOOST_TEST((shuffled != in_order));
-    BOOST_TEST(std::set(shuffled.begin(), shuffled.end()).size() == samples);
+    // Every epoch has all samples, and an order of its own.
+    const auto second = shuffled.begin() + samples;
+    BOOST_TEST(std::set(shuffled.begin(), second).size() == samples);
+    BOOST_TEST(std::set(second, shuffled.end()).size() == samples);
+    BOOST_TEST(!std::equal(shuffled.begin(), second, second));
   }
 }
 

@@ -22,10 +22,10 @@
 #include "lockstep/torch/collate.hpp"
 #include "words_of.hpp"
 
+BOOST_AUTO_TEST_SUITE(torch_batch)
+
 using namespace lockstep;
 using ranks::require;
-
-BOOST_AUTO_TEST_SUITE(torch_batch)
 
 namespace detail = lockstep::detail;  // LibTorch has one too
 

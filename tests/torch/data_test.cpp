@@ -28,10 +28,10 @@
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
 
+BOOST_AUTO_TEST_SUITE(torch_data)
+
 using namespace lockstep;
 using ::torch::data::Example;
-
-BOOST_AUTO_TEST_SUITE(torch_data)
 
 namespace detail = lockstep::detail;  // LibTorch has one too
 
@@ -82,7 +82,7 @@ std::vector<std::size_t> labels_seen(auto& loader) {
   std::vector<std::size_t> seen;
   for (auto& batch : loader)
     for (std::int64_t i = 0; i != batch.data.size(0); ++i)
-      seen.push_back(batch.data[i][0][0].template item<std::size_t>());
+      seen.push_back(static_cast<std::size_t>(batch.data[i][0][0].template item<float>()));
   return seen;
 }
 
@@ -208,7 +208,7 @@ BOOST_AUTO_TEST_CASE(batches_of_libtorchs_loaders_train_under_ddp_and_dp_alike) 
     if (comm.rank() == Rank{0}) note(1, weights(other));
   });
   for (const std::string& end : ends) BOOST_TEST(end == "");
-  DataParallel<Lines> dp(2);
+  DataParallel<Lines> dp({.replicas = 2});
   auto whole = ::torch::data::make_data_loader(
       Numbers(8).map(Stack()), RankSampler<Padding, InOrder>(8, WorldSize{1}, Rank{0}), 4);
   for (auto& batch : *whole) dp.step(batch);

@@ -5,6 +5,9 @@
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
 
+#include <algorithm>
+#include <boost/test/unit_test.hpp>
+
 #include <chrono>
 #include <cstddef>
 #include <span>
@@ -14,7 +17,7 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/torch/synced_norms.hpp"
 
-namespace torch_tests {
+namespace synced_ranks {
 
 using namespace lockstep;
 using ranks::Ends;
@@ -77,4 +80,4 @@ inline void expect_all_say(const Ends& ends, const std::string& words) {
     BOOST_TEST(end.find(words) != std::string::npos, "'" << words << "' is not in: " << end);
 }
 
-}  // namespace torch_tests
+}  // namespace synced_ranks

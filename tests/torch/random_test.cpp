@@ -19,9 +19,9 @@
 #include "lockstep/trainer/trainer.hpp"
 #include "temporary_folder.hpp"
 
-using namespace lockstep;
-
 BOOST_AUTO_TEST_SUITE(torch_random)
+
+using namespace lockstep;
 
 namespace {
 
@@ -54,7 +54,7 @@ BOOST_AUTO_TEST_CASE(dropout_differs_by_rank_and_step_and_is_the_same_after_a_re
   const auto run = [&](std::size_t way, auto& comm) {
     at::set_num_threads(1);
     const at::Tensor batch = at::ones({64});
-    DistributedDataParallel<Drops, Accumulate<2>> ddp(comm, Seed{7});
+    DistributedDataParallel<Drops, Accumulate<2>> ddp(comm, {}, Seed{7});
     auto& own = (*masks)[way][comm.rank().value()];
     std::size_t first = 0;
     if (way == 1) {

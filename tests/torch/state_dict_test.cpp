@@ -23,10 +23,10 @@
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
 
+BOOST_AUTO_TEST_SUITE(torch_state_dict)
+
 using namespace lockstep;
 using namespace state_dicts;
-
-BOOST_AUTO_TEST_SUITE(torch_state_dict)
 
 namespace detail = lockstep::detail;  // LibTorch has one too
 

@@ -3,6 +3,7 @@
 #include "lockstep/torch/sync_batch_norm.hpp"
 
 #include <ATen/ATen.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/container/sequential.h>
@@ -12,7 +13,10 @@
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
+#include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -24,7 +28,7 @@ BOOST_AUTO_TEST_SUITE(torch_sync_batch_norm)
 
 namespace {
 
-using namespace torch_tests;
+using namespace synced_ranks;
 namespace nn = ::torch::nn;
 
 /// A norm's input on all ranks, and how each has its part.

@@ -10,6 +10,7 @@
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 #include <utility>
@@ -25,7 +26,7 @@ BOOST_AUTO_TEST_SUITE(torch_synced_norms)
 
 namespace {
 
-using namespace torch_tests;
+using namespace synced_ranks;
 using train::NormCase;
 namespace nn = ::torch::nn;
 

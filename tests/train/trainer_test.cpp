@@ -143,7 +143,8 @@ std::size_t lines(const char* path) {
   return count;
 }
 
-/// Bytes that the program has allocated and not freed.
+/// Bytes that the program has allocated and not freed. Without the sanitizer they are malloc's,
+/// which counts what lies in the caches of threads: some hundred bytes come and go.
 std::size_t bytes_in_use() {
 #if defined(__SANITIZE_ADDRESS__)
   return __sanitizer_get_current_allocated_bytes();
@@ -151,6 +152,12 @@ std::size_t bytes_in_use() {
   return mallinfo2().uordblks;
 #endif
 }
+
+#if defined(__SANITIZE_ADDRESS__)
+constexpr bool is_counted_exactly = true;
+#else
+constexpr bool is_counted_exactly = false;
+#endif
 
 /// How many entries a folder of /proc/self has: open descriptors, or threads.
 std::size_t entries(const char* folder) {
@@ -187,7 +194,10 @@ BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other_leave_nothing) {
       require(entries("/proc/self/fd") <= descriptors, "descriptors are left open");
       require(entries("/proc/self/task") <= threads, "threads are left");
       require(lines("/proc/self/maps") <= mappings + 8, "memory is left mapped");
-      require(bytes_in_use() <= allocated, "memory is left allocated");
+      // The smallest block of malloc has 32 bytes: less than that in each round is no block.
+      const std::size_t cached =
+          is_counted_exactly ? 0 : 31 * static_cast<std::size_t>(rounds - settled - 1);
+      require(bytes_in_use() <= allocated + cached, "memory is left allocated");
     });
   }
 }
@@ -712,7 +722,8 @@ BOOST_AUTO_TEST_CASE(the_log_begins_with_what_the_run_is) {
                   static_cast<unsigned long long>(Job::fingerprint()));
     BOOST_TEST(header.at("fingerprint") == std::string(digits));
     BOOST_TEST(header.at("policies").at("Optimizer") == "Optimizer<AdamW>");
-    BOOST_TEST(header.at("policies").at("World") == "World<dynamic>");
+    const std::string world = header.at("policies").at("World");
+    BOOST_TEST((world == "World<dynamic>" || world == "World<>"), world);  // g++ and clang spell it
   }
 }
 

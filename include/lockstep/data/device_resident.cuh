@@ -51,8 +51,8 @@ consteval bool require_residence() {
 /// GPUs (`ParallelStrategy<DP>`), every GPU gets a copy when it first needs one.
 ///
 /// `epoch.batches(train, 64)`, `job.evaluate`, `fit`, `predict` and `DataLoader` take it. The
-/// sampler is the same as on the host; no batch is copied from there, and `CapturedStep` gathers
-/// the next batch beside each step. Copies of this object share the rows.
+/// sampler is the same as on the host; no batch is copied from there. Copies of this object share
+/// the rows.
 template <class Source>
 class DeviceResident {
   static constexpr bool is_fine = detail::require_residence<Source>();
@@ -146,9 +146,7 @@ class DataLoader<DeviceResident<Source>, Sampler> {
     detail::ResidentLoop& loop = *part.loop;
     part.first += part.rows;
     part.rows = std::min(options_.batch_size, loop.total - part.first);
-    // A step gathers the batch behind its own: so draws are two batches ahead.
-    const std::size_t needed =
-        std::min(loop.total, part.first + part.rows + std::min(options_.batch_size, loop.total));
+    const std::size_t needed = part.first + part.rows;
     if (loop.draws.size() < needed) {
       const std::size_t end =
           std::min(loop.total, std::max(needed, loop.draws.size() + draws_at_a_time));

@@ -75,25 +75,11 @@ struct ResidentBatch {
 
 namespace detail {
 
-template <class X, class Y, class Stored>
-class ResidentLane;
-
-/// The batch that a model gets, and how the next one is gathered while it is trained on: on a
-/// stream beside the step's. The gather is no part of a captured step: as a branch of its graph it
-/// cost 9 microseconds of a step of 49.
-template <class X, class Y, class Stored>
-struct GatheredBatch : DeviceBatch<X, Y> {
-  ResidentLane<X, Y, Stored>* lane = nullptr;
-
-  void begin_next() const { lane->begin_next(); }
-  void end_next() const { lane->end_next(); }
-
-  friend bool operator==(const GatheredBatch&, const GatheredBatch&) = default;
-};
-
-/// The batches of one data set on the way to one replica: memory for two of them, which they take
-/// by turns, and the draws of the loop under way. All stays where it is, as captured steps need it,
-/// until a loop has larger batches or more draws. The draws go up in pieces, in stream order.
+/// The batches of one data set on the way to one replica, and the draws of the loop under way. A
+/// batch that is not there is gathered with those behind it, by one kernel in front of the step:
+/// each by itself would cost as much as any other kernel of a small step, and on a stream beside
+/// the step more than that. All memory stays where it is, as captured steps need it, until a loop
+/// has larger batches or more draws. The draws go up in pieces, in stream order.
 template <class X, class Y, class Stored>
 class ResidentLane {
   using Rows = ResidentRows<X, Y, Stored>;
@@ -103,51 +89,33 @@ class ResidentLane {
   explicit ResidentLane(const std::shared_ptr<const Rows>& data)
       : width_(data->width()), copy_(data->here()) {}
 
-  /// Gathers a batch, unless it was gathered beside the step before. Memory is made for `room`
-  /// samples at least. **Stream** in its order.
-  const GatheredBatch<X, Y, Stored>& place(const Part& part, std::size_t room,
-                                           cudaStream_t stream) {
-    settle();
+  /// Gathers a batch, unless it was gathered with one before. Memory is made for `room` samples at
+  /// least. **Stream** in its order.
+  const DeviceBatch<X, Y>& place(const Part& part, std::size_t room, cudaStream_t stream) {
     stream_ = stream;
     const ResidentLoop& loop = *part.loop;
     if (loop.number != loop_) begin_loop(loop);
     reserve(std::max(room, part.rows));
-    // Batches take turns by their place in the loop, so that ranks do which are captured together.
-    const std::size_t turn = part.first / std::max<std::size_t>(1, loop.batch_size) % 2;
     upload(loop);
-    const Held held{part.first, part.rows};
-    if (held_[turn] != held) gather(stream, turn, held);
-    turn_ = turn;
-    const std::size_t end = part.first + part.rows;
-    next_ = {end, std::min(part.rows, std::min(loop.total, uploaded_) - end)};
-    static_cast<DeviceBatch<X, Y>&>(placed_) = batch_in(turn, part.rows);
-    placed_.lane = this;
+    // Batches have their places in memory by those in the loop: so ranks that are captured together
+    // have the same.
+    const std::size_t stride = std::max<std::size_t>(1, loop.batch_size);
+    const std::size_t place = part.first / stride % places_;
+    if (held_[place] != Held{part.first, part.rows}) gather(part, place, stride);
+    placed_ = batch_in(place, part.rows);
     return placed_;
   }
 
-  /// The other memory's batch, if there is one more, comes in while the step runs that is enqueued
-  /// next: the step before has read what is there.
-  void begin_next() {
-    if (next_.rows == 0) return;
-    is_open_ = true;
-    forked_.record(stream_);
-    forked_.block(side_);
-    gather(side_, turn_ ^ 1, next_);
-  }
-  /// What is enqueued from now on finds it there.
-  void end_next() {
-    if (!std::exchange(is_open_, false)) return;
-    joined_.record(side_);
-    joined_.block(stream_);
-  }
-
  private:
-  /// What a memory holds: samples from this draw on.
+  /// What a place holds: samples from this draw on.
   struct Held {
     std::size_t first = 0;
     std::size_t rows = 0;  // 0: nothing
     friend bool operator==(const Held&, const Held&) = default;
   };
+  /// Each place has a graph, where steps are captured.
+  static constexpr std::size_t most_places = 8;
+  static constexpr std::size_t most_bytes = std::size_t{64} << 20;
   static constexpr std::size_t piece = 8192;  // draws
   /// Host memory that must not be written before it has been copied.
   struct Staging {
@@ -156,34 +124,46 @@ class ResidentLane {
   };
 
   Draw* draws() const { return reinterpret_cast<Draw*>(draws_->data()); }
-  /// A batch in one of the two memories. A smaller one lies as the largest would.
-  DeviceBatch<X, Y> batch_in(std::size_t turn, std::size_t rows) const {
-    const RowsLayout<X, Y> layout{room_, width_};
-    DeviceBatch<X, Y> batch = layout.at(memory_->data() + turn * layout.bytes());
+  RowsLayout<X, Y> layout() const { return {room_, width_}; }
+  /// A batch in its place. A smaller one lies as the largest would.
+  DeviceBatch<X, Y> batch_in(std::size_t place, std::size_t rows) const {
+    DeviceBatch<X, Y> batch = layout().at(memory_->data() + place * layout().bytes());
     batch.rows = rows;
     return batch;
   }
 
-  void gather(cudaStream_t stream, std::size_t turn, const Held& held) {
-    const DeviceBatch<X, Y> to = batch_in(turn, held.rows);
+  /// Gathers a batch, and those behind it whose samples are drawn, into the places from its own on.
+  /// Batches of a loop, or a replica's shares of them, begin `stride` draws apart.
+  void gather(const Part& part, std::size_t place, std::size_t stride) {
+    const DeviceBatch<X, Y> to = batch_in(place, part.rows);
     GatherCall<X, Y, Stored> call;
     call.inputs = reinterpret_cast<const Stored*>(copy_.inputs.data());
     call.labels = reinterpret_cast<const Y*>(copy_.labels.data());
     call.values = reinterpret_cast<const X*>(copy_.values.data());
-    call.draws = draws() + held.first;
+    call.draws = draws() + part.first;
     call.to_inputs = const_cast<X*>(to.inputs);
     call.to_labels = const_cast<Y*>(to.labels);
     call.to_weights = const_cast<float*>(to.weights);
-    call.rows = static_cast<std::uint32_t>(held.rows);
+    call.rows = static_cast<std::uint32_t>(part.rows);
     call.width = static_cast<std::uint32_t>(width_);
-    launch_gather(stream, call);
-    held_[turn] = held;
+    call.draw_stride = stride;
+    call.byte_stride = layout().bytes();
+    for (std::size_t first = part.first; place != places_; ++place, first += stride) {
+      const std::size_t drawn = first < uploaded_ ? uploaded_ - first : 0;
+      const std::size_t rows = std::min(part.rows, drawn);
+      // The last batch of a loop may be smaller; a batch that is not drawn to its end comes later.
+      if (rows == 0 || (rows != part.rows && uploaded_ != part.loop->total)) break;
+      held_[place] = {first, rows};
+      call.last_rows = static_cast<std::uint32_t>(rows);
+      ++call.batches;
+    }
+    launch_gather(stream_, call);
   }
 
   void begin_loop(const ResidentLoop& loop) {
     loop_ = loop.number;
     uploaded_ = 0;
-    held_ = {};
+    held_.fill({});
     if (!draws_ || draws_->bytes() < loop.total * sizeof(Draw)) {
       finish();
       draws_.emplace(align_up(loop.total * sizeof(Draw)));
@@ -197,8 +177,9 @@ class ResidentLane {
            "make batches smaller: a GPU gathers fewer than 2^32 numbers at a time");
     finish();
     room_ = rows;
-    memory_.emplace(2 * RowsLayout<X, Y>{rows, width_}.bytes());
-    held_ = {};
+    places_ = std::clamp<std::size_t>(most_bytes / layout().bytes(), 1, most_places);
+    memory_.emplace(places_ * layout().bytes());
+    held_.fill({});
   }
 
   /// Sends up what was drawn since the last call.
@@ -216,12 +197,6 @@ class ResidentLane {
     }
   }
 
-  /// After a step that threw, its gather may be under way.
-  void settle() {
-    if (!std::exchange(is_open_, false)) return;
-    side_.synchronize();
-    held_ = {};
-  }
   /// Memory may be in use.
   void finish() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
 
@@ -231,17 +206,13 @@ class ResidentLane {
   std::optional<DeviceArena> draws_;  // is freed before the stagings, which waits for copies
   std::optional<DeviceArena> memory_;
   std::size_t room_ = 0;
-  CudaStream side_;
-  CudaEvent forked_, joined_;
+  std::size_t places_ = 0;
   cudaStream_t stream_ = nullptr;
   std::uint64_t loop_ = 0;
   std::size_t uploaded_ = 0;
   std::size_t staged_ = 0;
-  std::size_t turn_ = 0;
-  std::array<Held, 2> held_{};
-  Held next_{};
-  bool is_open_ = false;
-  GatheredBatch<X, Y, Stored> placed_;
+  std::array<Held, most_places> held_{};
+  DeviceBatch<X, Y> placed_;
 };
 
 }  // namespace detail

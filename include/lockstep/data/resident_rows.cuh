@@ -36,18 +36,29 @@ struct Draw {
   float weight;
 };
 
-/// All that a gather reads and writes.
+/// All that a gather reads and writes: batches of `rows` samples, the last maybe of fewer, whose
+/// draws and whose places in memory are one stride apart.
 template <class X, class Y, class Stored>
 struct GatherCall {
   const Stored* inputs = nullptr;  ///< of all samples
   const Y* labels = nullptr;
-  const X* values = nullptr;  ///< what each stored byte stands for, where X is not what is stored
-  const Draw* draws = nullptr;  ///< of the batch
+  const X* values = nullptr;    ///< what each stored byte stands for, where X is not what is stored
+  const Draw* draws = nullptr;  ///< of the first batch
   X* to_inputs = nullptr;
   Y* to_labels = nullptr;
   float* to_weights = nullptr;
   std::uint32_t rows = 0;
+  std::uint32_t last_rows = 0;
+  std::uint32_t batches = 0;
   std::uint32_t width = 0;
+  std::size_t draw_stride = 0;
+  std::size_t byte_stride = 0;
+
+  /// The same memory of a later batch.
+  template <class T>
+  LOCKSTEP_HOST_DEVICE T* later(T* memory, std::uint32_t batch) const {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + batch * byte_stride);
+  }
 };
 
 /// A thread for each packet of N neighbours in a row.
@@ -55,12 +66,14 @@ template <std::size_t N, class X, class Y, class Stored>
 LOCKSTEP_KERNEL gather_rows(GatherCall<X, Y, Stored> call) {
   const std::uint32_t packets = call.width / N;
   const std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
-  const std::uint32_t row = at / packets;
-  if (row >= call.rows) return;
-  const Draw draw = call.draws[row];
-  const std::size_t column = std::size_t{at - row * packets} * N;
+  const std::uint32_t all_rows = at / packets;
+  const std::uint32_t batch = all_rows / call.rows;
+  const std::uint32_t row = all_rows - batch * call.rows;
+  if (batch >= call.batches || (batch + 1 == call.batches && row >= call.last_rows)) return;
+  const Draw draw = call.draws[batch * call.draw_stride + row];
+  const std::size_t column = std::size_t{at - all_rows * packets} * N;
   const Stored* const from = call.inputs + std::size_t{draw.sample} * call.width + column;
-  X* const to = call.to_inputs + std::size_t{row} * call.width + column;
+  X* const to = call.later(call.to_inputs, batch) + std::size_t{row} * call.width + column;
   if constexpr (N == 1) {
     if constexpr (std::is_same_v<X, Stored>) {
       *to = *from;
@@ -79,8 +92,8 @@ LOCKSTEP_KERNEL gather_rows(GatherCall<X, Y, Stored> call) {
     }
   }
   if (column == 0) {
-    call.to_labels[row] = call.labels[draw.sample];
-    call.to_weights[row] = draw.weight;
+    call.later(call.to_labels, batch)[row] = call.labels[draw.sample];
+    call.later(call.to_weights, batch)[row] = draw.weight;
   }
 }
 
@@ -91,7 +104,7 @@ void launch_gather(cudaStream_t stream, const GatherCall<X, Y, Stored>& call) {
   constexpr bool is_even = 16 % sizeof(X) == 0 && 16 % sizeof(Stored) == 0;
   constexpr std::size_t packet = is_even ? packet_size<X, Stored> : 1;
   const auto blocks = [&](std::size_t size) {
-    const std::size_t packets = std::size_t{call.rows} * (call.width / size);
+    const std::size_t packets = std::size_t{call.batches} * call.rows * (call.width / size);
     return static_cast<unsigned>((packets + threads - 1) / threads);
   };
   if (call.width % packet == 0) {

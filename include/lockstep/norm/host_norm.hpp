@@ -55,13 +55,6 @@ class NormWork<HostMemory> {
     settle_packets(packets_.data() + packet_doubles(channels_), world, options, name);
     track(options, running);
   }
-  /// The same for a norm without running statistics.
-  void settle(HostStream, const NormShape&, std::size_t world, const BatchNormOptions& options,
-              std::string_view name) {
-    settle_packets(packets_.data() + packet_doubles(channels_), world, options, name);
-  }
-  /// How many values a channel has on all ranks.
-  double count() const { return count_; }
 
   template <class T, class R>
   void measure_alone(HostStream stream, const NormShape& shape, const T* x,

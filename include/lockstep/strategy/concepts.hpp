@@ -122,14 +122,6 @@ concept Updater = GradientSource<Gradients> && requires(U& updater, Gradients& g
 template <class Device, class Traits, class Comm>
 struct UpdaterOn;
 
-/// A placed batch that lets the next one be made ready beside its step: `begin_next()` is enqueued
-/// before the step and `end_next()` after it. Neither is captured.
-template <class B>
-concept PreparingNext = requires(const B& batch) {
-  batch.begin_next();
-  batch.end_next();
-};
-
 /// A communicator whose work is enqueued on a stream: `synchronize` blocks the host until the
 /// stream is empty, and throws the fault, if there is one.
 template <class C>

@@ -43,7 +43,8 @@ class ModelCaptureGuard {
  public:
   template <class Model>
   ModelCaptureGuard(Model& model, Comm& comm)
-      : guard_(model.guard_capture(comm.gpu().stream(), JointlyCapturing<Comm>)) {}
+      : guard_(model.guard_capture(comm.gpu().stream(),
+                                   JointlyCapturing<Comm> && comm.world_size() != WorldSize{1})) {}
   void begin() { guard_.begin(); }
   void end() { guard_.end(); }
   void before_replay() { guard_.before_replay(); }
@@ -172,7 +173,9 @@ class StepGraphs {
 
   void give_up(Comm& comm, const std::string& reason) {
     if (!gave_up_ && comm.rank() == Rank{0}) {
-      std::fputs(("lockstep: CapturedStep runs call by call: " + reason + "\n").c_str(), stderr);
+      // What follows the first line is a library's account of its stack.
+      const std::string line = reason.substr(0, reason.find('\n'));
+      std::fputs(("lockstep: CapturedStep runs call by call: " + line + "\n").c_str(), stderr);
     }
     gave_up_ = true;
   }
@@ -228,7 +231,7 @@ template <class Traits>
 using StepRunner = std::conditional_t<Traits::captures, CapturedSteps, EagerSteps>;
 
 /// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
-/// graphs of its own. A batch that can make the next one ready does so beside it. Returns the loss.
+/// graphs of its own. Returns the loss.
 template <class Replica, class Runner, class Batch>
 typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& placed,
                                 std::size_t subgraph = 0) {
@@ -239,11 +242,8 @@ typename Replica::Loss run_step(Replica& replica, Runner& runner, const Batch& p
     replica.note_subgraph();
     if (replica.completes_step()) replica.begin_update();
   }
-  if constexpr (PreparingNext<Batch>) placed.begin_next();
-  const auto loss = runner.run(
+  return runner.run(
       replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
-  if constexpr (PreparingNext<Batch>) placed.end_next();
-  return loss;
 }
 
 }  // namespace lockstep::detail

@@ -24,6 +24,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/parcel.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/sampler_state.hpp"
 #include "lockstep/data/spares.hpp"
@@ -38,9 +39,9 @@ namespace detail {
 
 // LibTorch's examples as batches: fed to other ranks, and cut by DP.
 
-template <class Parcel, class Data, class Target>
-  requires std::derived_from<Parcel, lockstep::detail::Parcel<Parcel>>
-void pack(Parcel& parcel, ::torch::data::Example<Data, Target>& example) {
+template <class Way, class Data, class Target>
+  requires std::derived_from<Way, Parcel<Way>>
+void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
   if constexpr (std::is_void_v<Target>) {
     parcel(example.data);
   } else {

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Batch norms over several ranks on a GPU's tensors, by LibTorch's kernels. Nothing here
-/// waits for the GPU, so that a step can be captured.
+/// waits for the GPU, so that a step can be captured; so it is not seen either whether all ranks
+/// have no values at all, in which case running statistics move towards zero.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/batch_norm_backward_elemt.h>
@@ -34,7 +35,7 @@ class DeviceNormPasses {
   /// **Stream** LibTorch's current one, which must be the step's.
   at::Tensor forward(const NormTensors& norm, const NormNumbers& numbers,
                      const NormExchange& exchange) {
-    const at::Tensor x = dense(norm.x);
+    const at::Tensor x = dense_tensor(norm.x);
     const std::int64_t channels = x.size(1);
     const auto world = static_cast<std::int64_t>(exchange.world());
     const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -55,10 +56,17 @@ class DeviceNormPasses {
                           std::span<T>(all.mutable_data_ptr<T>(), size * exchange.world()));
     });
     counts_ = all.select(1, 2 * channels).contiguous();
+    // The kernel takes running statistics of the others' type, which may be wider than the norm's.
+    const at::Tensor running_mean = like(all, norm.running_mean);
+    const at::Tensor running_var = like(all, norm.running_var);
     std::tie(mean_, inverse_) = at::batch_norm_gather_stats_with_counts(
-        x, all.narrow(1, 0, channels).contiguous(), all.narrow(1, channels, channels).contiguous(),
-        norm.running_mean, norm.running_var, numbers.momentum, numbers.eps,
-        norm.running_mean.defined() ? counts_.to(norm.running_mean.scalar_type()) : counts_);
+        all, all.narrow(1, 0, channels).contiguous(),
+        all.narrow(1, channels, channels).contiguous(), running_mean, running_var, numbers.momentum,
+        numbers.eps, counts_);
+    if (!running_mean.is_same(norm.running_mean)) {
+      norm.running_mean.copy_(running_mean);
+      norm.running_var.copy_(running_var);
+    }
     if (is_empty) return at::empty_like(x);
     return at::batch_norm_elemt(x, norm.weight, norm.bias, mean_, inverse_, numbers.eps);
   }
@@ -67,7 +75,7 @@ class DeviceNormPasses {
   /// forward pass, on which autograd runs this.
   NormGradients backward(const NormTensors& norm, const at::Tensor& gradient,
                          const NormNeeds& needs, const NormExchange& exchange) {
-    const at::Tensor x = dense(norm.x);
+    const at::Tensor x = dense_tensor(norm.x);
     const at::Tensor dy = gradient.contiguous(format_of(x));
     NormGradients gradients;
     at::Tensor sums;
@@ -88,10 +96,9 @@ class DeviceNormPasses {
     });
     gradients.x = at::empty_like(x);
     if (x.numel() != 0) {
-      const at::Tensor weight =
-          norm.weight.defined() ? norm.weight.detach().to(mean_.scalar_type()) : norm.weight;
-      gradients.x = at::batch_norm_backward_elemt(dy, x, mean_, inverse_, weight, sums.select(0, 0),
-                                                  sums.select(0, 1), counts_.to(at::kInt));
+      gradients.x =
+          at::batch_norm_backward_elemt(dy, x, mean_, inverse_, like(mean_, norm.weight),
+                                        sums.select(0, 0), sums.select(0, 1), counts_.to(at::kInt));
     }
     return gradients;
   }
@@ -102,10 +109,9 @@ class DeviceNormPasses {
  private:
   static constexpr double least_count = 1e-30;
 
-  static at::MemoryFormat format_of(const at::Tensor& x) {
-    return x.is_contiguous() ? at::MemoryFormat::Contiguous : x.suggest_memory_format();
+  static at::Tensor like(const at::Tensor& all, const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(all.scalar_type()) : tensor;
   }
-  static at::Tensor dense(const at::Tensor& x) { return x.detach().contiguous(format_of(x)); }
 
   template <class F>
   static void with_values(const at::Tensor& tensor, const F& f) {

@@ -75,7 +75,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
       result = norm_gradient_graph(norm, gradients[0], needs, passing.numbers.eps,
                                    count_of(passing), passing.exchange);
     } else if (auto* const host = std::get_if<HostNormPasses>(&passing.passes)) {
-      result = host->backward(norm, gradients[0], needs, exchange, passing.mark->name);
+      result = host->backward(norm, gradients[0], needs, exchange);
     } else {
       result =
           std::get<DeviceNormPasses>(passing.passes).backward(norm, gradients[0], needs, exchange);

@@ -30,18 +30,20 @@ struct NoParcel {
 template <class B>
 concept NamingFields = requires(NoParcel& parcel, B& batch) { pack(parcel, batch); };
 
+/// A tensor, for expansions by number. (nvcc writes an alias out before the expansion, which then
+/// has nothing to expand.)
 template <std::size_t>
-using SomeTensor = at::Tensor;
+at::Tensor some_tensor();
 
 /// Whether `B` can be made from so many tensors, where nested structs count as what is in them, and
 /// where each of them is one member.
 template <class B, std::size_t... I>
 constexpr bool is_made_flat(std::index_sequence<I...>) {
-  return requires { B{std::declval<SomeTensor<I>>()...}; };
+  return requires { B{some_tensor<I>()...}; };
 }
 template <class B, std::size_t... I>
 constexpr bool is_made_by_members(std::index_sequence<I...>) {
-  return requires { B{{std::declval<SomeTensor<I>>()}...}; };
+  return requires { B{{some_tensor<I>()}...}; };
 }
 
 inline constexpr std::size_t most_tensor_fields = 8;
