@@ -126,8 +126,9 @@ BOOST_AUTO_TEST_CASE(a_variant_is_a_graph_of_its_own) {
   StepGraphs<Capturing<false>, int> graphs;
   const auto run = [&](std::uint64_t variant) {
     graphs.run(
-        replica.comm, replica.model(), 5, {false, true, variant}, [&] { replica.comm.calls.push_back("run"); },
-        [&] { replica.comm.calls.push_back("note"); }, [] {});
+        replica.comm, replica.model(), 5, {false, true, variant},
+        [&] { replica.comm.calls.push_back("run"); }, [&] { replica.comm.calls.push_back("note"); },
+        [] {});
     return replica.take_calls();
   };
   BOOST_TEST((run(1) == Calls{"run"}));
@@ -187,8 +188,8 @@ BOOST_AUTO_TEST_CASE(batches_that_cannot_be_compared_run_by_calls) {
   StepGraphs<Capturing<false>, Opaque> graphs;
   for (int n = 0; n != 3; ++n)
     graphs.run(
-        replica.comm, replica.model(), {}, {false, true, 0}, [&] { replica.comm.calls.push_back("run"); }, [] {},
-        [] {});
+        replica.comm, replica.model(), {}, {false, true, 0},
+        [&] { replica.comm.calls.push_back("run"); }, [] {}, [] {});
   BOOST_TEST((replica.take_calls() == Calls{"run", "run", "run"}));
 }
 
