@@ -114,7 +114,7 @@ class ResidentLane {
     friend bool operator==(const Held&, const Held&) = default;
   };
   /// Each place has a graph, where steps are captured.
-  static constexpr std::size_t most_places = 8;
+  static constexpr std::size_t most_places = 16;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
   static constexpr std::size_t piece = 8192;  // draws
   /// Host memory that must not be written before it has been copied.
