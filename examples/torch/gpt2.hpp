@@ -32,6 +32,12 @@ struct Size {
   std::int64_t width = 768;
 };
 
+/// What a linear layer computes, its bias added inside of the product. The layer's own `forward`
+/// adds it in a pass of its own where an input has three dimensions: a tenth of a step.
+inline at::Tensor linear(const torch::nn::Linear& layer, const at::Tensor& x) {
+  return at::linear(x, layer->weight, layer->bias);
+}
+
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(const Size& size) : heads(size.heads) {
     const std::int64_t width = size.width;
@@ -44,13 +50,13 @@ struct BlockImpl : torch::nn::Module {
   }
 
   at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor after = x + joined->forward(attend(norm1->forward(x)));
-    return after + narrow->forward(at::gelu(wide->forward(norm2->forward(after)), "tanh"));
+    const at::Tensor after = x + linear(joined, attend(norm1->forward(x)));
+    return after + linear(narrow, at::gelu(linear(wide, norm2->forward(after)), "tanh"));
   }
 
   at::Tensor attend(const at::Tensor& x) {
     const auto batch = x.size(0), length = x.size(1), width = x.size(2);
-    const auto parts = attention->forward(x).split(width, 2);
+    const auto parts = linear(attention, x).split(width, 2);
     const auto by_head = [&](const at::Tensor& part) {
       return part.view({batch, length, heads, width / heads}).transpose(1, 2);
     };

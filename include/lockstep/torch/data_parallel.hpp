@@ -71,8 +71,7 @@ class DataParallel {
   /// replicas throw, the exception of the first is thrown. **Host** blocks until all are done.
   template <class... Arguments>
   auto forward(const Arguments&... arguments) {
-    const std::tuple<detail::ArgumentShares<Arguments>...> cut(
-        detail::ArgumentShares<Arguments>(arguments, replicas())...);
+    const auto cut = std::make_tuple(detail::shares_of(arguments, replicas())...);
     return std::apply(
         [&](const auto&... argument) {
           return run(detail::count_shares({argument.count()...}), argument...);

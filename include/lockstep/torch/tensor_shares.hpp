@@ -54,6 +54,13 @@ class ArgumentShares<at::Tensor> {
   at::Tensor all_;
 };
 
+/// The shares of an argument. (nvcc writes a constructor's call in a pack in a way that g++ does
+/// not take.)
+template <class T>
+ArgumentShares<T> shares_of(const T& argument, std::size_t most) {
+  return {argument, most};
+}
+
 /// How many shares there are of all arguments.
 inline std::size_t count_shares(std::initializer_list<std::size_t> counts) {
   std::size_t common = 0;
