@@ -43,9 +43,9 @@ class DeviceNormPasses {
     const bool is_empty = x.numel() == 0;
     // A rank without values counts almost none: a zero would be divided by where it comes first,
     // and leaving ranks out needs their counts on the host.
-    const at::Tensor count =
-        is_empty ? at::full({1}, least_count, options)
-                 : at::full({1}, static_cast<double>(x.numel() / channels), options);
+    const std::int64_t values = x.numel() / channels;
+    const at::Tensor count = is_empty ? at::full({1}, least_count, options)
+                                      : at::full({1}, static_cast<double>(values), options);
     at::Tensor mean = at::zeros({is_empty ? channels : 0}, options);
     at::Tensor inverse = at::full({is_empty ? channels : 0}, 1.0, options);
     if (!is_empty) std::tie(mean, inverse) = at::batch_norm_stats(x, numbers.eps);

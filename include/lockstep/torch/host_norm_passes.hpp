@@ -84,7 +84,8 @@ class HostNormPasses {
     const bool is_small = x.scalar_type() != mean_.scalar_type();
     const at::Tensor typed = is_small ? at::zeros_like(mean_) : at::Tensor();
     const auto [mean, variance] = at::batch_norm_update_stats(x, typed, typed, 0);
-    const auto count = static_cast<double>(x.numel() / channels);
+    const std::int64_t values = x.numel() / channels;
+    const auto count = static_cast<double>(values);
     read(mean, packet);
     read(variance, packet + channels);
     for (std::int64_t c = 0; c != channels; ++c) packet[channels + c] *= count;

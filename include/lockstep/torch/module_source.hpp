@@ -66,7 +66,9 @@ struct ModuleSource<Holder> {
   static Held hold(std::shared_ptr<Contained> module) { return Holder(std::move(module)); }
   static Held clone(const Held& holder) { return Holder(clone_of<Contained>(*holder.ptr())); }
   static Holder& get(Held& holder) { return holder; }
-  static const Holder& get(const Held& holder) { return holder; }
+  static const Holder& get(const Held& holder) {
+    return holder;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep their holders
+  }
   static ::torch::nn::Module& base(const Held& holder) { return *holder.ptr(); }
   static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 2; }
 };

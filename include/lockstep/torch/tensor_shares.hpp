@@ -99,6 +99,7 @@ struct GatheredTensors<std::vector<at::Tensor>> {
     std::vector<at::Tensor> gathered;
     for (std::size_t i = 0; i != outputs[0].size(); ++i) {
       std::vector<at::Tensor> parts;
+      parts.reserve(outputs.size());
       for (const auto& output : outputs) parts.push_back(output.at(i));
       gathered.push_back(GatheredTensors<at::Tensor>::gather(parts, device));
     }
