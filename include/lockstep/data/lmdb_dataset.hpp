@@ -58,7 +58,9 @@ class LmdbDataset : public detail::LoadsSamples<LmdbDataset<Sample, Decode>, Sam
     records_.fetch(indices);
   }
 
+  /// Looks at the file again: one that is cut while a batch is read would end the process.
   void read(std::size_t index, Sample& out) const {
+    records_.require_intact();
     detail::LmdbRecords::Reader reader(records_);
     const std::span<const std::byte> record = reader[index];
     try {
