@@ -34,7 +34,7 @@ const std::map<std::string, Folders> table{
     {"observe", {"comm", "bucket"}},
     {"trainer",
      {"data", "strategy", "norm", "hook", "checkpoint", "observe", "launch", "topology", "model"}},
-    {"torch", {"strategy"}},
+    {"torch", {"trainer", "data", "strategy", "norm", "checkpoint", "launch", "model"}},
 };
 
 void add_reachable(const std::string& folder, Folders& reachable) {
