@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A training step of LibTorch's modules, everything in it: lockstep's DDP on two ranks, one process
 // of plain LibTorch, and Python's DDP over Gloo on two ranks. Plain SGD, each rank a process with
-// one thread.
+// one thread. Arguments choose models: linear, mlp, convnet, transformer.
 #include <ATen/Parallel.h>
 #include <torch/optim/sgd.h>
+#include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <cstddef>
@@ -14,7 +16,9 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comparison_table.hpp"
@@ -31,7 +35,7 @@ using namespace lockstep;
 
 constexpr std::chrono::seconds time_limit{600};
 
-enum Way : std::size_t { plain, alone, shared, replicated, ways };
+enum Way : std::size_t { passes, plain, alone, shared, replicated, ways };
 
 struct Common {
   Track track;
@@ -43,6 +47,19 @@ Contestant contestant(const char* name, auto& ddp, const Samples& batch) {
             for (std::size_t i = 0; i < iterations; ++i) ddp.step(batch);
           }};
 }
+
+/// LibTorch's forward and backward passes and nothing else: what no step can be faster than.
+class Passes {
+ public:
+  explicit Passes(const std::string& name) : net_(make_net(name)) {}
+  void step(const Samples& batch) {
+    net_->zero_grad();
+    net_->loss(batch).backward();
+  }
+
+ private:
+  std::shared_ptr<Net> net_;
+};
 
 /// The loop that LibTorch's users write for one process.
 class Plain {
@@ -77,13 +94,15 @@ std::array<Times, ways> measure(const std::string& name, Clock::time_point deadl
     at::set_num_threads(1);
     const Samples batch = make_batch(name);
     LoopbackCommunicator comm;
+    Passes bare(name);
     Plain by_hand(name);
     const auto ddp = make_ddp<World<1>>(comm, name);
     Stand stand(common.track, 0, 1);
     const auto times =
-        stand.race({contestant("plain", by_hand, batch), contestant("alone", *ddp, batch)}, 0);
-    common.times[plain] = summary(times[0]);
-    common.times[alone] = summary(times[1]);
+        stand.race({contestant("passes", bare, batch), contestant("plain", by_hand, batch),
+                    contestant("alone", *ddp, batch)},
+                   0);
+    for (const Way way : {passes, plain, alone}) common.times[way] = summary(times[way]);
   });
   const auto file = lockstep::detail::shm::Engine::make_file(WorldSize{2});
   const std::string address = lockstep::detail::shm::Engine::address(file);
@@ -117,16 +136,27 @@ std::map<std::string, Times> python_steps() {
   return times;
 }
 
+/// Gives every rank one thread, Python's too. OpenMP and OpenBLAS read how many they may have
+/// before `main` begins, so the program begins anew.
+void take_one_thread(char** argv) {
+  const char* const given = std::getenv("OMP_NUM_THREADS");
+  if (given != nullptr && std::string_view(given) == "1") return;
+  setenv("OMP_NUM_THREADS", "1", 1);
+  execv("/proc/self/exe", argv);
+  throw std::runtime_error("cannot begin anew with OMP_NUM_THREADS=1");
+}
+
 }  // namespace
 
-int main() try {
-  setenv("OMP_NUM_THREADS", "1", 1);  // in every rank, Python's too
+int main(int argc, char** argv) try {
+  take_one_thread(argv);
   const Clock::time_point deadline = Clock::now() + time_limit;
   const OthersLoad others;
   std::printf("one step of a LibTorch module, microseconds, %zu cores\n\n", cores());
   auto python = python_steps();
   ComparisonTable table;
   const auto each = [&](const std::string& title, const std::string& name, double target) {
+    if (argc > 1 && std::find(argv + 1, argv + argc, name) == argv + argc) return;
     const auto times = measure(name, deadline);
     table.row(title + ", W=2 against Python DDP + Gloo", times[shared], python[name], target);
     table.row(title + ", W=2, replicated, against Python DDP + Gloo", times[replicated],
@@ -134,6 +164,8 @@ int main() try {
     table.row(title + ", W=1 over plain LibTorch", times[alone], times[plain], 0, true);
     table.row(title + ", W=2 over plain LibTorch in one process", times[shared], times[plain], 0,
               true);
+    table.row(title + ", W=1 over LibTorch's forward and backward passes alone", times[alone],
+              times[passes], 0, true);
   };
   each("Linear(10,1), batch 4", "linear", 40);
   each("MLP 784-256-256-10, batch 32", "mlp", 3);
