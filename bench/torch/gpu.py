@@ -61,8 +61,9 @@ class Gpt2(nn.Module):
 if part == "mlp":
     x = torch.randn(64, 784, device="cuda")
     y = torch.randint(10, (64,), device="cuda")
-    layers = [nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)]
-    make_module = lambda: nn.Sequential(*layers).cuda()
+    # New layers for each way: a parameter stays on the stream of its first backward pass.
+    make_module = lambda: nn.Sequential(
+        nn.Linear(784, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 10)).cuda()
     counts = {"eager": 200, "plain": 200, "graph": 2000, "compile": 200}
 else:
     x, y = (torch.randint(50257, (16, 1024), device="cuda") for _ in range(2))
