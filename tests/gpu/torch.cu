@@ -25,6 +25,7 @@ namespace {
 
 using namespace torch_gpu;
 using Numbers = std::vector<float>;
+using Rows = LabelledBatch<float, std::int32_t>;
 
 constexpr double rate = 0.01;
 
@@ -32,12 +33,19 @@ void require(bool holds, const std::string& what) {
   if (!holds) throw std::runtime_error(what);
 }
 
+bool ranks_are_threads = false;
+
+/// Threads draw from one generator, in an order that nobody sets, and are not captured then.
+bool share_generator(const Session& session) {
+  return ranks_are_threads && session.world() != WorldSize{1};
+}
+
 /// The losses of all steps, then all tensors of the module.
 template <class Job>
 Numbers train(Session& session, const Wishes& wishes, std::size_t steps, bool rows = false) {
   at::globalContext().lazyInitDevice(at::kCUDA);
   ::torch::manual_seed(5);
-  Job job(session, [&](Session&) { return Model(wishes); });
+  Job job(session, [&](Session&) { return typename Job::model_type(wishes); });
   job.optimizer().lr = rate;
   Numbers seen;
   for (std::size_t s = 0; s != steps; ++s) {
@@ -46,7 +54,7 @@ Numbers train(Session& session, const Wishes& wishes, std::size_t steps, bool ro
     if (rows) {
       const auto* x = share.inputs.contiguous().const_data_ptr<float>();
       const at::Tensor y = share.labels.to(at::kInt).contiguous();
-      LabelledBatch<float, std::int32_t> batch;
+      Rows batch;
       batch.width = columns;
       batch.inputs.assign(x, x + share.inputs.numel());
       batch.labels.assign(y.const_data_ptr<int>(), y.const_data_ptr<int>() + y.numel());
@@ -55,6 +63,12 @@ Numbers train(Session& session, const Wishes& wishes, std::size_t steps, bool ro
     } else {
       seen.push_back(static_cast<float>(static_cast<double>(job.step(share))));
     }
+  }
+  if constexpr (requires { job.template captured_graphs<TensorBatch>(); }) {
+    const std::size_t graphs =
+        rows ? job.template captured_graphs<Rows>() : job.template captured_graphs<TensorBatch>();
+    require(graphs != 0 || (wishes.dropout != 0 && share_generator(session)),
+            "nothing was captured");
   }
   job.barrier();
   check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
@@ -115,10 +129,14 @@ void require_near(const Numbers& got, const Numbers& want, double tolerance) {
 
 template <class Backend>
 struct Checks {
+  template <class Model, class... Policies>
+  using JobOf = Trainer<Model, Device<Cuda>, Optimizer<AdamW>, Backend, Policies...>;
   template <class... Policies>
-  using Job = Trainer<Model, Device<Cuda>, Optimizer<AdamW>, Backend, Policies...>;
+  using Job = JobOf<Model, Policies...>;
   using Eager = Job<>;
   using Captured = Job<CapturedStep>;
+  using Drawn = JobOf<DrawingModel>;
+  using DrawnCaptured = JobOf<DrawingModel, CapturedStep>;
   using Synchronised = Job<Norms<Synced>>;
   using SynchronisedCaptured = Job<Norms<Synced>, CapturedStep>;
   using Scaled = Job<Precision<ScaledLoss>>;
@@ -187,9 +205,17 @@ struct Checks {
       Wishes wishes;
       wishes.dropout = 0.5;
       const Numbers captured = train<Captured>(session, wishes, 20);
-      // Threads share a generator, in an order that nobody sets.
-      if (!shares_generator()) require_bits(captured, train<Eager>(session, wishes, 20));
+      if (!share_generator(session)) require_bits(captured, train<Eager>(session, wishes, 20));
       require(captured[4] != captured[16], "a replay drew the same numbers");
+    });
+    run("draws", [&] {
+      Wishes wishes;
+      wishes.dropout = 0.5;
+      const Numbers captured = train<DrawnCaptured>(session, wishes, 20);
+      require(captured[4] != captured[16], "a replay drew the same numbers");
+      if (share_generator(session)) return;
+      require_bits(captured, train<Drawn>(session, wishes, 20));
+      resume<DrawnCaptured>(wishes);
     });
     run("scaled", [&] {
       Wishes wishes;
@@ -200,12 +226,12 @@ struct Checks {
       require_near(captured, train_plainly({}, 20), 0.2);
       require(captured[18] < captured[0], "the loss does not fall");
     });
-    run("resume", [&] { resume(); });
+    run("resume", [&] { resume<Captured>({}); });
     run("replaced", [&] {
-      Eager job(session);
+      Captured job(session);
       const TensorBatch share =
           share_of(batch_of(0), session.rank().value(), session.world().value());
-      static_cast<void>(static_cast<double>(job.step(share)));
+      for (int i = 0; i != 4; ++i) static_cast<void>(static_cast<double>(job.step(share)));
       job.barrier();
       job.model().module().last->weight.set_data(
           job.model().module().last->weight.detach().clone());
@@ -221,16 +247,14 @@ struct Checks {
     if (failed != 0) throw std::runtime_error(std::to_string(failed) + " checks failed");
   }
 
-  bool shares_generator() const {
-    return std::is_same_v<typename Backend::choice, Shm> && session.world() != WorldSize{1};
-  }
-
   /// Saved in the middle and gone on from in another job, it ends with the same bits.
-  void resume() {
-    const auto step = [&](Captured& job, std::size_t s) {
+  template <class Job>
+  void resume(const Wishes& wishes) {
+    const auto make = [&](Session&) { return typename Job::model_type(wishes); };
+    const auto step = [&](Job& job, std::size_t s) {
       job.step(share_of(batch_of(s), session.rank().value(), session.world().value()));
     };
-    Captured whole(session);
+    Job whole(session, make);
     whole.optimizer().lr = rate;
     const std::string path =
         "/tmp/lockstep-torch-" + std::to_string(whole.broadcast(::getpid())) + ".safetensors";
@@ -238,7 +262,7 @@ struct Checks {
     whole.save(path);
     for (std::size_t s = 6; s != 14; ++s) step(whole, s);
     whole.barrier();
-    Captured again(session);
+    Job again(session, make);
     again.resume(path);
     again.optimizer().lr = rate;
     for (std::size_t s = 6; s != 14; ++s) step(again, s);
@@ -267,7 +291,9 @@ int main(int argc, char** argv) {
 #if LOCKSTEP_HAS_NCCL
     if (argv[i] == std::string("nccl")) return launch(argc, argv, run_checks<Backend<Nccl>>);
 #endif
-    if (argv[i] == std::string("shm")) return launch_threads(argc, argv, run_checks<Backend<Shm>>);
+    if (argv[i] != std::string("shm")) continue;
+    ranks_are_threads = true;
+    return launch_threads(argc, argv, run_checks<Backend<Shm>>);
   }
   std::puts("usage: torch_gpu --ranks N nccl|shm [CHECK], of what it was built with");
   return 2;

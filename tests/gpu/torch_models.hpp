@@ -79,6 +79,15 @@ struct Model : TorchModel<Model, Net> {
   }
 };
 
+/// One whose numbers depend on the step and the rank alone.
+struct DrawingModel : TorchModel<DrawingModel, Net> {
+  static constexpr bool draws = true;
+  explicit DrawingModel(const Wishes& wishes) : TorchModel(wishes) {}
+  at::Tensor loss(const TensorBatch& batch) {
+    return torch_gpu::loss_of(module(), batch.inputs, batch.labels);
+  }
+};
+
 /// The batch of a step, of all ranks together. Every fourth is smaller.
 inline TensorBatch batch_of(std::size_t step) {
   const std::int64_t rows = step % 4 == 3 ? 8 : 16;

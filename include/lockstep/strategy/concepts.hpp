@@ -150,7 +150,9 @@ concept JointlyCapturing = CapturingCommunicator<C> && C::captures_jointly;
 /// `model.guard_capture(stream, jointly)` makes a guard for one graph, which lives as long as the
 /// graph. Its `begin()` is called before the capture, `end()` after it, and `before_replay()`
 /// before each run of the graph, where `stream` is the compute stream's handle and `jointly` says
-/// whether the graph holds the work of other ranks too. **Host** none of them waits for the GPU.
+/// whether the graph holds the work of other ranks too. Before every micro-batch of a job that
+/// captures, whether it is replayed or not, comes `model.prepare_step(step)`. **Host** none of them
+/// waits for the GPU.
 template <class Model, class Stream>
 concept GuardingCaptures = requires(Model& model, Stream stream) {
   model.guard_capture(stream, true).begin();

@@ -78,6 +78,8 @@ using CaptureGuardOf = typename decltype(choose_capture_guard<Model, Comm>())::t
 template <CapturingCommunicator Comm, class Batch, class Guard = NoCaptureGuard>
 class StepGraphs {
  public:
+  using guard_type = Guard;
+
   /// Runs one micro-batch of `model`. `enqueue()` gives it to the stream. After a replay, `note()`
   /// makes the changes that `enqueue()` makes on the host; after a failed capture, `undo()` takes
   /// them back.
@@ -202,6 +204,9 @@ class CapturedSteps {
   template <class Replica, class Batch, class Enqueue>
   auto run(Replica& replica, const Batch& batch, const Enqueue& enqueue,
            std::uint64_t variant = 0) {
+    using Guard = typename Graphs<Replica, Batch>::guard_type;
+    if constexpr (!std::is_same_v<Guard, NoCaptureGuard>)
+      replica.with_step([&](auto& step) { replica.model().prepare_step(step); });
     const auto before = replica.before_capture();
     const std::uint64_t phase = replica.begin_graph();
     graphs_.get<Graphs<Replica, Batch>>().run(

@@ -132,8 +132,7 @@ class TorchModel {
   auto forward(Step& step, const Batch& batch) {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
-    use(step);
-    if constexpr (detail::Drawing<Self>) Device::seed(step);
+    prepare(step);
     if constexpr (Step::is_training()) {
       const auto norms = norms_.open(Source::base(module_), step);
       loss_ = loss_of(batch);
@@ -151,8 +150,9 @@ class TorchModel {
   void backward(Step& step, const Batch&) {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
+    typename Device::Gradients gradients(step);
     const auto take = [&](std::size_t parameter, const at::Tensor& gradient) {
-      write_gradient(step, parameter, gradient);
+      write_gradient(step, gradients, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
     const auto norms = norms_.open(Source::base(module_), step);
@@ -163,6 +163,7 @@ class TorchModel {
                                  [&](std::size_t parameter) { step.unused(parameter); });
     }
     Device::scaled(step, loss).backward();
+    gradients.finish();
   }
 
   template <class Step, class Batch, class Tally>
@@ -170,11 +171,18 @@ class TorchModel {
   void evaluate(Step& step, const Batch& batch, Tally& tally) {
     using Device = detail::TorchDevice<Step>;
     const typename Device::Scope scope(step);
-    use(step);
-    if constexpr (detail::Drawing<Self>) Device::seed(step);
+    prepare(step);
     const at::NoGradGuard quiet;
     const EvaluationMode evaluates(Source::base(module_));
     self().score(batch, tally);
+  }
+
+  /// Before a step that may be a graph's run (`CapturedStep`): memory that was replaced is found
+  /// there too, and the run draws what a step by calls would.
+  template <class Step>
+  void prepare_step(Step& step) {
+    const typename detail::TorchDevice<Step>::Scope scope(step);
+    prepare(step);
   }
 
   /// Around a capture of a step (`CapturedStep`).
@@ -252,10 +260,12 @@ class TorchModel {
     return {tensor.tensor.sizes().begin(), tensor.tensor.sizes().end()};
   }
 
+  /// What comes before the module's passes, on the host.
   template <class Step>
-  void use(Step& step) {
+  void prepare(Step& step) {
     keep_in(step);
     adopted().note_update();
+    if constexpr (detail::Drawing<Self>) detail::TorchDevice<Step>::seed(step);
   }
 
   template <class Batch>
@@ -274,21 +284,21 @@ class TorchModel {
   }
 
   /// A gradient that autograd has completed. An undefined one is zero.
-  template <class Step>
-  void write_gradient(Step& step, std::size_t parameter, const at::Tensor& gradient) {
-    using Device = detail::TorchDevice<Step>;
+  template <class Step, class Gradients>
+  void write_gradient(Step& step, Gradients& gradients, std::size_t parameter,
+                      const at::Tensor& gradient) {
     const ElementKind kind = adopted().parameters()[parameter].listed;
     Elements::with_parameter(kind, [&]<class T>(std::type_identity<T>) {
       const auto view = step.grad(Listed<T>{parameter});
       using Held = typename decltype(view)::value_type;
       if (!gradient.defined()) {
-        Device::zero(step, view.data_handle(), view.size() * sizeof(Held));
+        detail::TorchDevice<Step>::zero(step, view.data_handle(), view.size() * sizeof(Held));
+        step.ready(parameter);
       } else {
-        Device::write(step, view.data_handle(), detail::scalar_type<Held>,
-                      gradient.is_sparse() ? gradient.to_dense() : gradient);
+        gradients.write(parameter, view.data_handle(), detail::scalar_type<Held>,
+                        gradient.is_sparse() ? gradient.to_dense() : gradient);
       }
     });
-    step.ready(parameter);
   }
 
   typename Source::Held module_;

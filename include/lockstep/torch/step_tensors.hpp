@@ -43,6 +43,20 @@ struct TorchDevice {
   }
   static void zero(const Step&, void* to, std::size_t bytes) { std::memset(to, 0, bytes); }
 
+  /// The gradients of one backward pass, each ready as soon as it is written.
+  class Gradients {
+   public:
+    explicit Gradients(Step& step) : step_(step) {}
+    void write(std::size_t parameter, void* to, at::ScalarType type, const at::Tensor& gradient) {
+      TorchDevice::write(step_, to, type, gradient);
+      step_.ready(parameter);
+    }
+    void finish() {}
+
+   private:
+    Step& step_;
+  };
+
  private:
   /// Larger ones are copied by all threads that LibTorch may use.
   static constexpr std::size_t most_copied = std::size_t{1} << 20;

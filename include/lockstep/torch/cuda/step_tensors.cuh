@@ -17,6 +17,7 @@
 
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/torch/adopted_tensors.hpp"
+#include "lockstep/torch/cuda/gradient_copies.cuh"
 #include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 
@@ -77,8 +78,8 @@ struct TorchDevice<Step> {
     return current_torch_gpu();
   }
 
-  /// LibTorch's generator goes on from this step's key. While a step is captured it cannot: the
-  /// graph's runs go on in the generator's sequence.
+  /// LibTorch's generator goes on from this step's key. While a step is captured it must not: every
+  /// run of the graph has a key of its own, which is set before it.
   static void seed(const Step& step) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     check_cuda(cudaStreamIsCapturing(step.stream(), &status), "cudaStreamIsCapturing");
@@ -99,19 +100,29 @@ struct TorchDevice<Step> {
     }
   }
 
-  /// Writes a gradient. **Stream** the step's, on which the gradient was computed.
-  static void write(const Step& step, void* to, at::ScalarType type, const at::Tensor& gradient) {
-    if (gradient.scalar_type() == type && gradient.is_cuda() && gradient.is_contiguous()) {
-      check_cuda(cudaMemcpyAsync(to, gradient.const_data_ptr(), gradient.nbytes(),
-                                 cudaMemcpyDeviceToDevice, step.stream()),
-                 "cudaMemcpyAsync");
-    } else {
-      tensor_at(to, gradient, type, current_torch_gpu()).copy_(gradient);
-    }
-  }
   static void zero(const Step& step, void* to, std::size_t bytes) {
     check_cuda(cudaMemsetAsync(to, 0, bytes, step.stream()), "cudaMemsetAsync");
   }
+
+  /// The gradients of one backward pass. They are ready when their copies are on the step's stream,
+  /// where they were computed.
+  class Gradients {
+   public:
+    explicit Gradients(Step& step) : step_(step), copies_(step) {}
+    void write(std::size_t parameter, void* to, at::ScalarType type, const at::Tensor& gradient) {
+      if (gradient.scalar_type() == type && gradient.is_cuda() && gradient.is_contiguous()) {
+        copies_.add(parameter, to, gradient);
+      } else {
+        tensor_at(to, gradient, type, current_torch_gpu()).copy_(gradient);
+        step_.ready(parameter);
+      }
+    }
+    void finish() { copies_.finish(); }
+
+   private:
+    Step& step_;
+    GradientCopies<Step> copies_;
+  };
 
  private:
   static at::Tensor number_at(const void* data, at::ScalarType type) {
