@@ -9,4 +9,5 @@
 #include "lockstep/torch.hpp"
 #include "lockstep/torch/cuda/batch.cuh"
 #include "lockstep/torch/cuda/capture.cuh"
+#include "lockstep/torch/cuda/loop_streams.cuh"
 #include "lockstep/torch/cuda/step_tensors.cuh"

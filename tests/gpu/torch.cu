@@ -19,12 +19,12 @@
 #if LOCKSTEP_HAS_NCCL
 #include "lockstep/nccl.cuh"
 #endif
+#include "gpu/torch_loops.cuh"
 #include "gpu/torch_models.hpp"
 
 namespace {
 
 using namespace torch_gpu;
-using Numbers = std::vector<float>;
 using Rows = LabelledBatch<float, std::int32_t>;
 
 constexpr double rate = 0.01;
@@ -140,6 +140,12 @@ struct Checks {
   using Synchronised = Job<Norms<Synced>>;
   using SynchronisedCaptured = Job<Norms<Synced>, CapturedStep>;
   using Scaled = Job<Precision<ScaledLoss>>;
+  template <class Module, class... Policies>
+  using Wrapped =
+      lockstep::torch::DistributedDataParallel<Module, Device<Cuda>, Backend, Policies...>;
+  template <class... Policies>
+  using Replicas =
+      Trainer<BranchModel, ParallelStrategy<DP>, Device<Cuda>, Optimizer<AdamW>, Policies...>;
   using ScaledCaptured = Job<Precision<ScaledLoss>, CapturedStep>;
 
   Session& session;
@@ -227,6 +233,8 @@ struct Checks {
       require(captured[18] < captured[0], "the loss does not fall");
     });
     run("resume", [&] { resume<Captured>({}); });
+    own_loops();
+    replicas();
     run("replaced", [&] {
       Captured job(session);
       const TensorBatch share =
@@ -245,6 +253,61 @@ struct Checks {
     });
     if (!known) throw std::runtime_error("there is no check '" + name + "'");
     if (failed != 0) throw std::runtime_error(std::to_string(failed) + " checks failed");
+  }
+
+  /// `DistributedDataParallel` in a program's own loop.
+  void own_loops() {
+    using Plain = Wrapped<Net>;
+    run("own_loop", [&] {
+      const Numbers plain = train_plainly({}, 10);
+      require_near(own_loop<Plain>(session, {}, 10), plain, 1e-4);
+      require_near(own_loop<Plain>(session, {.made_on_gpu = true}, 10, {.by_wrapper = true}), plain,
+                   1e-4);
+    });
+    run("own_loop_stream", [&] {
+      require_near(own_loop<Plain>(session, {}, 10, {.own_stream = true}), train_plainly({}, 10),
+                   1e-4);
+    });
+    run("own_loop_no_sync", [&] {
+      require_near(own_loop<Plain>(session, {}, 10, {.local_passes = 1}), train_plainly({}, 10),
+                   1e-4);
+    });
+    run("own_loop_norm", [&] {
+      const std::size_t steps = 12;
+      Numbers losses = own_loop<Wrapped<Net, Norms<Synced>>>(session, {.norm = true}, steps);
+      losses.resize(steps);
+      require_near(
+          losses,
+          plain_losses({.norm = true}, steps, session.rank().value(), session.world().value()),
+          1e-3);
+    });
+    run("own_loop_unused", [&] {
+      using Zeroing = Wrapped<Branches, UnusedParameters<Zero>>;
+      const Numbers plain = plain_loop_with_branches(session.world().value(), 9);
+      require_near(loop_with_branches<Zeroing>(session, 9, false), plain, 1e-4);
+      require_near(loop_with_branches<Zeroing>(session, 9, true), plain, 1e-4);
+    });
+    if (name == "own_loop_failure") {  // the job is over then
+      run("own_loop_failure", [&] {
+        const std::string words = words_of_failure<Plain>(session);
+        require(words.find("no luck today") != std::string::npos, "it said: " + words);
+      });
+    }
+  }
+
+  /// Replicas in one process, each rank for itself.
+  void replicas() {
+    run("data_parallel", [&] {
+      const Numbers alone = data_parallel_loop(1, 10, false);
+      require_near(data_parallel_loop(2, 10, false), alone, 1e-4);
+      require_near(data_parallel_loop(3, 10, true), alone, 1e-4);
+    });
+    run("data_parallel_job", [&] {
+      if (session.world() != WorldSize{1}) return;
+      const Numbers alone = data_parallel_loop(1, 10, false);
+      require_near(data_parallel_job<Replicas<>>(2, 10), alone, 1e-4);
+      require_near(data_parallel_job<Replicas<CapturedStep>>(2, 10), alone, 1e-4);
+    });
   }
 
   /// Saved in the middle and gone on from in another job, it ends with the same bits.

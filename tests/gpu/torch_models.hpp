@@ -13,6 +13,7 @@
 #include <torch/nn/modules/linear.h>
 #include <torch/utils.h>
 
+#include <cmath>
 #include <cstdint>
 #include <optional>
 #include <vector>
@@ -33,19 +34,23 @@ struct Wishes {
   std::optional<at::ScalarType> cast = {};
 };
 
+/// Values that depend on nothing but a parameter's place.
+inline void set_values(::torch::nn::Module& module) {
+  const at::NoGradGuard quiet;
+  double place = 0;
+  for (at::Tensor& parameter : module.parameters()) {
+    auto flat = parameter.view({-1});
+    for (std::int64_t i = 0; i != flat.numel(); ++i)
+      flat[i] = 0.3 * std::sin(12.9898 * static_cast<double>(i) + ++place * 0.37);
+  }
+}
+
 struct Net : ::torch::nn::Module {
   explicit Net(const Wishes& wishes = {}) : wishes(wishes) {
     first = register_module("first", ::torch::nn::Linear(columns, hidden));
     if (wishes.norm) norm = register_module("norm", ::torch::nn::BatchNorm1d(hidden));
     last = register_module("last", ::torch::nn::Linear(hidden, classes));
-    const at::NoGradGuard quiet;
-    // Values that depend on nothing but a parameter's place.
-    double place = 0;
-    for (at::Tensor& parameter : parameters()) {
-      auto flat = parameter.view({-1});
-      for (std::int64_t i = 0; i != flat.numel(); ++i)
-        flat[i] = 0.3 * std::sin(12.9898 * static_cast<double>(i) + ++place * 0.37);
-    }
+    set_values(*this);
     if (wishes.made_on_gpu) to(at::kCUDA);
   }
   at::Tensor forward(const at::Tensor& x) {

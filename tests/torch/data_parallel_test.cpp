@@ -47,6 +47,28 @@ struct NormNet : torch::nn::Cloneable<NormNet> {
   at::Tensor forward(const at::Tensor& x) { return out(at::tanh(norm(in(x)))); }
 };
 
+/// A layer that is there twice, and whose weight is also the module's own: LibTorch's `clone()`
+/// makes three of it.
+struct TiedNet : torch::nn::Cloneable<TiedNet> {
+  torch::nn::Linear in{nullptr}, again{nullptr}, out{nullptr};
+  at::Tensor weight;
+
+  void reset() override {
+    in = register_module("first", torch::nn::Linear(5, 5));
+    again = register_module("again", in);
+    out = register_module("out", torch::nn::Linear(5, 2));
+    weight = register_parameter("weight", in->weight);
+  }
+  TiedNet() { reset(); }
+  at::Tensor forward(const at::Tensor& x) {
+    return out(at::tanh(at::linear(at::tanh(again(at::tanh(in(x)))), weight)));
+  }
+  /// Each once: an optimizer would make several steps with a tensor that it has several times.
+  std::vector<at::Tensor> each_once() const {
+    return {in->weight, in->bias, out->weight, out->bias};
+  }
+};
+
 /// Largest difference of two modules' gradients.
 double gradients_apart(const torch::nn::Module& a, const torch::nn::Module& b) {
   double apart = 0;
@@ -158,6 +180,43 @@ BOOST_AUTO_TEST_CASE(running_statistics_are_the_first_replicas) {
     const at::Tensor y = dp(x);
     BOOST_TEST(at::allclose(y, alone->forward(x), 1e-5, 1e-6));
     BOOST_TEST(!y.requires_grad());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(tied_parameters_stay_tied_in_replicas) {
+  for (const std::size_t replicas : {1u, 2u, 3u}) {
+    auto alone = make_net<TiedNet>(), net = make_net<TiedNet>();
+    loops::DataParallel dp(net, replicas);
+    torch::optim::SGD plain(alone->each_once(), 0.2), optimizer(net->each_once(), 0.2);
+    for (std::size_t s = 0; s != 4; ++s) {
+      const at::Tensor x = inputs_of(s, 0, 9);
+      loss_of(dp(x)).backward();
+      loss_of(alone->forward(x)).backward();
+      BOOST_TEST(gradients_apart(*net, *alone) < 1e-6);
+      plain.step();
+      optimizer.step();
+      plain.zero_grad();
+      optimizer.zero_grad();
+      require_close(*net, *alone, "tied");
+    }
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_torch_model_with_tied_parameters_trains_under_dp_like_one_process) {
+  for (const std::size_t replicas : {1u, 2u, 4u}) {
+    auto alone = make_net<TiedNet>();
+    torch::optim::SGD plain(alone->each_once(), 0.2);
+    lockstep::DataParallel<RowModel<TiedNet>> dp({.replicas = replicas},
+                                                 RowModel<TiedNet>(make_net<TiedNet>()));
+    dp.optimizer().lr = 0.2;
+    for (std::size_t s = 0; s != 4; ++s) {
+      const Rows rows{inputs_of(s, 0, 9)};
+      loss_of(alone->forward(rows.inputs)).backward();
+      plain.step();
+      plain.zero_grad();
+      dp.step(rows);
+      require_close(dp.model().module(), *alone, "tied");
+    }
   }
 }
 

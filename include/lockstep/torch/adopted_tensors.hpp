@@ -8,6 +8,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -36,9 +37,10 @@ inline at::Tensor tensor_at(const void* data, const at::Tensor& like, at::Scalar
 /// memory, which nobody would train from then on.
 class AdoptedTensors {
  public:
-  explicit AdoptedTensors(const ::torch::nn::Module& module)
-      : parameters_(module_parameters(module)),
-        buffers_(module_buffers(module)),
+  explicit AdoptedTensors(const ::torch::nn::Module& module, TensorTies ties = {})
+      : ties_(std::move(ties)),
+        parameters_(module_parameters(module, ties_)),
+        buffers_(module_buffers(module, ties_)),
         receiver_(std::make_shared<GradientReceiver>()) {}
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
@@ -62,9 +64,12 @@ class AdoptedTensors {
       if (!trains(i)) parameter.requires_grad_(false);
       move(parameter, parameter_at(i), device);
       if (trains(i)) nodes_.push_back({hook_gradient(parameter, i, receiver_), i});
+      for (at::Tensor& copy : parameters_[i].copies) tie(copy, parameter);
     }
-    for (std::size_t i = 0; i != buffers_.size(); ++i)
+    for (std::size_t i = 0; i != buffers_.size(); ++i) {
       move(buffers_[i].tensor, buffer_at(i), device);
+      for (at::Tensor& copy : buffers_[i].copies) tie(copy, buffers_[i].tensor);
+    }
     is_adopted_ = true;
   }
 
@@ -87,8 +92,8 @@ class AdoptedTensors {
 
   /// Throws unless the module has the tensors that it had. It takes longer than the check above.
   void require_same(const ::torch::nn::Module& module) const {
-    require_same_list(parameters_, module_parameters(module), "parameter");
-    require_same_list(buffers_, module_buffers(module), "buffer");
+    require_same_list(parameters_, module_parameters(module, ties_), "parameter");
+    require_same_list(buffers_, module_buffers(module, ties_), "buffer");
   }
 
   /// Gives all tensors memory of their own again, with the values that they have.
@@ -99,8 +104,8 @@ class AdoptedTensors {
       const at::Device device = parameters_[0].tensor.device();
       c10::impl::VirtualGuardImpl(device.type()).synchronizeDevice(device.index());
     }
-    for (ModuleTensor& parameter : parameters_) own(parameter.tensor);
-    for (ModuleTensor& buffer : buffers_) own(buffer.tensor);
+    for (ModuleTensor& parameter : parameters_) own(parameter);
+    for (ModuleTensor& buffer : buffers_) own(buffer);
   }
 
  private:
@@ -109,10 +114,27 @@ class AdoptedTensors {
     const at::ScalarType type = is_bool ? at::kBool : scalar_type_of(place.kind);
     tensor.set_data(tensor_at(place.data, tensor, type, device));
   }
-  static void own(at::Tensor& tensor) { tensor.set_data(tensor.detach().clone()); }
+  /// A tensor that was another one in the module's original is that one again, in all but its
+  /// address: it has its memory, and autograd adds its gradients to those of the other one.
+  static void tie(at::Tensor& copy, const at::Tensor& first) {
+    copy.set_requires_grad(false);
+    copy.set_data(first.detach());
+    ::torch::autograd::impl::set_version_counter(copy,
+                                                 ::torch::autograd::impl::version_counter(first));
+    if (first.requires_grad())
+      ::torch::autograd::impl::set_gradient_edge(copy,
+                                                 ::torch::autograd::impl::gradient_edge(first));
+  }
+  static void own(ModuleTensor& kept) {
+    kept.tensor.set_data(kept.tensor.detach().clone());
+    for (at::Tensor& copy : kept.copies) copy.set_data(kept.tensor.detach());
+  }
 
   static void require(const ModuleTensor& kept, const Place& place) {
-    if (kept.tensor.const_data_ptr() == place.data || kept.tensor.numel() == 0) [[likely]]
+    const auto is_there = [&](const at::Tensor& tensor) {
+      return tensor.const_data_ptr() == place.data || tensor.numel() == 0;
+    };
+    if (is_there(kept.tensor) && std::ranges::all_of(kept.copies, is_there)) [[likely]]
       return;
     refuse_replaced(kept);
   }
@@ -138,6 +160,7 @@ class AdoptedTensors {
     }
   }
 
+  TensorTies ties_;
   std::vector<ModuleTensor> parameters_;
   std::vector<ModuleTensor> buffers_;
   std::shared_ptr<GradientReceiver> receiver_;

@@ -5,7 +5,12 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceGuard.h>
+#include <c10/core/Stream.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 
+#include <algorithm>
 #include <concepts>
 #include <cstddef>
 #include <exception>
@@ -108,11 +113,15 @@ class DataParallel {
     };
     {
       const at::ThreadLocalState state;  // whether gradients are wanted, autocast and so on
+      const std::vector<c10::Stream> streams = current_streams();
       std::vector<std::jthread> threads;
       for (std::size_t i = 1; i != count; ++i) {
         threads.emplace_back([&, i] {
           const at::ThreadLocalStateGuard here(state);
-          attempt(replicas_[i - 1]->module(), replicas_[i - 1]->device(), i);
+          const c10::MultiStreamGuard on(streams);
+          Replica& replica = *replicas_[i - 1];
+          const c10::DeviceGuard near(replica.device());
+          attempt(replica.module(), replica.device(), i);
         });
       }
       attempt(*module_, device_, 0);
@@ -122,6 +131,21 @@ class DataParallel {
     std::vector<Output> all;
     for (auto& output : outputs) all.push_back(*std::move(output));
     return detail::GatheredTensors<Output>::gather(all, device_);
+  }
+
+  /// The streams on which the program works, one for each GPU: replicas work on the same ones, so
+  /// that what they read is there, and what they write is there for the program.
+  std::vector<c10::Stream> current_streams() const {
+    std::vector<c10::Stream> streams;
+    const auto add = [&](at::Device device) {
+      if (device.is_cpu()) return;
+      const auto known = [&](const c10::Stream& stream) { return stream.device() == device; };
+      if (std::ranges::any_of(streams, known)) return;
+      streams.push_back(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+    };
+    add(device_);
+    for (const auto& replica : replicas_) add(replica->device());
+    return streams;
   }
 
   std::shared_ptr<Contained> module_;

@@ -11,112 +11,20 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <type_traits>
 #include <utility>
 
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/join_scope.hpp"
-#include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/torch/loop_composition.hpp"
 #include "lockstep/torch/loop_gradients.hpp"
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
-#include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/process_group.hpp"
-#include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep {
-
-inline namespace torch_modules {
-
-/// The types of a module's parameters, where they are not all float: stands among the policies of
-/// `lockstep::torch::DistributedDataParallel<Net, ParameterTypes<float, double>>`.
-template <Element... Ts>
-struct ParameterTypes {};
-
-}  // namespace torch_modules
-
-namespace detail {
-
-template <class P>
-inline constexpr bool is_parameter_types = false;
-template <class... Ts>
-inline constexpr bool is_parameter_types<ParameterTypes<Ts...>> = true;
-
-/// The model and the policies of a wrapper, from what the program lists.
-template <class Net, class Types, class... Ps>
-struct LoopComposition;
-template <class Net, class... Ts, class... Ps>
-struct LoopComposition<Net, ParameterTypes<Ts...>, PolicyPack<Ps...>> {
-  using Model = LoopModule<Net, Ts...>;
-
-  template <class Axis>
-  static constexpr bool names = (PolicyOf<Ps, Axis> || ...);
-  static_assert(!names<axes::Optimizer> && !names<axes::Clip> && !names<axes::Accumulate> &&
-                    !names<axes::Schedule>,
-                "lockstep: this wrapper leaves the update to the program: use LibTorch's "
-                "optimizers, clip_grad_norm_ and no_sync(), or a Trainer with a TorchModel, which "
-                "has the policies Optimizer, Clip, Accumulate and Schedule");
-  static_assert(std::is_same_v<PickOr<Sharding<Replicated>, Ps...>, Sharding<Replicated>>,
-                "lockstep: LibTorch's optimizers update all parameters on every rank: leave "
-                "Sharding out, or use a Trainer with a TorchModel");
-  static_assert(std::is_same_v<PickOr<Device<Cpu>, Ps...>, Device<Cpu>>,
-                "lockstep: this wrapper is for the CPU; on GPUs use a Trainer with a TorchModel");
-  static_assert(PickOr<World<dynamic>, Ps...>::static_size != 1,
-                "lockstep: World<1> has nobody to average with: leave it out, or the wrapper");
-
-  static auto policies() {
-    if constexpr (names<axes::Sharding>) {
-      return std::type_identity<PolicyPack<Ps...>>{};
-    } else {
-      return std::type_identity<PolicyPack<Ps..., Sharding<Replicated>>>{};
-    }
-  }
-};
-
-template <class Model, class Pack>
-struct LoopReplica;
-template <class Model, class... Ps>
-struct LoopReplica<Model, PolicyPack<Ps...>> {
-  template <class M, class Policies>
-  using Of = Replica<M, Policies, CommunicatorOf<Policies>>;
-  using policies = CanonicalPolicies<Ps...>;
-  using type = Compose<Of, RejectedWrapper, Model, Ps...>;
-  static_assert(!type::traits::averages_parameters,
-                "lockstep: LocalSGD averages parameters after updates of lockstep's: use a Trainer "
-                "with a TorchModel");
-  static_assert(!type::traits::has_subgraphs,
-                "lockstep: Subgraphs are for declared models: add UnusedParameters<Zero>, with "
-                "which autograd says what a pass has used");
-};
-
-/// Sorts what a program lists into types and policies.
-template <class Types, class Sorted, class... Given>
-struct SortLoopPolicies {
-  using types = Types;
-  using policies = Sorted;
-};
-template <class Types, class... Sorted, class First, class... Rest>
-struct SortLoopPolicies<Types, PolicyPack<Sorted...>, First, Rest...>
-    : std::conditional_t<is_parameter_types<First>,
-                         SortLoopPolicies<First, PolicyPack<Sorted...>, Rest...>,
-                         SortLoopPolicies<Types, PolicyPack<Sorted..., First>, Rest...>> {};
-
-template <class Net, class... Ps>
-struct LoopJob {
-  using Sorted = SortLoopPolicies<ParameterTypes<>, PolicyPack<>, Ps...>;
-  using Composition = LoopComposition<Net, typename Sorted::types, typename Sorted::policies>;
-  using Model = typename Composition::Model;
-  using Chosen = LoopReplica<Model, typename decltype(Composition::policies())::type>;
-  using replica = typename Chosen::type;
-  using policies = typename Chosen::policies;
-  using communicator = CommunicatorOf<policies>;
-};
-
-}  // namespace detail
 
 /// Wrappers for hand-written loops, found as `lockstep::torch::X`: in `lockstep` the same names are
 /// wrappers of declared models.
@@ -187,10 +95,11 @@ class DistributedDataParallel {
   /// have rank 0's buffers first. **Ranks** all in that case, else this one. **Host** blocks.
   template <class... Arguments>
   auto forward(Arguments&&... arguments) {
+    [[maybe_unused]] const auto on = replica_.on_device();
     return detail::tell_others(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
-        const auto norms = replica_.model().open_norms(step);
+        const auto norms = replica_.model().open_norms(gradients_.streams().norm_step(step));
         return module_->forward(std::forward<Arguments>(arguments)...);
       });
     });
@@ -204,6 +113,7 @@ class DistributedDataParallel {
   /// `UnusedParameters<Zero>` it is known from the begin which parameters have no gradient, so that
   /// no bucket waits for them. **Ranks** all. **Host** blocks.
   void backward(const at::Tensor& loss, bool retain_graph = false, bool create_graph = false) {
+    [[maybe_unused]] const auto on = replica_.on_device();
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
   }
 
@@ -237,14 +147,20 @@ class DistributedDataParallel {
   void finish_join() {
     if (!std::exchange(is_joining_, false)) return;
     detail::tell_others(replica_, [&] {
+      [[maybe_unused]] const auto on = replica_.on_device();
       const Rank newest = answer_all([] {});
+      gradients_.streams().let_job_follow();
       replica_.take_values_of(newest);
+      gradients_.streams().let_program_follow();
     });
   }
   template <class F>
   void finish_join(const F& after_backward) {
     if (!std::exchange(is_joining_, false)) return;
-    detail::tell_others(replica_, [&] { answer_all(after_backward); });
+    detail::tell_others(replica_, [&] {
+      [[maybe_unused]] const auto on = replica_.on_device();
+      answer_all(after_backward);
+    });
   }
 
   /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
@@ -277,6 +193,7 @@ class DistributedDataParallel {
   void prepare() {
     gradients_.require_intact();
     if (!at::GradMode::is_enabled()) return;
+    gradients_.streams().keep_backward_here();
     gradients_.receive(synchronizes_);
     if constexpr (traits::broadcasts_buffers) {
       if (!synchronizes_) return;
@@ -284,7 +201,10 @@ class DistributedDataParallel {
       const bool wanted = traits::joins ? std::exchange(next_buffers_, gradients_.passes() + 1) <=
                                               gradients_.passes()
                                         : module_->is_training();
-      if (wanted) replica_.synchronize_buffers(detail::step_call<traits>());
+      if (!wanted) return;
+      gradients_.streams().let_job_follow();
+      replica_.synchronize_buffers(detail::step_call<traits>());
+      gradients_.streams().let_program_follow();
     }
   }
 
@@ -295,6 +215,7 @@ class DistributedDataParallel {
     if constexpr (traits::joins) {
       do {
         newest = replica_.newest();
+        gradients_.streams().let_job_follow();
       } while (replica_.answer_others([&] {
         gradients_.hand_out();
         after_backward();

@@ -25,6 +25,7 @@
 #include "lockstep/strategy/tell_others.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/gradient_hooks.hpp"
+#include "lockstep/torch/loop_streams.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 #include "lockstep/torch/unreached.hpp"
@@ -51,10 +52,14 @@ class LoopGradients {
   using traits = typename Replica::traits;
   using Device = TorchDevice<typename Replica::step_type>;
   using Elements = typename Replica::model_type::Elements;
+  using Streams = LoopStreams<typename traits::device, Replica>;
 
  public:
-  /// Moves the module's tensors into the replica's memory.
-  explicit LoopGradients(Replica& replica) : replica_(replica), receive_(*this) {
+  /// Moves the module's tensors into the replica's memory. **Host** blocks. **Stream** on a GPU,
+  /// LibTorch's current one is that of later hooks.
+  explicit LoopGradients(Replica& replica) : replica_(replica), streams_(replica), receive_(*this) {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    streams_.settle();
     replica_.with_step([&](auto& step) {
       replica_.model().keep_in(step);
       for (std::size_t i = 0; i != parameters().size(); ++i) {
@@ -71,12 +76,12 @@ class LoopGradients {
   /// backward has failed in the middle, other ranks wait for this one.
   ~LoopGradients() {
     receive(false);
-    for_each_trained([&](std::size_t i, at::Tensor& average) {
-      at::Tensor& own = parameters()[i].tensor.mutable_grad();
-      if (lies_in(own, average)) own = own.detach().clone();
-    });
-    replica_.model().adopted().release();
+    // A GPU waits for reductions that the others will not join, until it is told.
     if (is_in_pass_) replica_.communicator().abandon("its backward pass ended with an exception");
+    try {
+      release();
+    } catch (...) {  // NOLINT(bugprone-empty-catch): a GPU that has failed copies nothing
+    }
   }
 
   /// Are gradients of the next passes averaged, or left to `Tensor::grad` of this rank?
@@ -104,12 +109,14 @@ class LoopGradients {
       ~Root() { now = nullptr; }
       const at::Tensor*& now;
     } const scope(root_, &root);
+    streams_.keep_backward_here();
     tell_others(replica_, backward);
   }
 
   /// For hooks: a gradient that autograd has completed.
   void operator()(std::size_t parameter, const at::Tensor& gradient) {
     const at::NoGradGuard quiet;
+    [[maybe_unused]] const auto on = replica_.on_device();
     tell_others(replica_, [&] {
       if (!is_in_pass_) begin();
       write(parameter, gradient);
@@ -120,12 +127,16 @@ class LoopGradients {
   /// keep what they have.
   void hand_out() {
     replica_.reduce_and_hand_out([&](const auto& is_used) {
+      streams_.let_program_follow();
       for_each_trained([&](std::size_t i, at::Tensor& average) {
         at::Tensor& own = parameters()[i].tensor.mutable_grad();
         if (is_used(i) && !own.is_same(average)) own = average;
       });
     });
   }
+
+  /// The order between the program and its job.
+  Streams& streams() { return streams_; }
 
   /// How many backward passes have ended.
   std::uint64_t passes() const { return passes_; }
@@ -163,7 +174,7 @@ class LoopGradients {
       std::fill(has_arrived_.begin(), has_arrived_.end(), std::uint8_t{0});
     if constexpr (is_checked) keep_old_gradients();
     ::torch::autograd::Engine::get_default_engine().queue_callback([this] { end(); });
-    replica_.begin_backward(Sync::yes);
+    streams_.begin_pass([&] { replica_.begin_backward(Sync::yes); });
     if constexpr (traits::skips_unused) {
       if (root_ == nullptr) return;
       for_each_unreached(*root_, replica_.model().adopted().nodes(),
@@ -173,12 +184,14 @@ class LoopGradients {
 
   void end() {
     const at::NoGradGuard quiet;
+    [[maybe_unused]] const auto on = replica_.on_device();
     tell_others(replica_, [&] {
       if constexpr (traits::skips_unused) {
         for_each_trained([&](std::size_t i, at::Tensor&) {
           if (has_arrived_[i] == 0) leave_out(i);
         });
       }
+      streams_.let_job_follow();
       replica_.end_backward();
       hand_out();
     });
@@ -189,6 +202,7 @@ class LoopGradients {
   /// The gradient and what `Tensor::grad` has already: as in Python, ranks average the sum of both.
   /// It has gradients of passes in `no_sync`, or averages that the program has not cleared.
   void write(std::size_t i, const at::Tensor& gradient) {
+    streams_.before_write();
     at::Tensor& to = averages_[places_[i]];
     const at::Tensor& own = parameters()[i].tensor.grad();
     const at::Tensor more =
@@ -197,12 +211,12 @@ class LoopGradients {
       if (!lies_in(own, to)) to.copy_(own.is_sparse() ? own.to_dense() : own);
       if (more.defined()) to.add_(more);
     } else if (more.defined()) {
-      replica_.with_step(
-          [&](auto& step) { Device::write(step, to.mutable_data_ptr(), to.scalar_type(), more); });
+      replica_.with_step([&](auto& step) { Streams::write(step, to, more); });
     } else {
       to.zero_();
     }
     if constexpr (traits::skips_unused) has_arrived_[i] = 1;
+    streams_.let_job_follow();
     replica_.with_step([&](auto& step) { step.ready(i); });
   }
 
@@ -216,6 +230,16 @@ class LoopGradients {
     }
   }
 
+  void release() {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    for_each_trained([&](std::size_t i, at::Tensor& average) {
+      at::Tensor& own = parameters()[i].tensor.mutable_grad();
+      if (lies_in(own, average)) own = own.detach().clone();
+    });
+    replica_.model().adopted().release();
+    streams_.settle();
+  }
+
   /// The checked mode fills buckets with a pattern before a pass.
   void keep_old_gradients() {
     for_each_trained([&](std::size_t i, at::Tensor& average) {
@@ -225,6 +249,7 @@ class LoopGradients {
   }
 
   Replica& replica_;
+  Streams streams_;
   std::vector<at::Tensor> averages_;  // over the memory of buckets
   std::vector<std::size_t> places_;   // of parameters among them
   GradientReceiver::Take receive_;

@@ -25,6 +25,7 @@
 #include "lockstep/torch/evaluation_mode.hpp"
 #include "lockstep/torch/gradient_hooks.hpp"
 #include "lockstep/torch/module_source.hpp"
+#include "lockstep/torch/module_tensors.hpp"
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 #include "lockstep/torch/synced_norms.hpp"
@@ -80,7 +81,9 @@ class TorchModel {
   explicit TorchModel(std::shared_ptr<typename Source::Contained> module)
       : module_(Source::hold(std::move(module))) {}
 
-  TorchModel(const TorchModel& other) : module_(Source::clone(other.module_)) {}
+  TorchModel(const TorchModel& other)
+      : module_(Source::clone(other.module_)),
+        ties_(detail::ties_of(Source::base(other.module_), other.ties_)) {}
   TorchModel(TorchModel&&) noexcept = default;
   TorchModel& operator=(const TorchModel&) = delete;
   TorchModel& operator=(TorchModel&&) = delete;
@@ -195,7 +198,8 @@ class TorchModel {
   /// Tensors are looked up when they are first asked for: a module that is given to the job may be
   /// changed until then.
   detail::AdoptedTensors& adopted() const {
-    if (!tensors_) tensors_ = std::make_unique<detail::AdoptedTensors>(Source::base(module_));
+    if (!tensors_)
+      tensors_ = std::make_unique<detail::AdoptedTensors>(Source::base(module_), ties_);
     return *tensors_;
   }
 
@@ -232,7 +236,7 @@ class TorchModel {
 
   /// While the result lives, batch norms of the module know the step's ranks.
   template <class Step>
-  auto open_norms(Step& step) {
+  auto open_norms(const Step& step) {
     return norms_.open(Source::base(module_), step);
   }
 
@@ -302,6 +306,7 @@ class TorchModel {
   }
 
   typename Source::Held module_;
+  detail::TensorTies ties_;  // of a copied model, whose module has lost them
   mutable std::unique_ptr<detail::AdoptedTensors> tensors_;
   at::Tensor loss_;  // between forward and backward
   detail::SyncedNorms norms_;

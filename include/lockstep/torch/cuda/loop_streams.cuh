@@ -1,0 +1,176 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A program's own loop on a GPU: its work is on LibTorch's current stream, the job's on a
+/// stream of its own, and each waits for the other by events where it must. The host waits for
+/// nothing.
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/AutogradState.h>
+#include <c10/core/Device.h>
+#include <c10/cuda/CUDAStream.h>
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <optional>
+#include <span>
+#include <thread>
+#include <type_traits>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/torch/cuda/step_tensors.cuh"
+#include "lockstep/torch/loop_streams.hpp"
+
+namespace lockstep::detail {
+
+/// Lets the backward passes that a thread asks for run on that thread, as `BackwardHere` does, from
+/// `hold` on: the program calls `loss.backward()` where lockstep has no scope.
+class BackwardStaysHere {
+ public:
+  BackwardStaysHere() = default;
+  BackwardStaysHere(const BackwardStaysHere&) = delete;
+  BackwardStaysHere& operator=(const BackwardStaysHere&) = delete;
+  ~BackwardStaysHere() {
+    if (thread_ == std::this_thread::get_id()) state().set_multithreading_enabled(true);
+  }
+
+  void hold() {
+    if (!state().get_multithreading_enabled()) return;
+    state().set_multithreading_enabled(false);
+    thread_ = std::this_thread::get_id();
+  }
+  /// Does the pass that calls this run on a thread of LibTorch? (Its thread has the settings of the
+  /// one that asked.)
+  static bool runs_elsewhere() { return state().get_multithreading_enabled(); }
+
+ private:
+  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
+  std::thread::id thread_;
+};
+
+template <class Replica>
+class LoopStreams<Cuda, Replica> {
+  /// Ranks that share this process may share its GPU, and LibTorch's one thread for it.
+  static constexpr bool ranks_are_threads =
+      requires { requires Replica::communicator_type::captures_jointly; };
+
+ public:
+  explicit LoopStreams(Replica& replica) : replica_(replica) {
+    const auto on = replica.on_device();
+    device_ = current_torch_gpu().index();
+    events_.emplace();
+  }
+  LoopStreams(const LoopStreams&) = delete;
+  LoopStreams& operator=(const LoopStreams&) = delete;
+
+  void keep_backward_here() { here_.hold(); }
+
+  /// What `begin` does to buckets comes after the program's use of the averages of the pass before,
+  /// and before what this pass writes.
+  template <class F>
+  void begin_pass(const F& begin) {
+    if constexpr (ranks_are_threads) {
+      if (BackwardStaysHere::runs_elsewhere() && replica_.communicator().world_size().value() != 1)
+        refuse_other_thread();
+    }
+    let_job_follow();
+    begin();
+    let_program_follow();
+    met_ = current();
+  }
+  /// LibTorch calls hooks on the stream that was current when the module was wrapped, and has let
+  /// it wait for the gradient. Usually all have the same.
+  void before_write() {
+    if (met_ == current()) return;
+    let_program_follow();
+    met_ = current();
+  }
+
+  /// **Stream** the job's waits for LibTorch's current one.
+  void let_job_follow() {
+    if (current() == job()) return;
+    events_->from_program.record(current());
+    events_->from_program.block(job());
+  }
+  /// **Stream** LibTorch's current one waits for the job's.
+  void let_program_follow() {
+    if (current() == job()) return;
+    events_->from_job.record(job());
+    events_->from_job.block(current());
+  }
+  /// **Host** blocks until both streams are empty.
+  void settle() {
+    check_cuda(cudaStreamSynchronize(job()), "cudaStreamSynchronize");
+    check_cuda(cudaStreamSynchronize(current()), "cudaStreamSynchronize");
+  }
+
+  /// **Stream** LibTorch's current one, whose allocator may give the gradient's memory away as soon
+  /// as this returns.
+  template <class Step>
+  static void write(const Step&, at::Tensor& to, const at::Tensor& gradient) {
+    to.copy_(gradient);
+  }
+
+  /// Norms compute on the program's stream, and their ranks meet on the job's.
+  template <class Ranks>
+  struct NormRanksBetween {
+    static constexpr bool communicates = true;
+    Ranks ranks;
+    LoopStreams* streams;
+
+    std::size_t world() const { return ranks.world(); }
+    Rank rank() const { return ranks.rank(); }
+    template <class T>
+    void all_gather(std::span<const T> own, std::span<T> all) const {
+      streams->let_job_follow();
+      ranks.all_gather(own, all);
+      streams->let_program_follow();
+    }
+    template <class T>
+    void all_reduce(std::span<T> values) const {
+      streams->let_job_follow();
+      ranks.all_reduce(values);
+      streams->let_program_follow();
+    }
+  };
+  template <class Ranks>
+  struct NormStepBetween {
+    Ranks ranks;
+    const Ranks& norm_ranks() const { return ranks; }
+  };
+  template <class Step>
+  auto norm_step(const Step& step) {
+    using Ranks = std::remove_cvref_t<decltype(step.norm_ranks())>;
+    if constexpr (Ranks::communicates) {
+      return NormStepBetween<NormRanksBetween<Ranks>>{{step.norm_ranks(), this}};
+    } else {
+      return NormStepBetween<Ranks>{step.norm_ranks()};
+    }
+  }
+
+ private:
+  struct Events {
+    CudaEvent from_program;
+    CudaEvent from_job;
+  };
+
+  cudaStream_t current() const { return c10::cuda::getCurrentCUDAStream(device_).stream(); }
+  cudaStream_t job() const { return replica_.communicator().gpu().stream(); }
+
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse_other_thread() {
+    throw Error("backward",
+                "this pass runs on LibTorch's thread for the GPU, which ranks that are threads "
+                "share: it would wait there for a rank that needs the same thread",
+                "call backward on the thread that has called forward, or ddp.backward(loss)");
+  }
+
+  Replica& replica_;
+  c10::DeviceIndex device_ = 0;
+  std::optional<Events> events_;  // of the replica's GPU
+  std::optional<cudaStream_t> met_;
+  BackwardStaysHere here_;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,212 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A module in a program's own loop on GPUs, and replicas of one in one process: they train
+/// like a plain LibTorch program.
+
+#include <ATen/ops/cat.h>
+#include <ATen/ops/cross_entropy_loss.h>
+#include <ATen/ops/tanh.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <c10/cuda/CUDAStream.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/optim/adamw.h>
+
+#include <cstdint>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "gpu/torch_models.hpp"
+#include "lockstep/torch.cuh"
+
+namespace torch_gpu {
+
+using Numbers = std::vector<float>;
+
+/// How a program's own loop is written.
+struct Loop {
+  std::size_t local_passes = 0;  ///< in no_sync, before the one that averages
+  bool own_stream = false;       ///< not LibTorch's default one
+  bool by_wrapper = false;       ///< ddp.backward(loss), not loss.backward()
+};
+
+inline ::torch::optim::AdamWOptions loop_options() { return ::torch::optim::AdamWOptions(0.01); }
+
+/// The program runs on a stream of its own for a while, where it wants to.
+struct ProgramStream {
+  explicit ProgramStream(bool own) {
+    if (own) on.reset_stream(c10::cuda::getStreamFromPool());
+  }
+  c10::cuda::OptionalCUDAStreamGuard on;
+};
+
+/// The losses of all steps, then all tensors of the module.
+template <class Ddp>
+Numbers own_loop(Session& session, const Wishes& wishes, std::size_t steps, const Loop& how = {}) {
+  at::globalContext().lazyInitDevice(at::kCUDA);
+  const ProgramStream stream(how.own_stream);
+  const auto net = std::make_shared<Net>(wishes);
+  Numbers seen;
+  {
+    Ddp ddp(net, session);
+    ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+    const at::Device device = net->parameters()[0].device();
+    const std::size_t parts = how.local_passes + 1;
+    for (std::size_t s = 0; s != steps; ++s) {
+      const TensorBatch share =
+          share_of(batch_of(s), session.rank().value(), session.world().value());
+      const auto pass = [&](std::size_t part) {
+        const TensorBatch rows = share_of(share, part, parts);
+        const at::Tensor loss =
+            at::cross_entropy_loss(ddp(rows.inputs.to(device)), rows.labels.to(device));
+        const at::Tensor mean = loss / static_cast<double>(parts);
+        if (how.by_wrapper) {
+          ddp.backward(mean);
+        } else {
+          mean.backward();
+        }
+        return loss;
+      };
+      if (how.local_passes != 0) {
+        const auto local = ddp.no_sync();
+        for (std::size_t part = 0; part != how.local_passes; ++part) pass(part);
+      }
+      const at::Tensor loss = pass(how.local_passes);
+      optimizer.step();
+      optimizer.zero_grad(s % 2 == 0);
+      seen.push_back(loss.item<float>());
+    }
+  }
+  // The wrapper has ended, and the module has memory of its own.
+  const Numbers end = numbers_of(*net);
+  seen.insert(seen.end(), end.begin(), end.end());
+  return seen;
+}
+
+/// A part of it runs only when it is asked for.
+struct Branches : ::torch::nn::Cloneable<Branches> {
+  ::torch::nn::Linear first{nullptr}, extra{nullptr}, last{nullptr};
+
+  Branches() { reset(); }
+  void reset() override {
+    first = register_module("first", ::torch::nn::Linear(columns, hidden));
+    extra = register_module("extra", ::torch::nn::Linear(hidden, hidden));
+    last = register_module("last", ::torch::nn::Linear(hidden, classes));
+    set_values(*this);
+  }
+  at::Tensor forward(const at::Tensor& x, bool with_extra = true) {
+    const at::Tensor inner = at::tanh(first->forward(x));
+    return last->forward(with_extra ? inner + at::tanh(extra->forward(inner)) : inner);
+  }
+};
+
+/// Which rank uses the extra part in a step.
+inline bool uses_extra(std::size_t rank, std::size_t step) {
+  return step % 3 == 1 || (step % 3 == 2 && rank == 0);
+}
+
+template <class Ddp>
+Numbers loop_with_branches(Session& session, std::size_t steps, bool by_wrapper) {
+  const auto net = std::make_shared<Branches>();
+  Ddp ddp(net, session);
+  ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+  const std::size_t rank = session.rank().value();
+  for (std::size_t s = 0; s != steps; ++s) {
+    const TensorBatch share = share_of(batch_of(s), rank, session.world().value());
+    const at::Tensor loss = at::cross_entropy_loss(
+        ddp(share.inputs.to(at::kCUDA), uses_extra(rank, s)), share.labels.to(at::kCUDA));
+    if (by_wrapper) {
+      ddp.backward(loss);
+    } else {
+      loss.backward();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return numbers_of(*net);
+}
+/// The same by LibTorch alone.
+inline Numbers plain_loop_with_branches(std::size_t ranks, std::size_t steps) {
+  Branches net;
+  net.to(at::kCUDA);
+  ::torch::optim::AdamW optimizer(net.parameters(), loop_options());
+  for (std::size_t s = 0; s != steps; ++s) {
+    for (std::size_t r = 0; r != ranks; ++r) {
+      const TensorBatch share = share_of(batch_of(s), r, ranks);
+      const at::Tensor loss = at::cross_entropy_loss(
+          net.forward(share.inputs.to(at::kCUDA), uses_extra(r, s)), share.labels.to(at::kCUDA));
+      (loss / static_cast<double>(ranks)).backward();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return numbers_of(net);
+}
+
+/// What a rank says when a hook of its own throws in the middle of a pass.
+template <class Ddp>
+std::string words_of_failure(Session& session) {
+  const auto net = std::make_shared<Net>();
+  Ddp ddp(net, session);
+  try {
+    for (std::size_t s = 0; s != 3; ++s) {
+      const TensorBatch share =
+          share_of(batch_of(s), session.rank().value(), session.world().value());
+      const at::Tensor loss =
+          at::cross_entropy_loss(ddp(share.inputs.to(at::kCUDA)), share.labels.to(at::kCUDA));
+      const bool fails = s == 1 && session.rank().value() + 1 == session.world().value();
+      if (fails) {
+        net->first->bias.register_hook([](const at::Tensor& gradient) -> at::Tensor {
+          throw std::runtime_error("no luck today");
+          return gradient;
+        });
+      }
+      ddp.backward(loss);
+      net->zero_grad();
+    }
+    ddp.communicator().barrier();  // on a GPU the host may be far ahead
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+/// A module under `DataParallel` with so many replicas, in a program's own loop.
+inline Numbers data_parallel_loop(std::size_t replicas, std::size_t steps, bool on_own_stream) {
+  const ProgramStream stream(on_own_stream);
+  const auto net = std::make_shared<Branches>();
+  net->to(at::kCUDA);
+  lockstep::torch::DataParallel<Branches> dp(net, replicas);
+  ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+  for (std::size_t s = 0; s != steps; ++s) {
+    const TensorBatch batch = batch_of(s);
+    at::cross_entropy_loss(dp(batch.inputs.to(at::kCUDA)), batch.labels.to(at::kCUDA)).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return numbers_of(*net);
+}
+
+struct BranchModel : TorchModel<BranchModel, Branches> {
+  at::Tensor loss(const TensorBatch& batch) {
+    return at::cross_entropy_loss(module().forward(batch.inputs), batch.labels);
+  }
+};
+
+/// The same as a job of `ParallelStrategy<DP>`.
+template <class Job>
+Numbers data_parallel_job(std::size_t replicas, std::size_t steps) {
+  Session session = lockstep::detail::join_alone();
+  TrainerOptions options;
+  options.replicas = replicas;
+  Job job(session, {}, options);
+  job.optimizer().lr = 0.01;
+  for (std::size_t s = 0; s != steps; ++s) job.step(batch_of(s));
+  job.barrier();
+  check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  return numbers_of(job.model().module());
+}
+
+}  // namespace torch_gpu
