@@ -71,11 +71,13 @@ inline at::Tensor loss_of(Net& net, const at::Tensor& inputs, const at::Tensor& 
   return at::cross_entropy_loss(net.forward(inputs), labels);
 }
 
-struct Model : TorchModel<Model, Net> {
-  Model() : Model(Wishes{}) {}
-  explicit Model(const Wishes& wishes) : TorchModel(wishes) {}
+/// What both models below have.
+template <class Self>
+struct Classifier : TorchModel<Self, Net> {
+  Classifier() : Classifier(Wishes{}) {}
+  explicit Classifier(const Wishes& wishes) : TorchModel<Self, Net>(wishes) {}
   at::Tensor loss(const TensorBatch& batch) {
-    return torch_gpu::loss_of(module(), batch.inputs, batch.labels);
+    return torch_gpu::loss_of(this->module(), batch.inputs, batch.labels);
   }
   /// Rows that lockstep has put on the GPU.
   template <class X, class Y>
@@ -83,14 +85,13 @@ struct Model : TorchModel<Model, Net> {
     return loss(as_tensors(rows));
   }
 };
-
-/// One whose numbers depend on the step and the rank alone.
-struct DrawingModel : TorchModel<DrawingModel, Net> {
+struct Model : Classifier<Model> {
+  using Classifier::Classifier;
+};
+/// One whose random numbers depend on the step and the rank alone.
+struct DrawingModel : Classifier<DrawingModel> {
   static constexpr bool draws = true;
-  explicit DrawingModel(const Wishes& wishes) : TorchModel(wishes) {}
-  at::Tensor loss(const TensorBatch& batch) {
-    return torch_gpu::loss_of(module(), batch.inputs, batch.labels);
-  }
+  using Classifier::Classifier;
 };
 
 /// The batch of a step, of all ranks together. Every fourth is smaller.
