@@ -108,8 +108,8 @@ function link_cudnn()
     end
 end
 
--- For the targets that use LibTorch, with Gloo where it is: libtorch_cpu exports functions of a Gloo of its own, so that
--- the system's has to come before it, and must not be dropped where nothing names it.
+-- For the targets that use LibTorch, with Gloo where it is: libtorch_cpu exports functions of a Gloo and of a standard library
+-- (std::filesystem) of its own, so that the system's have to come before it, and must not be dropped where nothing names them.
 function has_torch()
     return (get_config("torch") or "") ~= ""
 end
@@ -120,7 +120,7 @@ function link_torch()
     local folder = get_config("torch")
     add_sysincludedirs(path.join(folder, "include"), path.join(folder, "include/torch/csrc/api/include"))
     add_defines("LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
-    add_ldflags("-Wl,--no-as-needed", {force = true})
+    add_ldflags("-Wl,--no-as-needed", "-lstdc++", {force = true})
     if has_config("gloo") then add_ldflags("-lgloo", {force = true}) end
     add_ldflags("-L" .. path.join(folder, "lib"), "-ltorch", "-ltorch_cpu", "-lc10", "-Wl,-rpath," .. path.join(folder, "lib"), {force = true})
     -- What the libraries themselves need lies beside them; they find it by themselves when they are loaded.
@@ -227,6 +227,8 @@ foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
     elseif(NOT TARGET lockstep::torch)
       add_library(lockstep::torch INTERFACE IMPORTED)
       target_link_libraries(lockstep::torch INTERFACE lockstep::lockstep ${TORCH_LIBRARIES})
+      # LibTorch exports a std::filesystem too, of another age, with which a program's calls may end in SIGSEGV.
+      target_link_options(lockstep::torch INTERFACE "LINKER:--push-state,--no-as-needed" -lstdc++ "LINKER:--pop-state")
       # What pip's libraries need lies beside them. They find it when they are loaded; the linker has to be told.
       file(GLOB lockstep_torch_folders "${TORCH_INSTALL_PREFIX}/../torch.libs" "${TORCH_INSTALL_PREFIX}/../nvidia/*/lib")
       foreach(lockstep_torch_folder IN LISTS lockstep_torch_folders)
@@ -304,7 +306,7 @@ Description: what lockstep needs to train LibTorch modules: the folder that hold
 Version: @VERSION@
 Requires: lockstep = @VERSION@
 Cflags: -isystem ${torch}/include -isystem ${torch}/include/torch/csrc/api/include
-Libs: -L${torch}/lib -Wl,--no-as-needed -ltorch -ltorch_cpu -lc10 -Wl,-rpath,${torch}/lib -Wl,-rpath-link,${torch}/../torch.libs
+Libs: -Wl,--no-as-needed -lstdc++ -L${torch}/lib -ltorch -ltorch_cpu -lc10 -Wl,-rpath,${torch}/lib -Wl,-rpath-link,${torch}/../torch.libs
 ]])
     end)
 target_end()

@@ -2,10 +2,12 @@
 // LibTorch, lockstep and the system's Gloo in one program.
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
+#include <dlfcn.h>
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <span>
+#include <string>
 
 #include "comm/exercise.hpp"
 #include "comm/ranks.hpp"
@@ -56,6 +58,17 @@ BOOST_AUTO_TEST_CASE(tensors_are_added_up_over_ranks_through_the_systems_gloo) {
     expect_all_fine(run_processes<Sockets>(world, 20s, [](auto& comm) { add_up_a_product(comm); }));
 }
 #endif
+
+BOOST_AUTO_TEST_CASE(files_are_handled_by_the_systems_standard_library) {
+  // LibTorch exports one of another age: on x86-64 a program that took it ended in remove_all.
+  for (const char* name : {"_ZNSt10filesystem10remove_allERKNS_7__cxx114pathE",
+                           "_ZNSt10filesystem7__cxx1118directory_iteratorppEv"}) {
+    Dl_info where{};
+    BOOST_TEST_REQUIRE(::dladdr(::dlsym(RTLD_DEFAULT, name), &where) != 0);
+    BOOST_TEST(std::string(where.dli_fname).find("libstdc++") != std::string::npos,
+               name << " is in " << where.dli_fname);
+  }
+}
 
 BOOST_AUTO_TEST_CASE(ranks_that_are_forked_after_two_threads_have_computed_do_not_wait_for_them) {
   const auto product = [] { return at::matmul(at::ones({512, 512}), at::ones({512, 512})); };

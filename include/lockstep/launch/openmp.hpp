@@ -46,13 +46,24 @@ inline void say_openmp_share(std::size_t ranks) {
                      ", its share of ", cores, cores == 1 ? " core\n" : " cores\n"}));
 }
 
+/// Calls a function of an OpenMP runtime, or of a library that has such threads, if the program has
+/// it.
+inline void call_if_found(const char* name, int argument) {
+  void* const found = ::dlsym(RTLD_DEFAULT, name);
+  if (found != nullptr) reinterpret_cast<void (*)(int)>(found)(argument);
+}
+
 /// Called by a forked rank, whose runtime has been loaded long ago. It has none of the threads that
 /// its parent's runtime had, and would wait for them for ever: a rank of a process that `had
-/// threads` computes with one.
+/// threads` computes with one, whatever its libraries were told in the parent.
 inline void use_openmp_share(std::size_t ranks, bool had_threads) {
-  void* const found = ::dlsym(RTLD_DEFAULT, "omp_set_num_threads");
-  if (found == nullptr || (!had_threads && is_openmp_decided())) return;
-  reinterpret_cast<void (*)(int)>(found)(had_threads ? 1 : static_cast<int>(openmp_share(ranks)));
+  if (had_threads) {
+    call_if_found("omp_set_num_threads", 1);
+    call_if_found("omp_set_max_active_levels", 0);
+    call_if_found("MKL_Set_Num_Threads", 1);
+  } else if (!is_openmp_decided()) {
+    call_if_found("omp_set_num_threads", static_cast<int>(openmp_share(ranks)));
+  }
 }
 
 }  // namespace lockstep::detail
