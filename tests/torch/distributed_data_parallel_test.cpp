@@ -148,6 +148,27 @@ BOOST_AUTO_TEST_CASE(gradients_of_no_sync_are_averaged_with_the_next_pass) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(passes_in_no_sync_are_a_ranks_own) {
+  all_well(3, [](Shared& comm) {
+    const std::size_t rank = comm.rank().value();
+    auto alone = make_net(), net = make_net();
+    loops::DistributedDataParallel ddp(net, comm);
+    for (std::size_t s = 0; s != 3; ++s) {
+      // Rank 0 has none at all.
+      for (std::size_t pass = 0; pass != rank; ++pass) {
+        const auto local = ddp.no_sync();
+        loss_of(ddp(inputs_of(s + 10 * pass, rank))).backward();
+        loss_of(alone->forward(inputs_of(s + 10 * pass, rank))).backward();
+        const at::Tensor apart = net->out->weight.grad() - alone->out->weight.grad();
+        require(apart.abs().max().item<float>() < 1e-6F, "it is not the rank's own gradient");
+      }
+      train_one_step(ddp, rank, s);
+      ddp->zero_grad();
+      alone->zero_grad();
+    }
+  });
+}
+
 BOOST_AUTO_TEST_CASE(forward_and_backward_passes_come_in_any_number) {
   compare("two forwards", [](Net&, const auto& forward, std::size_t r, std::size_t s, auto*) {
     const at::Tensor first = forward(inputs_of(s, r)), second = forward(inputs_of(s + 20, r));
@@ -261,6 +282,28 @@ BOOST_AUTO_TEST_CASE(unused_parameters_count_as_zero_and_stay_if_no_rank_uses_th
                    });
 }
 
+BOOST_AUTO_TEST_CASE(gradients_that_autograd_leaves_undefined_are_zero) {
+  all_well(2, [](Shared& comm) {
+    auto net = make_net();
+    loops::DistributedDataParallel ddp(net, comm);
+    const std::size_t rank = comm.rank().value();
+    train_one_step(ddp, rank, 0);
+    require(net->extra->weight.grad().abs().max().item<float>() > 0, "there was no gradient");
+    ddp->zero_grad();
+    // One rank has a gradient, the other one has none.
+    const at::Tensor y = ddp(inputs_of(1, rank), rank == 0);
+    loss_of(rank == 0 ? y : blind_to_extra(*net, y)).backward();
+    const at::Tensor average = net->extra->weight.grad().clone();
+    ddp->zero_grad();
+    {
+      const auto local = ddp.no_sync();
+      loss_of(ddp(inputs_of(1, 0))).backward();
+    }
+    const at::Tensor apart = net->extra->weight.grad() - 2 * average;
+    require(apart.abs().max().item<float>() < 1e-6F, "it is not half of rank 0's");
+  });
+}
+
 BOOST_AUTO_TEST_CASE(unused_parameters_are_named) {
   for (const std::size_t world : {1u, 3u}) {
     all_say(train(world,
@@ -301,6 +344,7 @@ BOOST_AUTO_TEST_CASE(an_evaluation_and_the_time_after_the_wrapper_are_a_ranks_ow
     const std::size_t rank = comm.rank().value();
     auto net = make_net();
     torch::optim::SGD optimizer(net->parameters(), 0.1);
+    const void* place = nullptr;
     {
       loops::DistributedDataParallel ddp(net, comm);
       train_one_step(ddp, rank, 0);
@@ -312,7 +356,10 @@ BOOST_AUTO_TEST_CASE(an_evaluation_and_the_time_after_the_wrapper_are_a_ranks_ow
         ddp->train();
       }
       train_one_step(ddp, rank, 1);
+      place = net->in->weight.grad().const_data_ptr();
     }
+    require(net->in->weight.grad().const_data_ptr() != place,
+            "the memory of the job is still used");
     const at::Tensor average = net->in->weight.grad().clone();
     optimizer.step();
     loss_of(net->forward(inputs_of(2, rank))).backward();
