@@ -47,25 +47,44 @@ struct NormNet : torch::nn::Cloneable<NormNet> {
   at::Tensor forward(const at::Tensor& x) { return out(at::tanh(norm(in(x)))); }
 };
 
-/// A layer that is there twice, and whose weight is also the module's own: LibTorch's `clone()`
-/// makes three of it.
-struct TiedNet : torch::nn::Cloneable<TiedNet> {
-  torch::nn::Linear in{nullptr}, again{nullptr}, out{nullptr};
-  at::Tensor weight;
+/// A layer that knows how often it was called.
+struct Counting : torch::nn::Cloneable<Counting> {
+  torch::nn::Linear layer{nullptr};
+  at::Tensor calls;
 
   void reset() override {
-    in = register_module("first", torch::nn::Linear(5, 5));
+    layer = register_module("layer", torch::nn::Linear(5, 5));
+    calls = register_buffer("calls", at::zeros({1}));
+  }
+  Counting() { reset(); }
+  at::Tensor forward(const at::Tensor& x) {
+    calls.add_(1);
+    return layer(x) / (1 + calls);
+  }
+};
+
+/// A layer that is there twice, and whose weight and count are also the module's own: in LibTorch's
+/// `clone()` they are others.
+struct TiedNet : torch::nn::Cloneable<TiedNet> {
+  std::shared_ptr<Counting> in, again;
+  torch::nn::Linear out{nullptr};
+  at::Tensor weight, calls;
+
+  void reset() override {
+    in = register_module("first", std::make_shared<Counting>());
     again = register_module("again", in);
     out = register_module("out", torch::nn::Linear(5, 2));
-    weight = register_parameter("weight", in->weight);
+    weight = register_parameter("weight", in->layer->weight);
+    calls = register_buffer("calls", in->calls);
   }
   TiedNet() { reset(); }
   at::Tensor forward(const at::Tensor& x) {
-    return out(at::tanh(at::linear(at::tanh(again(at::tanh(in(x)))), weight)));
+    const at::Tensor inner = at::tanh(again->forward(at::tanh(in->forward(x))));
+    return out(at::tanh(at::linear(inner, weight))) / (1 + calls);
   }
   /// Each once: an optimizer would make several steps with a tensor that it has several times.
   std::vector<at::Tensor> each_once() const {
-    return {in->weight, in->bias, out->weight, out->bias};
+    return {in->layer->weight, in->layer->bias, out->weight, out->bias};
   }
 };
 

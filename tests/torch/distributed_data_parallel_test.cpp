@@ -32,6 +32,11 @@
 #include "lockstep/hook/power_sgd.hpp"
 #include "torch/small_net.hpp"
 
+#if LOCKSTEP_HAS_GLOO
+#include "comm/gloo_ranks.hpp"
+#include "lockstep/gloo.hpp"
+#endif
+
 BOOST_AUTO_TEST_SUITE(torch_distributed_data_parallel)
 
 namespace {
@@ -60,34 +65,37 @@ at::Tensor comm_average(Shared& comm, const at::Tensor& of) {
 
 /// Trains both for a few steps. `backward(net, forward, r, s, ddp)` runs what a rank does before an
 /// update, where `forward` is the wrapper's, or the module's and there is no wrapper.
+template <class Ddp>
+void train_both(auto& comm, const std::string& what, const auto& backward, bool clips = false,
+                double tolerance = 1e-6) {
+  const std::size_t rank = comm.rank().value(), world = comm.world_size().value();
+  const torch::optim::SGDOptions options = torch::optim::SGDOptions(0.1).momentum(0.9);
+  auto alone = make_net();
+  torch::optim::SGD plain(alone->parameters(), options);
+  auto net = make_net(3 + rank);
+  Ddp ddp(net, comm);
+  torch::optim::SGD optimizer(net->parameters(), options);
+  for (std::size_t s = 0; s != 5; ++s) {
+    const std::string when = what + ", step " + std::to_string(s);
+    // Gradients may be zeroed in place, or dropped.
+    const bool to_none = s % 2 == 0;
+    const auto backward_alone = [&](Net& each, std::size_t r) {
+      const auto forward = [&](auto&&... x) { return each.forward(x...); };
+      backward(each, forward, r, s, static_cast<Ddp*>(nullptr));
+    };
+    step_alone(*alone, plain, world, clips ? 0.1 : 0, backward_alone, to_none);
+    backward(*net, [&](auto&&... x) { return ddp(x...); }, rank, s, &ddp);
+    if (clips) torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1);
+    optimizer.step();
+    optimizer.zero_grad(to_none);
+    require_close(*net, *alone, when, tolerance);
+  }
+}
 template <class Ddp = loops::DistributedDataParallel<Net>>
 void compare(const std::string& what, const auto& backward, bool clips = false,
              double tolerance = 1e-6) {
   for (const std::size_t world : {1u, 2u, 4u}) {
-    all_well(world, [&](Shared& comm) {
-      const std::size_t rank = comm.rank().value();
-      const torch::optim::SGDOptions options = torch::optim::SGDOptions(0.1).momentum(0.9);
-      auto alone = make_net();
-      torch::optim::SGD plain(alone->parameters(), options);
-      auto net = make_net(3 + rank);
-      Ddp ddp(net, comm);
-      torch::optim::SGD optimizer(net->parameters(), options);
-      for (std::size_t s = 0; s != 5; ++s) {
-        const std::string when = what + ", step " + std::to_string(s);
-        // Gradients may be zeroed in place, or dropped.
-        const bool to_none = s % 2 == 0;
-        const auto backward_alone = [&](Net& each, std::size_t r) {
-          const auto forward = [&](auto&&... x) { return each.forward(x...); };
-          backward(each, forward, r, s, static_cast<Ddp*>(nullptr));
-        };
-        step_alone(*alone, plain, world, clips ? 0.1 : 0, backward_alone, to_none);
-        backward(*net, [&](auto&&... x) { return ddp(x...); }, rank, s, &ddp);
-        if (clips) torch::nn::utils::clip_grad_norm_(net->parameters(), 0.1);
-        optimizer.step();
-        optimizer.zero_grad(to_none);
-        require_close(*net, *alone, when, tolerance);
-      }
-    });
+    all_well(world, [&](Shared& comm) { train_both<Ddp>(comm, what, backward, clips, tolerance); });
   }
 }
 
@@ -140,6 +148,27 @@ BOOST_AUTO_TEST_CASE(gradients_of_no_sync_are_averaged_with_the_next_pass) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(passes_in_no_sync_are_a_ranks_own) {
+  all_well(3, [](Shared& comm) {
+    const std::size_t rank = comm.rank().value();
+    auto alone = make_net(), net = make_net();
+    loops::DistributedDataParallel ddp(net, comm);
+    for (std::size_t s = 0; s != 3; ++s) {
+      // Rank 0 has none at all.
+      for (std::size_t pass = 0; pass != rank; ++pass) {
+        const auto local = ddp.no_sync();
+        loss_of(ddp(inputs_of(s + 10 * pass, rank))).backward();
+        loss_of(alone->forward(inputs_of(s + 10 * pass, rank))).backward();
+        const at::Tensor apart = net->out->weight.grad() - alone->out->weight.grad();
+        require(apart.abs().max().item<float>() < 1e-6F, "it is not the rank's own gradient");
+      }
+      train_one_step(ddp, rank, s);
+      ddp->zero_grad();
+      alone->zero_grad();
+    }
+  });
+}
+
 BOOST_AUTO_TEST_CASE(forward_and_backward_passes_come_in_any_number) {
   compare("two forwards", [](Net&, const auto& forward, std::size_t r, std::size_t s, auto*) {
     const at::Tensor first = forward(inputs_of(s, r)), second = forward(inputs_of(s + 20, r));
@@ -150,6 +179,15 @@ BOOST_AUTO_TEST_CASE(forward_and_backward_passes_come_in_any_number) {
     loss_of(y).backward({}, true);
     y.pow(2).mean().backward();
   });
+  using Zeroing = loops::DistributedDataParallel<Net, UnusedParameters<Zero>>;
+  compare<Zeroing>("three backwards, not all of everything",
+                   [](Net&, const auto& forward, std::size_t r, std::size_t s, auto*) {
+                     const at::Tensor y = forward(inputs_of(s, r)),
+                                      z = forward(inputs_of(s, r), false);
+                     loss_of(y).backward({}, true);
+                     loss_of(z).backward();
+                     y.pow(2).mean().backward();
+                   });
   compare("no backward", [](Net&, const auto& forward, std::size_t r, std::size_t s, auto*) {
     static_cast<void>(forward(inputs_of(s + 20, r)));
     loss_of(forward(inputs_of(s, r))).backward();
@@ -163,6 +201,36 @@ BOOST_AUTO_TEST_CASE(forward_and_backward_passes_come_in_any_number) {
     }
   });
 }
+
+#if LOCKSTEP_HAS_GLOO
+BOOST_AUTO_TEST_CASE(ranks_that_meet_through_gloo_train_like_one_process) {
+  using Ddp = loops::DistributedDataParallel<Net, Backend<Gloo>>;
+  using Zeroing = loops::DistributedDataParallel<Net, Backend<Gloo>, UnusedParameters<Zero>>;
+  for (const std::size_t world : {1u, 2u, 4u}) {
+    const Ends ends = ranks::run_processes<ranks::Sockets>(world, 30s, [](auto& comm) {
+      at::set_num_threads(1);
+      const auto plain = [](Net&, const auto& forward, std::size_t r, std::size_t s, auto*) {
+        loss_of(forward(inputs_of(s, r))).backward();
+      };
+      train_both<Ddp>(comm, "plain", plain);
+      const auto sum = [](Net&, const auto& forward, std::size_t r, std::size_t s, auto* ddp) {
+        {
+          auto local = held(ddp);
+          loss_of(forward(inputs_of(s, r))).backward();
+        }
+        loss_of(forward(inputs_of(s + 40, r))).backward();
+      };
+      train_both<Ddp>(comm, "no_sync", sum, true);
+      const auto parts = [](Net&, const auto& forward, std::size_t r, std::size_t s, auto*) {
+        loss_of(forward(inputs_of(s, r), s == 1 || (s == 3 && r == 0))).backward();
+      };
+      train_both<Zeroing>(comm, "unused", parts);
+    });
+    for (std::size_t r = 0; r < world; ++r)
+      BOOST_TEST(ends[r] == "", "rank " << r << " of " << world << ": " << ends[r]);
+  }
+}
+#endif
 
 BOOST_AUTO_TEST_CASE(gradients_of_gradients_are_averaged) {
   using torch::autograd::grad;
@@ -214,6 +282,28 @@ BOOST_AUTO_TEST_CASE(unused_parameters_count_as_zero_and_stay_if_no_rank_uses_th
                    });
 }
 
+BOOST_AUTO_TEST_CASE(gradients_that_autograd_leaves_undefined_are_zero) {
+  all_well(2, [](Shared& comm) {
+    auto net = make_net();
+    loops::DistributedDataParallel ddp(net, comm);
+    const std::size_t rank = comm.rank().value();
+    train_one_step(ddp, rank, 0);
+    require(net->extra->weight.grad().abs().max().item<float>() > 0, "there was no gradient");
+    ddp->zero_grad();
+    // One rank has a gradient, the other one has none.
+    const at::Tensor y = ddp(inputs_of(1, rank), rank == 0);
+    loss_of(rank == 0 ? y : blind_to_extra(*net, y)).backward();
+    const at::Tensor average = net->extra->weight.grad().clone();
+    ddp->zero_grad();
+    {
+      const auto local = ddp.no_sync();
+      loss_of(ddp(inputs_of(1, 0))).backward();
+    }
+    const at::Tensor apart = net->extra->weight.grad() - 2 * average;
+    require(apart.abs().max().item<float>() < 1e-6F, "it is not half of rank 0's");
+  });
+}
+
 BOOST_AUTO_TEST_CASE(unused_parameters_are_named) {
   for (const std::size_t world : {1u, 3u}) {
     all_say(train(world,
@@ -254,6 +344,7 @@ BOOST_AUTO_TEST_CASE(an_evaluation_and_the_time_after_the_wrapper_are_a_ranks_ow
     const std::size_t rank = comm.rank().value();
     auto net = make_net();
     torch::optim::SGD optimizer(net->parameters(), 0.1);
+    const void* place = nullptr;
     {
       loops::DistributedDataParallel ddp(net, comm);
       train_one_step(ddp, rank, 0);
@@ -265,7 +356,10 @@ BOOST_AUTO_TEST_CASE(an_evaluation_and_the_time_after_the_wrapper_are_a_ranks_ow
         ddp->train();
       }
       train_one_step(ddp, rank, 1);
+      place = net->in->weight.grad().const_data_ptr();
     }
+    require(net->in->weight.grad().const_data_ptr() != place,
+            "the memory of the job is still used");
     const at::Tensor average = net->in->weight.grad().clone();
     optimizer.step();
     loss_of(net->forward(inputs_of(2, rank))).backward();

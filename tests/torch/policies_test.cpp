@@ -128,6 +128,34 @@ BOOST_AUTO_TEST_CASE(a_walk_through_the_graph_finds_parameters_that_a_loss_does_
   BOOST_TEST((unreached(at::zeros({})) == std::vector<std::size_t>{0, 1, 2}));
 }
 
+namespace {
+
+struct BlindModel : TorchModel<BlindModel, Net> {
+  using TorchModel::TorchModel;
+  at::Tensor loss(const Rows& rows) {
+    const at::Tensor y = module().forward(rows.inputs, rows.with_extra);
+    return torch_net::loss_of(rows.with_extra ? y : blind_to_extra(module(), y));
+  }
+};
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(gradients_that_autograd_leaves_undefined_are_zero) {
+  all_well(2, [](Shared& comm) {
+    DistributedDataParallel<BlindModel> ddp(comm, BlindModel(make_net()));
+    ddp.optimizer().lr = 0.1;
+    const at::Tensor& weight = ddp.model().module().extra->weight;
+    const std::size_t rank = comm.rank().value();
+    const at::Tensor before = weight.detach().clone();
+    ddp.step(Rows{inputs_of(0, rank)});
+    const at::Tensor after = weight.detach().clone();
+    require(!at::equal(before, after), "nothing was trained");
+    ddp.step(Rows{inputs_of(1, rank), false});
+    ddp.for_each_parameter([](auto&&...) {});  // they have arrived
+    require(at::equal(after, weight), "an undefined gradient counts");
+  });
+}
+
 BOOST_AUTO_TEST_CASE(unused_parameters_are_named_without_the_policy) {
   all_say(ranks::run(ranks::As::processes, 2,
                      [](Shared& comm) {
@@ -137,6 +165,19 @@ BOOST_AUTO_TEST_CASE(unused_parameters_are_named_without_the_policy) {
                        ddp.step(Rows{inputs_of(0, 0), true});
                      }),
           "no gradient came for extra.weight, extra.bias");
+}
+
+BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_refused) {
+  all_say(ranks::run(ranks::As::processes, 1,
+                     [](Shared& comm) {
+                       DistributedDataParallel<Model> ddp(comm, Model(make_net()));
+                       ddp.step(Rows{inputs_of(0, 0)});
+                       const at::Tensor kept =
+                           loss_of(ddp.model().module().forward(inputs_of(1, 0)));
+                       ddp.step(Rows{inputs_of(1, 0)});
+                       kept.backward();
+                     }),
+          "has been modified by an inplace operation");
 }
 
 BOOST_AUTO_TEST_CASE(sharded_optimizers_and_gradients) {

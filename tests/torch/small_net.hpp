@@ -3,6 +3,7 @@
 /// @file A small LibTorch module, its batches, and what tests of it have in common.
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
@@ -40,6 +41,21 @@ struct Net : torch::nn::Cloneable<Net> {
     return with_extra ? out(hidden) + 0.5 * extra(hidden) : out(hidden);
   }
 };
+
+/// Passes `x` on. Autograd knows that the result depends on `w`, and gets no gradient for it.
+struct Blind : torch::autograd::Function<Blind> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x,
+                            const at::Tensor& /*w*/) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 const torch::autograd::variable_list& gradients) {
+    return {gradients[0], at::Tensor()};
+  }
+};
+inline at::Tensor blind_to_extra(Net& net, const at::Tensor& y) {
+  return Blind::apply(Blind::apply(y, net.extra->weight), net.extra->bias);
+}
 
 template <class Module = Net>
 std::shared_ptr<Module> make_net(std::size_t seed = 3) {

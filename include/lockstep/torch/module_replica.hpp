@@ -14,12 +14,13 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/torch/module_source.hpp"
+#include "lockstep/torch/module_tensors.hpp"
 
 namespace lockstep::detail {
 
 /// A deep copy of a module whose parameters are tensors that depend on the module's own: they have
 /// their values, in the same memory on the same device, and autograd leads gradients of any order
-/// on to them. Buffers are copies.
+/// on to them, also where several of the copy's are one of the module's. Buffers are copies.
 template <class Contained>
 class ModuleReplica {
  public:
@@ -29,6 +30,8 @@ class ModuleReplica {
     buffers_ = copy_->buffers();
     for (at::Tensor& parameter : parameters_) parameter.set_requires_grad(false);
     for (at::Tensor& buffer : buffers_) buffer.set_data(buffer.to(device));
+    for (ModuleTensor& buffer : module_buffers(*copy_, ties_of(original)))
+      for (at::Tensor& copy : buffer.copies) copy.set_data(buffer.tensor);
   }
 
   Contained& module() { return *copy_; }
