@@ -229,6 +229,16 @@ if has_config("gpu") then
                         "LOCKSTEP_RUNS_ON_GPU=" .. (runs and 1 or 0))
     end
 
+    -- For the programs that have a part for a backend where it is.
+    local function link_nccl()
+        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
+        if has_config("nccl") then add_links("nccl") end
+    end
+    local function link_gloo()
+        add_defines("LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
+        if has_config("gloo") then add_links("gloo") end
+    end
+
     -- The library's vocabulary in device code, for the oldest and a newer architecture.
     gpu_program("cuda", "cuda/*.cu")
         add_cugencodes("sm_80")
@@ -248,44 +258,32 @@ if has_config("gpu") then
     target_end()
     -- Sharded states, and trainers, through all backends that there are.
     gpu_program("ddp_zero", "gpu/ddp_zero.cu", "gpu_all")
-        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
-                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
-        if has_config("nccl") then add_links("nccl") end
-        if has_config("gloo") then add_links("gloo") end
+        link_nccl()
+        link_gloo()
     target_end()
     gpu_program("trainers", "gpu/trainers.cu", "gpu_all")
-        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
-                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0))
-        if has_config("nccl") then add_links("nccl") end
-        if has_config("gloo") then add_links("gloo") end
+        link_nccl()
+        link_gloo()
     target_end()
     -- Modules of LibTorch. Its headers are read by nvcc three times, which takes minutes.
     if has_torch_for_gpus() then
         gpu_program("torch_gpu", "gpu/torch.cu", "gpu_all")
-            add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
-            if has_config("nccl") then add_links("nccl") end
+            link_nccl()
             link_torch()
         target_end()
     end
     -- Batch norms, alone and in networks, through all backends that there are.
     gpu_program("norms_gpu", {"gpu/norms.cu", "gpu/norms_threads.cu"}, "gpu_all")
-        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0),
-                    "LOCKSTEP_HAS_GLOO=" .. (has_config("gloo") and 1 or 0),
-                    "LOCKSTEP_HAS_CUDNN=" .. (has_cudnn() and 1 or 0))
-        if has_config("nccl") then
-            add_files("gpu/norms_nccl.cu")
-            add_links("nccl")
-        end
-        if has_config("gloo") then
-            add_files("gpu/norms_gloo.cu")
-            add_links("gloo")
-        end
+        link_nccl()
+        link_gloo()
+        add_defines("LOCKSTEP_HAS_CUDNN=" .. (has_cudnn() and 1 or 0))
+        if has_config("nccl") then add_files("gpu/norms_nccl.cu") end
+        if has_config("gloo") then add_files("gpu/norms_gloo.cu") end
         if has_cudnn() then link_cudnn() end
     target_end()
     -- Hooks, and updates that leave parameters out.
     gpu_program("hooks_gpu", "gpu/hooks.cu", "gpu_all")
-        add_defines("LOCKSTEP_HAS_NCCL=" .. (has_config("nccl") and 1 or 0))
-        if has_config("nccl") then add_links("nccl") end
+        link_nccl()
     target_end()
     -- DP, whose replicas are threads as well.
     gpu_program("dp", "gpu/dp.cu", "gpu_all")

@@ -209,42 +209,43 @@ std::size_t points_of_halt(std::size_t ranks) {
   return points;
 }
 
-/// Halts a run at every point and goes on in new processes.
+/// Goes on in new processes from every point of a run, with the log as it was there. One run saves
+/// at all points; it ends as one that has saved nothing.
 template <class Job>
-void check_every_halt(std::size_t ranks) {
+void check_every_point(std::size_t ranks) {
   const TemporaryFolder scratch;
   TrainerOptions options;
   options.seed = Seed{5};
-  options.log = scratch / "whole.log";
-  run<Job>(ranks, [&](Job& job) { train(job, "", scratch / "whole", [](Job&) {}); }, options);
-  const auto whole = tensors(scratch / "whole");
-  const auto whole_log = records(options.log);
-  BOOST_TEST_REQUIRE(whole_log.size() == epochs);
-  const std::size_t last = points_of_halt<Job>(ranks);
-  for (std::size_t halt = 1; halt <= last; ++halt) {
-    BOOST_TEST_CONTEXT(ranks << " ranks, halted at point " << halt << " of " << last) {
-      options.log = scratch / ("log" + std::to_string(halt));
+  const auto run_whole = [&](const std::string& name, const auto& at) {
+    options.log = scratch / (name + ".log");
+    run<Job>(ranks, [&](Job& job) { train(job, "", scratch / name, at); }, options);
+    return std::pair(tensors(scratch / name), records(options.log));
+  };
+  const auto whole = run_whole("whole", [](Job&) {});
+  BOOST_TEST_REQUIRE(whole.second.size() == epochs);
+  const auto at_point = [&](const char* what, std::size_t point) {
+    return scratch / (what + std::to_string(point));
+  };
+  std::size_t point = 0;
+  const auto saving = run_whole("saving", [&](Job& job) {  // in another process
+    job.save(at_point("saved", ++point));
+    if (job.rank() == Rank{0}) std::filesystem::copy(options.log, at_point("log", point));
+  });
+  BOOST_TEST((saving == whole), "saves have changed the run");
+  while (std::filesystem::exists(at_point("log", ++point))) {
+    BOOST_TEST_CONTEXT(ranks << " ranks, gone on from point " << point) {
+      options.log = at_point("log", point);
       run<Job>(
           ranks,
-          [&](Job& job) {
-            std::size_t point = 0;
-            train(job, "", "", [&](Job&) {
-              if (++point != halt) return;
-              job.save(scratch / "halted");
-              throw Halted();
-            });
-          },
+          [&](Job& job) { train(job, at_point("saved", point), scratch / "resumed", [](Job&) {}); },
           options);
-      run<Job>(
-          ranks,
-          [&](Job& job) { train(job, scratch / "halted", scratch / "resumed", [](Job&) {}); },
-          options);
-      BOOST_TEST((tensors(scratch / "resumed") == whole));
+      BOOST_TEST((tensors(scratch / "resumed") == whole.first));
       const auto log = records(options.log);
-      BOOST_TEST((log == whole_log), nlohmann::json(log).dump()
-                                         << " and not " << nlohmann::json(whole_log).dump());
+      BOOST_TEST((log == whole.second), nlohmann::json(log).dump()
+                                            << " and not " << nlohmann::json(whole.second).dump());
     }
   }
+  BOOST_TEST(point > 4 * epochs);  // one batch each, before it, behind it and behind the evaluation
 }
 
 using Shared = Trainer<Line, Optimizer<AdamW>, Schedule<Cosine>, Accumulate<2>, Clip<0.5>>;
@@ -257,15 +258,15 @@ using Replicas = Trainer<Line, ParallelStrategy<DP>, Optimizer<AdamW>, Accumulat
 }  // namespace
 
 BOOST_AUTO_TEST_CASE(ranks_that_share_memory_go_on_from_any_point) {
-  for (const std::size_t ranks : {1, 2, 4}) check_every_halt<Shared>(ranks);
+  for (const std::size_t ranks : {1, 2, 4}) check_every_point<Shared>(ranks);
 }
 
 BOOST_AUTO_TEST_CASE(ranks_with_their_own_parameters_go_on_from_any_point) {
-  for (const std::size_t ranks : {1, 2, 3}) check_every_halt<Replicated>(ranks);
+  for (const std::size_t ranks : {1, 2, 3}) check_every_point<Replicated>(ranks);
 }
 
 BOOST_AUTO_TEST_CASE(replicas_go_on_from_any_point) {
-  for (const std::size_t ranks : {1, 3}) check_every_halt<Replicas>(ranks);
+  for (const std::size_t ranks : {1, 3}) check_every_point<Replicas>(ranks);
 }
 
 namespace {

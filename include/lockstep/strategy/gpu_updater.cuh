@@ -12,7 +12,6 @@
 #include <vector>
 
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -29,19 +28,14 @@
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_anomaly.cuh"
 #include "lockstep/strategy/gpu_counted_update.cuh"
+#include "lockstep/strategy/gpu_groups.cuh"
 #include "lockstep/strategy/gpu_kept.cuh"
-#include "lockstep/strategy/parameter_gathers.hpp"
+#include "lockstep/strategy/published_parameters.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/riders.cuh"
-#include "lockstep/strategy/tensor_broadcasts.hpp"
 #include "lockstep/strategy/update_pieces.hpp"
 
 namespace lockstep::detail {
-
-/// Every rank updates all parameters by itself.
-struct NothingPublished {
-  constexpr NothingPublished(const auto&, const auto&, std::byte*) {}
-};
 
 /// All work is enqueued on the compute stream. Numbers that change from step to step lie in device
 /// memory, where `begin` puts them: the rest may be replayed as part of a graph.
@@ -63,9 +57,6 @@ class GpuUpdater
                                      GpuCountedUpdates<Comm, OptimizerPolicy>, NoCountedUpdates>;
   template <class T, std::size_t Count>
   using Piece = UpdatePiece<T, Count>;
-  using Published = std::conditional_t<
-      Traits::shards, ParameterGathers<Traits, Comm>,
-      std::conditional_t<Traits::owns_tensors, TensorBroadcasts<Traits, Comm>, NothingPublished>>;
 
  public:
   template <class Execution>
@@ -75,13 +66,12 @@ class GpuUpdater
         kept_(comm, where),
         published_(comm, where, parameters),
         group_table_(where),
-        group_pieces_(upload_groups()),
         numbers_(groups * size_of_numbers(OptimizerPolicy{})),
         inputs_(groups * size_of_inputs(OptimizerPolicy{})),
         partials_(plan_partials() * sizeof(double)),
         squares_(adds_squares ? comm.template allocate<double>(1).data() : nullptr),
         state_(execution.step_state()),
-        counted_(comm, where.plan(), [this](std::size_t p) { return group_of(p); }) {}
+        counted_(comm, where.plan(), [this](std::size_t p) { return group_table_.of(p); }) {}
 
   /// The states and master weights of the parameters.
   const GpuKept<Traits, Comm>& kept() const { return kept_; }
@@ -218,17 +208,6 @@ class GpuUpdater
     }
   }
 
-  /// Where groups begin and end, in device memory.
-  DeviceArena upload_groups() const {
-    if constexpr (Traits::has_groups) {
-      const auto& table = group_table_.table;
-      DeviceArena pieces(table.size * sizeof(GroupPiece));
-      copy_now(pieces.data(), table.begin(), pieces.bytes());
-      return pieces;
-    } else {
-      return DeviceArena(0);
-    }
-  }
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
 
   /// Computes norm, clip factor and loss scale from averages as they land.
@@ -341,19 +320,12 @@ class GpuUpdater
   void update_piece(Gradients& gradients, const Piece<T, Count>& piece) {
     if constexpr (Traits::has_groups) {
       update_groups_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
-          OptimizerPolicy{}, stream(), numbers_.data(),
-          GroupPieces{reinterpret_cast<const GroupPiece*>(group_pieces_.data()),
-                      group_table_.table.size, piece.offset},
+          OptimizerPolicy{}, stream(), numbers_.data(), group_table_.from(piece.offset),
           masters_at(piece.offset), watched_averages(gradients, piece),
           kept_.states_at(piece.offset).data(), parameters_ + piece.offset, piece.count.value());
     } else {
       update(gradients, piece, numbers_.data());
     }
-  }
-
-  std::size_t group_of([[maybe_unused]] std::size_t parameter) const {
-    if constexpr (Traits::has_groups) return group_table_.table.groups[parameter];
-    return 0;
   }
 
   /// Updates the parameters that the step uses, each with its own count of updates, as the host's
@@ -406,9 +378,8 @@ class GpuUpdater
 
   std::byte* parameters_;
   GpuKept<Traits, Comm> kept_;
-  [[no_unique_address]] Published published_;
-  [[no_unique_address]] GroupsOf<Traits> group_table_;
-  DeviceArena group_pieces_;
+  [[no_unique_address]] PublishedParameters<Traits, Comm> published_;
+  GpuGroups<Traits> group_table_;
   DeviceArena numbers_;  // the step's for every group
   DeviceArena inputs_;
   std::vector<std::size_t> partials_before_;

@@ -32,6 +32,7 @@
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_memory.hpp"
 #include "lockstep/strategy/replica_options.hpp"
+#include "lockstep/strategy/replica_steps.hpp"
 #include "lockstep/strategy/replica_subgraphs.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/replica_uneven.hpp"
@@ -62,6 +63,8 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
                                             detail::ReplicaTraits<Model, Policies>>,
                 public detail::ReplicaSubgraphs<Replica<Model, Policies, Comm>,
                                                 detail::ReplicaTraits<Model, Policies>>,
+                public detail::ReplicaSteps<Replica<Model, Policies, Comm>,
+                                            detail::ReplicaTraits<Model, Policies>>,
                 public detail::ReplicaGraphs<Replica<Model, Policies, Comm>,
                                              detail::ReplicaTraits<Model, Policies>> {
   // Parts of this class, in headers of their own.
@@ -74,6 +77,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   friend class detail::ReplicaUneven<Replica, detail::ReplicaTraits<Model, Policies>>;
   friend class detail::ReplicaHooks<Replica, detail::ReplicaTraits<Model, Policies>>;
   friend class detail::ReplicaSubgraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
+  friend class detail::ReplicaSteps<Replica, detail::ReplicaTraits<Model, Policies>>;
   friend class detail::ReplicaGraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
 
  public:
@@ -119,7 +123,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
         random_(comm),
-        step_(make_step(gradients_.arena())),
+        step_(this->make_step(gradients_.arena())),
         copies_(comm) {
     if constexpr (traits::shards_groups) {
       gradients_.use(groups_);
@@ -187,7 +191,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
         if (sync == Sync::yes) this->synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
-          with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+          this->with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
       return loss;
     } else {
@@ -211,7 +215,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     [[maybe_unused]] const auto in = this->in_step();
     begin_backward(sync);
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
-      with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+      this->with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
     end_backward();
   }
 
@@ -324,23 +328,6 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     gradients_.forget_usage();
   }
 
-  /// Calls `f(step)` with the step whose gradients the model writes next.
-  template <class F>
-  auto with_step(const F& f) {
-    if constexpr (traits::has_subgraphs) {
-      const bool adds = !traits::frees_gradients && micro_batches_ != 0;
-      const step_type& step = adds ? adding_step() : step_;
-      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
-        detail::SubgraphStep<step_type, subgraphs, set> used(step);
-        return f(used);
-      });
-    } else if constexpr (traits::tracks && !traits::frees_gradients) {
-      return f(micro_batches_ == 0 ? step_ : adding_step());
-    } else {
-      return f(step_);
-    }
-  }
-
   /// Adds up the losses of many steps.
   auto loss_meter() {
     [[maybe_unused]] const auto on = on_device();
@@ -379,41 +366,6 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   }
 
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
-
-  step_type& adding_step() {
-    if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
-    return *adding_step_;
-  }
-
-  step_type make_step(std::byte* gradients) {
-    const bare_step bare = make_bare_step({parameters_, gradients, buffers_});
-    if constexpr (traits::shards) {
-      return step_type(bare, gradients_, updater_.gathers());
-    } else if constexpr (traits::tracks) {
-      return step_type(bare, gradients_);
-    } else {
-      return bare;
-    }
-  }
-
-  drawing_step make_drawing_step(const detail::Arenas& arenas) {
-    if constexpr (traits::draws) {
-      return {execution_.step(layouts_, arenas), random_.keys(), random_.host_keys()};
-    } else {
-      return execution_.step(layouts_, arenas);
-    }
-  }
-
-  bare_step make_bare_step(const detail::Arenas& arenas) {
-    const drawing_step step = make_drawing_step(arenas);
-    if constexpr (traits::syncs_norms) {
-      return {step, detail::NormRanks<traits, Comm>(comm_, groups_)};
-    } else if constexpr (!std::is_same_v<bare_step, drawing_step>) {
-      return {step, detail::UnsyncedNormRanks{comm_.world_size().value()}};
-    } else {
-      return step;
-    }
-  }
 
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;

@@ -2,7 +2,6 @@
 #pragma once
 /// @file The epochs of a trainer: their figures, their lines and records, and where they go on.
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -27,6 +26,7 @@
 #include "lockstep/trainer/job_agreement.hpp"
 #include "lockstep/trainer/job_base.hpp"
 #include "lockstep/trainer/log_fields.hpp"
+#include "lockstep/trainer/place_in_data.hpp"
 #include "lockstep/trainer/run_curve.hpp"
 #include "lockstep/trainer/run_log.hpp"
 
@@ -59,9 +59,7 @@ class JobEpochs : public JobBase<Model, Policies> {
 
   /// The position of the job in its data: after the last batch that was stepped. To go on from
   /// there, with this number of ranks or another, call `resume` before `epochs`.
-  SamplerState position() const {
-    return display_.steps() > steps_before_batch_ ? position_ : position_before_batch_;
-  }
+  SamplerState position() const { return place_.after(display_.steps()); }
   void resume(const SamplerState& position) {
     resumed_ = GoingOn::at(position);
     runs_ = 0;
@@ -165,9 +163,11 @@ class JobEpochs : public JobBase<Model, Policies> {
       end.position = fresh.size();
       fresh.resume(end);
     } else if (resumes_loop_ && resumed_->position) {
-      fresh.resume(place_in(fresh, *resumed_->position));
+      SamplerState at = *resumed_->position;
+      if constexpr (traits::joins) at = place_in_uneven(fresh, at);
+      fresh.resume(at);
     }
-    position_ = position_before_batch_ = fresh.state();
+    place_.begin(fresh.state());
   }
 
   void open_data(std::size_t batches) {
@@ -195,19 +195,16 @@ class JobEpochs : public JobBase<Model, Policies> {
       losses_.set_totals({own[0], own[1]});
       own_samples_ = static_cast<std::uint64_t>(own[1]);
     }
-    steps_before_batch_ = display_.steps();
+    place_.set_steps(display_.steps());
     if (resumes_loop_) resumed_.reset();
     if constexpr (traits::joins) wrapped_.begin_join();
   }
 
   /// The loop has the next batch; `over` counts it.
-  void note_batch(const SamplerState& over) {
-    position_before_batch_ = std::exchange(position_, over);
-    steps_before_batch_ = display_.steps();
-  }
+  void note_batch(const SamplerState& over) { place_.note_batch(over, display_.steps()); }
 
   /// The loop is done with its batch, whether or not that was stepped.
-  void end_batch() { position_before_batch_ = position_; }
+  void end_batch() { place_.end_batch(); }
 
   /// The loop has no more batches, or a `break` has ended it. Where other ranks have some,
   /// `after_update()` is called after each of their steps.
@@ -340,18 +337,6 @@ class JobEpochs : public JobBase<Model, Policies> {
     opened_ = true;
   }
 
-  /// A saved position as a place in this rank's data. Under `Join` that may be of another size, and
-  /// may be over already: ranks draw in step as long as they have something to draw.
-  SamplerState place_in([[maybe_unused]] const sampler& fresh, SamplerState at) const {
-    if constexpr (traits::joins) {
-      if (at.world == fresh.world() && at.first == 0) {
-        at.samples = fresh.samples();
-        at.position = std::min(at.position, fresh.size());
-      }
-    }
-    return at;
-  }
-
   /// Ranks have different numbers of steps and samples. **Ranks** all. **Host** blocks.
   void count_all_ranks(EpochSummary& summary) {
     std::uint64_t samples[] = {own_samples_};
@@ -400,9 +385,7 @@ class JobEpochs : public JobBase<Model, Policies> {
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
   std::optional<EpochSummary> closed_;
   std::optional<GoingOn> resumed_;
-  SamplerState position_;               // with the batch that the loop has
-  SamplerState position_before_batch_;  // without it
-  std::uint64_t steps_before_batch_ = 0;
+  PlaceInData place_;
   std::uint64_t own_samples_ = 0;  // of this rank in this loop, where ranks have different numbers
   bool under_way_ = false;         // an epoch that has not ended
   bool opened_ = false;

@@ -19,6 +19,7 @@
 #include "lockstep/core/text.hpp"
 #include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/joint_work.hpp"
+#include "lockstep/trainer/save_announcement.hpp"
 #include "lockstep/trainer/saver_core.hpp"
 #include "lockstep/trainer/shard_files.hpp"
 #include "lockstep/version.hpp"
@@ -35,30 +36,6 @@ struct RankFile {
   std::vector<ExpectedShard> shards;  // of rank 0
   std::string part;                   // of rank 0, where all files become one: its own
   std::function<void()> written;      // of rank 0
-};
-
-// What ranks tell each other before they save.
-
-struct SaveAnnouncement {
-  std::string_view path;
-  std::string_view token;  // of the names of shards; rank 0's counts
-  std::string_view values;
-  bool is_busy = false;
-  bool has_tensors = false;  // does this rank write a file?
-
-  std::string packed() const {
-    std::string text{is_busy ? '1' : '0', has_tensors ? '1' : '0'};
-    for (const std::string_view piece : {path, token, values}) append_sized(text, piece);
-    return text;
-  }
-  explicit SaveAnnouncement(std::string_view text)
-      : is_busy(text[0] == '1'), has_tensors(text[1] == '1') {
-    text.remove_prefix(2);
-    path = take_sized(text);
-    token = take_sized(text);
-    values = take_sized(text);
-  }
-  SaveAnnouncement() = default;
 };
 
 /// Rank 0's file, after those of all other ranks.
