@@ -287,6 +287,10 @@ struct Checks {
       require_near(loop_with_branches<Zeroing>(session, 9, false), plain, 1e-4);
       require_near(loop_with_branches<Zeroing>(session, 9, true), plain, 1e-4);
     });
+    run("own_loop_join", [&] {
+      require_near(loop_with_join<Wrapped<Net, UnevenInputs<Join>>>(session),
+                   plain_loop_with_join(session.world().value()), 1e-4);
+    });
     if (name == "own_loop_failure") {  // the job is over then
       run("own_loop_failure", [&] {
         const std::string words = words_of_failure<Plain>(session);

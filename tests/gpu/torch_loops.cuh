@@ -145,6 +145,45 @@ inline Numbers plain_loop_with_branches(std::size_t ranks, std::size_t steps) {
   return numbers_of(net);
 }
 
+/// Rank r has 4 + r batches, and answers the others when it is through.
+template <class Ddp>
+Numbers loop_with_join(Session& session) {
+  const auto net = std::make_shared<Net>();
+  Ddp ddp(net, session);
+  ::torch::optim::AdamW optimizer(net->parameters(), loop_options());
+  const auto update = [&] {
+    optimizer.step();
+    optimizer.zero_grad();
+  };
+  const std::size_t rank = session.rank().value();
+  auto joined = ddp.join();
+  for (std::size_t s = 0; s != 4 + rank; ++s) {
+    const TensorBatch share = share_of(batch_of(s), rank, session.world().value());
+    at::cross_entropy_loss(ddp(share.inputs.to(at::kCUDA)), share.labels.to(at::kCUDA)).backward();
+    update();
+  }
+  joined.finish(update);
+  return numbers_of(*net);
+}
+/// The same by LibTorch alone.
+inline Numbers plain_loop_with_join(std::size_t ranks) {
+  Net net;
+  net.to(at::kCUDA);
+  ::torch::optim::AdamW optimizer(net.parameters(), loop_options());
+  for (std::size_t s = 0; s != 3 + ranks; ++s) {
+    for (std::size_t r = 0; r != ranks; ++r) {
+      if (s >= 4 + r) continue;
+      const TensorBatch share = share_of(batch_of(s), r, ranks);
+      const at::Tensor loss = at::cross_entropy_loss(net.forward(share.inputs.to(at::kCUDA)),
+                                                     share.labels.to(at::kCUDA));
+      (loss / static_cast<double>(ranks)).backward();
+    }
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+  return numbers_of(net);
+}
+
 /// What a rank says when a hook of its own throws in the middle of a pass.
 template <class Ddp>
 std::string words_of_failure(Session& session) {
