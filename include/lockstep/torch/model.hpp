@@ -61,6 +61,9 @@ inline namespace torch_modules {
 /// replicas of `ParallelStrategy<DP>`, has a deep copy of its module.
 template <class Self, class Net, Element... Ts>
 class TorchModel {
+  static_assert(detail::ModuleOrHolder<Net>,
+                "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model : "
+                "TorchModel<Model, Net>, where Net derives from torch::nn::Module");
   using Source = detail::ModuleSource<Net>;
 
  public:
@@ -260,7 +263,14 @@ class TorchModel {
 
   template <class Batch>
   at::Tensor loss_of(const Batch& batch) {
-    at::Tensor loss = self().loss(batch);
+    constexpr bool has_loss = requires(Self& self) {
+      { self.loss(batch) } -> std::convertible_to<at::Tensor>;
+    };
+    static_assert(has_loss,
+                  "lockstep: the model has no loss(batch) for this batch that returns a tensor; "
+                  "write torch::Tensor loss(const Batch& batch), a public member");
+    at::Tensor loss;
+    if constexpr (has_loss) loss = self().loss(batch);
     if (loss.numel() != 1) [[unlikely]] {
       throw Error("torch", "the model's loss has " + std::to_string(loss.numel()) + " elements",
                   "return the mean over the batch, a tensor of one number");

@@ -1,0 +1,115 @@
+// SPDX-License-Identifier: Apache-2.0
+// Parameters of several types, and some that a loss does not use, against LibTorch in one process.
+#include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/nn/utils/clip_grad.h>
+#include <torch/optim/sgd.h>
+
+#include <boost/test/unit_test.hpp>
+#include <cmath>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "torch/cases.hpp"
+#include "torch/model_ranks.hpp"
+
+BOOST_AUTO_TEST_SUITE(torch_model_types)
+
+namespace {
+
+using namespace torch_tests;
+
+/// Parameters of two types, which travel in buckets of their own.
+struct Mixed : TorchModel<Mixed, Net, float, double> {
+  explicit Mixed(std::shared_ptr<Net> net) : TorchModel(std::move(net)) {}
+  at::Tensor loss(const Batch& batch) { return cross_entropy(module(), batch); }
+};
+
+std::shared_ptr<Net> mixed_net() {
+  const auto net = std::make_shared<Net>();
+  auto first = net->register_module("first", ::torch::nn::Linear(12, 16));
+  auto last = net->register_module("last", ::torch::nn::Linear(16, 5));
+  last->to(at::kDouble);
+  net->run = [=](const at::Tensor& x) mutable {
+    return last->forward(at::tanh(first->forward(x)).to(at::kDouble));
+  };
+  set_initial_values(*net);
+  return net;
+}
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(unused_parameters_accumulation_and_clipping_are_as_in_one_process) {
+  using Busy = DistributedDataParallel<Model, Optimizer<SGDMomentum>, UnusedParameters<Zero>,
+                                       Accumulate<2>, Clip<0.05>>;
+  for (const std::size_t world : {1u, 2u}) {
+    all_well(world, [](Shared& comm) {
+      const auto make = [] {
+        const auto net = make_net("plain");
+        net->register_parameter("spare", at::full({7}, 0.5));
+        return net;
+      };
+      const auto net = make();
+      Busy ddp(comm, Model(net));
+      ddp.optimizer().lr = 0.5;
+      const auto plain = make();
+      ::torch::optim::SGD optimizer(plain->parameters(),
+                                    ::torch::optim::SGDOptions(0.5).momentum(0.9));
+      for (std::size_t s = 0; s != 8; ++s) {
+        ddp.step(batch_of("plain", s, comm.rank().value()));
+        for (std::size_t rank = 0; rank != comm.world_size().value(); ++rank)
+          (cross_entropy(*plain, batch_of("plain", s, rank)) /
+           static_cast<double>(2 * comm.world_size().value()))
+              .backward();
+        if (s % 2 == 0) continue;
+        ::torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.05);
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      const std::vector<float> have = values_of(*net);
+      const std::vector<float> want = values_of(*plain);
+      for (std::size_t i = 0; i != want.size(); ++i)
+        require(std::abs(have[i] - want[i]) < 1e-6, "value " + std::to_string(i) + " is " +
+                                                        std::to_string(have[i]) + ", not " +
+                                                        std::to_string(want[i]));
+    });
+  }
+  all_say(run(1,
+              [](Shared& comm) {
+                const auto net = make_net("plain");
+                net->register_parameter("spare", at::ones({7}));
+                Ddp ddp(comm, Model(net));
+                ddp.step(batch_of("plain", 0, 0));
+              }),
+          "spare");
+}
+
+BOOST_AUTO_TEST_CASE(parameters_of_two_types_train_together_as_in_one_process) {
+  for (const std::size_t world : {1u, 2u}) {
+    all_well(world, [](Shared& comm) {
+      const auto net = mixed_net();
+      const auto plain = mixed_net();
+      DistributedDataParallel<Mixed> ddp(comm, Mixed(net));
+      ddp.optimizer().lr = 0.125;
+      ::torch::optim::SGD optimizer(plain->parameters(), 0.125);
+      const auto ranks = static_cast<double>(comm.world_size().value());
+      for (std::size_t s = 0; s != 10; ++s) {
+        ddp.step(batch_of("plain", s, comm.rank().value()));
+        optimizer.zero_grad();
+        for (std::size_t rank = 0; rank != comm.world_size().value(); ++rank)
+          (cross_entropy(*plain, batch_of("plain", s, rank)) / ranks).backward();
+        optimizer.step();
+      }
+      for (const auto& [name, have] : net->named_parameters().pairs()) {
+        const at::Tensor want = plain->named_parameters()[name];
+        require(have.scalar_type() == want.scalar_type(), name + " has another type");
+        require((have - want).abs().max().item<double>() < 1e-6, name + " has other values");
+      }
+    });
+  }
+}
+
+BOOST_AUTO_TEST_SUITE_END()
