@@ -25,6 +25,13 @@ using namespace torch_tests;
 using Plain = DistributedDataParallel<Model, Optimizer<AdamW>>;
 using Sharded = DistributedDataParallel<Model, Optimizer<AdamW>, Sharding<ZeroRedundancy>>;
 
+/// Parameters and buffers of two names each.
+std::shared_ptr<Net> tied_net() {
+  const auto net = make_net("tied");
+  net->register_buffer("same", net->register_buffer("shift", at::ones({3})));
+  return net;
+}
+
 /// All ranks have the same samples, so that every number of ranks trains the same bits.
 void train(auto& ddp, std::size_t first, std::size_t end) {
   ddp.optimizer().lr = 0.01;
@@ -33,7 +40,7 @@ void train(auto& ddp, std::size_t first, std::size_t end) {
 }
 
 std::vector<float> values_in(const std::string& state_dict) {
-  const auto net = make_net("tied");
+  const auto net = tied_net();
   load_state_dict(*net, state_dict);
   return values_of(*net);
 }
@@ -42,7 +49,7 @@ std::vector<float> values_in(const std::string& state_dict) {
 template <class Job>
 void expect_resumed(std::size_t world, const std::string& from, const std::string& straight) {
   all_well(world, [&](Shared& comm) {
-    const auto net = make_net("tied");
+    const auto net = tied_net();
     Job job(comm, Model(net));
     train(job, 8, 9);  // on its way elsewhere
     resume(job, from);
@@ -57,14 +64,14 @@ BOOST_AUTO_TEST_CASE(a_job_goes_on_with_other_ranks_and_other_shares_of_the_stat
   const TemporaryFolder folder;
   const std::string straight = folder / "straight";
   all_well(1, [&](Shared& comm) {
-    const auto net = make_net("tied");
+    const auto net = tied_net();
     Plain job(comm, Model(net));
     train(job, 0, 6);
     save_state_dict(*net, straight);
   });
   const std::string shares = folder / "shares";
   all_well(4, [&](Shared& comm) {
-    Sharded job(comm, make_model("tied"));
+    Sharded job(comm, Model(tied_net()));
     Saver saver;
     train(job, 0, 3);
     saver.save(job, shares, {.asynchronous = true});
@@ -74,6 +81,7 @@ BOOST_AUTO_TEST_CASE(a_job_goes_on_with_other_ranks_and_other_shares_of_the_stat
   const detail::CheckpointReader file(shares);
   BOOST_TEST(file.find("weight") != nullptr);
   BOOST_TEST(file.find("first.weight") != nullptr);
+  BOOST_TEST((file.find("shift") != nullptr && file.find("same") != nullptr));
   BOOST_TEST(values_in(shares) != values_in(straight));
   expect_resumed<Plain>(1, shares, straight);
   expect_resumed<Plain>(2, shares, straight);
@@ -85,18 +93,19 @@ BOOST_AUTO_TEST_CASE(parameters_alone_travel_between_jobs_of_other_shares) {
   const TemporaryFolder folder;
   const std::string path = folder / "parameters";
   all_well(2, [&](Shared& comm) {
-    Sharded job(comm, make_model("tied"));
+    Sharded job(comm, Model(tied_net()));
     train(job, 0, 3);
     save(job, path, {.parameters_only = true});
   });
   const detail::CheckpointReader file(path);
-  BOOST_TEST(file.tensors().size() == 5u);  // four parameters, of which one has two names
+  BOOST_TEST(file.tensors().size() ==
+             7u);  // four parameters and a buffer, two of which have two names
   const std::vector<float> saved = values_in(path);
   // A new optimizer begins at these values, whoever has its states.
   const auto train_from = [&]<class Job>(std::type_identity<Job>, std::size_t world,
                                          const std::string& to) {
     all_well(world, [&](Shared& comm) {
-      const auto net = make_net("tied");
+      const auto net = tied_net();
       const at::Tensor tied = net->named_parameters()["weight"];
       Job job(comm, Model(net));
       load_parameters(job, path);

@@ -76,9 +76,26 @@ BOOST_AUTO_TEST_CASE(tensors_that_are_registered_later_are_found_and_named) {
   const std::string words =
       words_after("plain", [](Net& net) { net.register_parameter("scale", at::ones({3})); }, 4);
   BOOST_TEST(contains(words, "parameter scale was registered, replaced or removed"), words);
+  const std::string removed =
+      words_after("plain", [](Net& net) { net.unregister_module("last"); }, 4);
+  BOOST_TEST(contains(removed, "parameter last.weight was registered, replaced or removed"),
+             removed);
   const std::string buffer =
       words_after("plain", [](Net& net) { net.register_buffer("seen", at::ones({3})); }, 4);
   BOOST_TEST(contains(buffer, "buffer seen was registered, replaced or removed"), buffer);
+}
+
+BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_refused) {
+  all_say(run(1,
+              [](Shared& comm) {
+                const auto net = make_net("plain");
+                Ddp ddp(comm, Model(net));
+                ddp.step(batch_of("plain", 0, 0));
+                const at::Tensor kept = cross_entropy(*net, batch_of("plain", 1, 0));
+                ddp.step(batch_of("plain", 2, 0));
+                kept.backward();
+              }),
+          "modified by an inplace operation");
 }
 
 BOOST_AUTO_TEST_CASE(ranks_with_different_modules_name_the_difference) {

@@ -3,6 +3,7 @@
 #include "lockstep/torch/model.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/nn/modules/linear.h>
 #include <torch/optim/sgd.h>
 
 #include <boost/test/unit_test.hpp>
@@ -31,8 +32,41 @@ std::shared_ptr<Net> net_with_buffers(std::size_t rank) {
   const auto net = make_net("norm");
   net->register_buffer("mask", mask_of({1, rank == 0, 0, rank == 1}));
   net->register_buffer("count", at::full({2}, static_cast<std::int64_t>(7 + rank), at::kLong));
+  net->register_buffer("none", at::zeros({0, 3}));
   return net;
 }
+
+std::vector<const void*> memory_of(const ::torch::nn::Module& net) {
+  std::vector<const void*> memory;
+  for (const at::Tensor& tensor : net.parameters()) memory.push_back(tensor.const_data_ptr());
+  for (const at::Tensor& tensor : net.buffers()) memory.push_back(tensor.const_data_ptr());
+  return memory;
+}
+void require_apart(const std::vector<const void*>& a, const std::vector<const void*>& b) {
+  for (std::size_t i = 0; i != a.size(); ++i) require(a[i] != b[i], "memory is the job's");
+}
+
+/// A layer in a holder.
+struct Layer : TorchModel<Layer, ::torch::nn::Linear> {
+  using TorchModel::TorchModel;
+  at::Tensor loss(const Batch& batch) {
+    return at::cross_entropy_loss(module()->forward(batch.inputs), batch.labels);
+  }
+};
+
+/// Notes whether graphs are built.
+struct Watched : TorchModel<Watched, Net> {
+  using TorchModel::TorchModel;
+  at::Tensor loss(const Batch& batch) {
+    builds_graphs = at::GradMode::is_enabled();
+    return cross_entropy(module(), batch);
+  }
+  void score(const Batch&, auto& tally) {
+    builds_graphs = at::GradMode::is_enabled();
+    tally.add("ones", 1, 1);
+  }
+  bool builds_graphs = false;
+};
 
 }  // namespace
 
@@ -64,13 +98,16 @@ BOOST_AUTO_TEST_CASE(a_module_that_the_program_keeps_has_memory_of_its_own_after
     const auto net = make_net("norm");
     const std::vector<float> before = values_of(*net);
     std::vector<float> trained;
+    std::vector<const void*> memory;
     {
       Ddp ddp(comm, Model(net));
       ddp.optimizer().lr = 0.1;
       for (std::size_t s = 0; s != 4; ++s) ddp.step(batch_of("norm", s, comm.rank().value()));
       trained = values_of(*net);
+      memory = memory_of(*net);
     }
     require(trained != before, "nothing was trained");
+    require_apart(memory, memory_of(*net));
     require(values_of(*net) == trained, "values have gone with the job");
     ::torch::optim::SGD optimizer(net->parameters(), 0.1);
     cross_entropy(*net, batch_of("norm", 0, 0)).backward();  // gradients are LibTorch's again
@@ -79,6 +116,51 @@ BOOST_AUTO_TEST_CASE(a_module_that_the_program_keeps_has_memory_of_its_own_after
     require(values_of(*net) != trained, "LibTorch cannot train it");
     Ddp again(comm, Model(net));  // and neither is it lost for another job
     again.step(batch_of("norm", 0, comm.rank().value()));
+  });
+}
+
+BOOST_AUTO_TEST_CASE(a_holder_that_the_program_keeps_has_memory_of_its_own_after_the_job) {
+  all_well(1, [](Shared& comm) {
+    ::torch::nn::Linear layer(12, 5);
+    std::vector<const void*> memory;
+    {
+      DistributedDataParallel<Layer> ddp(comm, Layer(layer.ptr()));
+      ddp.step(batch_of("plain", 0, 0));
+      memory = memory_of(*layer);
+    }
+    require_apart(memory, memory_of(*layer));
+  });
+}
+
+BOOST_AUTO_TEST_CASE(gradients_are_the_jobs_in_its_steps_and_libtorchs_between_them) {
+  all_well(1, [](Shared& comm) {
+    const auto net = make_net("plain");
+    DistributedDataParallel<Model, Frozen<"last.*">> ddp(comm, Model(net));
+    const at::Tensor first = net->named_parameters()["first.weight"];
+    const at::Tensor last = net->named_parameters()["last.weight"];
+    ddp.step(batch_of("plain", 0, 0));
+    require(!first.grad().defined(), "a step has left a gradient");
+    require(!last.requires_grad(), "a frozen parameter's gradient is computed");
+    cross_entropy(*net, batch_of("plain", 1, 0)).backward();
+    require(first.grad().defined() && !last.grad().defined(), "the program's own gradients");
+    ddp.step(batch_of("plain", 2, 0));
+  });
+}
+
+BOOST_AUTO_TEST_CASE(evaluations_build_no_graphs_and_leave_a_module_in_evaluation_there) {
+  all_well(1, [](Shared& comm) {
+    const auto net = make_net("plain");
+    DistributedDataParallel<Watched> ddp(comm, Watched(net));
+    ddp.step(batch_of("plain", 0, 0));
+    require(ddp.model().builds_graphs, "a step builds no graph");
+    ddp.evaluate(batch_of("plain", 0, 0));
+    require(!ddp.model().builds_graphs, "an evaluation builds a graph");
+    ddp.model().builds_graphs = true;
+    net->eval();
+    Tally tally;
+    ddp.evaluate(batch_of("plain", 0, 0), tally);
+    require(!ddp.model().builds_graphs, "a score builds a graph");
+    require(!net->is_training(), "the module trains");
   });
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Parameters of several types, and some that a loss does not use, against LibTorch in one process.
 #include <ATen/ATen.h>
+#include <torch/autograd.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/utils/clip_grad.h>
 #include <torch/optim/sgd.h>
@@ -40,7 +41,41 @@ std::shared_ptr<Net> mixed_net() {
   return net;
 }
 
+/// Has no gradient in some steps.
+struct Silent : ::torch::autograd::Function<Silent> {
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            bool is_silent) {
+    context->saved_data["silent"] = is_silent;
+    return x.clone();
+  }
+  static ::torch::autograd::variable_list backward(
+      ::torch::autograd::AutogradContext* context,
+      const ::torch::autograd::variable_list& gradients) {
+    const bool is_silent = context->saved_data["silent"].toBool();
+    return {is_silent ? at::Tensor() : gradients[0], at::Tensor()};
+  }
+};
+
 }  // namespace
+
+BOOST_AUTO_TEST_CASE(a_gradient_that_autograd_leaves_undefined_is_zero) {
+  all_well(2, [](Shared& comm) {
+    const auto net = make_net("plain");
+    const at::Tensor spare = net->register_parameter("spare", at::ones({7}));
+    bool is_silent = false;
+    const auto loss = [&](Net& module, const Batch& batch) {
+      return cross_entropy(module, batch) + Silent::apply(spare, is_silent).sum();
+    };
+    DistributedDataParallel<Model> ddp(comm, Model(net, loss));
+    ddp.optimizer().lr = 0.25;
+    for (const double left : {0.75, 0.75, 0.5}) {
+      ddp.step(batch_of("plain", 0, 0));
+      ddp.for_each_parameter([](auto&&...) {});
+      require(spare.eq(left).all().item<bool>(), "not " + std::to_string(left));
+      is_silent = !is_silent;
+    }
+  });
+}
 
 BOOST_AUTO_TEST_CASE(unused_parameters_accumulation_and_clipping_are_as_in_one_process) {
   using Busy = DistributedDataParallel<Model, Optimizer<SGDMomentum>, UnusedParameters<Zero>,

@@ -83,7 +83,11 @@ auto rows(std::size_t count) {
 BOOST_AUTO_TEST_CASE(a_copy_of_a_model_has_a_module_of_its_own) {
   all_well(1, [](Shared&) {
     const Stacked one;
+    one.module()->parameters()[1].requires_grad_(false);
     Stacked other(one);
+    require(other.module()->parameters()[0].requires_grad() &&
+                !other.module()->parameters()[1].requires_grad(),
+            "the copy trains something else");
     require(stacked_values(one) == stacked_values(other), "the copy has other values");
     const at::NoGradGuard quiet;
     other.module()->parameters()[0].add_(1);

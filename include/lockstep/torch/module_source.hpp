@@ -76,7 +76,7 @@ struct ModuleSource<Holder> {
     return holder;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep their holders
   }
   static ::torch::nn::Module& base(const Held& holder) { return *holder.ptr(); }
-  static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 2; }
+  static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 1; }
 };
 
 }  // namespace lockstep::detail
