@@ -85,6 +85,27 @@ BOOST_AUTO_TEST_CASE(tensors_that_are_registered_later_are_found_and_named) {
   BOOST_TEST(contains(buffer, "buffer seen was registered, replaced or removed"), buffer);
 }
 
+BOOST_AUTO_TEST_CASE(values_that_are_set_before_the_first_step_and_would_be_lost_are_refused) {
+  const auto words = [](const auto& change) {
+    return run(1, [&](Shared& comm) {
+      const auto net = make_net("plain");
+      Ddp ddp(comm, Model(net));
+      change(net->named_parameters()["last.weight"]);
+      ddp.step(batch_of("plain", 0, 0));
+      throw std::runtime_error("nothing was thrown");
+    });
+  };
+  const std::string refused =
+      "the values of last.weight were changed after the job was made and before its first step";
+  all_say(words([](at::Tensor weight) {
+            const at::NoGradGuard quiet;
+            weight.fill_(0.5);
+          }),
+          refused);
+  all_say(words([](at::Tensor weight) { weight.set_data(weight.detach().clone()); }), refused);
+  all_say(words([](const at::Tensor&) {}), "nothing was thrown");
+}
+
 BOOST_AUTO_TEST_CASE(a_graph_that_is_kept_over_a_step_is_refused) {
   all_say(run(1,
               [](Shared& comm) {

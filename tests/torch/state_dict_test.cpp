@@ -174,6 +174,9 @@ BOOST_AUTO_TEST_CASE(one_of_several_names_is_enough_and_complex_numbers_do_not_b
   save_state_dict(waves, folder / "waves");
   contains(words_of([&] { load_state_dict(saved, folder / "waves"); }),
            "second (C64 in the file, Float in the module)");
+  waves.buffers()[0].set_data(at::zeros({2}, at::kComplexDouble));
+  contains(words_of([&] { save_state_dict(waves, folder / "wide"); }),
+           "second has elements of ComplexDouble, which safetensors files do not have");
 }
 
 BOOST_AUTO_TEST_CASE(python_loads_the_file_strictly_and_its_own_is_loaded_here) {

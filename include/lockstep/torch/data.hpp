@@ -264,8 +264,10 @@ auto as_dataset(D dataset) {
                 "get_batch(indices); a stream has no places that ranks could share");
   if constexpr (is_indexed) {
     return detail::TorchSamples<D>(std::move(dataset));
-  } else {
+  } else if constexpr (is_batched) {
     return detail::TorchBatches<D>(std::move(dataset));
+  } else {
+    return dataset;
   }
 }
 

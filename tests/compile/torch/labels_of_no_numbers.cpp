@@ -10,4 +10,4 @@ using Label = std::string;
 using Label = std::int16_t;
 #endif
 
-at::Tensor labels(const std::vector<Label>& all) { return detail::label_tensor(all); }
+at::Tensor labels(const std::vector<Label>& all) { return lockstep::detail::label_tensor(all); }
