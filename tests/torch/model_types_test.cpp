@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/torch/autocast.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"
 
@@ -41,6 +42,18 @@ std::shared_ptr<Net> mixed_net() {
   return net;
 }
 
+/// Products in 16 bits, and all else in floats.
+struct Casting : TorchModel<Casting, Net> {
+  explicit Casting(std::shared_ptr<Net> net) : TorchModel(std::move(net)) {}
+  at::Tensor loss(const Batch& batch) { return loss_of(module(), batch); }
+  static at::Tensor loss_of(Net& net, const Batch& batch) {
+    const Autocast in_bf16(at::kCPU);
+    const at::Tensor outputs = net.forward(batch.inputs);
+    require(outputs.scalar_type() == at::kBFloat16, "products are not in 16 bits");
+    return at::cross_entropy_loss(outputs.to(at::kFloat), batch.labels);
+  }
+};
+
 /// Has no gradient in some steps.
 struct Silent : ::torch::autograd::Function<Silent> {
   static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& x,
@@ -55,6 +68,34 @@ struct Silent : ::torch::autograd::Function<Silent> {
     return {is_silent ? at::Tensor() : gradients[0], at::Tensor()};
   }
 };
+
+/// Trains on ranks, and in one process with LibTorch's SGD.
+template <class M>
+void expect_as_alone(const auto& make, const auto& loss_of) {
+  for (const std::size_t world : {1u, 2u}) {
+    all_well(world, [&](Shared& comm) {
+      const auto net = make();
+      const auto plain = make();
+      DistributedDataParallel<M> ddp(comm, M(net));
+      ddp.optimizer().lr = 0.125;
+      ::torch::optim::SGD optimizer(plain->parameters(), 0.125);
+      const auto ranks = static_cast<double>(comm.world_size().value());
+      for (std::size_t s = 0; s != 10; ++s) {
+        ddp.step(batch_of("plain", s, comm.rank().value()));
+        optimizer.zero_grad();
+        for (std::size_t rank = 0; rank != comm.world_size().value(); ++rank)
+          (loss_of(*plain, batch_of("plain", s, rank)) / ranks).backward();
+        optimizer.step();
+      }
+      for (const auto& [name, have] : net->named_parameters().pairs()) {
+        const at::Tensor want = plain->named_parameters()[name];
+        require(have.scalar_type() == want.scalar_type(), name + " has another type");
+        require((have - want).abs().max().template item<double>() < 1e-6,
+                name + " has other values");
+      }
+    });
+  }
+}
 
 }  // namespace
 
@@ -123,28 +164,11 @@ BOOST_AUTO_TEST_CASE(unused_parameters_accumulation_and_clipping_are_as_in_one_p
 }
 
 BOOST_AUTO_TEST_CASE(parameters_of_two_types_train_together_as_in_one_process) {
-  for (const std::size_t world : {1u, 2u}) {
-    all_well(world, [](Shared& comm) {
-      const auto net = mixed_net();
-      const auto plain = mixed_net();
-      DistributedDataParallel<Mixed> ddp(comm, Mixed(net));
-      ddp.optimizer().lr = 0.125;
-      ::torch::optim::SGD optimizer(plain->parameters(), 0.125);
-      const auto ranks = static_cast<double>(comm.world_size().value());
-      for (std::size_t s = 0; s != 10; ++s) {
-        ddp.step(batch_of("plain", s, comm.rank().value()));
-        optimizer.zero_grad();
-        for (std::size_t rank = 0; rank != comm.world_size().value(); ++rank)
-          (cross_entropy(*plain, batch_of("plain", s, rank)) / ranks).backward();
-        optimizer.step();
-      }
-      for (const auto& [name, have] : net->named_parameters().pairs()) {
-        const at::Tensor want = plain->named_parameters()[name];
-        require(have.scalar_type() == want.scalar_type(), name + " has another type");
-        require((have - want).abs().max().item<double>() < 1e-6, name + " has other values");
-      }
-    });
-  }
+  expect_as_alone<Mixed>(mixed_net, cross_entropy);
+}
+
+BOOST_AUTO_TEST_CASE(a_loss_in_16_bits_trains_floats_as_in_one_process) {
+  expect_as_alone<Casting>([] { return make_net("plain"); }, Casting::loss_of);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
