@@ -61,9 +61,6 @@ inline namespace torch_modules {
 /// replicas of `ParallelStrategy<DP>`, has a deep copy of its module.
 template <class Self, class Net, Element... Ts>
 class TorchModel {
-  static_assert(detail::ModuleOrHolder<Net>,
-                "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model : "
-                "TorchModel<Model, Net>, where Net derives from torch::nn::Module");
   using Source = detail::ModuleSource<Net>;
 
  public:
@@ -88,6 +85,10 @@ class TorchModel {
   TorchModel& operator=(const TorchModel&) = delete;
   TorchModel& operator=(TorchModel&&) = delete;
   ~TorchModel() {
+    // Not in the class, which deductions of a wrapper's arguments look at with other types.
+    static_assert(detail::ModuleOrHolder<Net>,
+                  "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model "
+                  ": TorchModel<Model, Net>, where Net derives from torch::nn::Module");
     if (tensors_ && Source::is_shared(module_)) tensors_->release();
   }
 

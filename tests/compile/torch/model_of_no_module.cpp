@@ -14,4 +14,4 @@ struct Model : TorchModel<Model, Net> {
   at::Tensor loss(const at::Tensor& batch);
 };
 
-const Net& module_of(const Model& model) { return model.module(); }
+void use() { const Model model; }
