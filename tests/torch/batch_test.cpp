@@ -107,6 +107,17 @@ BOOST_AUTO_TEST_CASE(memory_is_a_tensor_of_its_type_and_extents_without_a_copy) 
   const HostView<double, 3, dynamic> view(numbers.data(), 2);
   BOOST_TEST(as_tensor(view).sizes() == at::IntArrayRef({3, 2}));
   BOOST_TEST(as_tensor(view)[2][0].item<double>() == 50);
+  // An mdspan whose first index is the near one.
+  struct Columns {
+    using element_type = double;
+    static constexpr std::size_t rank() { return 2; }
+    static std::size_t extent(std::size_t axis) { return axis == 0 ? 2 : 3; }
+    static std::size_t stride(std::size_t axis) { return axis == 0 ? 1 : 2; }
+    double* data_handle() const { return data; }
+    double* data;
+  };
+  BOOST_TEST(as_tensor(Columns{numbers.data()})[0][2].item<double>() == 50);
+  BOOST_TEST(as_tensor(Columns{numbers.data()})[1][1].item<double>() == 4);
   const HostView<double> scalar(numbers.data());
   BOOST_TEST(as_tensor(scalar).dim() == 0);
 
@@ -138,6 +149,9 @@ BOOST_AUTO_TEST_CASE(batches_of_lockstep_are_tensors_of_their_memory_with_wide_l
   BOOST_TEST(part.inputs.data_ptr() == batch.inputs.data() + 3);
   BOOST_TEST(part.size() == 2u);
   BOOST_TEST(part.weights.size() == 2u);
+  const TensorBatch weighted{tensors.inputs, {}, {1, 2, 3, 4}};
+  BOOST_TEST(weighted.slice(1, 2).weights == (std::vector<float>{2, 3}));
+  BOOST_TEST(!weighted.slice(1, 2).labels.defined());
 
   LabelledBatch<std::uint8_t, float> regression;
   regression.resize(2, 2);
@@ -153,6 +167,8 @@ BOOST_AUTO_TEST_CASE(batches_of_lockstep_are_tensors_of_their_memory_with_wide_l
   PaddedBatch<int, int> padded;
   padded.resize(2, 5);
   padded.lengths = {5, 2};
+  padded.weights = {1, 0};
+  BOOST_TEST(as_tensors(padded).weights == padded.weights);
   BOOST_TEST(are_equal(as_tensors(padded).lengths, torch::tensor({5, 2}, at::kLong)));
   BOOST_TEST(as_tensors(padded).slice(1, 1).lengths.item<std::int64_t>() == 2);
 
@@ -160,12 +176,14 @@ BOOST_AUTO_TEST_CASE(batches_of_lockstep_are_tensors_of_their_memory_with_wide_l
   ragged.inputs = {1, 2, 3, 4, 5, 6};
   ragged.offsets = {0, 3, 4, 6};
   ragged.labels = {0, 1, 0};
+  ragged.weights = {1, 0, 1};
   const RaggedTensorBatch bags = as_tensors(ragged);
   BOOST_TEST(bags.offsets.data_ptr() == ragged.offsets.data());
   const RaggedTensorBatch tail = bags.slice(1, 2);
   BOOST_TEST(are_equal(tail.inputs, torch::tensor({4, 5, 6}, at::kInt)));
   BOOST_TEST(are_equal(tail.offsets, torch::tensor({0, 1, 3}, at::kLong)));
   BOOST_TEST(tail.size() == 2u);
+  BOOST_TEST(tail.weights == (std::vector<float>{0, 1}));
 }
 
 BOOST_AUTO_TEST_CASE(replicas_get_rows_of_every_tensor_and_share_what_has_none) {
@@ -181,6 +199,7 @@ BOOST_AUTO_TEST_CASE(replicas_get_rows_of_every_tensor_and_share_what_has_none) 
   const auto [inputs, labels] = share(std::pair(images.inputs, images.labels), 5, 4);
   BOOST_TEST(are_equal(inputs, torch::tensor({{8, 9}}, at::kLong)));
   BOOST_TEST(are_equal(share(images.inputs, 2, 1), images.inputs.chunk(2)[1]));
+  BOOST_TEST(!share(Images{images.inputs, {}}, 2, 1).labels.defined());
 
   Sequences batch = sequences(4);
   batch.mask = torch::tensor(3.f);  // without extents, so all have it
@@ -209,6 +228,8 @@ BOOST_AUTO_TEST_CASE(tensors_that_are_fed_arrive_equal_whatever_their_type_and_s
       Images images;
       Sequences texts;
       TensorBatch usual;
+      PaddedTensorBatch padded;
+      RaggedTensorBatch ragged;
       for (std::size_t turn = 0; turn != all.size(); ++turn) {
         const Rank root{turn % world};
         const Images expected{all[turn], all[(turn + 1) % all.size()]};
@@ -224,6 +245,13 @@ BOOST_AUTO_TEST_CASE(tensors_that_are_fed_arrive_equal_whatever_their_type_and_s
         if (comm.rank() == root) usual = {all[turn], all[turn], {1.f, 0.f}};
         broadcast_batch(comm, usual, root);
         require(are_equal(usual.labels, all[turn]) && usual.weights.at(1) == 0, "a batch differs");
+        if (comm.rank() == root) padded = {all[turn], all[1], all[2], {0.f}};
+        broadcast_batch(comm, padded, root);
+        require(are_equal(padded.lengths, all[1]) && padded.weights.at(0) == 0, "a padded batch");
+        if (comm.rank() == root) ragged = {all[turn], all[1], all[2], {0.f}};
+        broadcast_batch(comm, ragged, root);
+        require(are_equal(ragged.offsets, all[1]) && are_equal(ragged.labels, all[2]),
+                "a ragged batch");
       }
     });
     for (const std::string& end : ends) BOOST_TEST(end == "");
@@ -248,6 +276,15 @@ BOOST_AUTO_TEST_CASE(memory_that_somebody_has_kept_is_not_overwritten) {
   BOOST_TEST(kept.item<float>() == 5);
   BOOST_TEST(mine.inputs.data_ptr() != memory);
   BOOST_TEST(mine.labels.data_ptr() != graph.data_ptr());
+  // A tensor whose elements do not lie in rows, or that autograd follows, is not written either.
+  writer.clear();
+  writer.put(Images{torch::ones({2, 3}), torch::ones({3})});
+  mine.inputs = torch::zeros({3, 2}).t();
+  mine.labels = torch::zeros({3}).requires_grad_();
+  detail::ParcelReader(writer.written()).take(mine);
+  BOOST_TEST(mine.inputs.is_contiguous());
+  BOOST_TEST(mine.inputs.sum().item<float>() == 6);
+  BOOST_TEST(!mine.labels.requires_grad());
 }
 
 BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_refused) {
@@ -262,9 +299,18 @@ BOOST_AUTO_TEST_CASE(a_parcel_of_another_type_is_refused) {
   for (std::size_t i = 0; i != bytes.size(); ++i) {
     const std::uint8_t before = bytes[i];
     bytes[i] = 0xff;
-    words();  // a value may differ; nothing is read or allocated beyond the parcel
+    // A value may differ; nothing is read or allocated beyond the parcel.
+    const std::string said = words();
+    BOOST_TEST((said == "nothing was thrown" || said.find("lockstep: feed: ") == 0), said);
     bytes[i] = before;
   }
+  detail::ParcelWriter empty;
+  empty.put(Images{torch::ones({0, 1}), torch::ones({3})});
+  std::vector<std::uint8_t> negative(empty.written().begin(), empty.written().end());
+  for (std::size_t i = 0; i != 8; ++i) negative[1 + 8 + 8 + i] = 0xff;  // the second extent
+  Images out;
+  BOOST_TEST(words_of([&] { detail::ParcelReader(negative).take(out); }).find("lockstep: feed: ") ==
+             0u);
   bytes[1 + 8] = 0x7f;  // the first extent
   BOOST_TEST(words().find("feed: a parcel does not hold a tensor") != std::string::npos);
   bytes.resize(20);
@@ -295,7 +341,7 @@ BOOST_AUTO_TEST_CASE(samples_become_batches_of_tensors_for_loaders) {
       BOOST_TEST(are_equal(batch.labels, torch::arange(first, first + n)));
       BOOST_TEST(are_equal(batch.inputs.flatten(),
                            2 * torch::arange(4 * first, 4 * (first + n), at::kFloat)));
-      BOOST_TEST(batch.weights.size() == batch.size());
+      BOOST_TEST(batch.weights == std::vector<float>(batch.size(), 1));
       kept.push_back(batch.labels);
       first += n;
     }
@@ -311,6 +357,31 @@ BOOST_AUTO_TEST_CASE(samples_become_batches_of_tensors_for_loaders) {
   BOOST_TEST(batch.size() == 0u);
   const auto wrong = data | tensors({3, 2});
   BOOST_TEST(words_of([&] { wrong.load(some, batch); }).find("inputs of [4] and the first") !=
+             std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(tensors_as_samples_have_one_size_and_their_labels_become_wide) {
+  struct Sample {
+    at::Tensor inputs, label;
+  };
+  const auto put = [](const at::Tensor& second, std::vector<std::int64_t> shape) {
+    const detail::TensorCollate<Sample> collate{std::move(shape)};
+    TensorBatch batch;
+    collate.put({torch::zeros({2, 3}), torch::tensor(7, at::kInt)}, 0, 2, batch);
+    collate.put({second, torch::tensor(8, at::kInt)}, 1, 2, batch);
+    return batch;
+  };
+  const TensorBatch batch = put(torch::ones({2, 3}), {3, 2});
+  BOOST_TEST(batch.inputs.sizes() == at::IntArrayRef({2, 3, 2}));
+  BOOST_TEST(batch.inputs.sum().item<float>() == 6);
+  BOOST_TEST(are_equal(batch.labels, torch::tensor({7, 8}, at::kLong)));
+  const auto words = [&](const at::Tensor& second, std::vector<std::int64_t> shape) {
+    return words_of([&] { put(second, std::move(shape)); });
+  };
+  BOOST_TEST(words(torch::ones({3, 2}), {})
+                 .find("inputs of [3, 2] and the first sample of its batch has [2, 3]") !=
+             std::string::npos);
+  BOOST_TEST(words(torch::ones({2, 4}), {6}).find("inputs of [2, 4] and the first") !=
              std::string::npos);
 }
 

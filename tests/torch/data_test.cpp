@@ -5,7 +5,9 @@
 #include <torch/data.h>
 #include <torch/nn/modules/linear.h>
 
+#include <atomic>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,7 +16,9 @@
 #include <optional>
 #include <set>
 #include <sstream>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/ranks.hpp"
@@ -53,6 +57,20 @@ struct Numbers : ::torch::data::Dataset<Numbers> {
 struct Unsized : ::torch::data::Dataset<Unsized> {
   Example<> get(std::size_t) override { return {}; }
   std::optional<std::size_t> size() const override { return std::nullopt; }
+};
+
+/// One that must not be used by two threads at a time; a copy may.
+struct Alone : ::torch::data::Dataset<Alone> {
+  Alone() = default;
+  Alone(const Alone&) : Alone() {}
+  Example<> get(std::size_t) override {
+    if (is_busy.exchange(true)) throw std::runtime_error("two threads use one data set");
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    is_busy = false;
+    return {at::zeros({1}), at::zeros({})};
+  }
+  std::optional<std::size_t> size() const override { return 32; }
+  std::atomic<bool> is_busy = false;
 };
 
 using Stack = ::torch::data::transforms::Stack<>;
@@ -132,7 +150,8 @@ BOOST_AUTO_TEST_CASE(set_epoch_reaches_the_copy_that_a_loader_has) {
 
 BOOST_AUTO_TEST_CASE(a_sampler_goes_on_from_an_archive) {
   const TemporaryFolder folder;
-  RankSampler<> sampler(10, WorldSize{2}, Rank{0});
+  const SamplerOptions options{.seed = Seed{5}};
+  RankSampler<> sampler(10, WorldSize{2}, Rank{0}, options);
   sampler.set_epoch(3);
   std::vector<std::size_t> all = drawn(sampler);
   sampler.reset();
@@ -142,7 +161,7 @@ BOOST_AUTO_TEST_CASE(a_sampler_goes_on_from_an_archive) {
     sampler.save(archive);
     archive.save_to(folder / "sampler");
   }
-  RankSampler<> other(10, WorldSize{2}, Rank{0});
+  RankSampler<> other(10, WorldSize{2}, Rank{0}, options);
   ::torch::serialize::InputArchive archive;
   archive.load_from(folder / "sampler");
   other.load(archive);
@@ -150,9 +169,22 @@ BOOST_AUTO_TEST_CASE(a_sampler_goes_on_from_an_archive) {
   const std::vector<std::size_t> rest = drawn(other);
   BOOST_TEST(rest == std::vector(all.begin() + 2, all.end()), boost::test_tools::per_element());
   BOOST_TEST(drawn(other) == all, boost::test_tools::per_element());  // the epoch again
+  // Of another size it is the sampler that it would have been.
+  RankSampler<> small(6, WorldSize{2}, Rank{0}, options);
+  small.set_epoch(3);
   other.reset(6);
   BOOST_TEST(other.size() == 3u);
-  RankSampler<> larger(11, WorldSize{2}, Rank{0});
+  BOOST_TEST(drawn(other) == drawn(small), boost::test_tools::per_element());
+  {
+    ::torch::serialize::OutputArchive strange;
+    strange.write("lockstep.sampler", at::zeros({3}, at::kLong), true);
+    strange.save_to(folder / "strange");
+  }
+  ::torch::serialize::InputArchive strange;
+  strange.load_from(folder / "strange");
+  BOOST_TEST(words_of([&] { other.load(strange); }).find("the state of another sampler") !=
+             std::string::npos);
+  RankSampler<> larger(11, WorldSize{2}, Rank{0}, options);
   BOOST_TEST(words_of([&] { larger.load(archive); }).find("sample count 10, this sampler has 11") !=
              std::string::npos);
 }
@@ -165,6 +197,7 @@ BOOST_AUTO_TEST_CASE(examples_are_cut_counted_and_fed) {
   detail::take_share(example, {2, {}}, 1, part);
   BOOST_TEST(at::equal(part->data, example.data.chunk(2)[1]));
   BOOST_TEST(at::equal(part->target, example.target.chunk(2)[1]));
+  BOOST_TEST(detail::row_count(Example<>(example.data, at::zeros({}))) == 5u);
   const ::torch::data::TensorExample alone(at::arange(4));
   std::optional<::torch::data::TensorExample> half;
   detail::take_share(alone, {2, {}}, 0, half);
@@ -243,6 +276,15 @@ BOOST_AUTO_TEST_CASE(data_sets_of_libtorch_are_lockstep_s) {
   doubled.load(some, twice);
   BOOST_TEST(at::equal(twice.inputs, (2 * batch.inputs).flatten(1)));
   BOOST_TEST(words_of([] { as_dataset(Unsized()); }).find("how many samples") != std::string::npos);
+}
+
+BOOST_AUTO_TEST_CASE(each_thread_that_loads_has_a_data_set_of_its_own) {
+  const auto data = as_dataset(Alone());
+  DistributedSampler<Padding, InOrder> sampler(32, WorldSize{1}, Rank{0});
+  DataLoader loader(data, sampler, {.batch_size = 2, .workers = 3});
+  std::size_t rows = 0;
+  BOOST_CHECK_NO_THROW(for (const TensorBatch& batch : loader) rows += batch.size());
+  BOOST_TEST(rows == 32u);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

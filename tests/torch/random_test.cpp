@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
+#include "lockstep/observe/tally.hpp"
+#include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/saving.hpp"
@@ -38,12 +40,17 @@ struct Drops : TorchModel<Drops, Weights> {
     masks.push_back(mask_of(left));
     return (module().weight * left).sum();
   }
+  void score(const at::Tensor&, auto& tally) {
+    scored.push_back(at::rand({1}).item<float>());
+    tally.add("ones", 1, 1);
+  }
   static std::uint64_t mask_of(const at::Tensor& left) {
     std::uint64_t mask = 0;
     for (int i = 0; i != 64; ++i) mask = 2 * mask + (left[i].item<float>() != 0 ? 1 : 0);
     return mask;
   }
   std::vector<std::uint64_t> masks;
+  std::vector<float> scored;
 };
 
 }  // namespace
@@ -70,6 +77,13 @@ BOOST_AUTO_TEST_CASE(dropout_differs_by_rank_and_step_and_is_the_same_after_a_re
     }
     ddp.evaluate(batch);
     ranks::require(ddp.model().masks.back() == ~std::uint64_t{0}, "evaluation drops");
+    Tally tally;
+    for (int i = 0; i != 2; ++i) {
+      at::rand({static_cast<std::int64_t>(1 + i)});
+      ddp.evaluate(batch, tally);
+    }
+    const std::vector<float>& scored = ddp.model().scored;
+    ranks::require(scored[0] == scored[1], "a score depends on what was drawn before");
   };
   for (const std::size_t way : {0, 1}) {
     const auto ends = ranks::run(ranks::As::processes, 2, [&](auto& comm) { run(way, comm); });

@@ -155,6 +155,30 @@ BOOST_AUTO_TEST_CASE(numbers_of_another_type_are_converted_as_in_python) {
   BOOST_TEST(at::equal(again.embed->weight, half.embed->weight.to(at::kFloat)));
 }
 
+BOOST_AUTO_TEST_CASE(one_of_several_names_is_enough_and_complex_numbers_do_not_become_real_ones) {
+  const TemporaryFolder folder;
+  ::torch::nn::Module saved;
+  saved.register_buffer("second", at::full({2}, 3.f));
+  save_state_dict(saved, folder / "one");
+  ::torch::nn::Module tied;
+  const at::Tensor tensor = tied.register_buffer("first", at::zeros({2}));
+  tied.register_buffer("second", tensor);
+  const StateDictReport report = load_state_dict(tied, folder / "one");
+  BOOST_TEST((report.missing.empty() && report.unexpected.empty()));
+  BOOST_TEST(tensor.sum().item<float>() == 6);
+
+  ::torch::nn::Module waves;
+  waves.register_buffer("second", at::zeros({2}, at::kComplexFloat));
+  load_state_dict(waves, folder / "one");
+  BOOST_TEST(at::real(waves.buffers()[0]).sum().item<float>() == 6);
+  save_state_dict(waves, folder / "waves");
+  contains(words_of([&] { load_state_dict(saved, folder / "waves"); }),
+           "second (C64 in the file, Float in the module)");
+  waves.buffers()[0].set_data(at::zeros({2}, at::kComplexDouble));
+  contains(words_of([&] { save_state_dict(waves, folder / "wide"); }),
+           "second has elements of ComplexDouble, which safetensors files do not have");
+}
+
 BOOST_AUTO_TEST_CASE(python_loads_the_file_strictly_and_its_own_is_loaded_here) {
   if (peer().empty()) return;
   const TemporaryFolder folder;

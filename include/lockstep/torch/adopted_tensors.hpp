@@ -41,7 +41,10 @@ class AdoptedTensors {
       : ties_(std::move(ties)),
         parameters_(module_parameters(module, ties_)),
         buffers_(module_buffers(module, ties_)),
-        receiver_(std::make_shared<GradientReceiver>()) {}
+        receiver_(std::make_shared<GradientReceiver>()) {
+    for (const ModuleTensor& parameter : parameters_)
+      listed_.push_back({parameter.tensor._version(), parameter.tensor.const_data_ptr()});
+  }
 
   const std::vector<ModuleTensor>& parameters() const { return parameters_; }
   const std::vector<ModuleTensor>& buffers() const { return buffers_; }
@@ -61,6 +64,7 @@ class AdoptedTensors {
              at::Device device) {
     for (std::size_t i = 0; i != parameters_.size(); ++i) {
       at::Tensor& parameter = parameters_[i].tensor;
+      require_unchanged(parameters_[i], listed_[i], device);
       if (!trains(i)) parameter.requires_grad_(false);
       move(parameter, parameter_at(i), device);
       if (trains(i)) nodes_.push_back({hook_gradient(parameter, i, receiver_), i});
@@ -130,6 +134,24 @@ class AdoptedTensors {
     for (at::Tensor& copy : kept.copies) copy.set_data(kept.tensor.detach());
   }
 
+  /// A parameter when it was looked up: what it had then is what the job begins with.
+  struct Listed {
+    std::int64_t version;
+    const void* data;
+  };
+  /// A parameter that was only taken to the job's device has its values.
+  static void require_unchanged(const ModuleTensor& kept, const Listed& listed, at::Device device) {
+    const bool is_moved = kept.tensor.device() == device && !kept.tensor.is_cpu();
+    if (kept.tensor._version() == listed.version &&
+        (kept.tensor.const_data_ptr() == listed.data || is_moved)) [[likely]]
+      return;
+    throw Error("torch",
+                "the values of " + kept.name +
+                    " were changed after the job was made and before its first step, which would "
+                    "lose them",
+                "change them before the job is made, or after its first step or evaluation");
+  }
+
   static void require(const ModuleTensor& kept, const Place& place) {
     const auto is_there = [&](const at::Tensor& tensor) {
       return tensor.const_data_ptr() == place.data || tensor.numel() == 0;
@@ -163,6 +185,7 @@ class AdoptedTensors {
   TensorTies ties_;
   std::vector<ModuleTensor> parameters_;
   std::vector<ModuleTensor> buffers_;
+  std::vector<Listed> listed_;
   std::shared_ptr<GradientReceiver> receiver_;
   std::vector<HookedNode> nodes_;
   bool is_adopted_ = false;

@@ -57,8 +57,10 @@ at::Tensor label_tensor(const std::vector<Y>& labels) {
         std::span(reinterpret_cast<const std::int64_t*>(labels.data()), labels.size()));
   } else if constexpr (std::integral<Y>) {
     return as_tensor(labels).to(at::kLong);
-  } else {
+  } else if constexpr (Element<Y>) {
     return as_tensor(labels);
+  } else {
+    return {};
   }
 }
 
@@ -122,7 +124,7 @@ struct RaggedTensorBatch {
     at::Tensor ends = detail::rows_of(offsets, first, count + 1);
     const auto begin = ends[0].item<std::int64_t>();
     const auto end = ends[static_cast<std::int64_t>(count)].item<std::int64_t>();
-    return {inputs.narrow(0, begin, end - begin), ends - begin,
+    return {inputs.narrow(0, begin, end - begin), ends.sub(begin),
             detail::rows_of(labels, first, count), detail::rows_of(weights, first, count)};
   }
 

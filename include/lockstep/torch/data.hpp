@@ -166,7 +166,7 @@ class RankSampler final : public ::torch::data::samplers::Sampler<> {
     if (words.numel() != state_words || words.scalar_type() != at::kLong)
       detail::fail("RankSampler", {"the archive holds the state of another sampler"},
                    "load what a RankSampler has saved");
-    const auto* n = words.const_data_ptr<std::int64_t>();
+    const auto* n = static_cast<const std::int64_t*>(words.const_data_ptr());
     const auto number = [&](int i) { return static_cast<std::uint64_t>(n[i]); };
     draws_->resume({number(0), WorldSize{number(1)}, Seed{number(2)}, number(3), Epoch{number(4)},
                     number(5), number(6)});
@@ -264,8 +264,10 @@ auto as_dataset(D dataset) {
                 "get_batch(indices); a stream has no places that ranks could share");
   if constexpr (is_indexed) {
     return detail::TorchSamples<D>(std::move(dataset));
-  } else {
+  } else if constexpr (is_batched) {
     return detail::TorchBatches<D>(std::move(dataset));
+  } else {
+    return dataset;
   }
 }
 

@@ -167,14 +167,15 @@ class HostNormPasses {
     return tensor.defined() ? tensor.to(mean_.scalar_type()) : tensor;
   }
 
-  /// The numbers of channels, which are few: a tensor's operation takes longer than a loop.
+  /// The numbers of channels, which are few: a tensor's operation takes longer than a loop. (clang
+  /// since 18 has another name for `const_data_ptr<float>` than g++, which compiled LibTorch.)
   static void read(const at::Tensor& from, double* to) {
     const auto copy = [&](const auto* values) { std::copy_n(values, from.numel(), to); };
     if (from.scalar_type() == at::kFloat && from.is_contiguous()) {
-      copy(from.const_data_ptr<float>());
+      copy(static_cast<const float*>(from.const_data_ptr()));
     } else {
       const at::Tensor wide = from.to(at::kDouble).contiguous();
-      copy(wide.const_data_ptr<double>());
+      copy(static_cast<const double*>(wide.const_data_ptr()));
     }
   }
   static void write(const std::vector<double>& from, const at::Tensor& to) {

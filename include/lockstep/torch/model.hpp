@@ -88,6 +88,10 @@ class TorchModel {
   TorchModel& operator=(const TorchModel&) = delete;
   TorchModel& operator=(TorchModel&&) = delete;
   ~TorchModel() {
+    // Not in the class, which deductions of a wrapper's arguments look at with other types.
+    static_assert(detail::ModuleOrHolder<Net>,
+                  "lockstep: TorchModel takes a torch::nn::Module or a holder of one: struct Model "
+                  ": TorchModel<Model, Net>, where Net derives from torch::nn::Module");
     if (tensors_ && Source::is_shared(module_)) tensors_->release();
   }
 
@@ -274,7 +278,14 @@ class TorchModel {
 
   template <class Batch>
   at::Tensor loss_of(const Batch& batch) {
-    at::Tensor loss = self().loss(batch);
+    constexpr bool has_loss = requires(Self& self) {
+      { self.loss(batch) } -> std::convertible_to<at::Tensor>;
+    };
+    static_assert(has_loss,
+                  "lockstep: the model has no loss(batch) for this batch that returns a tensor; "
+                  "write torch::Tensor loss(const Batch& batch), a public member");
+    at::Tensor loss;
+    if constexpr (has_loss) loss = self().loss(batch);
     if (loss.numel() != 1) [[unlikely]] {
       throw Error("torch", "the model's loss has " + std::to_string(loss.numel()) + " elements",
                   "return the mean over the batch, a tensor of one number");

@@ -6,6 +6,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
+#include <concepts>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -34,6 +35,11 @@ std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
   }
   return std::dynamic_pointer_cast<Contained>(copy);
 }
+
+/// A module's class, or a holder of one.
+template <class Net>
+concept ModuleOrHolder =
+    std::derived_from<Net, ::torch::nn::Module> || requires { typename Net::ContainedType; };
 
 /// A module class, `struct Net : torch::nn::Module`.
 template <class Net>
@@ -70,7 +76,7 @@ struct ModuleSource<Holder> {
     return holder;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep their holders
   }
   static ::torch::nn::Module& base(const Held& holder) { return *holder.ptr(); }
-  static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 2; }
+  static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 1; }
 };
 
 }  // namespace lockstep::detail

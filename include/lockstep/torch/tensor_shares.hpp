@@ -84,6 +84,11 @@ struct GatheredTensors {
   static_assert(std::is_same_v<Output, at::Tensor>,
                 "lockstep: outputs of replicas are gathered if the module's forward returns a "
                 "tensor, or a tuple, pair or vector of tensors");
+  static Output gather(const std::vector<Output>& outputs, at::Device device);
+};
+
+template <>
+struct GatheredTensors<at::Tensor> {
   static at::Tensor gather(const std::vector<at::Tensor>& outputs, at::Device device) {
     std::vector<at::Tensor> near;
     near.reserve(outputs.size());

@@ -169,7 +169,8 @@ struct Verdict {
       "Backend<Shm>, or choose Sharding<Replicated>");
   static_assert(F != detail::Fault::mixed_on_cpu,
                 "lockstep: Precision<Mixed<...>> needs a GPU's arithmetic; add Device<Cuda>, or "
-                "leave Precision out");
+                "leave Precision out: a LibTorch module computes in 16 bits inside of an "
+                "Autocast");
   static_assert(
       F != detail::Fault::mixed_of_other_types,
       "lockstep: Precision<Mixed<Parameters, Reduction, Buffers>> takes float, Half and BFloat16, "

@@ -1,0 +1,16 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: as_tensor refers to memory, and this vector or array would be gone
+#include "lockstep/torch/as_tensor.hpp"
+
+using namespace lockstep;
+
+std::vector<float> numbers();
+
+at::Tensor tensor() {
+#ifdef REJECT
+  return as_tensor(numbers());
+#else
+  static const std::vector<float> kept = numbers();
+  return as_tensor(kept);
+#endif
+}
