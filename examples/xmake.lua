@@ -64,6 +64,7 @@ if has_torch() then
             add_includedirs(".")
             add_syslinks("pthread", "z")
             link_torch()
+            collect_late()
             if path.extension(file) == ".cu" then
                 set_group("gpu_all")
                 add_links("nccl")

@@ -1,11 +1,16 @@
 -- Tests: few binaries, because every one links Boost.Test anew. `./x test` runs them.
 set_group("tests")
 
--- Most programs with a sanitizer are compiled by clang, where it is: without optimisation, g++ takes up to twice the time,
--- four fifths of it for making code. g++ compiles the unit tests, in which every policy is, and with `./x test --long`
--- all. What it compiles is linked by clang, whose look for leaks takes no time; that of g++ takes 4 s on ARM.
+-- Most programs of test cases are compiled by clang, where it is: without optimisation, g++ takes up to twice the time,
+-- four fifths of it for making code. g++ compiles the GPUs that the host plays, the library, the examples and the small
+-- programs, looks at every policy (tests/instantiate/run), and with `./x test --long` compiles all. What it compiles is linked by
+-- clang, whose look for leaks takes no time; that of g++ takes 4 s on ARM.
 local clang = get_config("clang") or ""
 local has_clang = clang ~= ""
+local clang_flags = {"-Wno-unknown-pragmas", "-Wno-unused-lambda-capture", "-Wno-deprecated-declarations"}
+if is_arch("arm64") then  -- as on others: the older way to choose instructions is the faster one
+    table.insert(clang_flags, "-mllvm=-aarch64-enable-global-isel-at-O=-1")
+end
 
 -- A sanitizer: what it checks, parameters of the compiler for it, and the library that is compiled so.
 local function sanitizer(library, by_clang, checks, parameters)
@@ -13,12 +18,7 @@ local function sanitizer(library, by_clang, checks, parameters)
     for _, parameter in ipairs(parameters) do
         table.insert(flags, (by_clang and "-mllvm=-" or "--param=") .. parameter)
     end
-    if by_clang then
-        table.join2(flags, {"-Wno-unknown-pragmas", "-Wno-unused-lambda-capture", "-Wno-deprecated-declarations"})
-        if is_arch("arm64") then  -- as on others: the older way to choose instructions is the faster one
-            table.insert(flags, "-mllvm=-aarch64-enable-global-isel-at-O=-1")
-        end
-    end
+    if by_clang then table.join2(flags, clang_flags) end
     return {library = library, by_clang = by_clang, flags = flags, links = checks[1]}
 end
 
@@ -30,6 +30,7 @@ local all = {"-fsanitize=address,undefined", "-fno-sanitize=null,object-size,vpt
 local address = sanitizer("lockstep_address", has_clang, all, {calls})
 local address_by_gcc = sanitizer("lockstep_address", false, all, {calls})
 local thread = sanitizer("lockstep_thread", has_clang, {"-fsanitize=thread", "-g1"}, {})
+local none = {library = "lockstep_compiled", by_clang = has_clang, flags = has_clang and clang_flags or {}, links = {}}
 -- For the largest programs the address sanitizer alone, which watches the heap and not the stack: another quarter. The
 -- code that they share with the others, which is most of it, is compiled with all checks there.
 local function lean(like)
@@ -90,7 +91,7 @@ test_program("unit", {
              "norm/batch_norm_test.cpp", "norm/dropout_test.cpp", "observe/*_test.cpp", "optim/*_test.cpp", "policy/*_test.cpp", "topology/*_test.cpp"},
     data = {"bucket/*_test.cpp", "data/*_test.cpp", "launch/*_test.cpp"},
     jobs = {"examples/*_test.cpp", "instantiate/*_test.cpp", "trainer/*_test.cpp"},
-}, address_by_gcc)
+}, address)
 target_end()
 
 -- Ranks that communicate: every element type and operation plainly, everything else under the address and the
@@ -148,16 +149,20 @@ if has_config("gloo") then
     target_end()
 end
 
--- LibTorch's modules. Its headers are read once, by a precompiled header; without one, each file would take 20 seconds more.
--- With it, each still takes 9 seconds, for templates that they use: so files are compiled in three batches here as well.
+-- LibTorch's modules. Its headers are read once, by a precompiled header, and files are compiled in three batches: together
+-- that takes clang half of g++'s time, which reads all of the precompiled header for every batch.
 if has_torch() then
     local batches = {}
     for i, file in ipairs(os.files(path.join(os.scriptdir(), "torch/*_test.cpp"))) do
         batches["torch" .. i % 3] = table.join(batches["torch" .. i % 3] or {}, file)
     end
-    test_program("torch_tests", batches)
+    test_program("torch_tests", batches, none)
         set_filename("torch")
         set_pcxxheader("torch/precompiled.hpp")
+        if has_clang then
+            add_cxxflags("-fpch-instantiate-templates", {force = true})  -- once, for all batches
+            add_cxxflags("-fclang-abi-compat=17", {force = true})        -- names of templates as in g++'s LibTorch
+        end
         link_torch()
     target_end()
 end

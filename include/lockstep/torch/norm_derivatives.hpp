@@ -3,6 +3,7 @@
 /// @file The backward pass of a batch norm over several ranks in operations that autograd
 /// differentiates again, for gradient penalties.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/rsqrt.h>
 #include <torch/csrc/autograd/custom_function.h>
