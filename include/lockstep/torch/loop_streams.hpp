@@ -48,7 +48,7 @@ class LoopStreams<Cpu, Replica> {
 
   /// A step that knows the ranks of batch norms.
   template <class Step>
-  const Step& norm_step(const Step& step) const {
+  Step& norm_step(Step& step) const {
     return step;
   }
 };
