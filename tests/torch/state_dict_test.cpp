@@ -232,7 +232,8 @@ BOOST_AUTO_TEST_CASE(checkpoints_of_jobs_are_state_dicts_too_with_tied_names) {
     BOOST_TEST(whole.find("head.weight") != nullptr);
     BOOST_TEST(whole.find("lockstep/state/embed.weight/exp_avg") != nullptr);
     BOOST_TEST(whole.find("lockstep/state/head.weight/exp_avg") == nullptr);
-    for (const auto& tensor : detail::CheckpointReader(folder / "parameters").tensors())
+    const detail::CheckpointReader parameters(folder / "parameters");
+    for (const auto& tensor : parameters.tensors())
       BOOST_TEST(!tensor.name.starts_with("lockstep/"));
     Net net;  // without a job
     clear(net);
