@@ -139,6 +139,9 @@ Ends run_processes(std::size_t world, std::chrono::milliseconds timeout, auto f,
     if (WIFSIGNALED(status)) {
       result[r] = "signal " + std::to_string(WTERMSIG(status)) +
                   (over ? ": hung, and was killed by the watchdog" : "");
+    } else if (result[r].empty() && WEXITSTATUS(status) != 0) {
+      // A sanitizer, or Boost.Test after a signal, ends a process so.
+      result[r] = "ended with status " + std::to_string(WEXITSTATUS(status)) + " and no words";
     }
   }
   return result;

@@ -45,7 +45,7 @@ inline void pack(ParcelWriter& parcel, at::Tensor& tensor) {
   parcel(sizes);
   const at::Tensor rows = tensor.detach().cpu().contiguous();
   parcel.reserve(rows.nbytes(), 1);
-  parcel.bytes(rows.const_data_ptr(), rows.nbytes());
+  if (rows.nbytes() != 0) parcel.bytes(rows.const_data_ptr(), rows.nbytes());
 }
 
 inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
@@ -68,7 +68,7 @@ inline void pack(ParcelReader& parcel, at::Tensor& tensor) {
     fail("feed", {"a parcel does not hold a tensor here"},
          "let all ranks run the same program, and pack and unpack the same fields");
   make_room(tensor, scalar, sizes);
-  parcel.bytes(tensor.mutable_data_ptr(), bytes);
+  if (bytes != 0) parcel.bytes(tensor.mutable_data_ptr(), bytes);
 }
 
 /// A struct's own `pack` is preferred to this one, since it is for one type.
