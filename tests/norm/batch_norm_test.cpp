@@ -262,7 +262,6 @@ BOOST_AUTO_TEST_CASE(large_means_cost_no_digits) {
 }
 
 BOOST_AUTO_TEST_CASE(evaluation_normalises_by_running_statistics_and_changes_none) {
-  RandomStream random(Seed{12});
   Held<Model<float>> held({2, {}});
   held.step.buffer("bn1.running_mean"_p)(0) = 3;
   held.step.buffer("bn1.running_var"_p)(1) = 4;

@@ -62,7 +62,7 @@ BOOST_AUTO_TEST_CASE(what_is_no_utf8_is_replaced_and_the_rest_kept) {
     for (std::uint64_t n = random.below(6); n > 0; --n) {
       bytes += static_cast<char>(random() | (random.below(2) * 0x80));
     }
-    BOOST_CHECK_NO_THROW(json::parse(JsonLine().add("x", bytes).text()));
+    BOOST_CHECK_NO_THROW(static_cast<void>(json::parse(JsonLine().add("x", bytes).text())));
   }
 }
 

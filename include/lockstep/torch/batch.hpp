@@ -5,6 +5,7 @@
 /// A batch may be any struct of tensors (tensor_fields.hpp), a tuple, a pair or a tensor alone.
 /// `TensorBatch` is the usual one.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 
 #include <concepts>
