@@ -149,8 +149,8 @@ if has_config("gloo") then
     target_end()
 end
 
--- LibTorch's modules. Its headers are read once, by a precompiled header, and files are compiled in three batches: together
--- that takes clang half of g++'s time, which reads all of the precompiled header for every batch.
+-- LibTorch's modules. Its headers are read once, by a precompiled header. With it, each file would still take seconds, for
+-- templates that all of them use, so they are compiled in three batches here as well.
 if has_torch() then
     local batches = {}
     for i, file in ipairs(os.files(path.join(os.scriptdir(), "torch/*_test.cpp"))) do
