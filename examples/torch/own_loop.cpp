@@ -30,6 +30,7 @@ struct Net : torch::nn::Module {
 };
 
 void train(lockstep::Session& session) {
+  torch::manual_seed(1);
   const auto net = std::make_shared<Net>();
   lockstep::torch::DistributedDataParallel<Net> ddp(net, session);  // 1: the module, on all ranks
   torch::optim::AdamW optimizer(net->parameters(), 1e-2);
