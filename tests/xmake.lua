@@ -160,6 +160,7 @@ if has_torch() then
         set_filename("torch")
         set_pcxxheader("torch/precompiled.hpp")
         if has_clang then
+            set_toolset("cxx", "clang@" .. clang)  -- by its own name xmake gives it g++'s flags for precompiled headers
             add_cxxflags("-fpch-instantiate-templates", {force = true})  -- once, for all batches
             add_cxxflags("-fclang-abi-compat=17", {force = true})        -- names of templates as in g++'s LibTorch
         end
