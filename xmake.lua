@@ -228,7 +228,8 @@ foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
       add_library(lockstep::torch INTERFACE IMPORTED)
       target_link_libraries(lockstep::torch INTERFACE lockstep::lockstep ${TORCH_LIBRARIES})
       # LibTorch exports a std::filesystem too, of another age, with which a program's calls may end in SIGSEGV.
-      target_link_options(lockstep::torch INTERFACE "LINKER:--push-state,--no-as-needed" -lstdc++ "LINKER:--pop-state")
+      # (One option, because CMake drops repeated ones: lockstep::gloo has some of them too.)
+      target_link_options(lockstep::torch INTERFACE "SHELL:-Wl,--push-state,--no-as-needed -lstdc++ -Wl,--pop-state")
       # What pip's libraries need lies beside them. They find it when they are loaded; the linker has to be told.
       file(GLOB lockstep_torch_folders "${TORCH_INSTALL_PREFIX}/../torch.libs" "${TORCH_INSTALL_PREFIX}/../nvidia/*/lib")
       foreach(lockstep_torch_folder IN LISTS lockstep_torch_folders)
