@@ -255,8 +255,8 @@ std::string words_after(const auto& source, std::size_t workers, const auto& har
 }
 
 BOOST_AUTO_TEST_CASE(a_file_that_is_cut_in_mid_epoch_is_named_where_its_batch_was_due) {
-  const auto each = [](const char* file, const auto& open) {
-    for (const std::size_t workers : {0, 2}) {
+  const auto each = [](const char* file, const auto& open, std::size_t most_workers = 2) {
+    for (std::size_t workers = 0; workers <= most_workers; workers += 2) {
       const Formats formats;
       const std::string path = formats / file;
       const auto source = open(formats);
@@ -271,9 +271,12 @@ BOOST_AUTO_TEST_CASE(a_file_that_is_cut_in_mid_epoch_is_named_where_its_batch_wa
   each("labels.npy", [](const Formats& formats) { return formats.npy() | shaken(); });
   each("train-images-idx3-ubyte", [](const Formats& formats) { return formats.idx(); });
 #if __has_include(<lmdb.h>)
-  each("train.lmdb", [](const Formats& formats) {
+  // LMDB is mapped: the system ends a program whose page is cut between the look at the file and
+  // the read, and a worker may be there.
+  const auto open = [](const Formats& formats) {
     return lmdb_dataset<float, std::int32_t>(formats / "train.lmdb");
-  });
+  };
+  each("train.lmdb", open, 0);
 #endif
 }
 
