@@ -5,9 +5,9 @@
 ///
 /// Such a runtime starts a thread for every core in every process. The ranks of a host would have
 /// several threads on each core, which wait for each other at the end of every loop: a small step
-/// of LibTorch takes six times as long. So ranks share the cores, unless OMP_NUM_THREADS says
-/// otherwise. The runtime reads that variable when it is loaded, before `main`: a rank gets it with
-/// its program.
+/// of LibTorch then takes a multiple of its time. So ranks share the cores, unless OMP_NUM_THREADS
+/// says otherwise. The runtime reads that variable when it is loaded, before `main`: a rank gets it
+/// with its program.
 
 #include <dlfcn.h>
 
