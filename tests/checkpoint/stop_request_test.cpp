@@ -89,7 +89,7 @@ BOOST_AUTO_TEST_CASE(several_objects_share_the_handlers_until_the_last_goes) {
                std::optional<StopRequest> first;
                first.emplace();
                std::optional<StopRequest> second;
-               detail::Thread("rank", [&] { second.emplace(); }, nothing_thrown).join();
+               detail::Thread({"rank", "a rank"}, [&] { second.emplace(); }, nothing_thrown).join();
                first.reset();
                ::raise(SIGTERM);
                if (second->signal() != SIGTERM) return 1;

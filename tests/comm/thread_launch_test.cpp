@@ -12,6 +12,7 @@
 #include <string>
 #include <vector>
 
+#include "failing_threads.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "participants.hpp"
@@ -118,6 +119,21 @@ BOOST_AUTO_TEST_CASE(the_first_failure_is_reported_and_frees_the_others) {
       in_call.words.starts_with("lockstep: rank 1, step: the loss is NaN; look at the data\n"),
       in_call.words);
   expect_words(in_call, "ranks 0, 2, 3 failed because of that, in barrier()");
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_whose_thread_cannot_start_frees_those_that_were_started) {
+  const auto meet = [](Session& session) {
+    session.store().barrier("all", session.rank(), session.world(), 15s);
+    return 0;
+  };
+  for (int more : {1, 2, 4}) {  // the first thread is the store's
+    const ThreadLimit limit(more);
+    const Result result = launched({"--ranks", "4"}, meet);
+    BOOST_TEST(result.status == 1);
+    expect_words(result, text({"lockstep: rank ", more - 1, ", starting a thread: the thread of a ",
+                               "rank cannot be started: "}));
+    expect_words(result, "ulimit -u");
+  }
 }
 
 BOOST_AUTO_TEST_CASE(what_is_thrown_need_not_be_an_exception_of_the_library) {

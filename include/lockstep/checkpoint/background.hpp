@@ -46,7 +46,7 @@ class BackgroundWriter {
     is_busy_.store(true, std::memory_order_relaxed);
     try {
       thread_ = Thread(
-          "lockstep save",
+          ThreadName{"lockstep save", "the thread that writes a checkpoint"},
           [this, work = std::move(work)]() mutable {
             {
               Work mine = std::move(work);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/share_work.hpp"
 #include "lockstep/core/thread.hpp"
 
@@ -26,8 +27,11 @@ LOCKSTEP_INLINE void share_work(std::size_t tasks, FunctionRef<void(std::size_t)
   {
     constexpr std::size_t most_threads = 4;
     std::vector<Thread> threads;
-    while (threads.size() + 1 < std::min({most_threads, core_count(), tasks}))
-      threads.emplace_back("lockstep shares", work, report);
+    try {
+      while (threads.size() + 1 < std::min({most_threads, core_count(), tasks}))
+        threads.emplace_back(ThreadName{"lockstep shares", "a helper"}, work, report);
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): fewer threads do the same work
+    }
     try {
       work();
     } catch (...) {

@@ -48,16 +48,26 @@ bool has_free_core(std::size_t busy);
 /// Whether a thread gets signals. Threads that run the program's own code as ranks do.
 enum class Signals { blocked, delivered };
 
+/// What a thread is called: the name that debuggers show, at most 15 characters, and the words with
+/// which an error says that it cannot be started.
+struct ThreadName {
+  const char* short_name;
+  const char* words;
+};
+
+/// Says that a thread cannot be started, because of `problem`, and what to do about that.
+[[noreturn, gnu::cold]] void fail_to_start(const char* words, const char* problem);
+
 /// A thread that is joined at the end of its owner. It is no `std::thread`, which costs the
 /// compiler half a dozen classes for every function.
 class Thread {
  public:
   Thread() = default;
 
-  /// Runs `work()`. Its exception goes to `report(std::exception_ptr)`, on that thread. `name` is
-  /// what debuggers show: at most 15 characters.
+  /// Runs `work()`. Its exception goes to `report(std::exception_ptr)`, on that thread. Throws an
+  /// `Error` where the system has no thread left: whoever starts several ends those that wait.
   template <class Work, class Report>
-  Thread(const char* name, Work work, Report report, Signals signals = Signals::blocked) {
+  Thread(ThreadName name, Work work, Report report, Signals signals = Signals::blocked) {
     struct Body {
       Work work;
       Report report;
@@ -95,7 +105,7 @@ class Thread {
   }
 
  private:
-  void start(const char* name, Signals signals, void* body, void* (*run)(void*));
+  void start(ThreadName name, Signals signals, void* body, void* (*run)(void*));
 
   pthread_t thread_{};
   bool is_running_ = false;

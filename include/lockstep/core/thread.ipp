@@ -9,9 +9,10 @@
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstring>
 #include <ctime>
-#include <system_error>
 
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail {
@@ -44,14 +45,19 @@ LOCKSTEP_INLINE bool has_free_core(std::size_t busy) {
   return mine > (busy * mine + all - 1) / all;
 }
 
-LOCKSTEP_INLINE void Thread::start(const char* name, Signals signals, void* body,
+LOCKSTEP_INLINE void fail_to_start(const char* words, const char* problem) {
+  fail("starting a thread", {words, " cannot be started: ", problem},
+       "raise the limit on processes and threads (`ulimit -u`, or the pids limit of the container "
+       "or cgroup), or let fewer run here");
+}
+
+LOCKSTEP_INLINE void Thread::start(ThreadName name, Signals signals, void* body,
                                    void* (*run)(void*)) {
   const auto create = [&] { return ::pthread_create(&thread_, nullptr, run, body); };
   const int error = signals == Signals::blocked ? without_signals(create) : create();
-  if (error != 0)
-    throw std::system_error(error, std::system_category(), "a thread cannot be started");
+  if (error != 0) fail_to_start(name.words, std::strerror(error));
   is_running_ = true;
-  ::pthread_setname_np(thread_, name);
+  ::pthread_setname_np(thread_, name.short_name);
 }
 
 }  // namespace lockstep::detail

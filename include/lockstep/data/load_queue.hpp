@@ -30,19 +30,22 @@ class LoadQueue {
   LoadQueue(std::size_t slots, std::size_t workers, Fill fill)
       : fill_(std::move(fill)), slots_(slots) {
     workers_.reserve(workers);
-    for (std::size_t i = 0; i != workers; ++i) {
-      // The consumer gets the exceptions of filling a slot, and nothing else throws.
-      workers_.emplace_back("lockstep loads", [this] { work(); }, [](const std::exception_ptr&) {});
+    try {
+      for (std::size_t i = 0; i != workers; ++i) {
+        // The consumer gets the exceptions of filling a slot, and nothing else throws.
+        workers_.emplace_back(
+            ThreadName{"lockstep loads", "a worker of a data loader"}, [this] { work(); },
+            [](const std::exception_ptr&) {});
+      }
+    } catch (...) {  // the system has no more threads, and those that were started wait
+      stop();
+      throw;
     }
   }
 
   LoadQueue(const LoadQueue&) = delete;
   LoadQueue& operator=(const LoadQueue&) = delete;
-  ~LoadQueue() {
-    const std::lock_guard lock(mutex_);
-    stops_ = true;
-    requested_.notify_all();
-  }
+  ~LoadQueue() { stop(); }
 
   /// Whether every slot holds a request. The slot last taken is free again.
   bool full() const { return made_ - taken_ == slots_.size(); }
@@ -108,6 +111,13 @@ class LoadQueue {
       return filled.load(std::memory_order_seq_cst) == request + 1;
     }
   };
+
+  /// Lets the workers end.
+  void stop() {
+    const std::lock_guard lock(mutex_);
+    stops_ = true;
+    requested_.notify_all();
+  }
 
   Entry& at(std::size_t request) { return slots_[request % slots_.size()]; }
   const Entry& at(std::size_t request) const { return slots_[request % slots_.size()]; }

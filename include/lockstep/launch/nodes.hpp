@@ -72,7 +72,8 @@ class NodeWatch {
   void start() {
     heard_.assign(place_.nodes, Heard{"", Deadline::after(patience_)});
     watcher_ = Thread(
-        "lockstep nodes", [this] { watch(); },
+        ThreadName{"lockstep nodes", "the thread that watches the other nodes"},
+        [this] { watch(); },
         [this](const std::exception_ptr& thrown) {
           report({EndKind::over, Failure::of(thrown).problem});
         });
@@ -83,10 +84,18 @@ class NodeWatch {
   void announce(const EndReason& why) {
     if (teller_.is_running()) return;
     // If the store cannot be reached, the other nodes find out by themselves.
-    teller_ = Thread(
-        "lockstep tells",
-        [this, reason = named(why)] { store_.compare_set(failure_key, "", reason.bytes()); },
-        [](const std::exception_ptr&) {});
+    const auto tell = [this, reason = named(why)] {
+      store_.compare_set(failure_key, "", reason.bytes());
+    };
+    try {
+      teller_ = Thread(ThreadName{"lockstep tells", "the thread that tells the other nodes"}, tell,
+                       [](const std::exception_ptr&) {});
+    } catch (const Error&) {
+      try {
+        tell();  // within `answer_limit`
+      } catch (const Error&) {  // NOLINT(bugprone-empty-catch): see above
+      }
+    }
   }
 
   /// Says how this node's ranks have ended. Returns how the job has: `failed` means that all nodes

@@ -68,7 +68,8 @@ LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
       f(member, stores[r]);
     };
     try {
-      threads.emplace_back("lockstep rank", run, failed, Signals::delivered);
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, run, failed,
+                           Signals::delivered);
     } catch (...) {  // the system has no more threads
       failed(std::current_exception());
       break;

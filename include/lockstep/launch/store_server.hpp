@@ -62,7 +62,7 @@ class StoreServer {
            "raise the limit on open files (ulimit -n)");
     }
     thread_ = Thread(
-        "lockstep store",
+        ThreadName{"lockstep store", "the thread of the job's store"},
         [this] {
           run();
           close();

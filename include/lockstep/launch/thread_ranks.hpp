@@ -145,7 +145,8 @@ inline std::vector<Thread> start_threads(std::size_t first, std::size_t ranks, T
       ends.ended();
     };
     try {
-      threads.emplace_back("lockstep rank", run, threw, Signals::delivered);
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, run, threw,
+                           Signals::delivered);
     } catch (...) {  // the system has no more threads
       ends.threw(Rank{r}, std::current_exception());
       failed();

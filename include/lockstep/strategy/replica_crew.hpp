@@ -30,7 +30,8 @@ class ReplicaCrew {
     try {
       for (std::size_t i = 1; i < replicas; ++i) {
         workers_.emplace_back(
-            text({"replica ", i}).c_str(), [this, i] { work(i); },
+            ThreadName{text({"replica ", i}).c_str(), "the thread of a replica"},
+            [this, i] { work(i); },
             [](const std::exception_ptr&) {});  // phases keep what they throw
       }
     } catch (...) {  // the system has no more threads

@@ -16,12 +16,12 @@
 #include <exception>
 #include <memory>
 #include <optional>
-#include <thread>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/thread.hpp"
 #include "lockstep/torch/module_replica.hpp"
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/namespace.hpp"
@@ -114,15 +114,19 @@ class DataParallel {
     {
       const at::ThreadLocalState state;  // whether gradients are wanted, autocast and so on
       const std::vector<c10::Stream> streams = current_streams();
-      std::vector<std::jthread> threads;
+      std::vector<detail::Thread> threads;
       for (std::size_t i = 1; i != count; ++i) {
-        threads.emplace_back([&, i] {
+        const auto run_replica = [&, i] {
           const at::ThreadLocalStateGuard here(state);
           const c10::MultiStreamGuard on(streams);
           Replica& replica = *replicas_[i - 1];
           const c10::DeviceGuard near(replica.device());
           attempt(replica.module(), replica.device(), i);
-        });
+        };
+        threads.emplace_back(
+            detail::ThreadName{"lockstep module", "the thread of a replica"}, run_replica,
+            [&, i](std::exception_ptr thrown) { failures[i] = std::move(thrown); },
+            detail::Signals::delivered);
       }
       attempt(*module_, device_, 0);
     }

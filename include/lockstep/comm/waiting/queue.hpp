@@ -38,10 +38,11 @@ class Queue {
 
   void post(QueuedCall& call) {
     const std::lock_guard lock(mutex_);
-    (first_ == nullptr ? first_ : last_->next) = &call;
-    last_ = &call;
+    // A call whose thread cannot be started is never made, so it must not be linked either.
     if (!thread_.is_running()) [[unlikely]]
       begin();
+    (first_ == nullptr ? first_ : last_->next) = &call;
+    last_ = &call;
     changed_.notify_all();
   }
 
@@ -70,7 +71,9 @@ class Queue {
  private:
   /// `run` throws nothing: the calls keep their errors.
   [[gnu::cold, gnu::noinline]] void begin() {
-    thread_ = Thread("lockstep calls", [this] { run(); }, [](const std::exception_ptr&) {});
+    thread_ = Thread(
+        ThreadName{"lockstep calls", "the thread that makes asynchronous calls"}, [this] { run(); },
+        [](const std::exception_ptr&) {});
   }
 
   void run() {

@@ -12,6 +12,7 @@
 #include <exception>
 #include <memory>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/abortable.hpp"
@@ -80,6 +81,8 @@ inline std::shared_ptr<::gloo::transport::Device> make_device(const std::string&
     ::gloo::transport::tcp::attr attributes;
     attributes.hostname = address;
     return without_signals([&] { return ::gloo::transport::tcp::CreateDevice(attributes); });
+  } catch (const std::system_error& error) {  // of its thread; all else is an exception of Gloo's
+    fail_to_start("Gloo's thread for sockets", error.what());
   } catch (const std::exception& error) {
     throw Error("Backend<Gloo>", "cannot listen on '" + address + "': " + error.what(),
                 "set LOCKSTEP_INTERFACE to an interface that the other ranks can reach", rank);
@@ -129,8 +132,9 @@ class Connections : public ::gloo::rendezvous::Context {
 
   /// Has the connection to another rank ended? One thread at a time may ask.
   bool is_lost(std::size_t peer) const {
-    if (tripwires_[peer] == nullptr) return false;
-    tripwires_[peer]->abortWaitRecv();  // so that this wait returns at once
+    if (static_cast<int>(peer) == rank) return false;
+    if (tripwires_[peer] == nullptr) return true;  // it had ended before the tripwire was laid
+    tripwires_[peer]->abortWaitRecv();             // so that this wait returns at once
     return throws([&] { tripwires_[peer]->waitRecv(nullptr, Milliseconds(1'000)); });
   }
 
@@ -142,7 +146,8 @@ class Connections : public ::gloo::rendezvous::Context {
       if (peer == rank) continue;
       auto& wire = tripwires_[static_cast<std::size_t>(peer)];
       wire = transport_->createUnboundBuffer(&never_written_, sizeof never_written_);
-      wire->recv(peer, static_cast<std::uint64_t>(OwnSlot::tripwire), 0, sizeof never_written_);
+      const auto slot = static_cast<std::uint64_t>(OwnSlot::tripwire);
+      if (throws([&] { wire->recv(peer, slot, 0, sizeof never_written_); })) wire.reset();
     }
   }
 

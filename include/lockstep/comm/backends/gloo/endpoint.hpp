@@ -18,14 +18,20 @@ namespace lockstep::detail::over_gloo {
 
 class Endpoint {
  public:
-  explicit Endpoint(JoinOptions joined)
-      : engine_(std::move(joined)),
-        watch_(
-            "lockstep gloo", [this] { Watch(engine_).run(); },
-            [this](const std::exception_ptr& thrown) {
-              engine_.fail(Error("Backend<Gloo>", Failure::of(thrown).problem,
-                                 "start the job again", engine_.rank()));
-            }) {}
+  explicit Endpoint(JoinOptions joined) : engine_(std::move(joined)) {
+    try {
+      watch_ = Thread(
+          ThreadName{"lockstep gloo", "the thread that watches Gloo's calls"},
+          [this] { Watch(engine_).run(); },
+          [this](const std::exception_ptr& thrown) {
+            engine_.fail(Error("Backend<Gloo>", Failure::of(thrown).problem, "start the job again",
+                               engine_.rank()));
+          });
+    } catch (const Error& error) {  // the others have joined already, and must hear why this ends
+      engine_.fail(error.on(engine_.rank()));
+      throw;
+    }
+  }
   Endpoint(const Endpoint&) = delete;
   Endpoint& operator=(const Endpoint&) = delete;
 

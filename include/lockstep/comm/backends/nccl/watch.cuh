@@ -189,14 +189,20 @@ class Watch {
 /// return from NCCL is detached with the memory that it uses.
 class WatchedEngine {
  public:
-  explicit WatchedEngine(std::shared_ptr<Engine> engine)
-      : engine_(std::move(engine)),
-        thread_(
-            "lockstep nccl", [watched = engine_] { Watch(*watched).run(); },
-            [watched = engine_](const std::exception_ptr& thrown) {
-              watched->link().fail(Error("Backend<Nccl>", Failure::of(thrown).problem,
-                                         "start the job again", watched->rank()));
-            }) {}
+  explicit WatchedEngine(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
+    try {
+      thread_ = Thread(
+          ThreadName{"lockstep nccl", "the thread that watches NCCL's calls"},
+          [watched = engine_] { Watch(*watched).run(); },
+          [watched = engine_](const std::exception_ptr& thrown) {
+            watched->link().fail(Error("Backend<Nccl>", Failure::of(thrown).problem,
+                                       "start the job again", watched->rank()));
+          });
+    } catch (const Error& error) {  // the others have joined already, and must hear why this ends
+      engine_->link().fail(error.on(engine_->rank()));
+      throw;
+    }
+  }
 
   WatchedEngine(WatchedEngine&&) noexcept = default;
   WatchedEngine& operator=(WatchedEngine&&) = delete;

@@ -29,7 +29,8 @@ class Helper {
  public:
   explicit Helper(Engine& engine)
       : thread_(
-            "lockstep helper", [&engine, this] { run(engine); },
+            ThreadName{"lockstep helper", "the helper thread of Progress<HelperThread>"},
+            [&engine, this] { run(engine); },
             [&engine](const std::exception_ptr&) {
               engine.abandon("its helper thread ended with an exception");
             }) {}
