@@ -1,16 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // Backend<Gloo>: every collective against a plain reference, and every fault named by all ranks.
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <cstdio>
 #include <limits>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <vector>
 
 #include "exercise.hpp"
+#include "failing_threads.hpp"
 #include "gloo_ranks.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/stopped.hpp"
@@ -29,6 +33,34 @@ using Clock = std::chrono::steady_clock;
 Ends run_gloo(std::size_t world, auto f, std::chrono::milliseconds timeout = 20s) {
   return run_processes<Sockets>(world, timeout, f);
 }
+
+/// Rank 0 ends without a word as soon as it has joined. The others get a processor when nobody else
+/// wants it: mostly they are still joining when its connections end.
+struct KilledAfterJoining : Sockets {
+  using Sockets::Sockets;
+
+  OverGloo join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    const sched_param any{};
+    if (rank != Rank{0}) ::sched_setscheduler(0, SCHED_IDLE, &any);
+    OverGloo comm = Sockets::join(rank, world, timeout);
+    if (rank == Rank{0}) raise(SIGKILL);
+    return comm;
+  }
+};
+
+/// Rank 1 can start `More` threads, and then no other.
+template <int More>
+struct ThreadsRunOut : Sockets {
+  using Sockets::Sockets;
+
+  OverGloo join(Rank rank, WorldSize world, std::chrono::milliseconds timeout) const {
+    if (rank == Rank{1}) limit_.emplace(More);
+    return Sockets::join(rank, world, timeout);
+  }
+
+ private:
+  mutable std::optional<ThreadLimit> limit_;  // until the process ends
+};
 
 template <std::size_t... I>
 void every_type(OverGloo& comm, std::size_t n, std::index_sequence<I...>) {
@@ -293,6 +325,45 @@ BOOST_AUTO_TEST_CASE(a_killed_rank_is_named_by_all_others_long_before_the_time_l
                   in_a_call ? "sum of 2000000" : "sum of 10000 float"});
     BOOST_TEST(ends[victim.value()] == "signal 9");
   }
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_killed_right_after_joining_is_named_by_all_others) {
+  for (int i = 0; i < repetitions(3, 40); ++i) {
+    const Ends ends = run_processes<KilledAfterJoining>(4, 20s, [](auto& comm) { comm.barrier(); });
+    expect_words(ends, 0, {"barrier(): rank 0 failed: its connection ended without a word"});
+  }
+}
+
+// They make no call that could fail: they close their connections, of which one is broken.
+BOOST_AUTO_TEST_CASE(a_killed_rank_ends_no_other_by_a_signal) {
+  for (int i = 0; i < repetitions(3, 40); ++i) {
+    const Ends ends = run_processes<KilledAfterJoining>(4, 20s, [](auto&) {});
+    BOOST_TEST(ends == (Ends{"signal 9", "", "", ""}), boost::test_tools::per_element());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(a_thread_that_cannot_start_is_an_error_in_words_and_the_others_hear_of_it) {
+  const auto reduce = [](OverGloo& comm) {
+    std::vector<float> data(10);
+    comm.all_reduce_async(data).wait();
+  };
+  Ends ends = run_processes<ThreadsRunOut<0>>(2, 500ms, reduce);
+  BOOST_TEST(ends[1].find("Gloo's thread for sockets cannot be started: ") != std::string::npos,
+             ends[1]);
+  BOOST_TEST(ends[1].find("ulimit -u") != std::string::npos, ends[1]);
+  BOOST_TEST(ends[0].find("rank 1") != std::string::npos, ends[0]);
+  ends = run_processes<ThreadsRunOut<1>>(2, 20s, reduce);
+  const std::string watch = "the thread that watches Gloo's calls cannot be started: ";
+  BOOST_TEST(ends[1].find(watch) != std::string::npos, ends[1]);
+  BOOST_TEST(ends[0].find("rank 1 failed: ") != std::string::npos, ends[0]);
+  BOOST_TEST(ends[0].find(watch) != std::string::npos, ends[0]);
+  ends = run_processes<ThreadsRunOut<2>>(2, 20s, reduce);
+  BOOST_TEST(ends[1].find("makes asynchronous calls cannot be started") != std::string::npos,
+             ends[1]);
+  BOOST_TEST(ends[0].find("rank 1 failed: it ended with an exception") != std::string::npos,
+             ends[0]);
+  ends = run_processes<ThreadsRunOut<3>>(2, 20s, reduce);
+  BOOST_TEST(ends == (Ends{"", ""}), boost::test_tools::per_element());
 }
 
 BOOST_AUTO_TEST_CASE(a_stopped_rank_is_named_within_a_second_of_the_time_limit) {

@@ -3,6 +3,7 @@
 /// @file Makes calls through Gloo: ranks compare the call, Gloo's algorithm runs, and its
 /// exceptions become errors that say what happened.
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstddef>
@@ -54,6 +55,7 @@ class Engine {
       connections_->connect(std::make_shared<MeetingStore>(*joined_.store, prefix, joined_.rank,
                                                            joined_.world, joined_.timeout),
                             joined_.device, joined_.timeout);
+      require_all_connected();
       // A rank that fails now would look like a network on which the others cannot connect.
       joined_.store->barrier(prefix + "connected", joined_.rank, joined_.world, joined_.timeout);
     } catch (const Error& error) {
@@ -79,8 +81,8 @@ class Engine {
   Ledger& ledger() { return ledger_; }
   const NoticeBoard& board() const { return board_; }
 
-  Error unexplained(const Call& call, const std::string& words) const {
-    return {call.text(), "Gloo failed: " + words, "look at the other ranks' output", rank()};
+  Error unexplained(const std::string& operation, const std::string& words) const {
+    return {operation, "Gloo failed: " + words, "look at the other ranks' output", rank()};
   }
 
   // Calls
@@ -127,6 +129,23 @@ class Engine {
     end(error);
   }
 
+  /// The error that explains a failure. A rank that has failed by itself has said so on the board.
+  /// A rank that ended without a word is reported there, so that all ranks name the same one.
+  Error explain(const std::string& operation, const std::vector<Rank>& lost,
+                const std::string& words) const {
+    const auto notice =
+        tell([lost](const NoticeBoard& board) { return find_culprit(board, lost); });
+    if (notice && notice->kind == Notice::Kind::failed && notice->rank != rank())
+      return rank_failed(operation, notice->rank, notice->words, rank());
+    if (notice && notice->kind == Notice::Kind::lost)
+      return rank_failed(operation, notice->rank, "its connection ended without a word", rank());
+    if (!lost.empty()) {
+      return rank_vanished(operation, "the connection to " + rank_text(lost.front()) + " ended",
+                           rank());
+    }
+    return unexplained(operation, words);
+  }
+
   /// The result of `f(board)`; nothing if the store does not answer soon.
   template <class F>
   std::optional<Notice> tell(F f) const {
@@ -140,9 +159,36 @@ class Engine {
     connections_->abort();
   }
 
+  /// A rank that ends while the others connect is named as one that ends in a call.
+  void require_all_connected() {
+    std::vector<Rank> lost;
+    for (std::size_t w = 0; w < world(); ++w)
+      if (connections_->is_lost(w)) lost.emplace_back(w);
+    if (lost.empty()) return;
+    const Error error = explain("joining Gloo's communicator '" + joined_.name + "'", lost, "");
+    fail_as_consequence(error);
+    throw Error(error);
+  }
+
   /// An error comes within a second of the time limit: two answers of the store fit.
   static constexpr Milliseconds answer_limit{400};
   static constexpr Milliseconds explanation_limit{3'000};
+
+  /// Two sides of a broken network can report each other. So a report counts only if this rank has
+  /// lost the reported rank too, and if that rank has not said why it gave up, which ranks do
+  /// before they end their connections.
+  static Notice find_culprit(const NoticeBoard& board, const std::vector<Rank>& lost) {
+    const auto is_gone = [&](Rank rank) {
+      return std::find(lost.begin(), lost.end(), rank) != lost.end() && !board.reason(rank);
+    };
+    Notice notice = board.notice();
+    const auto gone = std::find_if(lost.begin(), lost.end(), is_gone);
+    if (!notice.is_fault() && gone != lost.end()) notice = board.report_lost(*gone);
+    if (notice.kind != Notice::Kind::lost || is_gone(notice.rank)) return notice;
+    if (gone != lost.end()) return {Notice::Kind::lost, *gone, ""};
+    if (lost.empty()) return {};
+    return {Notice::Kind::failed, lost.front(), board.reason(lost.front()).value_or("")};
+  }
 
   template <class Work>
   void make(const Call& call, std::optional<Rank> peer, const Work& work) {
@@ -159,7 +205,8 @@ class Engine {
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& failure) {
-      ledger_.raise_explained(failure.what(), explanation_limit, unexplained(call, failure.what()));
+      ledger_.raise_explained(failure.what(), explanation_limit,
+                              unexplained(call.text(), failure.what()));
     }
     ledger_.raise_fault();
   }

@@ -41,7 +41,10 @@ class RollCall {
         incoming_(connections.createUnboundBuffer(heard_.data(), heard_.size() * sizeof(Greeting))),
         outgoing_(connections.createUnboundBuffer(&said_, sizeof said_)),
         farewell_(connections.createUnboundBuffer(&last_said_, sizeof last_said_)) {
-    listen();
+    const BrokenPipesBlocked blocked;
+    // A rank may have ended since all were connected. The first call finds that out as every later
+    // call does, and names the rank.
+    for_peers([&](int peer) { static_cast<void>(throws([&] { listen_to(peer); })); });
   }
 
   /// Every rank's greeting, by rank. **Ranks** all. **Host** blocks until all have come.
@@ -53,7 +56,7 @@ class RollCall {
     for_peers([&](int) { outgoing_->waitSend(); });
     std::vector<Greeting> all = heard_;
     next_.store(number + 1, std::memory_order_relaxed);
-    listen();
+    for_peers([&](int peer) { listen_to(peer); });
     return all;
   }
 
@@ -63,6 +66,7 @@ class RollCall {
   /// Says that this rank makes no further call, and waits for the others to say something. Returns
   /// the ranks that did not. **Ranks** this one, outside of `exchange`.
   std::vector<Rank> say_farewell(Greeting::State state, std::chrono::milliseconds limit) {
+    const BrokenPipesBlocked blocked;
     last_said_ = Greeting{number(), state, Call{}, number()};
     for_peers([&](int peer) {
       // This throws if the other rank has ended before.
@@ -90,20 +94,17 @@ class RollCall {
  private:
   static constexpr auto slot = static_cast<std::uint64_t>(OwnSlot::greeting);
 
-  /// Gloo's thread writes greetings whenever they come.
+  /// Gloo's thread writes greetings whenever they come, their end last. What is read of one after
+  /// its end has been seen must not be read before.
   bool is_here(std::size_t peer) const {
-    const volatile std::uint64_t& end = heard_[peer].end;
-    const bool here = end == number();
-    std::atomic_thread_fence(std::memory_order_acquire);
-    return here;
+    auto& end = const_cast<std::uint64_t&>(heard_[peer].end);  // for atomic_ref, which only reads
+    return std::atomic_ref(end).load(std::memory_order_acquire) == number();
   }
 
-  /// Asks for the next greetings.
-  void listen() {
-    for_peers([&](int peer) {
-      incoming_->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Greeting),
-                      sizeof(Greeting));
-    });
+  /// Asks for the next greeting of a rank. Throws if that rank has ended.
+  void listen_to(int peer) {
+    incoming_->recv(peer, slot, static_cast<std::size_t>(peer) * sizeof(Greeting),
+                    sizeof(Greeting));
   }
 
   template <class F>

@@ -3,7 +3,6 @@
 /// @file The thread that looks after a communicator: whether its calls end in time and whether all
 /// ranks are still there.
 
-#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <optional>
@@ -46,7 +45,7 @@ class Watch {
       lost = lost_ranks(*now);
     }
     if (suspicion || !lost.empty()) {
-      engine_.fail_as_consequence(explain(*now, lost, suspicion.value_or("")));
+      engine_.fail_as_consequence(engine_.explain(now->call.text(), lost, suspicion.value_or("")));
       return;
     }
     if (Clock::now() - now->since >= engine_.timeout()) engine_.fail(time_over(*now));
@@ -69,40 +68,6 @@ class Watch {
       if (engine_.roll().has_left(w)) return Rank{w};
     }
     return std::nullopt;
-  }
-
-  /// The error that explains a failure. A rank that has failed by itself has said so on the board.
-  /// A rank that ended without a word is reported there, so that all ranks name the same one.
-  Error explain(const Ongoing& now, const std::vector<Rank>& lost, const std::string& words) const {
-    const auto notice =
-        engine_.tell([lost](const NoticeBoard& board) { return find_culprit(board, lost); });
-    if (notice && notice->kind == Notice::Kind::failed && notice->rank != engine_.rank())
-      return rank_failed(now.call.text(), notice->rank, notice->words, engine_.rank());
-    if (notice && notice->kind == Notice::Kind::lost)
-      return rank_failed(now.call.text(), notice->rank, "its connection ended without a word",
-                         engine_.rank());
-    if (!lost.empty()) {
-      return rank_vanished(now.call.text(),
-                           "the connection to " + rank_text(lost.front()) + " ended",
-                           engine_.rank());
-    }
-    return engine_.unexplained(now.call, words);
-  }
-
-  /// Two sides of a broken network can report each other. So a report counts only if this rank has
-  /// lost the reported rank too, and if that rank has not said why it gave up, which ranks do
-  /// before they end their connections.
-  static Notice find_culprit(const NoticeBoard& board, const std::vector<Rank>& lost) {
-    const auto is_gone = [&](Rank rank) {
-      return std::find(lost.begin(), lost.end(), rank) != lost.end() && !board.reason(rank);
-    };
-    Notice notice = board.notice();
-    const auto gone = std::find_if(lost.begin(), lost.end(), is_gone);
-    if (!notice.is_fault() && gone != lost.end()) notice = board.report_lost(*gone);
-    if (notice.kind != Notice::Kind::lost || is_gone(notice.rank)) return notice;
-    if (gone != lost.end()) return {Notice::Kind::lost, *gone, ""};
-    if (lost.empty()) return {};
-    return {Notice::Kind::failed, lost.front(), board.reason(lost.front()).value_or("")};
   }
 
   Error time_over(const Ongoing& now) {
