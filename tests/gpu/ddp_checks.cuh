@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "gpu/check_names.hpp"
 #include "gpu/join_case.cuh"
 #include "gpu/plain_mlp.cuh"
 #include "gpu/saved.hpp"
@@ -385,17 +386,17 @@ void check_unused(auto& comm) {
 // ---- Ranks that are through before others, and groups of ranks
 
 /// Every case of join.json of this world, with numbers that the host or the GPU decides.
-void check_join(auto& comm) {
-  static_cast<void>(joining::train_cases_of_world<>(comm));
-  if constexpr (LOCKSTEP_RUNS_ON_GPU)
-    static_cast<void>(joining::train_cases_of_world<Clip<1e9>>(comm));
+std::size_t check_join(auto& comm) {
+  std::size_t cases = joining::train_cases_of_world<>(comm);
+  if constexpr (LOCKSTEP_RUNS_ON_GPU) cases += joining::train_cases_of_world<Clip<1e9>>(comm);
+  return cases;
 }
 
 /// The rows and columns of a grid, beside steps of all ranks.
-void check_job_groups(auto& comm) {
+std::size_t check_job_groups(auto& comm) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   const std::size_t world = comm.world_size().value();
-  if (world % 2 != 0) return;
+  if (world % 2 != 0) return 0;
   Ddp<Sheet, Comm, Groups<Grid<dynamic, 2>>> ddp(comm);
   const std::size_t me = comm.rank().value();
   for (int s = 0; s < 2; ++s) {
@@ -403,6 +404,7 @@ void check_job_groups(auto& comm) {
     require(ddp.group().all_reduce(me) == me / 2 * 4 + 1, "the sum in the group");
     require(ddp.across().all_reduce(std::size_t{1}) == world / 2, "the size across groups");
   }
+  return 1;
 }
 
 // ---- Tails of accumulations, and what is not finite
@@ -682,55 +684,57 @@ void check_saved(auto& comm) {
       });
 }
 
-/// Runs the checks of a program on all ranks: every one, or the one that is named.
+/// Runs the checks of a program on all ranks: every one, or those that are named.
 template <class Comm>
 class NamedChecks {
  public:
-  NamedChecks(Comm& comm, std::string name) : comm_(comm), name_(std::move(name)) {}
+  NamedChecks(Comm& comm, const std::string& names) : comm_(comm), names_(names) {}
 
-  bool runs_all() const { return name_ == "all"; }
+  bool runs_all() const { return names_.has_all(); }
 
+  /// A check that returns a number says how many cases it has for these ranks. One that is named
+  /// and has none fails.
   template <class F>
   void operator()(const char* check, const F& f) {
-    if (!runs_all() && name_ != check) return;
-    f();
+    if (!names_.wants(check)) return;
+    std::size_t cases = 1;
+    if constexpr (std::is_same_v<decltype(f()), std::size_t>) {
+      cases = f();
+    } else {
+      f();
+    }
+    require(cases != 0 || runs_all(), std::string(check) + " has no case of " +
+                                          std::to_string(comm_.world_size().value()) + " ranks");
     comm_.barrier();
-    tell(check);
+    if (cases != 0) tell(check);
   }
   /// A check that ends the job, and so is no part of all.
   template <class F>
   void ending(const char* check, const F& f) {
-    if (name_ != check) return;
+    if (!names_.names(check)) return;
     f();
     tell(check);
   }
-  void require_known() const { require(known_ || runs_all(), "there is no check '" + name_ + "'"); }
+  void require_known() const { names_.require_known(); }
 
  private:
   void tell(const char* check) {
-    known_ = true;
     if (comm_.rank() == Rank{0})
       std::printf("ok %s, %zu ranks\n", check, comm_.world_size().value());
   }
 
   Comm& comm_;
-  std::string name_;
-  bool known_ = false;
+  CheckNames names_;
 };
 
-/// All of them, or the one that is named. `Every` is false where nothing can be run and another
+/// All of them, or those that are named. `Every` is false where nothing can be run and another
 /// program has the same checks compiled already.
 template <bool Every>
 void run_checks(auto& comm, const std::string& name) {
   constexpr bool captures = Capturing<std::remove_reference_t<decltype(comm)>>;
   NamedChecks run(comm, name);
-  const auto has_cases = [&](std::size_t cases) {
-    require(cases != 0 || run.runs_all(),
-            "ddp.json has no case of " + std::to_string(comm.world_size().value()) + " ranks");
-  };
-  run("parity", [&] { has_cases(check_parity<>(comm)); });
-  if constexpr (captures)
-    run("parity_captured", [&] { has_cases(check_parity<CapturedStep>(comm)); });
+  run("parity", [&] { return check_parity<>(comm); });
+  if constexpr (captures) run("parity_captured", [&] { return check_parity<CapturedStep>(comm); });
   if constexpr (Every) {
     run("cpu", [&] { check_cpu<>(comm); });
     run("repeat", [&] { check_repeat(comm); });
@@ -744,8 +748,8 @@ void run_checks(auto& comm, const std::string& name) {
       run("tail_captured", [&] { check_tail<CapturedStep>(comm); });
       run("skip_captured", [&] { check_skip<CapturedStep>(comm); });
     }
-    run("join", [&] { check_join(comm); });
-    run("job_groups", [&] { check_job_groups(comm); });
+    run("join", [&] { return check_join(comm); });
+    run("job_groups", [&] { return check_job_groups(comm); });
     run("outputs", [&] { check_outputs(comm); });
     run("listed", [&] { check_listed<>(comm); });
     if constexpr (captures) run("listed_captured", [&] { check_listed<CapturedStep>(comm); });

@@ -53,15 +53,16 @@ void groups(ThreadedNccl& comm) {
 
 /// Calls that differ, of ranks of one process and of two.
 void mismatch(ThreadedNccl& comm) {
-  comm.set_timeout(std::chrono::seconds(10));
+  comm.set_timeout(std::chrono::seconds(30));
   const auto data = comm.allocate<float>(101);
   const Rank other{comm.world_size().value() - 1};
   const auto [error, seconds] = failure_of([&] {
     comm.all_reduce(data.first(comm.rank() == other ? 101 : 100), Sum{});
-    for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < 20;) comm.barrier();
+    for (const Clock::time_point begin = Clock::now(); seconds_since(begin) < 60;) comm.barrier();
   });
   print_failure(error, seconds);
-  exercise::require(seconds < 9, "it took " + std::to_string(seconds) + " s");
+  // It is not the time limit that ends it; beside other programs on the GPU all else is slow.
+  exercise::require(seconds < 25, "it took " + std::to_string(seconds) + " s");
 }
 
 bool run_case(ThreadedNccl& comm, const std::string& name) {

@@ -82,7 +82,7 @@ void run_zero_checks(auto& comm, const std::string& name) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   constexpr bool captures = Capturing<Comm>;
   NamedChecks run(comm, name);
-  run("parity", [&] { check_parity<ZeRO>(comm); });
+  run("parity", [&] { return check_parity<ZeRO>(comm); });
   run("bits", [&] {
     check_share(comm);
     check_bits<>(comm, "shards");
@@ -90,7 +90,7 @@ void run_zero_checks(auto& comm, const std::string& name) {
   });
   if constexpr (Every) {
     if constexpr (captures) {
-      run("parity_captured", [&] { check_parity<ZeRO, CapturedStep>(comm); });
+      run("parity_captured", [&] { return check_parity<ZeRO, CapturedStep>(comm); });
       run("captured", [&] {
         check_tail<ZeRO, CapturedStep>(comm);
         check_skip<ZeRO, CapturedStep>(comm);

@@ -13,7 +13,9 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
+#include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/element.hpp"
@@ -60,13 +62,20 @@ __global__ void call_with_each(std::size_t count, F f) {
   }
 }
 
-/// Calls `f(i)` on the device, for every i below `count`. **Host** blocks.
+/// Calls `f(i)` on the device, for every i below `count`. **Stream** in its order. **Host** does
+/// not block.
 template <class F>
-void for_each_on_device(std::size_t count, const F& f) {
+void enqueue_for_each(cudaStream_t stream, std::size_t count, const F& f) {
   if (count == 0) return;
   const auto blocks = static_cast<unsigned>(std::min<std::size_t>((count + 255) / 256, 2048));
-  call_with_each<<<blocks, 256>>>(count, f);
+  call_with_each<<<blocks, 256, 0, stream>>>(count, f);
   lockstep::check_launch("call_with_each");
+}
+
+/// The same on the default stream. **Host** blocks until everything on the device is done.
+template <class F>
+void for_each_on_device(std::size_t count, const F& f) {
+  enqueue_for_each(nullptr, count, f);
   lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
 }
 
@@ -88,6 +97,11 @@ struct RandomNumbers {
   }
 };
 
+constexpr unsigned char poison = 0xff;  // NaN in every type
+/// How many bytes behind an array nobody may touch, and what is in them.
+constexpr std::size_t guard = 4096;
+constexpr unsigned char fence = 0xa5;
+
 /// An array in device memory, full of NaN until it is written, with a zone behind it that nobody
 /// may touch.
 template <class T>
@@ -96,6 +110,8 @@ class DeviceArray {
   explicit DeviceArray(std::size_t count) : count_(count), memory_(bytes() + guard) {
     fill(0, poison, bytes());
     fill(bytes(), fence, guard);
+    // Other streams must not begin before it is full.
+    lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
   explicit DeviceArray(const std::vector<T>& values) : DeviceArray(values.size()) {
     upload(values);
@@ -135,15 +151,11 @@ class DeviceArray {
     return {};
   }
 
-  static constexpr unsigned char poison = 0xff;  // NaN in every type
+  static constexpr unsigned char poison = gpu_test::poison;
 
  private:
-  static constexpr std::size_t guard = 4096;
-  static constexpr unsigned char fence = 0xa5;
-
   void fill(std::size_t at, int value, std::size_t size) {
     lockstep::check_cuda(cudaMemset(memory_.data() + at, value, size), "cudaMemset");
-    lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
   }
 
   std::size_t count_;
@@ -169,10 +181,22 @@ struct FindingWrong {
 template <class Judge>
 struct Telling {
   Judge judge;
-  std::size_t index;
+  std::size_t count;
+  const unsigned long long* first;
   Verdict* verdict;
-  __device__ void operator()(std::size_t) const { *verdict = judge(index); }
+  __device__ void operator()(std::size_t) const {
+    if (*first < count) *verdict = judge(*first);
+  }
 };
+
+/// Empty, or a verdict on element `at` of `count` in words.
+inline std::string in_words(const Verdict& said, std::size_t at, std::size_t count) {
+  if (at >= count) return {};
+  char text[200];
+  std::snprintf(text, sizeof text, "element %zu of %zu: %s is %.17g, expected %.17g", at, count,
+                said.what, said.have, said.want);
+  return text;
+}
 
 /// Empty, or what is wrong with the first element of which `judge(i)`, which is called on the
 /// device, says so. **Host** blocks until everything on the device is done.
@@ -184,12 +208,8 @@ std::string first_wrong(std::size_t count, const Judge& judge) {
   const std::size_t at = first.download()[0];
   if (at == count) return {};
   const DeviceArray<Verdict> verdict(1);
-  for_each_on_device(1, Telling<Judge>{judge, at, verdict.data()});
-  const Verdict said = verdict.download()[0];
-  char text[200];
-  std::snprintf(text, sizeof text, "element %zu of %zu: %s is %.17g, expected %.17g", at, count,
-                said.what, said.have, said.want);
-  return text;
+  for_each_on_device(1, Telling<Judge>{judge, count, first.data(), verdict.data()});
+  return in_words(verdict.download()[0], at, count);
 }
 
 /// Judges bytes by those of another array, or by one value.
@@ -203,16 +223,126 @@ struct SameBytes {
   }
 };
 
-/// Empty, or the first byte in which two arrays differ.
-template <class T>
-std::string differing_byte(const DeviceArray<T>& a, const DeviceArray<T>& b) {
-  return first_wrong(a.bytes(), SameBytes{a.raw(), b.raw()});
-}
-/// Empty, or the first byte of an array that was written.
-template <class T>
-std::string written_byte(const DeviceArray<T>& array) {
-  return first_wrong(array.bytes(), SameBytes{array.raw(), nullptr, DeviceArray<T>::poison});
-}
+/// Judges the zones behind several arrays, one after the other.
+struct WholeFences {
+  static constexpr std::size_t most = 20;
+  const unsigned char* zones[most];
+  __device__ Verdict operator()(std::size_t i) const {
+    const unsigned char have = zones[i / guard][i % guard];
+    return {have != fence, "a fence", static_cast<double>(have), static_cast<double>(fence)};
+  }
+};
+
+/// Checks whose arrays are filled, used and judged in the order of one stream, in the same memory
+/// one check after the other, while the host goes on. The host waits once, for all verdicts:
+/// beside other programs on the same GPU each wait takes as long as their turns, and a suite that
+/// waits for every array takes minutes instead of seconds.
+class EnqueuedChecks {
+ public:
+  /// `bytes`: of all arrays of the largest check, their fences not counted.
+  EnqueuedChecks(std::size_t bytes, std::size_t most_verdicts)
+      : memory_(bytes + WholeFences::most * (guard + alignment)),
+        firsts_(most_verdicts * sizeof(unsigned long long)),
+        verdicts_(most_verdicts * sizeof(Verdict)),
+        most_(most_verdicts) {
+    lockstep::check_cuda(cudaMemset(firsts_.data(), 0xff, firsts_.bytes()), "cudaMemset");
+    lockstep::check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
+  }
+
+  cudaStream_t stream() const { return stream_; }
+
+  /// Arrays from here on take the place of those of earlier checks. `name` is what reports say.
+  void begin(std::string name) {
+    name_ = std::move(name);
+    used_ = 0;
+    arrays_ = 0;
+  }
+
+  /// An array full of NaN, with a fence behind it.
+  template <class T>
+  T* array(std::size_t count) {
+    const std::size_t bytes = count * sizeof(T);
+    if (arrays_ == WholeFences::most || used_ + bytes + guard > memory_.bytes())
+      throw std::logic_error("EnqueuedChecks: the arrays of a check are too many or too large");
+    std::byte* const data = memory_.data() + used_;
+    fill(data, poison, bytes);
+    fill(data + bytes, fence, guard);
+    fences_.zones[arrays_++] = reinterpret_cast<const unsigned char*>(data + bytes);
+    used_ = (used_ + bytes + guard + alignment - 1) / alignment * alignment;
+    return reinterpret_cast<T*>(data);
+  }
+
+  template <class T, class Value>
+  void write(T* data, std::size_t count, const Value& value) {
+    enqueue_for_each(stream_, count, Writing<T, Value>{data, value});
+  }
+
+  /// `judge(i)` is called on the device for every i below `count`.
+  template <class Judge>
+  void judge(std::string what, std::size_t count, const Judge& judge) {
+    if (names_.size() == most_) throw std::logic_error("EnqueuedChecks: too many verdicts");
+    unsigned long long* const first =
+        reinterpret_cast<unsigned long long*>(firsts_.data()) + names_.size();
+    Verdict* const verdict = reinterpret_cast<Verdict*>(verdicts_.data()) + names_.size();
+    enqueue_for_each(stream_, count, FindingWrong<Judge>{judge, first});
+    enqueue_for_each(stream_, 1, Telling<Judge>{judge, count, first, verdict});
+    names_.push_back(name_ + ": " + what);
+    counts_.push_back(count);
+  }
+  template <class T>
+  void judge_same(std::string what, std::size_t count, const T* have, const T* want) {
+    judge(std::move(what), count * sizeof(T),
+          SameBytes{reinterpret_cast<const unsigned char*>(have),
+                    reinterpret_cast<const unsigned char*>(want)});
+  }
+  template <class T>
+  void judge_unwritten(std::string what, std::size_t count, const T* have) {
+    judge(std::move(what), count * sizeof(T),
+          SameBytes{reinterpret_cast<const unsigned char*>(have), nullptr, poison});
+  }
+  /// Those of all arrays of this check.
+  void judge_fences() { judge("what is behind the arrays", arrays_ * guard, fences_); }
+
+  /// One assertion for each verdict. **Host** blocks until the stream is empty.
+  void report() const {
+    std::vector<unsigned long long> firsts(names_.size());
+    std::vector<Verdict> verdicts(names_.size());
+    download(firsts, firsts_);
+    download(verdicts, verdicts_);
+    stream_.synchronize();
+    BOOST_TEST_REQUIRE(!names_.empty());
+    for (std::size_t v = 0; v != names_.size(); ++v) {
+      BOOST_TEST_CONTEXT(names_[v]) {
+        BOOST_TEST(in_words(verdicts[v], firsts[v], counts_[v]) == "");
+      }
+    }
+  }
+
+ private:
+  static constexpr std::size_t alignment = 256;
+
+  void fill(std::byte* data, int value, std::size_t bytes) {
+    lockstep::check_cuda(cudaMemsetAsync(data, value, bytes, stream_), "cudaMemsetAsync");
+  }
+  template <class T>
+  void download(std::vector<T>& to, const lockstep::DeviceArena& from) const {
+    lockstep::check_cuda(cudaMemcpyAsync(to.data(), from.data(), to.size() * sizeof(T),
+                                         cudaMemcpyDeviceToHost, stream_),
+                         "cudaMemcpyAsync");
+  }
+
+  lockstep::DeviceArena memory_;
+  lockstep::DeviceArena firsts_;  // the first wrong element of each verdict
+  lockstep::DeviceArena verdicts_;
+  std::size_t most_;
+  lockstep::CudaStream stream_;
+  std::string name_;
+  std::size_t used_ = 0;
+  std::size_t arrays_ = 0;
+  WholeFences fences_{};
+  std::vector<std::string> names_;
+  std::vector<std::size_t> counts_;
+};
 
 /// Empty, or the first element that is further than `relative * magnitude + absolute` from what is
 /// wanted; its magnitude is what is wanted, unless given. NaN is near NaN only.

@@ -131,12 +131,12 @@ void stuck(Session& session) {
   comm.barrier();
   comm.set_timeout(3s);
   if (comm.rank() == Rank{1}) {
-    std::this_thread::sleep_for(6s);
+    std::this_thread::sleep_for(10s);  // longer than the others wait, even on a busy GPU
     return;
   }
   const auto [error, seconds] = failure_of([&] { comm.all_reduce_async(data).wait(); });
   print_failure(error, seconds);
-  require(seconds > 2.5 && seconds < 4.5, "it took " + std::to_string(seconds) + " s");
+  require(seconds > 2.5 && seconds < 9, "it took " + std::to_string(seconds) + " s");
   require_words(error, {"all_reduce(sum of 100 float)", "rank 1"});
 }
 

@@ -133,15 +133,17 @@ void train_zero_case(auto& comm, const FilterCase& c, const auto& step) {
 }
 
 /// Gradients of zero, none, and sub-graphs, all of which leave fc2 alone.
-void check_zero_filter(auto& comm) {
+std::size_t check_zero_filter(auto& comm) {
   using Model = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
   using Divided = GpuSubgraphMlp<double, dynamic, dynamic, dynamic>;
   using Union = UnusedParameters<Subgraphs<WithoutFc2>>;
   using Same = UnusedParameters<Subgraphs<SameOnAllRanks, WithoutFc2>>;
   std::size_t number = 0;
+  std::size_t cases = 0;
   for (const nlohmann::json& figures : reference("zero_filter.json")) {
     const FilterCase c = filter_case(number++, figures);
     if (c.reference.world != comm.world_size().value()) continue;
+    ++cases;
     if (!c.filtered) {
       train_zero_case<Model>(comm, c, step_with_zeros);
       continue;
@@ -157,6 +159,7 @@ void check_zero_filter(auto& comm) {
     train_zero_case<Model, Hooks<SkipZeroGradients>, Sharding<ZeroRedundancy>>(comm, c,
                                                                                step_with_zeros);
   }
+  return cases;
 }
 
 /// Batches of zeros leave fc1.weight without a gradient, which only the device knows.
@@ -194,12 +197,12 @@ void check_zero_captured(auto& comm) {
           "zero gradients, clipped");
 }
 
-/// All of them, or the one that is named. `host` is a communicator of the same ranks.
+/// All of them, or those that are named. `host` is a communicator of the same ranks.
 void run_hook_checks(auto& comm, auto& host, const std::string& name) {
   NamedChecks run(comm, name);
   run("hooks", [&] { check_hooks(comm, host); });
   run("hooked_types", [&] { check_hooked_types(comm); });
-  run("zero_filter", [&] { check_zero_filter(comm); });
+  run("zero_filter", [&] { return check_zero_filter(comm); });
   run("zero_captured", [&] { check_zero_captured(comm); });
   run("hooks_kept", [&] { check_hooks_kept<>(comm); });
   if constexpr (Capturing<std::remove_reference_t<decltype(comm)>>)

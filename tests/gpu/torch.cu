@@ -19,6 +19,7 @@
 #if LOCKSTEP_HAS_NCCL
 #include "lockstep/nccl.cuh"
 #endif
+#include "gpu/check_names.hpp"
 #include "gpu/torch_loops.cuh"
 #include "gpu/torch_models.hpp"
 
@@ -149,21 +150,19 @@ struct Checks {
   using ScaledCaptured = Job<Precision<ScaledLoss>, CapturedStep>;
 
   Session& session;
-  std::string name;
-  bool known = false;
+  gpu_test::CheckNames names;
   int failed = 0;
 
   template <class F>
   void run(const char* check, const F& f) {
-    if (name != "all" && name != check) return;
-    known = true;
+    if (!names.wants(check)) return;
     std::string end = "ok";
     try {
       f();
     } catch (const std::exception& error) {
       end = std::string("FAILED: ") + error.what();
       ++failed;
-      if (name != "all") throw std::runtime_error(std::string(check) + ": " + end);
+      if (!names.has_all()) throw std::runtime_error(std::string(check) + ": " + end);
     }
     if (session.rank() == Rank{0} || end != "ok") {
       std::printf("%s %s, rank %zu of %zu\n", end.c_str(), check, session.rank().value(),
@@ -251,7 +250,7 @@ struct Checks {
       }
       require(words.find("last.weight") != std::string::npos, "it said: " + words);
     });
-    if (!known) throw std::runtime_error("there is no check '" + name + "'");
+    names.require_known();
     if (failed != 0) throw std::runtime_error(std::to_string(failed) + " checks failed");
   }
 
@@ -291,7 +290,7 @@ struct Checks {
       require_near(loop_with_join<Wrapped<Net, UnevenInputs<Join>>>(session),
                    plain_loop_with_join(session.world().value()), 1e-4);
     });
-    if (name == "own_loop_failure") {  // the job is over then
+    if (names.names("own_loop_failure")) {  // the job is over then
       run("own_loop_failure", [&] {
         const std::string words = words_of_failure<Plain>(session);
         require(words.find("no luck today") != std::string::npos, "it said: " + words);
@@ -344,7 +343,7 @@ struct Checks {
 template <class Backend>
 void run_checks(Session& session) {
   const auto& arguments = session.arguments();
-  Checks<Backend>{session, arguments.size() > 2 ? arguments[2] : "all"}.all();
+  Checks<Backend>{session, gpu_test::CheckNames(arguments.size() > 2 ? arguments[2] : "all")}.all();
 }
 
 }  // namespace

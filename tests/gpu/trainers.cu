@@ -15,6 +15,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "gpu/check_names.hpp"
 #include "gpu/plain_mlp.cuh"
 #include "lockstep/lockstep.cuh"
 #include "train/checkpoint_files.hpp"
@@ -277,11 +278,9 @@ template <class BackendPolicy>
 void run_checks(Session& session) {
   using J = Job<BackendPolicy>;
   const auto& arguments = session.arguments();
-  const std::string name = arguments.size() > 2 ? arguments[2] : "all";
-  bool known = false;
+  gpu_test::CheckNames names(arguments.size() > 2 ? arguments[2] : "all");
   const auto run = [&](const char* check, auto by_ranks, auto by_one) {
-    if (name != "all" && name != check) return;
-    known = true;
+    if (!names.wants(check)) return;
     Session alone = detail::join_alone();
     const Seen want = by_one(alone);
     compare(check, by_ranks(session), want);
@@ -303,13 +302,10 @@ void run_checks(Session& session) {
     using Captured = Job<BackendPolicy, CapturedStep>;
     run("resident_captured", train_from<Captured>(resident), train_and_evaluate<Alone>);
     run("pinned_captured", train_from<Captured>(pinned), train_and_evaluate<Alone>);
-    if (name == "all" || name == "resume") {
-      known = true;
-      resume_captured<BackendPolicy>(session);
-    }
+    if (names.wants("resume")) resume_captured<BackendPolicy>(session);
   }
 #endif
-  if (!known) throw std::runtime_error("there is no check '" + name + "'");
+  names.require_known();
 }
 
 }  // namespace

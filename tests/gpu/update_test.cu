@@ -3,9 +3,10 @@
 // judged on the device.
 #include "lockstep/optim/update.cuh"
 
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
+#include <sstream>
 #include <string>
-#include <tuple>
 #include <type_traits>
 #include <vector>
 
@@ -46,57 +47,55 @@ struct Addresses {
 
 /// All of it, with the same numbers every time.
 template <class Rule, class Master, class Gradient, class Param>
-struct Arrays {
+class Arrays {
+ public:
   using A = detail::Accumulator<Master>;
-  DeviceArray<Master> master;
-  DeviceArray<Gradient> gradients;
-  std::vector<DeviceArray<A>> states;
-  DeviceArray<Param> copy;
-  std::size_t count;
+  static constexpr std::size_t bytes_each =
+      sizeof(Master) + sizeof(Gradient) + Rule::states * sizeof(A) + sizeof(Param);
 
-  explicit Arrays(std::size_t size) : master(size), gradients(size), copy(size), count(size) {
-    master.write(RandomNumbers{4 * count});
-    gradients.write(RandomNumbers{4 * count + 1});
+  Arrays(EnqueuedChecks& checks, std::size_t count)
+      : checks_(checks),
+        count_(count),
+        all_{checks.array<Master>(count),
+             checks.array<Gradient>(count),
+             {},
+             checks.array<Param>(count)} {
+    checks_.write(all_.master, count, RandomNumbers{4 * count});
+    checks_.write(all_.gradients, count, RandomNumbers{4 * count + 1});
     for (std::size_t s = 0; s != Rule::states; ++s) {
       const bool positive = s == 1;  // Adam's squares are
-      states.emplace_back(count).write(RandomNumbers{4 * count + 2 + s, 1, positive});
+      all_.states[s] = checks.array<A>(count);
+      checks_.write(all_.states[s], count, RandomNumbers{4 * count + 2 + s, 1, positive});
     }
   }
 
-  Addresses<Rule, Master, Gradient, Param> addresses() const {
-    Addresses<Rule, Master, Gradient, Param> all{master.data(), gradients.data(), {}, copy.data()};
-    for (std::size_t s = 0; s != Rule::states; ++s) all.states[s] = states[s].data();
-    return all;
-  }
+  const Addresses<Rule, Master, Gradient, Param>& addresses() const { return all_; }
 
-  /// What must not be written is reported.
   template <std::size_t Count>
   void update(bool skip = false) {
-    CudaStream stream;
     detail::StepNumbers<Rule> numbers =
         detail::step_numbers<Rule>(options<Rule>(), lr, step, scale);
     numbers.skip = skip;
-    const DeviceArray<detail::StepNumbers<Rule>> device_numbers(1);
-    detail::launch_store(stream, device_numbers.data(), numbers);
+    auto* const device_numbers = checks_.array<detail::StepNumbers<Rule>>(1);
+    detail::launch_store(checks_.stream(), device_numbers, numbers);
     detail::StatesOf<Rule, Master> pointers{};
-    for (std::size_t s = 0; s != Rule::states; ++s) pointers[s] = states[s].data();
-    detail::launch_update<Rule, Master, Gradient, Param, Count>(stream, device_numbers.data(),
-                                                                master.data(), gradients.data(),
-                                                                pointers, copy.data(), count);
-    stream.synchronize();
-    BOOST_TEST(master.stray_write() == "");
-    BOOST_TEST(gradients.stray_write() == "");
-    BOOST_TEST(copy.stray_write() == "");
-    for (const auto& state : states) BOOST_TEST(state.stray_write() == "");
+    for (std::size_t s = 0; s != Rule::states; ++s) pointers[s] = all_.states[s];
+    detail::launch_update<Rule, Master, Gradient, Param, Count>(
+        checks_.stream(), device_numbers, all_.master, all_.gradients, pointers, all_.copy, count_);
   }
 
-  void require_equal(const Arrays& other) const {
-    BOOST_TEST(differing_byte(master, other.master) == "");
-    BOOST_TEST(differing_byte(gradients, other.gradients) == "");
-    BOOST_TEST(differing_byte(copy, other.copy) == "");
-    for (std::size_t s = 0; s != states.size(); ++s)
-      BOOST_TEST(differing_byte(states[s], other.states[s]) == "");
+  void judge_equal(const std::string& what, const Arrays& other) const {
+    checks_.judge_same(what + ": the master", count_, all_.master, other.all_.master);
+    checks_.judge_same(what + ": gradients", count_, all_.gradients, other.all_.gradients);
+    checks_.judge_same(what + ": the parameter", count_, all_.copy, other.all_.copy);
+    for (std::size_t s = 0; s != Rule::states; ++s)
+      checks_.judge_same(what + ": a state", count_, all_.states[s], other.all_.states[s]);
   }
+
+ private:
+  EnqueuedChecks& checks_;
+  std::size_t count_;
+  Addresses<Rule, Master, Gradient, Param> all_;
 };
 
 /// Half a unit in the last place of T, with room for the arithmetic before it. Float's states have
@@ -147,31 +146,51 @@ struct UpdateJudge {
   }
 };
 
+/// What a check of a size takes: three sets of arrays, two of step numbers, and some verdicts.
+template <class Rule, class Master, class Gradient, class Param>
+EnqueuedChecks checks_of(std::size_t largest, std::size_t how_many) {
+  constexpr std::size_t each = 3 * Arrays<Rule, Master, Gradient, Param>::bytes_each;
+  return {each * largest + 2 * sizeof(detail::StepNumbers<Rule>), how_many * (7 + Rule::states)};
+}
+
 template <class Rule, class Master, class Gradient, class Param, std::size_t Count = dynamic>
-void check(std::size_t count) {
+void enqueue_check(EnqueuedChecks& checks, std::size_t count) {
   using All = Arrays<Rule, Master, Gradient, Param>;
-  BOOST_TEST_CONTEXT(Rule::name << ", master " << detail::element_name(element_kind<Master>())
-                                << ", gradient " << detail::element_name(element_kind<Gradient>())
-                                << ", parameter " << detail::element_name(element_kind<Param>())
-                                << ", count " << count) {
-    const All before(count);
-    All after(count);
-    after.template update<Count>();
-    const UpdateJudge<Rule, Master, Gradient, Param> judge{
-        before.addresses(), after.addresses(),
-        Rule::template at<double>(options<Rule>(), lr, step)};
-    BOOST_TEST(first_wrong(count, judge) == "");
-    BOOST_TEST(differing_byte(before.gradients, after.gradients) == "", "gradients were written");
-    if constexpr (std::is_same_v<Param, Master>) BOOST_TEST(written_byte(after.copy) == "");
-    All again(count);
-    again.template update<Count>();
-    BOOST_TEST_CONTEXT("a second run") { again.require_equal(after); }
-  }
+  std::ostringstream name;
+  name << Rule::name << ", master " << detail::element_name(element_kind<Master>()) << ", gradient "
+       << detail::element_name(element_kind<Gradient>()) << ", parameter "
+       << detail::element_name(element_kind<Param>()) << ", count " << count;
+  checks.begin(name.str());
+  const All before(checks, count);
+  All after(checks, count);
+  after.template update<Count>();
+  const UpdateJudge<Rule, Master, Gradient, Param> judge{
+      before.addresses(), after.addresses(), Rule::template at<double>(options<Rule>(), lr, step)};
+  checks.judge("the rule", count, judge);
+  checks.judge_same("gradients were written", count, before.addresses().gradients,
+                    after.addresses().gradients);
+  if constexpr (std::is_same_v<Param, Master>)
+    checks.judge_unwritten("a copy was written", count, after.addresses().copy);
+  All again(checks, count);
+  again.template update<Count>();
+  again.judge_equal("a second run", after);
+  checks.judge_fences();
 }
 
 template <class Rule, class Master, class Gradient, class Param>
 void check_sizes() {
-  for (const std::size_t count : sizes()) check<Rule, Master, Gradient, Param>(count);
+  const std::vector<std::size_t> all = sizes();
+  EnqueuedChecks checks = checks_of<Rule, Master, Gradient, Param>(
+      *std::max_element(all.begin(), all.end()), all.size());
+  for (const std::size_t count : all) enqueue_check<Rule, Master, Gradient, Param>(checks, count);
+  checks.report();
+}
+
+template <class Rule, class Master, class Gradient, class Param, std::size_t Count>
+void check_known() {
+  EnqueuedChecks checks = checks_of<Rule, Master, Gradient, Param>(Count, 1);
+  enqueue_check<Rule, Master, Gradient, Param, Count>(checks, Count);
+  checks.report();
 }
 
 template <class Rule>
@@ -198,21 +217,25 @@ BOOST_AUTO_TEST_CASE(adamw) { check_types<AdamW>(); }
 
 BOOST_AUTO_TEST_CASE(a_count_that_the_compiler_knows) {
   if (!has_gpu()) return;
-  check<AdamW, float, float, float, 3>(3);
-  check<AdamW, float, float, float, 4096>(4096);
-  check<AdamW, float, float, float, 100001>(100001);
-  check<SGD, float, BFloat16, BFloat16, 6464>(6464);
+  check_known<AdamW, float, float, float, 3>();
+  check_known<AdamW, float, float, float, 4096>();
+  check_known<AdamW, float, float, float, 100001>();
+  check_known<SGD, float, BFloat16, BFloat16, 6464>();
 }
 
 BOOST_AUTO_TEST_CASE(a_step_that_is_skipped_leaves_everything_as_it_is) {
   if (!has_gpu()) return;
   using All = Arrays<AdamW, float, Half, Half>;
   for (const std::size_t count : {std::size_t{5}, std::size_t{100001}}) {
-    const All before(count);
-    All after(count);
+    EnqueuedChecks checks = checks_of<AdamW, float, Half, Half>(count, 1);
+    checks.begin("a skipped step of " + std::to_string(count));
+    const All before(checks, count);
+    All after(checks, count);
     after.update<dynamic>(true);
-    after.require_equal(before);
-    BOOST_TEST(written_byte(after.copy) == "");
+    after.judge_equal("it changed something", before);
+    checks.judge_unwritten("the parameter", count, after.addresses().copy);
+    checks.judge_fences();
+    checks.report();
   }
 }
 
