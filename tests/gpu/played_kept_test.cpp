@@ -3,11 +3,13 @@
 // converted where types differ, and copied into a job made anew.
 #include "gpu/played_kernels.hpp"
 //
+#include <barrier>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "gpu/plain_mlp.cuh"
@@ -160,6 +162,36 @@ BOOST_AUTO_TEST_CASE(files_have_declared_types_whatever_is_held) {
                 static_cast<float>(BFloat16(2.0f / 3)),
             "the parameter that the model uses was written");
     require(downloaded<float>(pieces[4].data, 4)[1] == 8, "wide was written");
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(threads_that_wait_for_the_same_copies_convert_them_once) {
+  const played::Machine machine(1);
+  thread_ranks::expect_all_fine(thread_ranks::run(1, [](auto& comm) {
+    using Comm = std::remove_reference_t<decltype(comm)>;
+    using Job = detail::BasicDdp<Kinds,
+                                 CanonicalPolicies<Device<Cuda>, Optimizer<SGD>, Frozen<"still">,
+                                                   Precision<Mixed<BFloat16, BFloat16, float>>>,
+                                 Comm>;
+    Job job(comm);
+    std::vector<detail::KeptPiece> pieces;
+    job.for_each_kept([&](const detail::KeptPiece& piece) { pieces.push_back(piece); });
+    const auto memory = job.make_kept_memory(bytes_of(pieces));
+    const auto copies = copies_to(memory.data(), pieces);
+    for (int round = 0; round < 5; ++round) {
+      job.copy_out(copies);
+      std::barrier together(3);
+      std::vector<std::thread> threads;
+      for (int i = 0; i < 3; ++i)
+        threads.emplace_back([&] {
+          together.arrive_and_wait();
+          job.await_copies();
+        });
+      for (std::thread& thread : threads) thread.join();
+      const auto* const still = reinterpret_cast<const float*>(copies[0].to);
+      for (std::size_t i = 0; i < Kinds::many; ++i)
+        thread_ranks::require(still[i] == Kinds::number(i), "number " + std::to_string(i));
+    }
   }));
 }
 

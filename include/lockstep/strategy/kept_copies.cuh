@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <mutex>
 #include <optional>
 #include <span>
 #include <vector>
@@ -27,6 +28,10 @@ namespace lockstep::detail {
 /// Elements are copied as they are held. Those whose type in a file is another one are converted by
 /// whoever waits for the copies. They lie at the end of their place in the copy, from where they
 /// grow into it; those that shrink lie in memory of their own.
+///
+/// A job may have several savers, whose threads wait for copies at the same time, and while another
+/// saver starts new ones. A conversion in place that is done twice would destroy its elements, so
+/// that one thread at a time waits and converts, and every conversion is forgotten when it is done.
 template <class Comm>
 class KeptCopies<Cuda, Comm> {
  public:
@@ -35,7 +40,8 @@ class KeptCopies<Cuda, Comm> {
   explicit KeptCopies(Comm& comm) : comm_(comm) {}
 
   void out(std::span<const KeptCopy> copies) {
-    await();
+    const std::lock_guard lock(mutex_);
+    await_and_convert();
     reserve(copies);
     if (!way_) way_.emplace();
     const cudaStream_t steps = comm_.gpu().stream();
@@ -68,11 +74,8 @@ class KeptCopies<Cuda, Comm> {
   }
 
   void await() {
-    if (!way_) return;
-    way_->done.synchronize();
-    for (const Conversion& next : conversions_)
-      convert_elements(next.to, next.to_kind, next.from, next.from_kind, next.count);
-    conversions_.clear();
+    const std::lock_guard lock(mutex_);
+    await_and_convert();
   }
 
   /// The compute stream must be empty.
@@ -111,7 +114,16 @@ class KeptCopies<Cuda, Comm> {
     if (bytes > shrinking_.bytes()) shrinking_ = PinnedArena(bytes);
   }
 
+  void await_and_convert() {
+    if (!way_) return;
+    way_->done.synchronize();
+    for (const Conversion& next : conversions_)
+      convert_elements(next.to, next.to_kind, next.from, next.from_kind, next.count);
+    conversions_.clear();
+  }
+
   Comm& comm_;
+  std::mutex mutex_;        // of all below but `staging_`
   std::optional<Way> way_;  // of jobs that save
   std::vector<Conversion> conversions_;
   PinnedArena shrinking_{0};

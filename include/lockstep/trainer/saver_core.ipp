@@ -364,14 +364,23 @@ LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path
 
   job.synchronize_buffers();
   std::shared_ptr<RankFile> file;
-  work_together(job.ranks, "save", [&] {
-    file = collect(job, path, options, told);
-    return std::string();
-  });
-  if (options.asynchronous) {
-    write_later(job, file);
-  } else {
-    write_now(job, *file);
+  try {
+    work_together(job.ranks, "save", [&] {
+      file = collect(job, path, options, told);
+      return std::string();
+    });
+    if (options.asynchronous) {
+      write_later(job, file);
+    } else {
+      write_now(job, *file);
+    }
+  } catch (...) {
+    // Nobody writes these copies any more, but the device may still write to their memory.
+    try {
+      job.await_copies(job.wrapper);
+    } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch): the first error counts
+    }
+    throw;
   }
   return true;
 }
