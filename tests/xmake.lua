@@ -201,6 +201,15 @@ target("trained")
     set_optimize("none")
 target_end()
 
+-- Cases of which one asserts nothing (tests/suites/run).
+target("cases")
+    set_kind("binary")
+    set_targetdir("$(projectdir)/build/tests")
+    add_deps("test_main")
+    add_files("suites/cases.cpp")
+    set_optimize("none")
+target_end()
+
 -- Translation units with everything in them, one program: two use the library, one is header-only.
 target("link")
     set_kind("binary")

@@ -24,6 +24,7 @@
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
+#include "skipped.hpp"
 #include "temporary_folder.hpp"
 
 namespace checkpoint_tests {
@@ -122,8 +123,8 @@ inline void on_disk(const char* limits, auto f) {
   const std::string words = process.words();
   const int status = process.end();
   if (status == is_skipped && words.empty()) {
-    std::printf("skipped: %s (no mount namespace here)\n",
-                boost::unit_test::framework::current_test_case().full_name().c_str());
+    say_skipped(boost::unit_test::framework::current_test_case().full_name() +
+                " (no mount namespace here)");
     return;
   }
   BOOST_TEST(words.empty(), words);

@@ -21,6 +21,7 @@
 #include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
+#include "skipped.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_disk, Watchdog)
@@ -216,7 +217,7 @@ BOOST_AUTO_TEST_CASE(a_folder_that_may_no_longer_be_written_keeps_what_it_has) {
   });
   BOOST_TEST(process.words().empty(), process.words());
   const int status = process.end();
-  if (status == is_skipped) std::puts("skipped: a folder without permission (no other user here)");
+  if (status == is_skipped) say_skipped("a folder without permission (no other user here)");
   BOOST_TEST((status == 0 || status == is_skipped));
 }
 

@@ -13,6 +13,7 @@
 #include "lockstep/core/stopped.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
+#include "skipped.hpp"
 
 using namespace ranks;
 
@@ -173,7 +174,7 @@ BOOST_AUTO_TEST_CASE(a_tiny_dev_shm_does_not_matter) {
   int status = 0;
   waitpid(child, &status, 0);
   if (WIFEXITED(status) && WEXITSTATUS(status) == 77) {
-    BOOST_TEST_MESSAGE("skipped: no mount namespace can be made here");
+    say_skipped("a small /dev/shm (no mount namespace can be made here)");
     return;
   }
   BOOST_TEST(status == 0);

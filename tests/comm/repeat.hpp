@@ -9,6 +9,8 @@
 #include <set>
 #include <string>
 
+#include "skipped.hpp"
+
 namespace ranks {
 
 /// `./x test --long` repeats more often, and `./x test` prints how many repetitions it skips.
@@ -18,7 +20,7 @@ inline int repetitions(int usually, int in_long_runs) {
   const std::string skipped = std::to_string(in_long_runs - usually) + " of " +
                               std::to_string(in_long_runs) + " repetitions of the case " +
                               boost::unit_test::framework::current_test_case().full_name();
-  if (said.insert(skipped).second) std::fprintf(stderr, "skipped: %s\n", skipped.c_str());
+  if (said.insert(skipped).second) say_skipped(skipped);
   return usually;
 }
 

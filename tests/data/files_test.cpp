@@ -21,6 +21,7 @@
 #include "lockstep/data/mapped_file.hpp"
 #include "lockstep/data/npy_dataset.hpp"
 #include "lockstep/data/token_dataset.hpp"
+#include "skipped.hpp"
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
 
@@ -406,7 +407,7 @@ BOOST_AUTO_TEST_CASE(a_set_larger_than_memory_is_opened_at_once_and_read_where_i
                                               end - static_cast<off_t>(width * sizeof(float))) > 0;
   ::close(file);
   if (!has_holes) {
-    BOOST_TEST_MESSAGE("skipped: this file system has no files larger than memory");
+    say_skipped("rows of an array larger than memory (this file system has no such files)");
     return;
   }
   const NpyArray<float> array(path);
@@ -522,7 +523,7 @@ BOOST_AUTO_TEST_CASE(numpy_reads_what_is_written_and_its_files_are_read_where_it
       python = candidate;
   }
   if (python.empty()) {
-    BOOST_TEST_MESSAGE("skipped: no numpy here");
+    say_skipped("what numpy reads and writes (no numpy here)");
     return;
   }
   const std::string numpy = "cd '" + folder.path + "' && " + python +

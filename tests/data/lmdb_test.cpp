@@ -35,6 +35,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/data/write_lmdb.hpp"
+#include "skipped.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(data_lmdb, Watchdog)
@@ -331,7 +332,10 @@ BOOST_AUTO_TEST_CASE(every_file_that_is_no_whole_lmdb_is_named) {
   fs::permissions(folder / "secret", fs::perms::none);
   fs::permissions(folder.path, fs::perms::all);
   in_child([&] {
-    if (::geteuid() == 0 && ::seteuid(65534) != 0) return true;
+    if (::geteuid() == 0 && ::seteuid(65534) != 0) {
+      say_skipped("an LMDB file without permission (no other user here)");
+      return true;
+    }
     const std::string words = error_of([&] { texts_of(folder / "secret"); });
     return words.find("secret' cannot be read: Permission denied") != std::string::npos;
   });
@@ -643,9 +647,7 @@ BOOST_AUTO_TEST_SUITE_END()
 
 BOOST_AUTO_TEST_SUITE(data_lmdb)
 
-BOOST_AUTO_TEST_CASE(skipped_without_liblmdb) {
-  std::printf("skipped: LMDB files (no lmdb.h here)\n");
-}
+BOOST_AUTO_TEST_CASE(skipped_without_liblmdb) { say_skipped("LMDB files (no lmdb.h here)"); }
 
 BOOST_AUTO_TEST_SUITE_END()
 

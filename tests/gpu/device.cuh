@@ -24,13 +24,14 @@
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
+#include "skipped.hpp"
 
 namespace gpu_test {
 
 /// Where there is none, a case says so and ends.
 inline bool has_gpu() {
   if (lockstep::detail::visible_gpus() != 0) return true;
-  BOOST_TEST_MESSAGE("not run: no CUDA device here");
+  say_skipped("a case on a GPU (there is no CUDA device here)");
   return false;
 }
 

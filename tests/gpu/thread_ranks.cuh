@@ -17,6 +17,7 @@
 
 #include "comm/participants.hpp"
 #include "lockstep/comm/backends/threads/communicator.cuh"
+#include "skipped.hpp"
 
 namespace thread_ranks {
 
@@ -33,7 +34,7 @@ struct GpuCase : Watchdog {
 /// Where there is no GPU, a case says so and ends.
 inline bool no_gpu() {
   if (detail::visible_gpus() != 0) return false;
-  BOOST_TEST_MESSAGE("not run: no CUDA device here");
+  say_skipped("a case on a GPU (there is no CUDA device here)");
   return true;
 }
 

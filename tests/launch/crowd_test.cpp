@@ -11,6 +11,7 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/launch/open_files.hpp"
+#include "skipped.hpp"
 
 using namespace lockstep;
 
@@ -30,8 +31,8 @@ struct FileLimits : LongCase {
 BOOST_FIXTURE_TEST_CASE(a_thousand_and_four_thousand_ranks_meet, FileLimits) {
   for (const std::size_t ranks : {1000u, 4096u}) {
     if (detail::prefer_open_files(2 * ranks + 256) < 2 * ranks + 256) {
-      std::printf("not run: %zu clients and their server need more open files (ulimit -Hn)\n",
-                  ranks);
+      say_skipped("a job of " + std::to_string(ranks) +
+                  " played ranks (they need more open files: ulimit -Hn)");
       continue;
     }
     const crowd::Times times = crowd::play(ranks);
@@ -53,7 +54,10 @@ BOOST_FIXTURE_TEST_CASE(the_limit_on_open_files_is_raised_to_what_is_needed, Fil
   ::getrlimit(RLIMIT_NOFILE, &after);
   BOOST_TEST(after.rlim_cur == now + 400);
   const std::size_t too_many = before.rlim_max;
-  if (before.rlim_max == RLIM_INFINITY) return;
+  if (before.rlim_max == RLIM_INFINITY) {
+    say_skipped("more open files than allowed (here all are: ulimit -Hn)");
+    return;
+  }
   expect_error([&] { detail::allow_open_files(too_many, "the store of a job of", 500); },
                "the store of a job of 500 ranks needs " + std::to_string(now + too_many) +
                    " open files, and this process may have " + std::to_string(too_many),

@@ -15,6 +15,7 @@
 #include <string>
 
 #include "lockstep/torch/module_tensors.hpp"
+#include "skipped.hpp"
 #include "train/python.hpp"
 
 namespace state_dicts {
@@ -105,7 +106,11 @@ inline std::string peer() {
                         .c_str()) == 0;
     return has ? found : std::string();
   }();
-  if (python.empty()) BOOST_TEST_MESSAGE("skipped: no Python with PyTorch and safetensors");
+  if (python.empty()) {
+    say_skipped("files of PyTorch in " +
+                boost::unit_test::framework::current_test_case().full_name() +
+                " (no Python with PyTorch and safetensors here)");
+  }
   return python;
 }
 inline bool ask_peer(const std::string& arguments, const std::string& path) {

@@ -27,6 +27,7 @@
 #include "lockstep/hook/top_k.hpp"
 #include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/saving.hpp"
+#include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"
 #include "train/piped.hpp"
@@ -311,7 +312,7 @@ void compare_with_torch(Shared& comm, const Averages& torch, const std::string& 
 BOOST_AUTO_TEST_CASE(averages_are_those_of_pytorchs_hooks) {
   const std::string python = python_with_torch();
   if (python.empty()) {
-    std::fprintf(stderr, "skipped: PyTorch's hooks, because there is no PyTorch here\n");
+    say_skipped("PyTorch's hooks (there is no PyTorch here)");
     return;
   }
   const Folder folder;

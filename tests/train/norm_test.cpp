@@ -18,6 +18,7 @@
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/saving.hpp"
+#include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/norm_mlp.hpp"
 #include "train/python.hpp"
@@ -267,7 +268,7 @@ BOOST_AUTO_TEST_CASE(checkpoints_fit_the_modules_of_pytorch) {
 
   const std::string python = python_with_torch();
   if (python.empty()) {
-    std::fprintf(stderr, "skipped: PyTorch's BatchNorm, because there is no PyTorch here\n");
+    say_skipped("PyTorch's BatchNorm (there is no PyTorch here)");
     return;
   }
   const char* const given = std::getenv("LOCKSTEP_REFERENCE");
