@@ -37,6 +37,12 @@ BOOST_AUTO_TEST_CASE(an_error_says_which_rank_what_and_what_to_do) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(control_characters_in_a_message_are_escaped) {
+  const Error error("load", std::string("no tensor 'a\0' and\nno 'b\x1b'", 26), "look\x7f");
+  BOOST_TEST(std::string(error.what()) ==
+             "lockstep: load: no tensor 'a\\x00' and\nno 'b\\x1b'; look\\x7f");
+}
+
 BOOST_AUTO_TEST_CASE(a_check_names_its_place) {
   BOOST_CHECK_NO_THROW(detail::check(true, "nothing"));
   try {

@@ -4,6 +4,8 @@
 /// to the CPU and back.
 
 #include <cstddef>
+#include <fstream>
+#include <iterator>
 #include <stdexcept>
 #include <string>
 
@@ -47,6 +49,7 @@ void check_saved(auto& comm, const std::string& folder, const auto& batch_of) {
   train(job, 7, 12);
   saver.finish(job);
   save(job, path("end"));
+  save(job, path("parameters"), {.parameters_only = true});
 
   Job again(comm);
   train(again, 3, 6);
@@ -61,6 +64,14 @@ void check_saved(auto& comm, const std::string& folder, const auto& batch_of) {
     load(host, path("end"));
     save(host, path("host"));
     require_same("host", "end");
+    // The same parameters are the same bytes, whatever the job that has them keeps beside them.
+    save(host, path("host-parameters"), {.parameters_only = true});
+    const auto bytes = [&](const char* name) {
+      std::ifstream in(path(name), std::ios::binary);
+      return std::string(std::istreambuf_iterator<char>(in), {});
+    };
+    if (bytes("host-parameters") != bytes("parameters"))
+      throw std::runtime_error("files of the same parameters have other bytes");
   }
   comm.barrier();
   Job back(comm);

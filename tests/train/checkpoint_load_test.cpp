@@ -273,6 +273,64 @@ BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(names_that_differ_in_a_control_character_look_different_in_a_message) {
+  const Folder folder;
+  const std::string path = folder / "strange.safetensors";
+  std::vector<double> values(40, 1.5);
+  detail::FileToWrite file;
+  for (const std::string& name : {std::string("a\0", 2), std::string("b\n\x1b[1m")})
+    file.tensors.push_back(
+        {name, ElementKind::f64, {values.size()}, std::as_bytes(std::span(values))});
+  detail::write_file(path, file);
+  all_well(1, [&](Shared& comm) {
+    SharedAdam job(comm);
+    require_words(words_of([&] { load_parameters(job, path); }),
+                  "missing in the file: a, b, c, seen; unexpected in the file: a\\x00, "
+                  "b\\x0a\\x1b[1m; load a file");
+  });
+}
+
+std::string bytes_of_file(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+BOOST_AUTO_TEST_CASE(files_of_parameters_alone_are_the_same_bytes_for_the_same_parameters) {
+  const Folder folder;
+  const std::string first = folder / "first.safetensors";
+  all_well(2, [&](Shared& comm) {
+    SharedAdam job(comm);
+    for (std::size_t s = 0; s < 6; ++s) job.step(entry_of(comm.rank().value(), s));
+    save(job, first, {.parameters_only = true, .epoch = 3, .best = 0.5});
+    require_words(words_of([&] { resume(job, first); }),
+                  "resume: '" + first +
+                      "' is a file of parameters and buffers only, and has no training state; "
+                      "call load_parameters");
+    require_words(words_of([&] { load(job, first); }), "load: '" + first + "' is a file of param");
+  });
+  const std::string bytes = bytes_of_file(first);
+  BOOST_TEST_REQUIRE(bytes.size() > 8u);
+  // Other jobs, which have come to the same parameters in another way and at another time.
+  const auto check = [&]<class Job>(std::type_identity<Job>, std::size_t world) {
+    const std::string path = folder / "other.safetensors";
+    all_well(world, [&](Shared& comm) {
+      Job job(comm);
+      disturb(job, comm.rank().value());
+      load_parameters(job, first);
+      save(job, path, {.parameters_only = true, .epoch = 7});
+      Saver saver;
+      saver.save(job, path + "-later", {.asynchronous = true, .parameters_only = true});
+      saver.finish(job);
+    });
+    BOOST_TEST((bytes_of_file(path) == bytes), "other bytes on " << world << " ranks");
+    BOOST_TEST((bytes_of_file(path + "-later") == bytes), "other bytes on " << world << " ranks");
+  };
+  for (const std::size_t world : {1, 2, 4}) {
+    check(std::type_identity<SharedAdam>{}, world);
+    check(std::type_identity<Copies>{}, world);
+  }
+}
+
 /// A file that Python's safetensors has written.
 struct FromPython {
   using Parameters =

@@ -482,7 +482,7 @@ BOOST_AUTO_TEST_CASE(a_run_that_ends_anywhere_goes_on_from_its_folder) {
       BOOST_TEST(
           contains(words, "lockstep: resumed from '" + *options.checkpoint.folder + "/step-"),
           words);
-      BOOST_TEST(contains(words, ", epoch 3, step 4"), words);
+      BOOST_TEST(contains(words, ", after epoch 2, step 4"), words);
       BOOST_TEST((tensors(scratch / "resumed") == whole));
     }
   }
@@ -731,6 +731,48 @@ BOOST_AUTO_TEST_CASE(what_is_loaded_is_the_model_and_the_optimizer) {
       }
     }
   });
+}
+
+BOOST_AUTO_TEST_CASE(a_folder_of_which_every_checkpoint_is_damaged_is_refused_and_stays_as_it_is) {
+  const TemporaryFolder scratch;
+  const std::string folder = scratch / "run";
+  TrainerOptions options;
+  options.checkpoint.folder = folder;
+  options.checkpoint.best_by = "test_loss";
+  const auto whole = [](Shared& job) { train(job, "", "", [](Shared&) {}); };
+  run<Shared>(2, whole, options);
+  const auto contents = [&] {
+    std::map<std::string, std::string> files;
+    for (const auto& entry : std::filesystem::directory_iterator(folder)) {
+      std::ifstream file(entry.path(), std::ios::binary);
+      if (entry.path().extension() == ".safetensors")
+        files[entry.path().filename()] = {std::istreambuf_iterator<char>(file), {}};
+    }
+    return files;
+  };
+  for (const auto& [name, bytes] : contents()) {
+    if (name.starts_with("best")) continue;  // a second name of one of the others
+    std::fstream file(folder + "/" + name, std::ios::in | std::ios::out | std::ios::binary);
+    file.seekp(-3, std::ios::end);
+    file.put(static_cast<char>(bytes[bytes.size() - 3] ^ 1));
+  }
+  const auto damaged = contents();
+  BOOST_TEST(damaged.contains("best.safetensors"));
+  BOOST_TEST(damaged.size() > 2u);
+  options.checkpoint.resume = true;
+  for (const std::size_t ranks : {1, 2, 4}) {
+    const std::string words = failure<Shared>(ranks, whole, options);
+    BOOST_TEST(contains(words, "launch: no checkpoint in '" + folder + "' is valid: 'step-"),
+               words);
+    for (const auto& [name, bytes] : damaged)
+      BOOST_TEST(((name.find(".rank-") != std::string::npos) || contains(words, "'" + name + "'")),
+                 name << " in: " << words);
+    BOOST_TEST(contains(words, "nothing was deleted"), words);
+    BOOST_TEST((contents() == damaged));
+  }
+  const std::string words = failure<Shared>(2, [&](Shared& job) { job.resume(folder); });
+  BOOST_TEST(contains(words, "resume: no checkpoint in '" + folder + "' is valid: 'step-"), words);
+  BOOST_TEST((contents() == damaged));
 }
 
 BOOST_AUTO_TEST_CASE(what_cannot_be_saved_or_resumed_is_said_on_all_ranks) {

@@ -10,8 +10,11 @@ namespace detail {
 
 LOCKSTEP_INLINE std::string error_sentence(std::string_view operation, std::string_view problem,
                                            std::string_view advice, std::optional<Rank> rank) {
-  return text({"lockstep: ", rank ? text({"rank ", *rank, ", "}) : std::string(), operation, ": ",
-               problem, "; ", advice});
+  // What a name of a file or a tensor contains must not end the text. Messages of other libraries
+  // have several lines.
+  return printable(text({"lockstep: ", rank ? text({"rank ", *rank, ", "}) : std::string(),
+                         operation, ": ", problem, "; ", advice}),
+                   "\n\t");
 }
 
 LOCKSTEP_INLINE void fail(std::string_view operation, std::initializer_list<Word> problem,

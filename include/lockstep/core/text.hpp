@@ -41,6 +41,10 @@ class Word {
   bool is_negative_ = false;
 };
 
+/// The text with its control characters as `\x00`, so that names which differ in these look
+/// different; `kept` are those that stay.
+std::string printable(std::string_view text, std::string_view kept = {});
+
 /// `text({"rank ", rank, " of ", 4})` is "rank 2 of 4".
 std::string text(std::initializer_list<Word> words);
 

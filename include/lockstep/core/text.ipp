@@ -22,6 +22,20 @@ LOCKSTEP_INLINE void Word::append_to(std::string& out) const {
   out.append(first, digits + sizeof digits);
 }
 
+LOCKSTEP_INLINE std::string printable(std::string_view text, std::string_view kept) {
+  std::string out;
+  for (const char c : text) {
+    const auto byte = static_cast<unsigned char>(c);
+    if ((byte >= 0x20 && byte != 0x7f) || kept.find(c) != std::string_view::npos) {
+      out += c;
+      continue;
+    }
+    constexpr char digits[] = "0123456789abcdef";
+    out += {'\\', 'x', digits[byte >> 4], digits[byte & 15]};
+  }
+  return out;
+}
+
 LOCKSTEP_INLINE std::string text(std::initializer_list<Word> words) {
   std::string sentence;
   for (const Word& word : words) word.append_to(sentence);

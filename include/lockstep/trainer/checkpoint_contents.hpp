@@ -68,6 +68,11 @@ struct CheckpointFacts {
 /// The time now, `2026-11-16T05:23:49Z`.
 std::string utc_time();
 
+/// What a file of parameters alone says beside tensors: nothing that depends on how its job has
+/// come to them, so that the same parameters are the same file.
+Json parameters_only_facts();
+bool has_parameters_only(const CheckpointReader& reader);
+
 /// The facts as JSON. Texts and lists of numbers among the values are no part of it: they become
 /// tensors, which point into the facts.
 Json json_of(const CheckpointFacts& facts);

@@ -320,6 +320,14 @@ LOCKSTEP_INLINE SamplerState sampler_state_of(const JsonEntry& entry) {
   return state;
 }
 
+LOCKSTEP_INLINE Json parameters_only_facts() {
+  return Json::object().add("version", version).add("parameters_only", true);
+}
+
+LOCKSTEP_INLINE bool has_parameters_only(const CheckpointReader& reader) {
+  return reader.facts().find("parameters_only").has_value();
+}
+
 LOCKSTEP_INLINE Json json_of(const CheckpointFacts& facts) {
   Json json = Json::object();
   json.add("version", facts.version);

@@ -20,6 +20,11 @@ namespace lockstep::detail {
 
 class CheckpointFolder;
 
+/// How many epochs of a resumed job have begun.
+inline std::uint64_t begun_epochs(const Resumed& resumed) {
+  return resumed.epoch + (resumed.position ? 1 : 0);
+}
+
 /// What is to be done after an update; all ranks want the same.
 enum class WantedSave : std::uint8_t { none, save, stop };
 
@@ -38,7 +43,8 @@ class CheckpointPlan {
   /// Is the job to go on from a checkpoint: because it was asked to, or was started again?
   bool resumes() const;
   /// The newest valid checkpoint in the folder. Rank 0 says which it has passed over, or that there
-  /// is none. **Ranks** all. **Host** blocks.
+  /// is none. Throws where there are checkpoints and all of them are damaged. **Ranks** all.
+  /// **Host** blocks.
   std::optional<std::string> find_newest(const JointRanks& ranks);
   /// The job goes on from there, or with nothing begins anew. Throws where the folder holds later
   /// checkpoints. **Ranks** all. **Host** blocks.

@@ -70,12 +70,33 @@ LOCKSTEP_INLINE bool CheckpointPlan::resumes() const {
   return options_.resume || restart_count() != 0;
 }
 
+/// Checkpoints of a folder that are damaged. Where all of them are, their job must not start anew:
+/// it would replace the only files from which something might still be saved.
+class DamagedCheckpoints {
+ public:
+  void add(const std::string& path, const std::string& why) {
+    say(text({"'", path, "' is passed over: ", why}));
+    names_.append(names_.empty() ? "'" : ", '").append(name_in_folder(path)).append("'");
+  }
+  /// Throws if there are any. `operation` is "launch" for how the job was started: launchers do not
+  /// start it again, because it would fail again.
+  void require_none(std::string_view operation, const std::string& folder) const {
+    if (names_.empty()) return;
+    fail(operation, {"no checkpoint in '", folder, "' is valid: ", names_},
+         "put back a copy of one, or name another folder to start anew; nothing was deleted");
+  }
+
+ private:
+  std::string names_;
+};
+
 LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const JointRanks& ranks) {
   std::string found = work_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
-    const auto newest = folder_->newest_valid([](const std::string& path, const std::string& why) {
-      say(text({"'", path, "' is passed over: ", why}));
-    });
+    DamagedCheckpoints damaged;
+    const auto newest = folder_->newest_valid(
+        [&](const std::string& path, const std::string& why) { damaged.add(path, why); });
+    if (!newest) damaged.require_none("launch", options_.folder);
     if (!newest) say(text({"no checkpoint in '", options_.folder, "': training starts anew"}));
     return newest ? newest->path : std::string();
   })[0];
@@ -92,8 +113,12 @@ LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_
     if (ranks.rank != Rank{0}) return std::string();
     folder_->begin_at(updates);
     if (resumed != nullptr) {
-      say(text({"resumed from '", resumed->path, "', epoch ", resumed->epoch + 1, ", step ",
-                resumed->step}));
+      // Between two epochs none is under way, and after the last one none comes.
+      const std::uint64_t begun = begun_epochs(*resumed);
+      say(text({"resumed from '", resumed->path, "', ",
+                begun == 0 ? "before the first epoch"
+                           : text({resumed->position ? "epoch " : "after epoch ", begun}),
+                ", step ", resumed->step}));
       for (const std::string& note : resumed->notes) say(note);
     }
     return told_best();
@@ -196,11 +221,13 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
            "name a checkpoint or a folder of them, or leave resume out to start anew");
     }
     if (!S_ISDIR(status.st_mode)) return where;
+    DamagedCheckpoints damaged;
     const auto newest = newest_valid_checkpoint(
-        where, verify_checkpoint, [](const FoundCheckpoint& passed, const std::string& why) {
-          say(text({"'", passed.path, "' is passed over: ", why}));
+        where, verify_checkpoint, [&](const FoundCheckpoint& passed, const std::string& why) {
+          damaged.add(passed.path, why);
         });
     if (!newest) {
+      damaged.require_none("resume", where);
       fail("resume", {"there is no checkpoint in '", where, "'"},
            "name another folder, or leave resume out to start anew");
     }

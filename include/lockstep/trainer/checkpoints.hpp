@@ -61,7 +61,8 @@ class Checkpoints {
 
   /// Goes on from the newest valid checkpoint in the folder, if `.resume` says so or the job was
   /// started again by its launcher. Nothing where there is none: training starts anew. Rank 0 says
-  /// which it is. **Ranks** all. **Host** blocks.
+  /// which it is. An error where there are some, and all are damaged: nothing is deleted. **Ranks**
+  /// all. **Host** blocks.
   template <class Wrapper>
   std::optional<Resumed> resume(Wrapper& wrapped, const LoadOptions& options = {}) {
     std::optional<Resumed> resumed;

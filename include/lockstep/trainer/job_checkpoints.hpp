@@ -88,7 +88,8 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   }
   /// The same from the job's own folder, now and not in the first call of `epochs`, if the job is
   /// to go on: after `--resume`, or when its launcher has started it again. Nothing where it is
-  /// not, or where there is no checkpoint. **Ranks** all. **Host** blocks.
+  /// not, or where there is no checkpoint; an error where all are damaged. **Ranks** all. **Host**
+  /// blocks.
   std::optional<Resumed> resume() {
     [[maybe_unused]] const auto on = this->enter("resume");
     open_checkpoints();
@@ -244,7 +245,7 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     this->go_on(course, resumed.position);
     if (this->log_) {
       JsonLine line;
-      line.add("from", resumed.path).add("epoch", resumed.epoch + 1).add("step", resumed.step);
+      line.add("from", resumed.path).add("epoch", begun_epochs(resumed)).add("step", resumed.step);
       this->log_.write(JsonLine().add("resumed", line.add("world", resumed.world.value())));
     }
     return resumed;

@@ -96,6 +96,10 @@ LOCKSTEP_INLINE void LoadPlanning::open() {
   const std::vector<std::string> digests = together([&] {
     plan_.reader = std::make_unique<CheckpointReader>(path_);
     if (what_ != LoadWhat::parameters) {
+      if (has_parameters_only(*plan_.reader))
+        fail(operation(),
+             {"'", path_, "' is a file of parameters and buffers only, and has no training state"},
+             "call load_parameters, or name a checkpoint that was saved without parameters_only");
       if (!plan_.reader->facts().find("progress"))
         fail(operation(), {"'", path_, "' was not saved by lockstep, and has no optimizer"},
              "call load_parameters, which loads parameters and buffers of any safetensors file");
@@ -146,8 +150,8 @@ LOCKSTEP_INLINE bool LoadPlanning::fits(const KeptPiece& piece, const StoredTens
       piece.whole.extents.begin() + static_cast<std::ptrdiff_t>(piece.whole.rank));
   if (stored.shape != shape) {
     found.mismatches.push_back(
-        text({"size mismatch for ", stored.name, ": ", shape_text(stored.shape), " in the file, ",
-              shape_text(shape), " in the job"}));
+        text({"size mismatch for ", printable(stored.name), ": ", shape_text(stored.shape),
+              " in the file, ", shape_text(shape), " in the job"}));
     return false;
   }
   const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
@@ -155,8 +159,8 @@ LOCKSTEP_INLINE bool LoadPlanning::fits(const KeptPiece& piece, const StoredTens
                           (piece.role == KeptRole::local && !piece.averaged);
   if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
   found.mismatches.push_back(
-      text({"type mismatch for ", stored.name, ": ", stored.element->name, " in the file, ",
-            element_name(piece.whole.element), " in the job",
+      text({"type mismatch for ", printable(stored.name), ": ", stored.element->name,
+            " in the file, ", element_name(piece.whole.element), " in the job",
             convertible ? " (.convert = true rounds it)" : ""}));
   return false;
 }
@@ -302,7 +306,7 @@ LOCKSTEP_INLINE std::string short_list(const Names& names) {
   constexpr std::size_t most = 24;
   std::string list;
   for (std::size_t i = 0; i < std::min(most, names.size()); ++i)
-    list += (i == 0 ? "" : ", ") + names[i];
+    list += (i == 0 ? "" : ", ") + printable(names[i]);
   if (names.size() > most) list += text({" and ", names.size() - most, " more"});
   return list;
 }

@@ -240,7 +240,7 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
         file->shards.push_back({rank, shard_name(path, token, rank, told.size())});
     }
     facts.common = unpack_values(pack_values(options.common));
-    file->file.facts = json_of(facts);
+    file->file.facts = options.parameters_only ? parameters_only_facts() : json_of(facts);
     add_shapes(job, *file);
     if (!options.parameters_only) add_value_tensors(facts, file->file.tensors);
   } else {
@@ -248,6 +248,8 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const KeptJob& job,
     file->file.facts.add("version", version).add("shard", me).add("world", told.size());
   }
   add_tensors(job, options.asynchronous, *file);
+  // In the order in which parts of several ranks are joined, whatever the number of ranks is.
+  if (options.parameters_only) std::ranges::sort(file->file.tensors, {}, &TensorToWrite::name);
   return file;
 }
 

@@ -86,7 +86,8 @@ LOCKSTEP_INLINE FileToWrite joined_file(const CheckpointReader& parts, Json fact
 
 LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& part,
                                   FileToWrite& file, const std::vector<ShardFile>& shards) {
-  const Json facts = file.facts;  // without the index of the parts
+  Json facts = file.facts;  // without the index of the parts
+  facts.take("shapes");     // of what the parts do not have whole
   const auto remove_parts = [&] {
     ::unlink(part.c_str());
     for (const ShardFile& shard : shards) remove_beside(path, shard.name);
@@ -96,7 +97,7 @@ LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& pa
     write_file(part, file);
     const CheckpointReader parts(part);
     std::vector<std::byte> window(write_chunk_bytes);
-    FileToWrite whole = joined_file(parts, facts, window);
+    FileToWrite whole = joined_file(parts, std::move(facts), window);
     whole.metadata = file.metadata;
     commit(path, whole, {});
   } catch (...) {
