@@ -19,6 +19,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <sstream>
@@ -540,6 +541,67 @@ BOOST_AUTO_TEST_CASE(ranks_with_fewer_batches_answer_the_others) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(gradients_are_divided_by_the_ranks_that_have_batches_where_that_is_asked_for) {
+  all_well(2, [](Shared& comm) {
+    const std::size_t rank = comm.rank().value();
+    auto alone = make_net(), net = make_net();
+    torch::optim::SGD plain(alone->parameters(), 0.1), optimizer(net->parameters(), 0.1);
+    loops::DistributedDataParallel<Net, UnevenInputs<Join, DivideByLive>> ddp(net, comm);
+    step_alone(*alone, plain, 2, 0, [&](Net& each, std::size_t r) {
+      loss_of(each.forward(inputs_of(0, r))).backward();
+    });
+    step_alone(*alone, plain, 1, 0,
+               [&](Net& each, std::size_t) { loss_of(each.forward(inputs_of(1, 1))).backward(); });
+    const auto update = [&] {
+      optimizer.step();
+      optimizer.zero_grad();
+    };
+    auto joined = ddp.join();
+    for (std::size_t s = 0; s != 1 + rank; ++s) {  // rank 1 has two batches
+      train_one_step(ddp, rank, s);
+      update();
+    }
+    joined.finish(update);
+    require_close(*net, *alone, "divided by live ranks");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(frozen_parameters_keep_their_values) {
+  using Freezing = loops::DistributedDataParallel<Net, Frozen<"out.*">>;
+  all_well(2, [](Shared& comm) {
+    auto net = make_net();
+    torch::optim::AdamW optimizer(net->parameters(), 0.1);
+    Freezing ddp(net, comm);
+    const at::Tensor frozen = net->out->weight.detach().clone();
+    const at::Tensor trained = net->extra->weight.detach().clone();
+    for (std::size_t s = 0; s != 3; ++s) {
+      train_one_step(ddp, comm.rank().value(), s);
+      optimizer.step();
+      optimizer.zero_grad();
+    }
+    require(at::equal(frozen, net->out->weight), "a frozen parameter was trained");
+    require(!at::equal(trained, net->extra->weight), "nothing was trained");
+    require(at::equal(comm_average(comm, net->extra->weight.detach()), net->extra->weight),
+            "ranks have different parameters");
+  });
+}
+
+BOOST_AUTO_TEST_CASE(norms_take_their_statistics_in_groups) {
+  all_well(4, [](Shared& comm) {
+    const std::size_t rank = comm.rank().value();
+    torch::manual_seed(5);
+    torch::nn::Sequential net(torch::nn::BatchNorm1d(5), torch::nn::Linear(5, 2));
+    loops::DistributedDataParallel<torch::nn::Sequential, Norms<Synced, WithinGroup>,
+                                   Groups<Grid<4, 2>>, Buffers<Local>>
+        ddp(net, comm);
+    loss_of(ddp(inputs_of(0, rank))).backward();
+    const std::size_t first = rank / 2 * 2;
+    const at::Tensor mean = at::cat({inputs_of(0, first), inputs_of(0, first + 1)}).mean(0);
+    require(at::allclose(net->named_buffers()["0.running_mean"], 0.1 * mean, 1e-4, 1e-5),
+            "other statistics than those of the group");
+  });
+}
+
 BOOST_AUTO_TEST_CASE(one_rank_joins_by_a_session_or_a_process_group) {
   Session session = lockstep::detail::join_alone();
   const auto train_with = [](auto& ddp) {
@@ -586,6 +648,58 @@ BOOST_AUTO_TEST_CASE(a_rank_that_throws_ends_the_others) {
   BOOST_TEST(
       ends[0].find("rank 1 failed: its backward pass ended with an exception") != std::string::npos,
       ends[0]);
+}
+
+BOOST_AUTO_TEST_CASE(a_gradient_that_is_not_finite_stops_all_ranks_and_is_named) {
+  const auto spoiled = [](Net& net, auto& ddp, std::size_t r, std::size_t s, std::size_t who,
+                          bool by_wrapper) {
+    const at::Tensor loss = loss_of(ddp(inputs_of(s, r)));
+    if (r == who && s == 2) {
+      net.out->bias.register_hook([](const at::Tensor& gradient) {
+        at::Tensor bad = gradient.clone();
+        bad[1] = std::numeric_limits<float>::quiet_NaN();
+        return bad;
+      });
+    }
+    if (by_wrapper) {
+      ddp.backward(loss);
+    } else {
+      loss.backward();
+    }
+  };
+  for (const std::size_t world : {1u, 2u, 4u}) {
+    for (const bool by_wrapper : {false, true}) {
+      const Ends ends = train(world, [&](Net& net, auto& ddp, std::size_t r, std::size_t s) {
+        spoiled(net, ddp, r, s, world - 1, by_wrapper);
+      });
+      all_say(ends,
+              "backward: the gradient of out.bias is nan at element 1, as the average over ranks, "
+              "in backward pass 3");
+      all_say(ends, "Anomaly<Ignore>");
+      for (std::size_t r = 0; r != world; ++r)
+        BOOST_TEST(ends[r].find("lockstep: rank ") != std::string::npos, ends[r]);
+    }
+  }
+  // A rank that has no more batches stops, too.
+  using Joining = loops::DistributedDataParallel<Net, UnevenInputs<Join>>;
+  all_say(ranks::run(As::processes, 2,
+                     [&](Shared& comm) {
+                       auto net = make_net();
+                       Joining ddp(net, comm);
+                       auto joined = ddp.join();
+                       for (std::size_t s = 0; s != (comm.rank() == Rank{0} ? 1 : 4); ++s) {
+                         spoiled(*net, ddp, comm.rank().value(), s, 1, false);
+                         net->zero_grad();
+                       }
+                       joined.finish();
+                     }),
+          "backward: the gradient of out.bias is nan at element 1");
+  using Ignoring = loops::DistributedDataParallel<Net, Anomaly<Ignore>>;
+  const Ends ends = train<Ignoring>(2, [&](Net& net, auto& ddp, std::size_t r, std::size_t s) {
+    spoiled(net, ddp, r, s, 1, false);
+    if (s == 2) require(net.out->bias.grad()[1].isnan().template item<bool>(), "it is finite");
+  });
+  for (const std::string& end : ends) BOOST_TEST(end == "");
 }
 
 BOOST_AUTO_TEST_CASE(a_rank_that_never_calls_backward_is_named) {

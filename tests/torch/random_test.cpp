@@ -2,7 +2,10 @@
 #include "lockstep/torch/random.hpp"
 
 #include <ATen/ATen.h>
+#include <torch/nn/cloneable.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <boost/test/unit_test.hpp>
@@ -10,12 +13,15 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "comm/ranks.hpp"
 #include "lockstep/observe/tally.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
+#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
@@ -98,6 +104,112 @@ BOOST_AUTO_TEST_CASE(dropout_differs_by_rank_and_step_and_is_the_same_after_a_re
   }
   std::sort(all.begin(), all.end());
   BOOST_TEST((std::adjacent_find(all.begin(), all.end()) == all.end()));  // all differ
+}
+
+namespace {
+
+/// Its initial values are drawn by LibTorch.
+struct Layers : ::torch::nn::Cloneable<Layers> {
+  Layers() { reset(); }
+  void reset() override {
+    first = register_module("first", ::torch::nn::Linear(5, 7));
+    last = register_module("last", ::torch::nn::Linear(7, 3));
+  }
+  ::torch::nn::Linear first{nullptr}, last{nullptr};
+};
+struct Seeded : TorchModel<Seeded, Layers> {
+  at::Tensor loss(const at::Tensor& x) {
+    return module().last(at::tanh(module().first(x))).pow(2).mean();
+  }
+};
+
+constexpr std::size_t seeded_values = 5 * 7 + 7 + 7 * 3 + 3;
+using Values = float[seeded_values];
+
+/// The initial values of a model, and what LibTorch draws next.
+void copy_values(Layers& module, Values& to, float* drawn = nullptr) {
+  std::size_t at = 0;
+  for (const at::Tensor& parameter : module.parameters()) {
+    const at::Tensor flat = parameter.detach().contiguous().view(-1);
+    for (std::int64_t i = 0; i != flat.numel(); ++i) to[at++] = flat[i].item<float>();
+  }
+  if (drawn != nullptr) *drawn = at::rand({1}).item<float>();
+}
+bool same(const Values& a, const Values& b) { return std::equal(a, a + seeded_values, b); }
+
+}  // namespace
+
+BOOST_AUTO_TEST_CASE(the_jobs_seed_gives_a_module_its_initial_values) {
+  struct Run {
+    Values values[4];
+    float drawn[4];
+  };
+  const auto run = [](ranks::As as, std::size_t world, std::uint64_t seed, bool by_function,
+                      Run& run) {
+    const auto ends = ranks::run(as, world, [&](auto& comm) {
+      if (as == ranks::As::processes) at::set_num_threads(1);
+      using Ddp = DistributedDataParallel<Seeded>;
+      const auto note = [&](Ddp& ddp) {
+        const std::size_t rank = comm.rank().value();
+        float* drawn = as == ranks::As::processes ? &run.drawn[rank] : nullptr;
+        copy_values(ddp.model().module(), run.values[rank], drawn);
+      };
+      if (by_function) {
+        Ddp ddp(comm, [] { return Seeded(); }, Seed{seed});
+        note(ddp);
+      } else {
+        Ddp ddp(comm, {}, Seed{seed});
+        note(ddp);
+      }
+    });
+    for (const std::string& end : ends) BOOST_TEST(end == "");
+  };
+  ranks::Common<Run[5]> runs;
+  auto& all = *runs;
+  run(ranks::As::processes, 2, 7, false, all[0]);
+  run(ranks::As::processes, 2, 7, true, all[1]);
+  run(ranks::As::processes, 2, 8, false, all[2]);
+  run(ranks::As::processes, 4, 7, false, all[3]);
+  // Threads share LibTorch's generator. All of them make their modules from it.
+  run(ranks::As::threads, 4, 7, false, all[4]);
+
+  ::torch::manual_seed(7);
+  Layers plain;
+  Values want;
+  copy_values(plain, want);
+  for (const int i : {0, 1, 3, 4}) {
+    const std::size_t world = i < 3 ? 2 : 4;
+    for (std::size_t rank = 0; rank != world; ++rank)
+      BOOST_TEST(same(all[i].values[rank], want), "run " << i << ", rank " << rank);
+  }
+  BOOST_TEST(!same(all[2].values[0], want));
+  // What is drawn later differs between ranks, and comes again with the seed.
+  BOOST_TEST(all[0].drawn[0] != all[0].drawn[1]);
+  BOOST_TEST(all[0].drawn[0] == all[1].drawn[0]);
+  BOOST_TEST(all[0].drawn[1] == all[1].drawn[1]);
+  BOOST_TEST(all[0].drawn[0] != all[2].drawn[0]);
+
+  // Replicas of one process, and a model that is given, which keeps the values that it has.
+  for (const bool by_function : {false, true}) {
+    at::rand({3});
+    Values values;
+    const auto note = [&](auto& dp) { copy_values(dp.model().module(), values); };
+    if (by_function) {
+      DataParallel<Seeded> dp({.replicas = 2, .seed = Seed{7}}, [] { return Seeded(); });
+      note(dp);
+    } else {
+      DataParallel<Seeded> dp({.replicas = 2, .seed = Seed{7}});
+      note(dp);
+    }
+    BOOST_TEST(same(values, want));
+  }
+  ::torch::manual_seed(5);
+  Seeded given;
+  Values had, has;
+  copy_values(given.module(), had);
+  DataParallel<Seeded> dp({.replicas = 2, .seed = Seed{7}}, std::move(given));
+  copy_values(dp.model().module(), has);
+  BOOST_TEST(same(had, has));
 }
 
 BOOST_AUTO_TEST_CASE(a_seed_costs_little) {

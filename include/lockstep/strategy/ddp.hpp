@@ -89,7 +89,8 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
                  tell_others_of<traits::alone>(comm,
                                                [&] {
                                                  [[maybe_unused]] const OnDevice on(comm);
-                                                 return make();
+                                                 return make_seeded<Model, typename traits::device>(
+                                                     seed, comm.rank(), make);
                                                }),
                  seed) {}
   BasicDdp(Comm& comm, Model model, Seed seed = {})

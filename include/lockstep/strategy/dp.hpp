@@ -64,17 +64,18 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// blocks until all replicas are there and have the same initial parameters.
   template <class M = Model>
   explicit BasicDp(const DpOptions& options = {}, DefaultModel = {})
-      : BasicDp(options, Make{}, [](std::size_t i, const Models& models) {
+      : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
           constexpr bool replicates = requires(const M& model) { model.replicate(); };
           if constexpr (replicates) {
             if (i != 0) return replicate(*models[0]);
           }
-          return default_model<M>();
+          return seeded(options, i, &default_model<M>);
         }) {}
   template <ModelMaking<Model, std::size_t> Making>
   BasicDp(const DpOptions& options, Making&& make)
-      : BasicDp(options, Make{},
-                [&](std::size_t i, const Models&) { return made_by<Model>(make, i); }) {}
+      : BasicDp(options, Make{}, [&](std::size_t i, const Models&) {
+          return seeded(options, i, [&] { return made_by<Model>(make, i); });
+        }) {}
   BasicDp(const DpOptions& options, Model model)
       : BasicDp(options, Make{}, [&](std::size_t i, const Models& models) {
           if constexpr (!traits::alone) {
@@ -209,6 +210,11 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// The models that were made so far; the first is there before the others are made.
   using Models = std::vector<std::optional<Model>>;
   struct Make {};
+
+  template <class F>
+  static Model seeded(const DpOptions& options, std::size_t replica, const F& make) {
+    return make_seeded<Model, typename traits::device>(options.seed, Rank{replica}, make);
+  }
 
   /// `model_of(i, models)` is replica i's model, made on its thread when its device is selected.
   template <class ModelOf>

@@ -7,6 +7,9 @@
 #include <exception>
 #include <type_traits>
 
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/device.hpp"
+
 namespace lockstep::detail {
 
 /// Says that the model is constructed by default, once its device is selected. `{}` means this
@@ -42,6 +45,19 @@ Model default_model() {
     return Model{};
   } else {
     std::terminate();  // never reached: the assertion above fails
+  }
+}
+
+/// Calls a function that makes a `Model`. A model whose initial values come from the random numbers
+/// of another library has `static Model make_seeded(Seed, Rank, on_gpu, make)`, in which that
+/// library draws from the job's seed.
+template <class Model, class Device, class F>
+Model make_seeded(Seed seed, Rank rank, const F& make) {
+  constexpr bool on_gpu = std::is_same_v<Device, Cuda>;
+  if constexpr (requires { Model::make_seeded(seed, rank, on_gpu, make); }) {
+    return Model::make_seeded(seed, rank, on_gpu, make);
+  } else {
+    return make();
   }
 }
 

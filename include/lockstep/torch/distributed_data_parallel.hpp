@@ -117,6 +117,13 @@ class DistributedDataParallel {
     gradients_.run(loss, [&] { loss.backward({}, retain_graph, create_graph); });
   }
 
+  /// Throws if an averaged gradient was NaN or infinite (`Anomaly<Stop>`), which on a GPU a later
+  /// `backward` does otherwise. **Host** blocks until all passes are done.
+  void require_finite() {
+    [[maybe_unused]] const auto on = replica_.on_device();
+    detail::tell_others(replica_, [&] { gradients_.require_finite(); });
+  }
+
   /// While the result lives, forward passes lead to backward passes whose gradients stay on this
   /// rank, in `Tensor::grad`; the next pass outside averages the sum.
   ///

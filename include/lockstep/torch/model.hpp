@@ -17,6 +17,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_listing.hpp"
@@ -27,6 +28,7 @@
 #include "lockstep/torch/module_source.hpp"
 #include "lockstep/torch/module_tensors.hpp"
 #include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 #include "lockstep/torch/synced_norms.hpp"
 #include "lockstep/torch/unreached.hpp"
@@ -53,6 +55,10 @@ inline namespace torch_modules {
 ///
 /// and may say more of an evaluation than its loss, `void score(const Batch&, auto& tally)`, which
 /// runs with the module in evaluation and without gradients.
+///
+/// A module that the job makes, by default or by a function, draws its initial values from the
+/// job's seed (`--seed`): those that it has after `torch::manual_seed(seed)`. One that is given was
+/// made before.
 ///
 /// A model with dropout, or whatever else draws from LibTorch's generators, says `static constexpr
 /// bool draws = true;`: its numbers then differ between ranks and steps, and go on after a restart.
@@ -100,6 +106,12 @@ class TorchModel {
   const auto& module() const { return Source::get(module_); }
 
   // What lockstep calls.
+
+  /// Makes a model whose module draws its initial values from the job's seed.
+  template <class Make>
+  static Self make_seeded(Seed seed, Rank rank, bool on_gpu, const Make& make) {
+    return detail::make_seeded_module(seed, rank, on_gpu, make);
+  }
 
   void tensors(TensorList& list) const {
     for (const detail::ModuleTensor& parameter : adopted().parameters()) {

@@ -1,0 +1,13 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: here the program loads its data
+#include "lockstep/torch/distributed_data_parallel.hpp"
+
+using namespace lockstep;
+
+#ifdef REJECT
+using Wrapper = lockstep::torch::DistributedDataParallel<::torch::nn::Module, Feed<LeaderOfGroup>>;
+#else
+using Wrapper = lockstep::torch::DistributedDataParallel<::torch::nn::Module, Feed<Own>>;
+#endif
+
+bool is_local(const Wrapper& ddp) { return sizeof(ddp) == 0; }

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: this wrapper is ParallelStrategy<DDP>
+#include "lockstep/torch/distributed_data_parallel.hpp"
+
+using namespace lockstep;
+
+#ifdef REJECT
+using Wrapper = lockstep::torch::DistributedDataParallel<::torch::nn::Module, LossOnReplica>;
+#else
+using Wrapper =
+    lockstep::torch::DistributedDataParallel<::torch::nn::Module,
+                                             Buckets<BucketLimits{.first = 1_MiB, .cap = 2_MiB}>>;
+#endif
+
+bool is_local(const Wrapper& ddp) { return sizeof(ddp) == 0; }

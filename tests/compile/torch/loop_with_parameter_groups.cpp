@@ -1,0 +1,14 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: this wrapper leaves the update to the program
+#include "lockstep/torch/distributed_data_parallel.hpp"
+
+using namespace lockstep;
+
+#ifdef REJECT
+using Wrapper =
+    lockstep::torch::DistributedDataParallel<::torch::nn::Module, ParameterGroups<NoDecay<>>>;
+#else
+using Wrapper = lockstep::torch::DistributedDataParallel<::torch::nn::Module, Frozen<"head.*">>;
+#endif
+
+bool is_local(const Wrapper& ddp) { return sizeof(ddp) == 0; }

@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: CapturedStep and Precision need a step that lockstep runs
+#include "lockstep/torch/distributed_data_parallel.hpp"
+
+using namespace lockstep;
+
+#ifdef REJECT
+using Wrapper =
+    lockstep::torch::DistributedDataParallel<::torch::nn::Module, Precision<ScaledLoss>>;
+#else
+using Wrapper =
+    lockstep::torch::DistributedDataParallel<::torch::nn::Module, Precision<AsDeclared>>;
+#endif
+
+bool is_local(const Wrapper& ddp) { return sizeof(ddp) == 0; }

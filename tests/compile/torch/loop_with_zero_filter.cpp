@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+// expect: lockstep: Anomaly<Skip> and SkipZeroGradients leave updates out
+#include "lockstep/hook/skip_zero_gradients.hpp"
+#include "lockstep/torch/distributed_data_parallel.hpp"
+
+using namespace lockstep;
+
+#ifdef REJECT
+using Wrapper =
+    lockstep::torch::DistributedDataParallel<::torch::nn::Module, Hooks<SkipZeroGradients>>;
+#else
+using Wrapper = lockstep::torch::DistributedDataParallel<::torch::nn::Module, Hooks<>>;
+#endif
+
+bool is_local(const Wrapper& ddp) { return sizeof(ddp) == 0; }
