@@ -2,7 +2,7 @@
 // Fashion-MNIST on GPUs: `./x train --gpu` runs this program. It is example 03 with another model,
 // another device, the data in the GPU's memory, and the whole step captured into a CUDA graph.
 //
-//   ./fashion_mnist_gpu --ranks 8 --log run.jsonl    (a number of epochs may follow)
+//   ./fashion_mnist_gpu --ranks 8 --epochs 4         (--help names all options)
 //   ./fashion_mnist_gpu --ranks 8 --backend shm      (ranks are threads instead of processes)
 //   ./fashion_mnist_gpu --strategy dp --replicas 8   (one process cuts every batch into eight)
 //
@@ -21,13 +21,15 @@ using Job = Trainer<GpuMlp<float, 784, 512, 10>, ParallelStrategy<Strategy>, Dev
 template <class Strategy, class Transport>
 int train(int argc, char** argv) {
   return launch<Job<Strategy, Transport>>(argc, argv, [](auto& job) {
+    const auto epochs = job.option("epochs", 8u, "passes over the training images");
+    job.optimizer().lr = job.option("lr", 2e-3, "learning rate");
+    ask_strategy(job);
+    ask_backend(job);
     const DeviceResident train(fashion_mnist("train", job.data()));
     const DeviceResident test(fashion_mnist("test", job.data()));
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
-    const auto& arguments = job.arguments();
-    job.optimizer().lr = 2e-3;
     Scores scores;
-    for (auto epoch : job.epochs(arguments.size() > 1 ? std::stoul(arguments[1]) : 8)) {
+    for (auto epoch : job.epochs(epochs)) {
       for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);
       scores = job.evaluate(test, 500);
     }

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // A few ranks read and feed the others, for storage that cannot serve every rank at once.
 //
-//   ./feeding_groups --ranks 4            groups of two
-//   ./feeding_groups --ranks 6 3          groups of three
+//   ./feeding_groups --ranks 4                        groups of two
+//   ./feeding_groups --ranks 6 --group-size 3         groups of three
 //
 // First, one rank of every group reads files of its own and broadcasts them within the group. Then
 // rank 0 alone reads: it scatters files to the groups' leaders, and the leaders broadcast. The
@@ -49,9 +49,8 @@ double add_rows(const Batch& batch, std::size_t place, std::size_t group_size) {
 
 int main(int argc, char** argv) {
   return launch(argc, argv, [](Session& session) {
+    const std::size_t wanted = session.option("group-size", 2u, "ranks that share a reader");
     auto world = make_shm_communicator(session.membership(), session.store());
-    const auto& arguments = session.arguments();
-    const std::size_t wanted = arguments.size() > 1 ? std::stoul(arguments[1]) : 2;
     const Grid<dynamic, dynamic> grid{world.world_size(),
                                       std::min(wanted, world.world_size().value())};
     auto group = join_groups(world, grid);

@@ -3,7 +3,7 @@
 // of all ranks: `Norms<Synced>`. The model does not know of it; without that line every rank has
 // statistics of its own.
 //
-//   ./convnet --ranks 2 --log run.jsonl        (a number of epochs may follow)
+//   ./convnet --ranks 2 --epochs 4 --log run.jsonl
 //   torchrun --no-python --nproc-per-node 4 ./convnet
 #include <string>
 
@@ -14,13 +14,13 @@ using Job =
 
 int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
+    const auto epochs = job.option("epochs", 8u, "passes over the training images");
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
-    const auto& arguments = job.arguments();
     job.optimizer().lr = 2e-3;
     Scores scores;
-    for (auto epoch : job.epochs(arguments.size() > 1 ? std::stoul(arguments[1]) : 8)) {
+    for (auto epoch : job.epochs(epochs)) {
       for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);
       scores = job.evaluate(test, 500);
     }

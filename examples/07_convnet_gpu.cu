@@ -3,7 +3,7 @@
 // device, and the whole step, batch norm's exchange among ranks included, captured into a CUDA
 // graph.
 //
-//   ./convnet_gpu --ranks 8                 (a number of epochs may follow)
+//   ./convnet_gpu --ranks 8 --epochs 4
 //   ./convnet_gpu --ranks 8 --backend shm   (ranks are threads instead of processes)
 //
 // A rank has a GPU of its own; LOCKSTEP_SHARE_GPUS=1 lets ranks share those that there are.
@@ -22,13 +22,14 @@ using Job = Trainer<GpuConvNet<float, CudnnLayers, 1, 28, 32, 64, 10>, Device<Cu
 template <class Transport>
 int train(int argc, char** argv) {
   return launch<Job<Transport>>(argc, argv, [](auto& job) {
+    const auto epochs = job.option("epochs", 8u, "passes over the training images");
+    ask_backend(job);
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
-    const auto& arguments = job.arguments();
     job.optimizer().lr = 2e-3;
     Scores scores;
-    for (auto epoch : job.epochs(arguments.size() > 1 ? std::stoul(arguments[1]) : 8)) {
+    for (auto epoch : job.epochs(epochs)) {
       for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);
       scores = job.evaluate(test, 500);
     }

@@ -3,7 +3,7 @@
 // read its pages where they lie, and every image is moved and mirrored at random on its way into a
 // batch.
 //
-//   ./lmdb --ranks 2           (a folder for the two files and a number of epochs may follow)
+//   ./lmdb --ranks 2 --epochs 4 --folder /tmp/clothes
 //
 // The first run writes the files, later ones find them. An image gets the same move in the same
 // epoch on any number of ranks: random numbers belong to the sample. (`--data generated` runs where
@@ -63,10 +63,11 @@ void augment(const Stored& stored, Image& out, RandomStream& random) {
 
 int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
-    const auto& arguments = job.arguments();
+    const auto epochs = job.option("epochs", 8u, "passes over the training images");
     const std::filesystem::path folder =
-        arguments.size() > 1 ? arguments[1]
-                             : (std::filesystem::temp_directory_path() / "lockstep-08").string();
+        job.option("folder", (std::filesystem::temp_directory_path() / "lockstep-08").string(),
+                   "where the two files are, or are written");
+    job.barrier();  // --help ends here, and writes nothing
     const std::string train_file = folder / "train.lmdb";
     const std::string test_file = folder / "test.lmdb";
     if (job.rank() == Rank{0}) {
@@ -80,7 +81,7 @@ int main(int argc, char** argv) {
     const auto test = lmdb_dataset<std::uint8_t, std::int32_t>(test_file) | map<Image>(to_floats);
     job.optimizer().lr = 2e-3;
     Scores scores;
-    for (auto epoch : job.epochs(arguments.size() > 2 ? std::stoul(arguments[2]) : 8)) {
+    for (auto epoch : job.epochs(epochs)) {
       const std::size_t batch_size = 128 / job.world_size().value();
       for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);
       scores = job.evaluate(test, 500);

@@ -3,7 +3,7 @@
 // travels as two matrices of two columns, a fiftieth of the bytes. What that loses is added to the
 // next step's gradient, so that the accuracy stays.
 //
-//   ./hooks --ranks 2         (a number of epochs may follow)
+//   ./hooks --ranks 2 --epochs 8
 //
 // Between the ranks of one host bytes cost little. Over a network they are most of a step: there,
 // Backend<Gloo> or Backend<Nccl> (docs/hooks.md, and ./x bench hooks).
@@ -16,13 +16,11 @@ using Job = Trainer<Mlp<float, 784, 256, 10>, Hooks<PowerSGD<2, PowerSgdOptions{
 
 int main(int argc, char** argv) {
   return launch<Job>(argc, argv, [](Job& job) {
+    const auto epochs = job.option("epochs", 4u, "passes over the training images");
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
-    const auto& arguments = job.arguments();
     job.optimizer().lr = 2e-3;
-    job.fit(train, test,
-            {.epochs = arguments.size() > 1 ? std::stoul(arguments[1]) : 4,
-             .batch_size = 128 / job.world_size().value()});
+    job.fit(train, test, {.epochs = epochs, .batch_size = 128 / job.world_size().value()});
     const Scores scores = job.evaluate(test, 500);
     job.on_rank0([&](auto log) {
       log.print("test accuracy " + fixed_text(100 * scores["accuracy"], 2) + "%");

@@ -2,7 +2,7 @@
 // Reinforcement learning: ranks play, and learn from what all of them have seen. REINFORCE balances
 // a pole on a cart (Barto, Sutton and Anderson 1983) with a policy of five numbers.
 //
-//   ./reinforcement_learning --ranks 4          (a number of updates may follow)
+//   ./reinforcement_learning --ranks 4 --updates 100
 //
 // There are eight carts, each with random numbers of its own; a rank has every so-many-th of them.
 // Episodes differ in length, so ranks have different numbers of steps. DDP averages over ranks, and
@@ -121,10 +121,9 @@ std::size_t play(CartPole& cart, const auto& ddp, Rollout& rollout) {
 }
 
 int train(Session& session) {
+  const std::size_t updates = session.option("updates", 60u, "of the policy");
   ProcessGroup group(session);
   const std::size_t world = group.world_size().value();
-  const auto& arguments = session.arguments();
-  const std::size_t updates = arguments.size() > 1 ? std::stoul(arguments[1]) : 60;
   DistributedDataParallel<Policy, Optimizer<Adam>> ddp(*group);
   ddp.optimizer().lr = 0.1;
 

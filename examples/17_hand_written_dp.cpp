@@ -2,8 +2,8 @@
 // One process, one thread for each replica: `DataParallel` in a loop of one's own. Nothing is
 // launched, so this could be a tool or a service that trains now and then.
 //
-//   ./hand_written_dp          a replica for each core
-//   ./hand_written_dp 4        four replicas
+//   ./hand_written_dp                   a replica for each core
+//   ./hand_written_dp --replicas 4      four replicas
 //
 // Every batch is cut into shares. The loss is one over the whole batch, so any number of replicas
 // trains the same model.
@@ -13,9 +13,12 @@
 #include "lockstep/data/generated_dataset.hpp"
 #include "mlp.hpp"
 
-int main(int argc, char** argv) {
+int main(int argc, char** argv) try {
   DpOptions options;
-  if (argc > 1) options.replicas = std::stoul(argv[1]);
+  ProgramOptions command_line(argc, argv);
+  const std::size_t replicas = command_line.option("replicas", 0u, "0: one for each core");
+  if (command_line.finish()) return 0;  // --help
+  if (replicas != 0) options.replicas = replicas;
   DataParallel<Mlp<float, 784, 64, 10>, Optimizer<AdamW>> dp(options);
   dp.optimizer().lr = 1e-3;
 
@@ -40,4 +43,7 @@ int main(int argc, char** argv) {
                 static_cast<int>(epoch) + 1, dp.replicas(), loss, accuracy);
   }
   return accuracy > 0.8 ? 0 : 1;
+} catch (const std::exception& error) {
+  std::fprintf(stderr, "%s\n", error.what());
+  return 1;
 }

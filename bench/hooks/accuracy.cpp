@@ -13,6 +13,7 @@ int train(const std::string& name, int argc, char** argv) {
   using Job = Trainer<Mlp<float, 784, 256, 10>, Backend<Shm>, Sharding<Replicated>,
                       Optimizer<AdamW>, Schedule<Cosine>, Policies...>;
   return launch<Job>(argc, argv, [&](Job& job) {
+    job.arguments();  // `main` has read them
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
     job.optimizer().lr = 2e-3;

@@ -46,11 +46,13 @@ int main(int argc, char** argv) {
   }
   if (wants_shm(argc, argv)) {
     return launch_threads(argc, argv, [](Session& session) {
+      ask_backend(session);
       auto comm = make_thread_communicator(session.membership(), session.store());
       measure(comm, session);
     });
   }
   return launch(argc, argv, [](Session& session) {
+    ask_backend(session);
     auto comm = make_nccl_communicator(session.membership(), session.store());
     measure(comm, session);
   });

@@ -2,7 +2,7 @@
 // A convolutional network on Fashion-MNIST that is an ordinary LibTorch module: LibTorch's layers
 // and autograd, lockstep's data, ranks, loop, optimizer, evaluation and checkpoints.
 //
-//   ./fashion_mnist --ranks 2                  (a number of epochs may follow)
+//   ./fashion_mnist --ranks 2                  (--epochs 2 for fewer)
 //   ./fashion_mnist --ranks 2 --checkpoint run --resume
 #include <torch/nn/modules/batchnorm.h>
 #include <torch/nn/modules/conv.h>
@@ -70,10 +70,10 @@ int main(int argc, char** argv) {
     const auto train = fashion_mnist("train", job.data());
     const auto test = fashion_mnist("test", job.data());
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
-    const auto& arguments = job.arguments();
+    const auto epochs = job.option("epochs", 6u, "passes over the training images");
     job.optimizer().lr = 2e-3;
     Scores scores;
-    for (auto epoch : job.epochs(arguments.size() > 1 ? std::stoul(arguments[1]) : 6)) {
+    for (auto epoch : job.epochs(epochs)) {
       for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);
       scores = job.evaluate(test, 500);
     }

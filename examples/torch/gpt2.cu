@@ -3,8 +3,8 @@
 // gradients and AdamW's update are one CUDA graph. Tokens are 16-bit numbers in a file, as nanoGPT
 // and llm.c write them; without one, noise is learned, which shows the speed.
 //
-//   ./gpt2 --ranks 8 train.bin           eight GPUs, 16 windows of 1024 tokens for each in a step
-//   ./gpt2 --ranks 1 noise 30            30 steps of noise
+//   ./gpt2 --ranks 8 --tokens train.bin  eight GPUs, 16 windows of 1024 tokens for each in a step
+//   ./gpt2 --ranks 1 --steps 30          30 steps of noise
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -55,10 +55,8 @@ std::string write_noise(std::size_t steps, std::size_t ranks) {
 }
 
 void train(Session& session) {
-  const auto& arguments = session.arguments();
-  const std::string given = arguments.size() > 1 ? arguments[1] : "noise";
-  const std::size_t steps =
-      arguments.size() > 2 ? std::strtoul(arguments[2].c_str(), nullptr, 10) : 100;
+  const auto given = session.option("tokens", "noise", "a file of tokens of 16 bits");
+  const std::size_t steps = session.option("steps", 100u, "updates");
   ::torch::manual_seed(1);
   Job job(session);
   job.optimizer().lr = 6e-4;

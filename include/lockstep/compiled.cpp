@@ -53,6 +53,7 @@
 #include "lockstep/launch/names.ipp"
 #include "lockstep/launch/open_files.ipp"
 #include "lockstep/launch/parse.ipp"
+#include "lockstep/launch/program_options.ipp"
 #include "lockstep/launch/rendezvous.ipp"
 #include "lockstep/launch/restarts.ipp"
 #include "lockstep/launch/spawn.ipp"

@@ -94,6 +94,7 @@ std::uint64_t mixed(std::uint64_t hash, const void* data, std::size_t bytes) {
 
 template <class Job>
 void train(Job& job) {
+  job.arguments();  // `main` has read them
   const auto samples = make_samples(256);
   job.optimizer().lr = 0.01;
   RandomStream noise = job.random();

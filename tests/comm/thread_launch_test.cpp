@@ -76,10 +76,10 @@ BOOST_AUTO_TEST_CASE(threads_are_ranks_of_one_job) {
     std::string rest = "--epochs";
     char* argv[] = {program.data(), option.data(), number.data(), rest.data()};
     const int status = launch_threads(4, argv, [&](Session& session) {
-      session.store().barrier("all", session.rank(), session.world());
-      const Membership& member = session.membership();
       detail::check(session.arguments() == std::vector<std::string>{"trainer", "--epochs"},
                     "hand them on");
+      session.store().barrier("all", session.rank(), session.world());
+      const Membership& member = session.membership();
       detail::check(member.local_rank == member.rank.value(), "be alone on the host");
       sum += member.rank.value() + 10 * member.local_world;
       const std::lock_guard lock(mutex);

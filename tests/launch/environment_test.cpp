@@ -7,6 +7,7 @@
 
 #include "launch/watchdog.hpp"
 #include "lockstep/launch/options.hpp"
+#include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
 
 using namespace lockstep;
@@ -259,7 +260,7 @@ BOOST_AUTO_TEST_CASE(a_jobs_options_are_left_for_it_and_checked) {
   expect_error([&] { cut({"--seeds", "2"}); }, "did you mean --seed?");
   expect_error([&] { cut({"--seed", "2", "--seed=2"}); }, "--seed is given twice");
   expect_error([&] { cut({"--help=1"}); }, "--help takes no value");
-  const std::string help = detail::help_text("/usr/bin/trainer", flags);
+  const std::string help = detail::help_text("/usr/bin/trainer", flags, {});
   BOOST_TEST(help.starts_with("usage: trainer [OPTIONS]"));
   for (const char* part : {"  --seed N ", "  --ranks N ", "  --version  ", "own"}) {
     BOOST_TEST(help.find(part) != std::string::npos, part);

@@ -792,7 +792,7 @@ BOOST_AUTO_TEST_CASE(options_are_taken_out_of_the_arguments) {
       {"program", "--seed", "5", "data", "--log=run.jsonl", "--", "--seed", "6"});
   BOOST_TEST(options.seed.value() == 5u);
   BOOST_TEST(options.log == "run.jsonl");
-  const std::vector<std::string> rest = {"program", "data", "--", "--seed", "6"};
+  const std::vector<std::string> rest = {"program", "data", "--seed", "6"};
   BOOST_TEST(options.arguments == rest, boost::test_tools::per_element());
   BOOST_CHECK_THROW(parse_trainer_options({"program", "--log"}), Error);
   const TrainerOptions saving =

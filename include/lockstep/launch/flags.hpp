@@ -55,8 +55,10 @@ std::string_view meant_flag(std::string_view name, std::span<const Flag> flags);
 /// Does the program's user ask for `name`, an option without a value?
 bool asks_for(std::span<const std::string_view> arguments, std::string_view name);
 
-/// The answer to `--help`.
-std::string help_text(std::string_view program, std::span<const Flag> others);
+/// An argument's name as flags are spelt: without a value, and with hyphens.
+std::string flag_name(std::string_view argument);
+
+const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
 }  // namespace lockstep::detail
 

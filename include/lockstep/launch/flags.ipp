@@ -7,11 +7,9 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/launch/flags.hpp"
-#include "lockstep/version.hpp"
 
 namespace lockstep::detail {
 
-/// An argument's name as flags are spelt: without a value, and with hyphens.
 LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
   std::string name(argument.substr(0, argument.find('=')));
   std::replace(name.begin(), name.end(), '_', '-');
@@ -144,24 +142,6 @@ LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::
     if (arguments[i] == name) return true;
   }
   return false;
-}
-
-LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others) {
-  program.remove_prefix(program.find_last_of('/') + 1);
-  std::string lines = text({"usage: ", program, " [OPTIONS] [ARGUMENTS]\n\nOptions of lockstep ",
-                            version, ", which starts the ranks of this program:\n"});
-  const auto add = [&](std::span<const Flag> flags) {
-    for (const Flag& flag : flags) {
-      std::string left = text({"  ", flag.name, flag.value.empty() ? "" : " ", flag.value});
-      left.resize(std::max<std::size_t>(left.size() + 2, 26), ' ');
-      lines += text({left, flag.help, "\n"});
-    }
-  };
-  add(others);
-  add(launch_flags);
-  return lines +
-         "\nAll other arguments are the program's own, and so is everything behind --.\n"
-         "torchrun, mpirun and srun may start the ranks instead.\n";
 }
 
 }  // namespace lockstep::detail

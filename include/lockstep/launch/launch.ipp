@@ -16,6 +16,7 @@
 #include "lockstep/launch/launch_count.hpp"
 #include "lockstep/launch/meeting.hpp"
 #include "lockstep/launch/options.hpp"
+#include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/self_launch.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
 #include "lockstep/launch/terminal.hpp"
@@ -32,8 +33,12 @@ struct Start {
   std::chrono::milliseconds timeout{};
   bool is_answered = false;
 
-  Start(int argc, char** argv, std::span<const Flag> flags) {
-    if (answer(argc, argv, flags)) return;
+  /// `run` is the program, which knows its own options; `ranks` are as many as it must have.
+  Start(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+        std::size_t ranks) {
+    // Jobs that a program makes of its session have options too.
+    if (flags.empty()) flags = ProgramTraits::get().flags;
+    if (answer(argc, argv, flags, run, ranks == dynamic ? 1 : ranks)) return;
     options = parse_options(argc, argv, flags);
     options.launch_number = count.number();
     set_progress_style(options.progress);
@@ -63,13 +68,14 @@ struct Start {
 
   Session session() {
     Session session = place ? join_at(*place, timeout) : join_alone(timeout);
-    session.set_arguments(std::move(options.rest));
+    session.set_arguments(options.rest);
     return session;
   }
 
  private:
   /// Answers `--help` and `--version`, once: rank 0 of those that a launcher has started prints.
-  bool answer(int argc, char** argv, std::span<const Flag> flags) {
+  bool answer(int argc, char** argv, std::span<const Flag> flags, FunctionRef<int(Session&)> run,
+              std::size_t ranks) {
     const std::vector<std::string_view> arguments(argv, argv + argc);
     const bool wants_help = asks_for(arguments, "--help");
     is_answered = wants_help || asks_for(arguments, "--version");
@@ -77,11 +83,47 @@ struct Start {
     // A place without a meeting point is an error for a rank, but this one meets nobody.
     const auto where = environment(Endpoint{"127.0.0.1", 1}).placement();
     if (where && where->rank != Rank{0}) return true;
-    std::fputs(wants_help ? help_text(arguments.empty() ? "program" : arguments[0], flags).c_str()
+    std::fputs(wants_help ? help(arguments, flags, run, ranks).c_str()
                           : text({"lockstep ", version, "\n"}).c_str(),
                stdout);
     std::fflush(stdout);
     return true;
+  }
+
+  /// The answer to `--help`. A program that has options of its own is run, on threads of this
+  /// process, until it has asked for them; `HelpAsked` ends it then.
+  static std::string help(std::span<const std::string_view> arguments, std::span<const Flag> flags,
+                          FunctionRef<int(Session&)> run, std::size_t ranks) {
+    const std::string_view program = arguments.empty() ? "program" : arguments[0];
+    std::vector<ProgramOptions::Asked> asked;
+    std::string note;
+    if (!ProgramTraits::get().has_options) return help_text(program, flags, asked);
+    const auto until_asked = [&](Session& session) {
+      try {
+        run(session);
+      } catch (const HelpAsked&) {  // NOLINT(bugprone-empty-catch): this is its end
+      } catch (const std::exception& error) {
+        if (session.rank() == Rank{0}) {
+          note = text({"It may have more, but ended before it had asked for them: ", error.what()});
+        }
+      } catch (...) {  // NOLINT(bugprone-empty-catch): nor is any other failure one of `--help`
+      }
+      if (session.rank() == Rank{0}) asked = session.options().asked();
+      return 1;  // so that nobody asks who has read the rest
+    };
+    std::vector<std::string> words{std::string(program)};
+    try {
+      std::vector<Flag> all(flags.begin(), flags.end());
+      all.insert(all.end(), std::begin(launch_flags), std::end(launch_flags));
+      words = cut_arguments(arguments, all).rest;
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a slip beside `--help` is none
+    }
+    try {
+      run_threads(ranks, std::chrono::seconds(10), words, Descriptor(), until_asked, true);
+    } catch (const std::exception& error) {
+      note = error.what();
+    }
+    return help_text(program, flags, asked, note);
   }
 
   /// Only a launcher of lockstep's own can start ranks again.
@@ -137,7 +179,7 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
   Descriptor launcher;
   LateFailures late;
   try {
-    Start start(argc, argv, flags);
+    Start start(argc, argv, flags, run, default_ranks);
     if (start.is_over()) return 0;
     const auto& place = start.place;
     if (!start.options.ranks && !place && default_ranks != dynamic && default_ranks > 1) {
@@ -152,7 +194,7 @@ LOCKSTEP_INLINE int launch_processes(int argc, char** argv, FunctionRef<int(Sess
     rank = place ? place->rank : Rank{0};
     launcher = start.report();
     Session session = start.session();
-    const int status = until_stopped(rank, [&] { return run(session); });
+    const int status = run_rank(session, run);
     return status_after(status, late, launcher);
   } catch (...) {
     return report_failure(std::current_exception(), rank, launcher);
@@ -165,7 +207,9 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
   Descriptor launcher;
   LateFailures late;
   try {
-    Start start(argc, argv, flags);
+    std::optional<std::size_t> replicas;
+    const auto run_replicas = [&](Session& session) { return run(session, replicas); };
+    Start start(argc, argv, flags, run_replicas, 1);
     if (start.is_over()) return 0;
     launcher = start.report();
     require_one_process(start, "replicas", "ParallelStrategy<DDP>");
@@ -174,9 +218,9 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
       options.threads = options.ranks;
       return launch_ranks(std::move(options), start.timeout);
     }
-    const auto replicas = options.ranks ? options.ranks : environment().threads();
+    replicas = options.ranks ? options.ranks : environment().threads();
     Session session = start.session();
-    const int status = until_stopped(std::nullopt, [&] { return run(session, replicas); });
+    const int status = run_rank(session, run_replicas);
     return status_after(status, late, launcher);
   } catch (...) {
     return report_failure(std::current_exception(), std::nullopt, launcher);
@@ -202,7 +246,7 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
   Descriptor launcher;
   LateFailures late;
   try {
-    Start start(argc, argv, flags);
+    Start start(argc, argv, flags, run, default_ranks);
     if (start.is_over()) return 0;
     LaunchOptions& options = start.options;
     launcher = start.report();

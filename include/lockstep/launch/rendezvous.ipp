@@ -34,8 +34,9 @@ LOCKSTEP_INLINE Session::~Session() {
   }
 }
 
-LOCKSTEP_INLINE void Session::set_arguments(std::vector<std::string> arguments) {
-  arguments_ = std::move(arguments);
+LOCKSTEP_INLINE void Session::set_arguments(const std::vector<std::string>& arguments,
+                                            bool asks_for_help) {
+  options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
 }
 
 namespace detail {

@@ -4,11 +4,13 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep {
@@ -37,15 +39,29 @@ class Session {
   const Membership& membership() const { return membership_; }
   Rank rank() const { return membership_.rank; }
   WorldSize world() const { return membership_.world; }
-  Store& store() { return *store_; }
+  /// Options are asked for before the store is first used, as groups use it.
+  Store& store() {
+    if (!options_.is_left_to_job()) options_.close(ProgramOptions::Readers::some);
+    return *store_;
+  }
 
-  /// The program's arguments without those that were the launcher's, where `launch` was given any.
-  const std::vector<std::string>& arguments() const { return arguments_; }
-  void set_arguments(std::vector<std::string> arguments);
+  /// An option of the program's own: `session.option("updates", 60)` is 60, or what follows
+  /// `--updates`. See `ProgramOptions::option`.
+  template <class T>
+  auto option(std::string_view name, T otherwise, std::string_view help = {}) {
+    return options_.option(name, otherwise, help);
+  }
+  /// The program's words that no option has taken, its name first, without the launcher's options
+  /// and without `--`.
+  const std::vector<std::string>& arguments() const { return options_.arguments(); }
+  ProgramOptions& options() { return options_; }
+  /// `arguments` are what the launcher has left: the program's name first, and `--` where it was
+  /// given.
+  void set_arguments(const std::vector<std::string>& arguments, bool asks_for_help = false);
 
  private:
   Membership membership_;
-  std::vector<std::string> arguments_;
+  ProgramOptions options_;
   detail::EndOfScope scope_;
   std::unique_ptr<detail::StoreHost> host_;
   std::unique_ptr<Store> store_;

@@ -65,6 +65,16 @@ inline int until_stopped(std::optional<Rank> rank, FunctionRef<int()> run) {
   }
 }
 
+/// Calls `run(session)`, until it is stopped. Where it ends well, nothing of the command line may
+/// be left that nobody has read.
+inline int run_rank(Session& session, FunctionRef<int(Session&)> run) {
+  return until_stopped(session.rank(), [&] {
+    const int status = run(session);
+    if (status == 0) session.options().close();
+    return status;
+  });
+}
+
 /// How the threads of a job ended, as each reports it.
 class ThreadEnds {
  public:
@@ -157,9 +167,10 @@ inline std::vector<Thread> start_threads(std::size_t first, std::size_t ranks, T
 }
 
 /// All ranks of a job are threads of this process: calls `run(session)` on each and waits for them.
+/// With `asks_for_help` it runs only to learn what options it asks for.
 inline int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
                        const std::vector<std::string>& arguments, const Descriptor& launcher,
-                       FunctionRef<int(Session&)> run) {
+                       FunctionRef<int(Session&)> run, bool asks_for_help = false) {
   const std::string secret = random_id();
   const std::string job = random_id();
   allow_open_files(3 * ranks + 64, "a process of", ranks);
@@ -171,12 +182,10 @@ inline int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
     Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
                       job,     secret,           timeout, ranks};
     sessions.emplace_back(std::move(member), Store("127.0.0.1", server.port(), secret, timeout));
-    sessions.back().set_arguments(arguments);
+    sessions.back().set_arguments(arguments, asks_for_help);
   }
   ThreadEnds ends(ranks);
-  const auto act = [&](Rank rank) {
-    return until_stopped(rank, [&] { return run(sessions[rank.value()]); });
-  };
+  const auto act = [&](Rank rank) { return run_rank(sessions[rank.value()], run); };
   // Ranks that wait for this one in the store stop waiting.
   const auto failed = [&] { server.shut_down(); };
   for (Thread& thread : start_threads(0, ranks, ends, act, failed)) thread.join();
@@ -201,7 +210,7 @@ inline int run_threads_at(RankPlacement place, std::size_t threads,
         place, {rank, WorldSize{place.world.value() * threads}, local, place.local_world * threads,
                 name, 0, place.job, place.secret, timeout, threads});
     session.set_arguments(arguments);
-    return until_stopped(rank, [&] { return run(session); });
+    return run_rank(session, run);
   };
   const auto failed = [] {};
   std::vector<Thread> running = start_threads(first, threads, ends, act, failed);

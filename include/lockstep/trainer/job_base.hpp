@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <exception>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -53,8 +54,16 @@ class JobBase : public ComposedJob<Model, Policies> {
   Rank rank() const { return session_.rank(); }
   WorldSize world_size() const { return session_.world(); }
   const Membership& membership() const { return session_.membership(); }
-  /// The program's arguments that are neither the launcher's nor the trainer's, its name first.
-  const std::vector<std::string>& arguments() const { return options_.arguments; }
+  /// An option of the program's own: `job.option("epochs", 8)` is 8, or what follows `--epochs`.
+  /// See `ProgramOptions::option`. All options are asked for before the job's first operation,
+  /// which is an error where the command line has one that nobody has asked for.
+  template <class T>
+  auto option(std::string_view name, T otherwise, std::string_view help = {}) {
+    return session_.options().option(name, otherwise, help);
+  }
+  /// The program's words that are neither the launcher's nor the trainer's and that no option has
+  /// taken, its name first.
+  const std::vector<std::string>& arguments() const { return session_.arguments(); }
   /// The value of `--data`, for the program's data sets: `fashion_mnist("train", job.data())`.
   const std::string& data() const { return options_.data; }
 
@@ -129,7 +138,7 @@ class JobBase : public ComposedJob<Model, Policies> {
   template <class Source>
   JobBase(Session& session, Source&& source, TrainerOptions&& options)
       : session_(session),
-        options_(std::move(options)),
+        options_(leave_options_to_job(session, std::move(options), program_has_job<void>)),
         comm_(Training::communicate(session)),
         wrapped_(Training::make(session, comm_, std::forward<Source>(source), options_)),
         feed_(session, wrapped_) {
@@ -193,7 +202,14 @@ class JobBase : public ComposedJob<Model, Policies> {
   }
   Comm& own_communicator() { return comm_; }
   wrapper& own_wrapper() { return wrapped_; }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse(const char* operation) {
+  /// The program has asked for all of its options.
+  void end_asking() {
+    if (!is_asking_) return;
+    is_asking_ = is_held_up_ = false;
+    session_.options().close();
+  }
+  [[gnu::cold, gnu::noinline]] void refuse(const char* operation) {
+    if (is_asking_) return end_asking();
     if (failure_) {
       is_held_up_ = false;
       std::rethrow_exception(std::exchange(failure_, nullptr));
@@ -223,7 +239,10 @@ class JobBase : public ComposedJob<Model, Policies> {
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
   std::exception_ptr failure_;  // of an epoch that a `break` has ended
-  bool is_held_up_ = false;     // by a failure, or because rank 0 alone is in `on_rank0`
+  bool is_asking_ = true;       // the program, for its options
+  // Because the program asks for its options, by a failure, or because rank 0 alone is in
+  // `on_rank0`.
+  bool is_held_up_ = true;
 };
 
 }  // namespace lockstep::detail

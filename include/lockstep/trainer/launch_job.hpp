@@ -54,7 +54,7 @@ consteval bool require_models() {
 template <class Job, class Source, class F>
 int launch_job(int argc, char** argv, Source& source, F& f) {
   const auto run = [&](Session& session, std::optional<std::size_t> replicas = std::nullopt) {
-    TrainerOptions options = parse_trainer_options(session.arguments());
+    TrainerOptions options = take_trainer_options(session);
     if (options.replicas && replicas) {
       fail("launch", {"--ranks and --replicas are both given"}, "give one of them");
     }

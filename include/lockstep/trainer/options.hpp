@@ -12,6 +12,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/flags.hpp"
+#include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
@@ -23,7 +24,7 @@ struct TrainerOptions {
   std::optional<std::size_t> replicas{};    ///< `--replicas N`: of `ParallelStrategy<DP>`
   std::optional<ProgressStyle> progress{};  ///< instead of what `--progress` says
   std::string data{};                  ///< `--data FOLDER`, or "generated": what `job.data()` says
-  std::vector<std::string> arguments;  ///< the program's own, its name first
+  std::vector<std::string> arguments;  ///< what `parse_trainer_options` has left, its name first
   detail::CheckpointFlags checkpoint{};  ///< `--checkpoint`, `--checkpoint-every`, `--resume`, ...
 };
 
@@ -50,6 +51,23 @@ static_assert(std::size(trainer_flags) == 5 + std::size(checkpoint_flags));
 /// Takes the trainer's options out of a program's arguments. `--log FILE` and `--log=FILE` alike;
 /// nothing after `--` is looked at.
 TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments);
+
+class Session;
+
+namespace detail {
+
+/// The options of a job that is made of a session: those of the session's command line.
+TrainerOptions take_trainer_options(Session& session);
+
+/// Whoever uses this variable says that the program has a job that reads the trainer's options. Its
+/// initialiser runs before `main`, so that `--help` and the launcher know them too.
+template <class>
+inline const bool program_has_job = (ProgramTraits::get().flags = trainer_flags, true);
+
+/// For a job that is made: options are asked for until its first operation. Returns `options`.
+TrainerOptions leave_options_to_job(Session& session, TrainerOptions options, const bool& is_noted);
+
+}  // namespace detail
 
 }  // namespace lockstep
 

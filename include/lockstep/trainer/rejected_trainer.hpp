@@ -73,6 +73,14 @@ class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
   Rank rank() const { std::terminate(); }
   WorldSize world_size() const { std::terminate(); }
   const Membership& membership() const { std::terminate(); }
+  template <class T>
+  auto option(std::string_view, T otherwise, std::string_view = {}) const {
+    if constexpr (OptionText<T>) {
+      return std::string(otherwise);
+    } else {
+      return otherwise;
+    }
+  }
   const std::vector<std::string>& arguments() const { std::terminate(); }
   const std::string& data() const { std::terminate(); }
   RejectedWrapper<Model, Ps...>& ddp() const { std::terminate(); }

@@ -54,19 +54,30 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// constructed when they have met, by default or by a function, `[](Session&) { return
   /// Model(...); }`: on a GPU job with this rank's GPU selected. One that is given was constructed
   /// before. With `ParallelStrategy<DP>` every replica's is constructed on its own thread and
-  /// device. **Ranks** all. **Host** blocks.
+  /// device. Seed, log, data and checkpoints are as the session's command line says. **Ranks** all.
+  /// **Host** blocks.
   template <class M = Model>
-  explicit BasicTrainer(Session& session, DefaultModel = {}, TrainerOptions options = {})
+  explicit BasicTrainer(Session& session, DefaultModel = {})
+      : BasicTrainer(session, DefaultModel{}, take_trainer_options(session)) {}
+  template <ModelMaking<Model, Session> Make>
+  BasicTrainer(Session& session, Make&& make)
+      : BasicTrainer(session, make, take_trainer_options(session)) {}
+  BasicTrainer(Session& session, Model model)
+      : BasicTrainer(session, std::move(model), take_trainer_options(session)) {}
+  /// The same with options that the program gives, instead of those of the command line.
+  template <class M = Model>
+  BasicTrainer(Session& session, DefaultModel, TrainerOptions options)
       : Base(session, DefaultModel{}, std::move(options)) {}
   template <ModelMaking<Model, Session> Make>
-  BasicTrainer(Session& session, Make&& make, TrainerOptions options = {})
+  BasicTrainer(Session& session, Make&& make, TrainerOptions options)
       : Base(session, [&] { return made_by<Model>(make, session); }, std::move(options)) {}
-  BasicTrainer(Session& session, Model model, TrainerOptions options = {})
+  BasicTrainer(Session& session, Model model, TrainerOptions options)
       : Base(session, std::move(model), std::move(options)) {}
 
   /// `for (auto epoch : job.epochs(10))`. After `--resume`, or a restart, the first call goes on
   /// from the newest checkpoint. **Ranks** all.
   EpochRange<BasicTrainer> epochs(std::uint64_t count) {
+    this->end_asking();
     this->resume_if_wanted();
     return {*this, this->begin_epochs(count), count};
   }
@@ -193,6 +204,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// come, so it is an error at once.
   template <class F>
   void on_rank0(F&& f) {
+    this->end_asking();
     if (rank() != Rank{0}) return;
     const typename Base::Rank0Only only(this->is_held_up_);
     std::forward<F>(f)(RunLog(this->display_, this->log_));

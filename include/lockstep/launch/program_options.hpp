@@ -1,0 +1,211 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The options and words of a command line that are the program's own:
+/// `job.option("epochs", 8)`.
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <exception>
+#include <limits>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/launch/flags.hpp"
+
+namespace lockstep {
+
+namespace detail {
+
+/// Thrown on the ranks of a program that runs only so that `--help` learns its options, when it has
+/// asked for all of them. It is no failure, and handlers of errors let it pass.
+class HelpAsked : public std::exception {
+ public:
+  const char* what() const noexcept override { return "--help"; }
+
+ private:
+  HarmlessMark mark_;
+};
+
+/// What the whole program is known to read before `main` begins.
+struct ProgramTraits {
+  bool has_options = false;       ///< some function of it calls `option`
+  std::span<const Flag> flags{};  ///< those that its jobs read
+
+  static ProgramTraits& get() {
+    static ProgramTraits traits;
+    return traits;
+  }
+};
+
+/// Whoever uses this variable says that the program asks for options. Its initialiser runs before
+/// `main`, so `--help` runs no function of a program that has no options to tell.
+template <class>
+inline const bool program_has_options = ProgramTraits::get().has_options = true;
+
+template <class T>
+concept OptionText = std::convertible_to<T, std::string_view>;
+/// An option is a number, a bool (`--verbose`), or a text.
+template <class T>
+concept OptionType =
+    OptionText<T> || std::floating_point<T> ||
+    (std::integral<T> && !std::same_as<T, char> && !std::same_as<T, wchar_t> &&
+     !std::same_as<T, char8_t> && !std::same_as<T, char16_t> && !std::same_as<T, char32_t>);
+
+/// The number that a text is, if it is one between the limits.
+std::optional<std::int64_t> whole_number(std::string_view text, std::int64_t least,
+                                         std::int64_t most);
+std::optional<std::uint64_t> whole_number(std::string_view text, std::uint64_t least,
+                                          std::uint64_t most);
+std::optional<double> real_number(std::string_view text);
+/// The shortest text that reads as this number.
+std::string real_text(double number);
+
+}  // namespace detail
+
+/// The command line of a program without what lockstep takes of it. `launch` makes one for each
+/// rank, behind `session.option` and `job.option`; a program that launches nothing makes its own:
+///
+///     ProgramOptions options(argc, argv);
+///     const auto replicas = options.option("replicas", 0u, "0: one for each core");
+///     if (options.finish()) return 0;  // --help
+class ProgramOptions {
+ public:
+  /// An option that the program has asked for.
+  struct Asked {
+    std::string name;   ///< with its dashes
+    std::string value;  ///< the word for its value; empty where it has none
+    std::string help;
+    std::optional<std::string> given{};
+  };
+  /// Who asks what is left: a first use of the session, which jobs may follow, or all that follow.
+  enum class Readers : std::uint8_t { some, all };
+
+  ProgramOptions() = default;
+  /// Of a program that launches nothing.
+  ProgramOptions(int argc, char** argv);
+  /// `words` are the program's name, what the launcher has left, and `--` where it was given.
+  /// `speaks` is false on ranks whose errors others print as well.
+  ProgramOptions(const std::vector<std::string>& words, bool speaks, bool asks_for_help = false);
+
+  /// The value of `--name VALUE` or `--name=VALUE`, or `otherwise`. Its type is that of
+  /// `otherwise`: a number, which is checked against the type's range; a bool, `--name` or
+  /// `--name=false`; a text, which is a `std::string`. `help` is shown by `--help`. An error names
+  /// the option, its value and what is expected.
+  template <class T>
+  auto option(std::string_view name, T otherwise, std::string_view help = {}) {
+    static_assert(detail::OptionType<T>,
+                  "lockstep: an option is a number, a bool or a text, as its default value is: "
+                  "option(\"epochs\", 8)");
+    if constexpr (detail::OptionText<T>) {
+      const std::string_view text = otherwise;
+      return std::string(
+          ask(name, "TEXT", text, help, detail::program_has_options<T>).value_or(text));
+    } else if constexpr (std::same_as<T, bool>) {
+      const auto text =
+          ask(name, "", otherwise ? "true" : "", help, detail::program_has_options<T>);
+      if (!text) return otherwise;
+      if (*text != "true" && *text != "false") refuse_value(name, *text, "give it true or false");
+      return *text == "true";
+    } else if constexpr (std::floating_point<T>) {
+      const auto text = ask(name, "X", detail::real_text(static_cast<double>(otherwise)), help,
+                            detail::program_has_options<T>);
+      if (!text) return otherwise;
+      const auto number = detail::real_number(*text);
+      if (!number) refuse_value(name, *text, "give it a number");
+      return static_cast<T>(*number);
+    } else if constexpr (std::integral<T>) {
+      const auto text =
+          ask(name, "N", detail::text({otherwise}), help, detail::program_has_options<T>);
+      if (!text) return otherwise;
+      using Widest = std::conditional_t<std::signed_integral<T>, std::int64_t, std::uint64_t>;
+      constexpr Widest least = std::numeric_limits<T>::min();
+      constexpr Widest most = std::numeric_limits<T>::max();
+      const auto number = detail::whole_number(*text, least, most);
+      if (!number) {
+        refuse_value(name, *text,
+                     detail::text({"give it a whole number from ", least, " to ", most}));
+      }
+      return static_cast<T>(*number);
+    } else {
+      return otherwise;
+    }
+  }
+
+  /// The words that no option has taken, the program's name first.
+  const std::vector<std::string>& arguments() const {
+    is_read_ = true;
+    return left_;
+  }
+
+  /// Ends the asking in a program that launches nothing: what nobody has asked for is an error.
+  /// True where `--help` was given and is answered.
+  bool finish();
+
+  /// Ends the asking: what nobody has asked for is an error. A program that has asked for no option
+  /// and has called `arguments` reads its own words, and nothing is.
+  void close(Readers readers = Readers::all) {
+    if (!is_closed_ || asks_for_help_ || (!is_checked_ && readers == Readers::all)) end(readers);
+  }
+  /// From now on a job ends the asking, at its first operation.
+  void leave_to_job() { is_left_ = true; }
+  bool is_left_to_job() const { return is_left_; }
+
+  /// Takes a job's options out of the words. Returns the program's name and all that jobs have
+  /// taken by now. No option of the program may have one of their names then.
+  std::vector<std::string> take(std::span<const detail::Flag> flags);
+  /// How many jobs have taken theirs.
+  std::size_t takers() const { return takers_; }
+
+  bool asks_for_help() const { return asks_for_help_; }
+  const std::vector<Asked>& asked() const { return asked_; }
+  /// Is this the rank whose errors are printed?
+  bool speaks() const { return speaks_; }
+
+ private:
+  std::optional<std::string_view> ask(std::string_view name, std::string_view value,
+                                      std::string_view otherwise, std::string_view help,
+                                      const bool& is_noted);
+  std::optional<std::string> find(const std::string& name, bool has_value,
+                                  std::string_view otherwise);
+  void end(Readers readers);
+  [[noreturn]] void refuse(std::initializer_list<detail::Word> problem, std::string_view advice);
+  [[noreturn]] void refuse_value(std::string_view name, std::string_view value,
+                                 std::string_view advice);
+  [[noreturn]] void refuse_unknown(const std::string& word);
+
+  std::vector<std::string> left_;   // without `--`
+  std::size_t behind_ = 0;          // where the words begin that stood behind `--`
+  std::vector<std::string> taken_;  // by jobs
+  std::vector<Asked> asked_;
+  std::vector<detail::Flag> reserved_;
+  std::size_t takers_ = 0;
+  bool speaks_ = true;
+  bool asks_for_help_ = false;
+  bool is_closed_ = false;
+  bool is_checked_ = false;  // all words were
+  bool is_left_ = false;
+  bool is_launched_ = false;
+  mutable bool is_read_ = false;
+};
+
+namespace detail {
+
+/// The answer to `--help`. `others` are options of lockstep beside the launcher's.
+std::string help_text(std::string_view program, std::span<const Flag> others,
+                      const std::vector<ProgramOptions::Asked>& asked, std::string_view note = {});
+
+}  // namespace detail
+
+}  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/launch/program_options.ipp"
+#endif
