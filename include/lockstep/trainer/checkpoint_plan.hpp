@@ -51,8 +51,18 @@ class CheckpointPlan {
   void begin(const JointRanks& ranks, std::uint64_t updates, const Resumed* resumed);
 
   /// What is due when an update has ended. Now and then ranks tell each other whether their time is
-  /// over or a signal has come. **Ranks** all. **Host** blocks now and then.
-  WantedSave after_update(const JointRanks& ranks, std::uint64_t updates);
+  /// over or a signal has come: `gather(text)` gives every rank's text, by rank. It is a template
+  /// because steps come here, which call nothing through a pointer. **Ranks** all, of which there
+  /// are `world`. **Host** blocks now and then.
+  template <class Gather>
+  WantedSave after_update(std::uint64_t updates, std::size_t world, const Gather& gather) {
+    const std::uint64_t every = options_.every_steps;
+    bool is_due = every != 0 && updates / every != updates_ / every;
+    updates_ = updates;
+    if (--until_look_ == 0) is_due = look(world, gather) || is_due;
+    if (signal_ != 0) return WantedSave::stop;
+    return is_due ? WantedSave::save : WantedSave::none;
+  }
   /// What is due when an epoch has ended. **Ranks** all. **Host** blocks.
   WantedSave after_epoch(const JointRanks& ranks, bool is_best, bool is_last);
 
@@ -76,7 +86,25 @@ class CheckpointPlan {
  private:
   using Clock = std::chrono::steady_clock;
 
-  bool look(const JointRanks& ranks);
+  /// What a rank tells the others now and then.
+  struct RanksLook {
+    std::int32_t signal = 0;
+    std::uint32_t is_due = 0;
+    std::uint64_t updates_per_look = 1;
+  };
+
+  template <class Gather>
+  bool look(std::size_t world, const Gather& gather) {
+    RanksLook all = own_look(world);
+    if (world != 1) {
+      const std::string mine(reinterpret_cast<const char*>(&all), sizeof all);
+      for (const std::string& told : gather(mine)) add_look(all, told);
+    }
+    return take_look(all);
+  }
+  RanksLook own_look(std::size_t world);
+  static void add_look(RanksLook& all, const std::string& told);
+  bool take_look(const RanksLook& all);
   std::string told_best() const;
   void learn_best(const std::string& told);
 

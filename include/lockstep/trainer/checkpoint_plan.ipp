@@ -24,13 +24,6 @@
 
 namespace lockstep::detail {
 
-/// What a rank tells the others now and then.
-struct RanksLook {
-  std::int32_t signal = 0;
-  std::uint32_t is_due = 0;
-  std::uint64_t updates_per_look = 1;
-};
-
 LOCKSTEP_INLINE void say(const std::string& line) {
   std::fputs(text({"lockstep: ", line, "\n"}).c_str(), stderr);
 }
@@ -125,7 +118,7 @@ LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_
   })[0]);
 }
 
-LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
+LOCKSTEP_INLINE CheckpointPlan::RanksLook CheckpointPlan::own_look(std::size_t world) {
   const Clock::time_point now = Clock::now();
   RanksLook mine;
   mine.signal = stop_request_.signal();
@@ -134,37 +127,29 @@ LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
   // updates away, since updates may suddenly take long.
   const double seconds = std::chrono::duration<double>(now - looked_).count();
   const double wanted = 0.25 / std::max(seconds / static_cast<double>(updates_per_look_), 1e-9);
-  const double most =
-      ranks.world == 1 ? 1 : std::min(2.0 * static_cast<double>(updates_per_look_), 64.0);
+  const double most = world == 1 ? 1 : std::min(2.0 * static_cast<double>(updates_per_look_), 64.0);
   mine.updates_per_look = static_cast<std::uint64_t>(std::clamp(wanted, 1.0, most));
   looked_ = now;
-  RanksLook all = mine;
-  for (const std::string& told :
-       ranks.gather({reinterpret_cast<const char*>(&mine), sizeof mine})) {
-    RanksLook other;
-    std::memcpy(&other, told.data(), sizeof other);
-    if (all.signal == 0) all.signal = other.signal;
-    all.is_due = std::max(all.is_due, other.is_due);
-    all.updates_per_look = std::min(all.updates_per_look, other.updates_per_look);
-  }
+  return mine;
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::add_look(RanksLook& all, const std::string& told) {
+  RanksLook other;
+  std::memcpy(&other, told.data(), sizeof other);
+  if (all.signal == 0) all.signal = other.signal;
+  all.is_due = std::max(all.is_due, other.is_due);
+  all.updates_per_look = std::min(all.updates_per_look, other.updates_per_look);
+}
+
+LOCKSTEP_INLINE bool CheckpointPlan::take_look(const RanksLook& all) {
   signal_ = all.signal;
   until_look_ = updates_per_look_ = all.updates_per_look;
   return all.is_due != 0;
 }
 
-LOCKSTEP_INLINE WantedSave CheckpointPlan::after_update(const JointRanks& ranks,
-                                                        std::uint64_t updates) {
-  const std::uint64_t every = options_.every_steps;
-  bool is_due = every != 0 && updates / every != updates_ / every;
-  updates_ = updates;
-  if (--until_look_ == 0) is_due = look(ranks) || is_due;
-  if (signal_ != 0) return WantedSave::stop;
-  return is_due ? WantedSave::save : WantedSave::none;
-}
-
 LOCKSTEP_INLINE WantedSave CheckpointPlan::after_epoch(const JointRanks& ranks, bool is_best,
                                                        bool is_last) {
-  const bool is_due = look(ranks);
+  const bool is_due = look(ranks.world, ranks.gather);
   if (signal_ != 0) return WantedSave::stop;
   const bool every_epoch = options_.every_steps == 0 && options_.every_time.count() == 0;
   return is_due || is_best || is_last || every_epoch ? WantedSave::save : WantedSave::none;

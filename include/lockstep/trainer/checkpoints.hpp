@@ -82,12 +82,14 @@ class Checkpoints {
     begin(wrapped);
     if (wrapped.updates() == updates_) return;
     updates_ = wrapped.updates();
-    auto wanted = detail::WantedSave::none;
-    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
-      wanted = plan_.after_update(ranks, updates_);
-    });
+    if constexpr (!detail::WrapperParts<Wrapper>::is_one_process)
+      wrapped.require_joined("checkpoints");
+    const detail::WantedSave wanted =
+        plan_.after_update(updates_, detail::process_count(wrapped), [&](std::string text) {
+          return detail::gather_texts(wrapped, detail::JobCall::save, std::move(text));
+        });
     if (wanted == detail::WantedSave::none) return;
-    carry_out(wanted, wrapped, made(options), std::nullopt);
+    carry_out(wanted, wrapped, options, std::nullopt);
   }
   template <class Wrapper>
   void step(Wrapper& wrapped) {
@@ -109,7 +111,7 @@ class Checkpoints {
       wanted = plan_.after_epoch(ranks, is_best, is_last);
     });
     if (wanted == detail::WantedSave::none) return;
-    carry_out(wanted, wrapped, std::move(saved), is_best ? score : std::nullopt);
+    carry_out(wanted, wrapped, saved, is_best ? score : std::nullopt);
   }
 
   /// Saves now, and returns the file. **Ranks** all. **Host** as `step`.
@@ -153,7 +155,7 @@ class Checkpoints {
   }
   bool will_resume() const { return plan_.resumes(); }
   template <class Wrapper>
-  void begin_after(Wrapper& wrapped, const Resumed* resumed) {
+  [[gnu::cold, gnu::noinline]] void begin_after(Wrapper& wrapped, const Resumed* resumed) {
     has_begun_ = true;
     updates_ = wrapped.updates();
     with_ranks(wrapped,
@@ -184,12 +186,12 @@ class Checkpoints {
     if (!has_begun_) begin_after(wrapped, nullptr);
   }
 
-  template <class Wrapper>
-  void carry_out(detail::WantedSave wanted, Wrapper& wrapped, SaveOptions options,
-                 std::optional<double> score) {
+  template <class Wrapper, class Options>
+  [[gnu::cold, gnu::noinline]] void carry_out(detail::WantedSave wanted, Wrapper& wrapped,
+                                              const Options& options, std::optional<double> score) {
     const bool stops = wanted == detail::WantedSave::stop;
     const std::string path =
-        save_as(wrapped, std::move(options), score, plan_.options().asynchronous && !stops);
+        save_as(wrapped, made(options), score, plan_.options().asynchronous && !stops);
     if (stops) throw Stopped(plan_.stop(), path);
   }
 

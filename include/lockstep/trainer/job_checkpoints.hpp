@@ -186,7 +186,7 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     checkpoints_->end_epoch(wrapped_, [&] { return save_options({}); }, is_last);
   }
 
-  [[gnu::cold, gnu::noinline]] void save_if_due() {
+  void save_if_due() {
     if (!checkpoints_) return;
     const auto step = [&] { checkpoints_->step(wrapped_, [&] { return save_options({}); }); };
     if constexpr (Base::traits::joins) {
@@ -208,7 +208,7 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   }
 
   /// A program that steps without `epochs` has to say when its numbers are set.
-  void begin_without_epochs() {
+  [[gnu::cold, gnu::noinline]] void begin_without_epochs() {
     may_resume_ = false;
     open_checkpoints();
     if (!checkpoints_ || !checkpoints_->will_resume()) return;

@@ -70,6 +70,22 @@ struct WrapperParts<BasicDp<M, P, Meeting>> {
   }
 };
 
+/// How many processes make a call together.
+template <class Wrapper>
+std::size_t process_count(Wrapper& wrapped) {
+  using Parts = WrapperParts<Wrapper>;
+  return Parts::is_one_process ? 1 : Parts::replicas(wrapped);
+}
+
+/// Every rank's text, by rank, as a part of the program's call `call`. **Ranks** all. **Host**
+/// blocks.
+template <class Wrapper>
+std::vector<std::string> gather_texts(Wrapper& wrapped, JobCall call, std::string text) {
+  [[maybe_unused]] const auto on = wrapped.on_device();
+  const InJobCall in(call);
+  return WrapperParts<Wrapper>::gather(wrapped, std::move(text));
+}
+
 /// Calls `f(ranks)`, with the ranks that make a call together, as a part of the program's call.
 template <class Wrapper>
 void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const JointRanks&)> f) {
@@ -78,8 +94,7 @@ void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const Joi
   [[maybe_unused]] const auto on = wrapped.on_device();
   const InJobCall in(call);
   const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
-  const std::size_t world = Parts::is_one_process ? 1 : Parts::replicas(wrapped);
-  f(JointRanks{Parts::rank(wrapped), world, gather});
+  f(JointRanks{Parts::rank(wrapped), process_count(wrapped), gather});
 }
 
 /// Calls `f(job)` as a part of the program's call `call`. It is compiled once for a wrapper,
