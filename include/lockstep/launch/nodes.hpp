@@ -92,7 +92,7 @@ class NodeWatch {
                        [](const std::exception_ptr&) {});
     } catch (const Error&) {
       try {
-        tell();  // within `answer_limit`
+        tell();                 // within `answer_limit`
       } catch (const Error&) {  // NOLINT(bugprone-empty-catch): see above
       }
     }
