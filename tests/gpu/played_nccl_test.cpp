@@ -3,6 +3,7 @@
 #if __has_include(<nccl.h>)
 #include "gpu/played_kernels.hpp"
 //
+#include <algorithm>
 #include <barrier>
 #include <boost/test/unit_test.hpp>
 #include <cmath>
@@ -11,6 +12,7 @@
 #include <functional>
 #include <memory>
 #include <span>
+#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -97,6 +99,44 @@ BOOST_AUTO_TEST_CASE(nccl_is_exact_on_two_four_and_eight_gpus) {
       exercise::reductions<float>(pair, 101, false, Sum{});
     });
   }
+}
+
+// Rank 1 makes the call when rank 0 has left it. NCCL must not have rank 0's memory any more then.
+BOOST_AUTO_TEST_CASE(leaving_a_call_by_an_exception_ends_nccls_use_of_its_memory) {
+  Job job(2);
+  const auto ends = participants::run_threads(2, [&](Rank rank) {
+    const Membership own = job.member(rank);
+    Store store(own.host, own.port, own.secret, 60s);
+    const auto gpu = std::make_shared<Gpu>(rank, rank.value());
+    NcclCommunicator<> comm(own, store, "world", gpu);
+    const std::span<float> data = comm.allocate<float>(100);
+    upload(comm, std::vector<float>(100, 1), data);
+    job.together.arrive_and_wait();
+    if (rank == Rank{0}) {
+      BOOST_CHECK_THROW(
+          {
+            auto work = comm.all_reduce_async(data);
+            throw std::runtime_error("out of luck");
+          },
+          std::runtime_error);
+      std::fill(data.begin(), data.end(), 7.0F);  // the memory is the program's again
+    }
+    job.together.arrive_and_wait();
+    if (rank == Rank{1}) {
+      static_cast<void>(error_of([&] {
+        comm.all_reduce(data);
+        comm.synchronize();
+      }));
+    }
+    job.together.arrive_and_wait();
+    if (rank == Rank{0})
+      BOOST_TEST(std::count(data.begin(), data.end(), 7.0F) == 100, "it is written to afterwards");
+    comm.barrier();
+  });
+  BOOST_TEST(ends[0].find("this rank gave it up: it ended with an exception") != std::string::npos,
+             ends[0]);
+  BOOST_TEST(ends[1].find("rank 0 failed: it ended with an exception") != std::string::npos,
+             ends[1]);
 }
 
 // NCCL's own average multiplies by 1/3 in bfloat16, which is 0.2% too large.

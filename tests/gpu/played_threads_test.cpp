@@ -2,11 +2,15 @@
 // Ranks that are threads, on several GPUs that the host plays; and what the player finds.
 #include "gpu/played_kernels.hpp"
 //
+#include <atomic>
+#include <barrier>
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -235,6 +239,38 @@ BOOST_AUTO_TEST_CASE(several_calls_may_be_under_way_on_several_gpus) {
                     "call " + std::to_string(c));
     }
     require_equal(download(comm, data[4]), values<float>(3, 504, 4), "broadcast");
+  });
+}
+
+// All ranks have made the call, and a GPU has yet to do it.
+BOOST_AUTO_TEST_CASE(leaving_a_call_by_an_exception_waits_for_the_gpus) {
+  std::atomic<bool> has_computed = false;
+  std::barrier<> together(2);
+  on_gpus(2, 2, [&](auto& comm) {
+    const std::span<float> data = comm.template allocate<float>(100);
+    upload(comm, std::vector<float>(100, 1), data);
+    const bool is_slow = comm.rank() == Rank{1};
+    together.arrive_and_wait();  // to allocate waits for all GPUs
+    if (is_slow) {
+      played::Gpu::get().enqueue(comm.gpu().stream(),
+                                 {[] {}, nullptr, nullptr, 0, [&] { return has_computed.load(); }});
+    }
+    std::jthread computes;
+    try {
+      auto work = comm.all_reduce_async(data);
+      together.arrive_and_wait();
+      if (is_slow) {
+        computes = std::jthread([&] {
+          std::this_thread::sleep_for(50ms);
+          has_computed = true;
+          played::Gpu::get().wake();
+        });
+      }
+      throw std::runtime_error("out of luck");
+    } catch (const std::runtime_error&) {
+      require(has_computed, "the GPU will use memory that the program has back");
+    }
+    require_equal(download(comm, data), std::vector<float>(100, 2), "the sum");
   });
 }
 

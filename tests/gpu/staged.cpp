@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Gloo for GPUs, without a GPU: ranks are processes, and what the library asks of CUDA is played.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/gloo_ranks.hpp"
@@ -187,6 +190,23 @@ BOOST_AUTO_TEST_CASE(the_gpu_may_be_slower_than_the_network) {
     comm.synchronize();
     for (std::size_t i = 0; i < n; ++i)
       if (data[i] != static_cast<double>(3 * i)) require(false, "element " + std::to_string(i));
+  }));
+}
+
+// The rank's thread has got its result, which is on its way to the GPU.
+BOOST_AUTO_TEST_CASE(leaving_a_call_by_an_exception_waits_for_copies_under_way) {
+  expect_all_fine(run_staged<FlatRanks>(2, [](auto& comm) {
+    played::upload_milliseconds = 300;
+    const auto data = comm.template allocate<float>(100);
+    try {
+      auto work = comm.all_reduce_async(data);
+      std::this_thread::sleep_for(100ms);
+      throw std::runtime_error("out of luck");
+    } catch (const std::runtime_error&) {
+      std::fill(data.begin(), data.end(), 7.0F);  // the memory is the program's again
+    }
+    std::this_thread::sleep_for(400ms);
+    require(std::count(data.begin(), data.end(), 7.0F) == 100, "it is written to afterwards");
   }));
 }
 

@@ -1,9 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // A hierarchy that works on a stream of its own, as Hierarchical<Shm, Nccl> does, without a GPU:
 // both levels are Gloo's for GPUs, and what the library asks of CUDA is played.
+#include <algorithm>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
+#include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "comm/exercise.hpp"
@@ -146,6 +149,22 @@ BOOST_AUTO_TEST_CASE(both_streams_wait_for_each_other) {
       for (std::size_t i = 0; i < n; ++i)
         require(copy[i] == 4 && second[i] == 8, "element " + std::to_string(i) + " is wrong");
     }
+  }));
+}
+
+BOOST_AUTO_TEST_CASE(leaving_a_call_by_an_exception_waits_for_the_lane) {
+  expect_all_fine(run_columns(4, [](Streamed& comm) {
+    played::upload_milliseconds = 50;
+    const auto data = comm.allocate<float>(100);
+    try {
+      auto work = comm.all_reduce_async(data);
+      throw std::runtime_error("out of luck");
+    } catch (const std::runtime_error&) {
+      std::fill(data.begin(), data.end(), 7.0F);  // the memory is the program's again
+    }
+    comm.barrier();
+    std::this_thread::sleep_for(200ms);
+    require(std::count(data.begin(), data.end(), 7.0F) == 100, "it is written to afterwards");
   }));
 }
 

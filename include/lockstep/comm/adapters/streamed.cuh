@@ -143,8 +143,8 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
   struct Pending {
     bool test() const { return done.test(); }
     void wait() { done.block(compute); }
-    /// The work on the lane runs to its end; its memory belongs to the communicator.
-    static constexpr void leave() {}
+    /// The work on the lane runs to its end; `Inner` sees to that even where another rank is gone.
+    void leave() const { static_cast<void>(cudaEventSynchronize(done.get())); }
 
     cudaStream_t compute;
     const CudaEvent& done;

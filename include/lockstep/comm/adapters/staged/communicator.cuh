@@ -120,7 +120,11 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
       queued_.wait();
       if (!on_host_) events_.done.block(engine_.stream());
     }
-    void leave() { queued_.leave(); }
+    /// The thread may have left copies to the GPU on their way.
+    void leave() {
+      queued_.leave();
+      if (!on_host_) static_cast<void>(cudaEventSynchronize(events_.done.get()));
+    }
 
    private:
     auto begin(Engine& engine, const C& call, bool on_host) {

@@ -218,8 +218,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
 
     bool test() { return engine.test(ticket); }
     void wait() { engine.order(ticket); }
-    /// The work on the stream runs to its end; its memory belongs to the communicator.
-    static constexpr void leave() {}
+    void leave() { engine.leave(ticket); }
   };
 
   /// Puts a call on the stream. `described` is how the log and errors name it.

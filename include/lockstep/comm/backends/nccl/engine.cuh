@@ -25,6 +25,7 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/fault/call_log.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
+#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
@@ -152,12 +153,7 @@ class Engine {
 
   /// Is the call over? One that was captured never is.
   bool test(Ticket ticket) {
-    bool over = false;
-    if (!ticket.captured) {
-      const std::lock_guard lock(link_.mutex());
-      under_way_.retire();
-      over = under_way_.is_over(ticket.number);
-    }
+    const bool over = !ticket.captured && is_over(ticket);
     raise_fault();  // an abort ends calls too
     return over;
   }
@@ -166,6 +162,22 @@ class Engine {
   void wait(Ticket ticket) {
     const Backoff backoff;
     while (!test(ticket)) backoff.pause();
+  }
+
+  /// An exception has ended this rank's part while the call may be under way: gives up, and tells
+  /// the others. **Host** blocks until the GPU is done with the call's memory, or for as long as an
+  /// abort may take. A call in a capture that an exception ends has not happened.
+  void leave(Ticket ticket) noexcept {
+    if (ticket.captured) return;
+    try {
+      if (is_over(ticket)) return;
+      link_.fail(gave_up("NCCL's communicator '" + joined_.name + "'", ended_by_exception, rank()),
+                 ended_by_exception);
+      if (!link_.await_abort()) return;
+      const Backoff backoff;
+      while (!is_over(ticket)) backoff.pause();
+    } catch (const Error&) {  // NOLINT(bugprone-empty-catch): a GPU that has failed runs nothing
+    }
   }
 
   /// **Host** blocks until the compute stream is empty.
@@ -334,6 +346,11 @@ class Engine {
     return status == cudaStreamCaptureStatusActive;
   }
 
+  bool is_over(Ticket ticket) {
+    const std::lock_guard lock(link_.mutex());
+    under_way_.retire();
+    return under_way_.is_over(ticket.number);
+  }
   bool is_idle() {
     const std::lock_guard lock(link_.mutex());
     under_way_.retire();

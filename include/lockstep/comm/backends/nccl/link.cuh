@@ -129,6 +129,12 @@ class Link {
     fault_.raise();
   }
 
+  /// After a fault: **Host** blocks until NCCL's kernels have ended. False if that takes too long.
+  bool await_abort() {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, abort_limit, [&] { return aborted_; });
+  }
+
   // Graphs that hold NCCL's kernels
 
   void add(const StepGraph& graph) {

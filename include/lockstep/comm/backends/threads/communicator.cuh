@@ -255,10 +255,11 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
       member.wait(*ticket, call);
       if (is_managed) member.settle_managed();
     }
-    /// Returns once no rank will begin to work on this one's memory.
+    /// Returns once no rank will begin to work on this one's memory and the GPUs are done with it.
     void leave() {
-      if (ticket && !member.calls().is_done(*ticket))
-        member.calls().abandon(detail::ended_by_exception);
+      if (!ticket) return;
+      if (!member.calls().is_done(*ticket)) member.calls().abandon(detail::ended_by_exception);
+      member.finish_lanes();
     }
   };
 

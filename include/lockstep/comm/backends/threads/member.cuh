@@ -55,9 +55,7 @@ class Member {
     gate_.reset();
     calls_.reset();
     static_cast<void>(cudaStreamSynchronize(stream()));
-    for (const Lane& lane : world_->lanes->all()) {
-      static_cast<void>(cudaStreamSynchronize(lane.stream));
-    }
+    finish_lanes();
   }
 
   Rank rank() const { return calls_->rank(); }
@@ -116,6 +114,13 @@ class Member {
   /// does not: the program synchronises after a replay.
   void settle_managed() {
     if (!is_capturing_) check_cuda(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+  }
+  /// **Host** blocks until the GPUs have done all work of calls that was enqueued so far. In a
+  /// capture none was.
+  void finish_lanes() const noexcept {
+    if (is_capturing_) return;
+    for (const Lane& lane : world_->lanes->all())
+      static_cast<void>(cudaStreamSynchronize(lane.stream));
   }
   bool test(std::uint64_t ticket) const {
     return calls_->is_done(ticket) && world_->lanes->test(ticket);
