@@ -15,8 +15,10 @@ struct Net {
   using Buffers = BufferList<Buffer<"mean", float, 100>>;
   double forward(auto& step, const float& x) { return x * step.param("w"_p)(1, 2); }
   void backward(auto& step, const float& x) {
-    step.grad("b"_p)(3) = x;
-    step.ready("b"_p);
+    if constexpr (trains<decltype(step)>("b"_p)) {
+      step.grad("b"_p)(3) = x;
+      step.ready("b"_p);
+    }
     step.grad("w"_p)(1, 2) = x;
     step.ready("w"_p);
   }

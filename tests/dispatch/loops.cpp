@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a loop over data does between two steps on CPUs, to be looked at in machine code:
+// tests/dispatch/run.
+#include "dispatch/net.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/lockstep.hpp"
+
+namespace {
+
+using namespace dispatch;
+
+using Data = InMemoryDataset<float, std::int32_t>;
+
+/// The model on whole batches.
+struct DataNet : Net {
+  using Batch = Data::batch_type;
+  double forward(auto& step, const Batch& x) { return Net::forward(step, x.inputs[0]); }
+  void backward(auto& step, const Batch& x) { Net::backward(step, x.inputs[0]); }
+};
+
+template <class Job>
+using Loop = detail::EpochBatches<Job, Data>;
+
+using Loader = DataLoader<Data, DistributedSampler<Masked, TorchShuffle>>;
+using Job = Trainer<DataNet, Optimizer<AdamW>>;
+using FedJob = Trainer<DataNet, Groups<Grid<dynamic, 2>>, Feed<LeaderOfGroup>>;
+using FedByAllJob = Trainer<DataNet, Groups<Grid<dynamic, 2>>, Feed<ScatterThenBroadcast>>;
+using JoinJob = Trainer<DataNet, UnevenInputs<Join>, Sharding<Replicated>>;
+
+}  // namespace
+
+extern "C" {
+void step_loader(Loader::Iterator& at) { ++at; }
+// Whether a job saves checkpoints is known at run time: these are the loops and steps of jobs that
+// do.
+void step_loop(Loop<Job>::Iterator& at) { ++at; }
+double step_with_checkpoints(Job& job, const Data::batch_type& x) { return job.step(x); }
+void step_fed_loop(Loop<FedJob>::Iterator& at) { ++at; }
+void step_fed_by_all_loop(Loop<FedByAllJob>::Iterator& at) { ++at; }
+double step_fed(FedJob& job, const Data::batch_type& x) { return job.step(x); }
+void step_join_loop(Loop<JoinJob>::Iterator& at) { ++at; }
+double step_joining(JoinJob& job, const Data::batch_type& x) { return job.step(x); }
+}
