@@ -2,28 +2,51 @@
 // Loading across shapes of jobs, by other names and types; saving while training goes on; what is
 // refused, and that it changes nothing.
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>
+#include <chrono>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/random_stream.hpp"
+#include "lockstep/launch/storage_progress.hpp"
+#include "lockstep/launch/temporary_file.hpp"
 #include "lockstep/trainer/dp.hpp"
+#include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 #include "train/checkpoint_case.hpp"
+
+namespace {
+/// How long a sync, and the first read of a large part of a file, take in this process.
+std::atomic<int> sync_milliseconds{0};
+std::atomic<int> read_milliseconds{0};
+}  // namespace
+
+// The C library's are behind these, which the program finds first.
+extern "C" int fsync(int file) {
+  if (const int slow = sync_milliseconds.load(); slow != 0) ::usleep(1000U * slow);
+  return static_cast<int>(::syscall(SYS_fsync, file));
+}
+extern "C" ssize_t pread(int file, void* to, size_t bytes, off_t place) {
+  if (const int slow = read_milliseconds.exchange(0); slow != 0) ::usleep(1000U * slow);
+  return ::syscall(SYS_pread64, file, to, bytes, place);
+}
 
 BOOST_AUTO_TEST_SUITE(checkpoints_that_are_loaded)
 
@@ -604,6 +627,109 @@ BOOST_AUTO_TEST_CASE(a_failure_is_also_thrown_by_the_next_save) {
     saver.finish(job);
   });
   BOOST_TEST(folder.files().empty());
+}
+
+// ---- Slow storage
+
+/// Every rank must come through, though calls between ranks may take no longer than that.
+void all_well_within(std::chrono::milliseconds limit, std::size_t world, auto f) {
+  const Ends ends = ranks::run_processes(world, limit, f);
+  for (std::size_t r = 0; r < world; ++r)
+    BOOST_TEST(ends[r] == "", "rank " << r << " of " << world << ": " << ends[r]);
+}
+
+BOOST_AUTO_TEST_CASE(a_disk_slower_than_the_limit_of_calls_ends_no_job) {
+  const Folder folder;
+  const std::string quick = folder / "quick.safetensors";
+  save_three_updates(quick);
+  for (const std::size_t world : {2, 4}) {
+    const std::string slow = folder / (std::to_string(world) + ".safetensors");
+    all_well_within(std::chrono::seconds(1), world, [&](Shared& comm) {
+      SharedAdam job(comm);
+      // Another rank's disk than the first one's, too: states are saved in files of all ranks.
+      const bool is_slow = comm.rank() == Rank{0} || comm.rank() == Rank{1};
+      if (is_slow) read_milliseconds = 1500;
+      load(job, quick);
+      if (is_slow) sync_milliseconds = 700;  // a file and its folder are synced
+      if (world == 4) return save(job, slow);
+      Saver saver;
+      saver.save(job, slow, {.asynchronous = true});
+      job.step(entry_of(comm.rank().value(), 1));
+      saver.save(job, slow + "-later", {.asynchronous = true});  // waits for the one before
+      saver.finish(job);
+    });
+    require_same_tensors(slow, quick);
+    for (const auto& entry : std::filesystem::directory_iterator(folder.path))
+      BOOST_TEST(entry.path().string().find(".tmp-") == std::string::npos, entry.path());
+  }
+}
+
+BOOST_AUTO_TEST_CASE(storage_without_any_progress_is_an_error_on_all_ranks_that_leaves_nothing) {
+  const Folder folder;
+  const detail::StoragePatience patience{std::chrono::milliseconds(20),
+                                         std::chrono::milliseconds(100), std::chrono::seconds(1)};
+  for (const std::size_t world : {2, 4}) {
+    const ranks::Common<std::atomic<std::size_t>> over;
+    all_well_within(std::chrono::seconds(2), world, [&](Shared& comm) {
+      require(std::freopen((folder / "words").c_str(), "a", stderr) != nullptr, "no words");
+      std::setvbuf(stderr, nullptr, _IONBF, 0);
+      const auto gather = [&](std::string text) {
+        return all_gather_objects(comm, std::move(text));
+      };
+      const detail::JointRanks ranks{comm.rank(), world, gather};
+      const auto slow = [&] {  // and not dead
+        for (int i = 0; comm.rank() == Rank{0} && i < 25; ++i) {
+          ::usleep(100'000);
+          detail::note_storage_progress();
+        }
+        return std::string("done");
+      };
+      require(detail::store_together(ranks, "save", slow, patience) ==
+                  std::vector<std::string>(world, "done"),
+              "other results");
+      const auto dead = [&] {
+        if (comm.rank() != Rank{0}) return std::string();
+        const detail::TemporaryFile file("save", folder / "file", 8);
+        while (*over + 1 != world) ::usleep(10'000);  // until the others have given up
+        return std::string();
+      };
+      require_words(
+          words_of([&] { detail::store_together(ranks, "save", dead, patience); }),
+          "rank 0, save: its storage has made no progress for 1 s; see whether the disk or its "
+          "server still answers");
+      if (comm.rank() == Rank{0}) return;
+      const auto files = [&] {
+        return std::distance(std::filesystem::directory_iterator(folder.path), {});
+      };
+      for (int i = 0; files() != 1; ++i) {  // the words
+        require(i < 1000, "a temporary file stays");
+        ::usleep(10'000);
+      }
+      ++*over;
+    });
+  }
+  std::ifstream words(folder / "words");
+  const std::string said{std::istreambuf_iterator<char>(words), {}};
+  BOOST_TEST(
+      said.find("lockstep: rank 0, save: waiting for storage for 0 s; the other ranks wait") !=
+          std::string::npos,
+      said);
+}
+
+BOOST_AUTO_TEST_CASE(a_rank_that_ends_while_another_waits_for_its_disk_is_named) {
+  const Folder folder;
+  const Ends ends = ranks::run_processes(2, std::chrono::seconds(20), [&](Shared& comm) {
+    SharedAdam job(comm);
+    if (comm.rank() == Rank{0}) sync_milliseconds = 1000;
+    if (comm.rank() == Rank{1}) {
+      std::thread([] {
+        ::usleep(500'000);
+        ::_exit(0);
+      }).detach();
+    }
+    save(job, folder / "file");
+  });
+  BOOST_TEST(ranks::tells_of_death(ends[0]), ends[0]);
 }
 
 // ---- What is refused

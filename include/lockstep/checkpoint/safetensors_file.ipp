@@ -15,6 +15,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/launch/storage_progress.hpp"
 
 namespace lockstep::detail {
 
@@ -55,6 +56,7 @@ LOCKSTEP_INLINE void SafetensorsFile::read_bytes(std::uint64_t place,
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) fail_reading(path_, errno);
     if (n == 0) damaged({"it ends at byte ", place, " and had ", bytes_, " when it was opened"});
+    note_storage_progress();
     place += static_cast<std::uint64_t>(n);
     to = to.subspan(static_cast<std::size_t>(n));
   }

@@ -23,6 +23,10 @@ inline constexpr std::string_view temporary_infix = ".tmp-";
 /// 16 random hexadecimal digits: names that no file has yet.
 std::string random_token();
 
+/// Removes the temporaries that this process is writing, because it gives up on its storage: a
+/// `TemporaryFile` whose file is gone fails to commit. Any thread may call it.
+void remove_temporary_files();
+
 /// What is collected before it is written. It is a multiple of every element's size.
 inline constexpr std::size_t write_chunk_bytes = 1_MiB;
 

@@ -124,8 +124,9 @@ class CheckpointPlan {
 /// all. **Host** blocks.
 std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 
-/// Has a trainer written this file, and said how far its loops were?
-bool has_course(const std::string& path);
+/// Has a trainer written this file, and said how far its loops were? **Ranks** all. **Host**
+/// blocks.
+bool has_course(const JointRanks& ranks, const std::string& path);
 
 }  // namespace lockstep::detail
 

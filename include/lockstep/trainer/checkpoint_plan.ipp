@@ -53,7 +53,7 @@ LOCKSTEP_INLINE void CheckpointPlan::learn_best(const std::string& told) {
 }
 
 LOCKSTEP_INLINE void CheckpointPlan::open(const JointRanks& ranks) {
-  learn_best(work_together(ranks, "checkpoints", [&] {
+  learn_best(store_together(ranks, "checkpoints", [&] {
     if (ranks.rank == Rank{0}) folder_ = std::make_shared<CheckpointFolder>(options_);
     return told_best();
   })[0]);
@@ -84,7 +84,7 @@ class DamagedCheckpoints {
 };
 
 LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const JointRanks& ranks) {
-  std::string found = work_together(ranks, "checkpoints", [&] {
+  std::string found = store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
     DamagedCheckpoints damaged;
     const auto newest = folder_->newest_valid(
@@ -102,7 +102,7 @@ LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_
   updates_ = updates;
   saved_ = looked_ = Clock::now();
   // Looking for the newest checkpoint may have made a best copy that a job died before.
-  learn_best(work_together(ranks, "checkpoints", [&] {
+  learn_best(store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
     folder_->begin_at(updates);
     if (resumed != nullptr) {
@@ -175,7 +175,7 @@ LOCKSTEP_INLINE bool CheckpointPlan::is_better(double score) const {
 
 LOCKSTEP_INLINE void CheckpointPlan::prepare(const JointRanks& ranks, std::uint64_t updates,
                                              std::optional<double> score, SaveOptions& options) {
-  work_together(ranks, "checkpoints", [&] {
+  store_together(ranks, "checkpoints", [&] {
     if (folder_) folder_->require();
     return std::string();
   });
@@ -198,7 +198,7 @@ LOCKSTEP_INLINE int CheckpointPlan::stop() {
 }
 
 LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {
-  return work_together(ranks, "resume", [&] {
+  return store_together(ranks, "resume", [&] {
     if (ranks.rank != Rank{0}) return std::string();
     struct stat status{};
     if (::stat(where.c_str(), &status) != 0) {
@@ -220,7 +220,7 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
   })[0];
 }
 
-LOCKSTEP_INLINE bool has_course(const std::string& path) {
+LOCKSTEP_INLINE bool tells_course(const std::string& path) {
   try {
     const CheckpointReader reader(path);
     if (!reader.is_lockstep()) return false;
@@ -230,6 +230,15 @@ LOCKSTEP_INLINE bool has_course(const std::string& path) {
   } catch (const Error&) {
     return true;  // who loads it says what is wrong
   }
+}
+
+LOCKSTEP_INLINE bool has_course(const JointRanks& ranks, const std::string& path) {
+  return !store_together(
+              ranks, "resume",
+              [&] {
+                return std::string(ranks.rank == Rank{0} && tells_course(path) ? "1" : "");
+              })[0]
+              .empty();
 }
 
 LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::latest() const {

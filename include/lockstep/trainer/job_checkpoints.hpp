@@ -231,7 +231,9 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
 
   Resumed resume_from(const std::string& path, LoadOptions options) {
     CourseState course;
-    const bool knows_course = has_course(path);
+    bool knows_course = false;
+    with_joint_ranks(wrapped_, JobCall::load,
+                     [&](const JointRanks& ranks) { knows_course = has_course(ranks, path); });
     for (const KeptValue& value : kept_) options.values.add(value);
     if (knows_course) {
       for (const KeptValue& value : course.values()) options.common.add(value);

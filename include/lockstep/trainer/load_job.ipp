@@ -136,7 +136,7 @@ LOCKSTEP_INLINE Resumed load_job(const KeptJob& job, const std::string& path,
                                  const LoadOptions& options, LoadWhat what) {
   LoadPlan plan = plan_load(job, path, options, what);
   if (what == LoadWhat::job) note_seed(job, plan);
-  work_together(job.ranks, operation_of(what), [&] {
+  store_together(job.ranks, operation_of(what), [&] {
     double factor = 1;
     if (what != LoadWhat::parameters) factor = set_progress(job, plan, what);
     PieceReader reader(job, *plan.reader);

@@ -67,7 +67,7 @@ class LoadPlanning {
   /// Calls `f()` on all ranks; none goes on where one has failed.
   template <class F>
   std::vector<std::string> together(const F& f) const {
-    return work_together(job_.ranks, operation(), f);
+    return store_together(job_.ranks, operation(), f);
   }
 
   void open();

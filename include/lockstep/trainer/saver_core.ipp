@@ -275,7 +275,7 @@ LOCKSTEP_INLINE void SaverCore::give_up() {
 LOCKSTEP_INLINE void SaverCore::finish(const JointRanks& ranks) {
   // First those who wait for nobody: rank 0 would wait in vain for the file of one that failed.
   const auto wait = [&](bool is_turn) {
-    work_together(ranks, "save", [&] {
+    store_together(ranks, "save", [&] {
       if (is_turn && writer_) writer_->wait();
       return std::string();
     });
@@ -293,7 +293,7 @@ LOCKSTEP_INLINE void SaverCore::write_now(const KeptJob& job, RankFile& file) {
   const bool writes_shard = job.ranks.rank != Rank{0} && !file.file.tensors.empty();
   std::vector<ShardFile> shards;
   try {
-    const std::vector<std::string> told = work_together(job.ranks, "save", [&] {
+    const std::vector<std::string> told = store_together(job.ranks, "save", [&] {
       std::string written;
       if (file.is_copied) job.await_copies(job.wrapper);
       if (writes_shard) {
@@ -312,7 +312,7 @@ LOCKSTEP_INLINE void SaverCore::write_now(const KeptJob& job, RankFile& file) {
     for (const ExpectedShard& shard : file.shards) remove_beside(file.path, shard.name);
     throw;
   }
-  work_together(job.ranks, "save", [&] {
+  store_together(job.ranks, "save", [&] {
     if (job.ranks.rank == Rank{0}) commit_all(file, shards);
     return std::string();
   });

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <memory>
+#include <mutex>
 #include <span>
 #include <string>
 #include <string_view>
@@ -93,7 +94,9 @@ void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const Joi
   if constexpr (!Parts::is_one_process) wrapped.require_joined("checkpoints");
   [[maybe_unused]] const auto on = wrapped.on_device();
   const InJobCall in(call);
-  const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
+  const auto gather = [&](std::string text) {
+    return gather_texts(wrapped, call, std::move(text));
+  };
   f(JointRanks{Parts::rank(wrapped), process_count(wrapped), gather});
 }
 
@@ -108,8 +111,15 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
   if constexpr (!Parts::is_one_process) wrapped.require_joined("checkpoints");
   [[maybe_unused]] const auto on = wrapped.on_device();
   const InJobCall in(call);
-  const auto gather = [&](std::string text) { return Parts::gather(wrapped, std::move(text)); };
+  // While the job's memory is read and written, another thread tells the other ranks that this one
+  // is alive. Both use the communicator, one at a time.
+  std::mutex turns;
+  const auto gather = [&](std::string text) {
+    const std::lock_guard turn(turns);
+    return gather_texts(wrapped, call, std::move(text));
+  };
   const auto pieces = [&](KeptFor use) {
+    const std::lock_guard turn(turns);
     std::vector<KeptPiece> all;
     const auto add = [&](const KeptPiece& piece) { all.push_back(piece); };
     if (use == KeptFor::saving) {
@@ -119,8 +129,14 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
     }
     return all;
   };
-  const auto progress = [&] { return wrapped.progress(); };
-  const auto set_progress = [&](const ReplicaProgress& to) { wrapped.set_progress(to); };
+  const auto progress = [&] {
+    const std::lock_guard turn(turns);
+    return wrapped.progress();
+  };
+  const auto set_progress = [&](const ReplicaProgress& to) {
+    const std::lock_guard turn(turns);
+    wrapped.set_progress(to);
+  };
   const auto synchronize_buffers = [&] {
     if constexpr (traits::unites_buffers) wrapped.synchronize_buffers();
   };
@@ -129,8 +145,12 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
     const auto memory = std::make_shared<Memory>(wrapped.make_kept_memory(bytes));
     return SnapshotMemory{memory, memory->data(), bytes};
   };
-  const auto copy_out = [&](std::span<const KeptCopy> copies) { wrapped.copy_out(copies); };
+  const auto copy_out = [&](std::span<const KeptCopy> copies) {
+    const std::lock_guard turn(turns);
+    wrapped.copy_out(copies);
+  };
   const auto copy_in = [&](const KeptPiece& piece, const std::byte* from) {
+    const std::lock_guard turn(turns);
     wrapped.copy_in(piece, from);
   };
   KeptShape shape;
