@@ -156,13 +156,13 @@ Numbers loop_with_join(Session& session) {
     optimizer.zero_grad();
   };
   const std::size_t rank = session.rank().value();
-  auto joined = ddp.join();
+  auto joined = ddp.join(update);
   for (std::size_t s = 0; s != 4 + rank; ++s) {
     const TensorBatch share = share_of(batch_of(s), rank, session.world().value());
     at::cross_entropy_loss(ddp(share.inputs.to(at::kCUDA)), share.labels.to(at::kCUDA)).backward();
     update();
   }
-  joined.finish(update);
+  joined.finish();
   return numbers_of(*net);
 }
 /// The same by LibTorch alone.

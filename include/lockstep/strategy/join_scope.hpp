@@ -5,16 +5,27 @@
 
 #include <cstdio>
 #include <exception>
+#include <type_traits>
+#include <utility>
 
 namespace lockstep::detail {
 
+/// Nothing is called after an update.
+struct NoUpdateCall {
+  constexpr void operator()() const {}
+};
+
 /// Ends with `finish`, or with its scope: this rank then answers the others until no rank has a
 /// batch. An exception that ends the scope is a failure of this rank, which answers nobody.
-template <class Ddp>
+/// `after_update()` is called after each step that is made here.
+template <class Ddp, class AfterUpdate = NoUpdateCall>
 class [[nodiscard(
     "the scope ends at once unless it has a name: auto joined = ddp.join();")]] JoinScope {
  public:
-  explicit JoinScope(Ddp& ddp) : ddp_(ddp) { ddp.begin_join(); }
+  explicit JoinScope(Ddp& ddp, AfterUpdate after_update = {})
+      : ddp_(ddp), after_update_(std::move(after_update)) {
+    ddp.begin_join();
+  }
   JoinScope(const JoinScope&) = delete;
   JoinScope& operator=(const JoinScope&) = delete;
 
@@ -34,14 +45,18 @@ class [[nodiscard(
   }
 
   /// This rank has no more batches. **Ranks** all, each when it is through. **Host** blocks until
-  /// all are. `after_update()`, if it is given, is called after each step that is made here.
-  template <class... F>
-  void finish(const F&... after_update) {
-    ddp_.finish_join(after_update...);
+  /// all are.
+  void finish() { ddp_.finish_join(after_update_); }
+  /// The same with another function that is called after each step.
+  template <class F>
+    requires std::is_same_v<AfterUpdate, NoUpdateCall>
+  void finish(const F& after_update) {
+    ddp_.finish_join(after_update);
   }
 
  private:
   Ddp& ddp_;
+  [[no_unique_address]] AfterUpdate after_update_;
   int at_first_ = std::uncaught_exceptions();
 };
 

@@ -67,19 +67,6 @@ class ReplicaUneven {
     return goes_on;
   }
 
-  /// The rank that has the newest values: it was among the last that had a batch.
-  Rank newest() const
-    requires(Traits::joins)
-  {
-    return self().gradients_.newest();
-  }
-  /// All ranks get the parameters and buffers of one. **Ranks** all. **Host** blocks.
-  void take_values_of(Rank root) {
-    self().broadcast(self().parameters_, self().layouts_.parameters.plan().all_bytes,
-                     current_job_call(), root);
-    self().broadcast_buffers(current_job_call(), root);
-  }
-
  private:
   const Self& self() const { return static_cast<const Self&>(*this); }
   Self& self() { return static_cast<Self&>(*this); }

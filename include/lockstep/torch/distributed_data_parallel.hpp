@@ -134,15 +134,28 @@ class DistributedDataParallel {
   }
 
   /// With `UnevenInputs<Join>`: ranks may have different numbers of batches until the result ends.
-  /// Each has one `backward` for each `forward`. With `joined.finish([&] { optimizer.step();
-  /// optimizer.zero_grad(); })` a rank that is through updates with the others; with `finish()`, or
-  /// at the end of the scope, all ranks get the parameters of one that came last, and optimizers
-  /// keep the states that they have. **Ranks** all. **Host** does not block here.
-  template <class T = traits>
-  auto join() {
+  /// Each has one `backward` for each `forward`. `update` is what the program does after a backward
+  /// pass: a rank that has no more batches calls it after each pass of the others, so that its
+  /// parameters and the states of its optimizers stay those of all. **Ranks** all. **Host** does
+  /// not block here.
+  ///
+  ///     const auto update = [&] { optimizer.step(); optimizer.zero_grad(); };
+  ///     auto joined = ddp.join(update);
+  ///     for (auto& batch : batches) { loss_of(ddp(batch)).backward(); update(); }
+  ///     joined.finish();
+  template <class Update, class T = traits>
+  auto join(Update update) {
     static_assert(T::may_join,
                   "lockstep: ranks of this job have the same number of batches; add "
                   "UnevenInputs<Join> to let some be through before others");
+    return detail::JoinScope<DistributedDataParallel, Update>(*this, std::move(update));
+  }
+  template <class T = traits>
+  auto join() {
+    static_assert(!T::may_join && sizeof(T) == 0,
+                  "lockstep: a rank that has no more batches makes the updates of the others, or "
+                  "the states of its optimizer would fall behind; say what an update is, and add "
+                  "UnevenInputs<Join>: ddp.join([&] { optimizer.step(); optimizer.zero_grad(); })");
     return detail::JoinScope<DistributedDataParallel>(*this);
   }
 
@@ -151,22 +164,12 @@ class DistributedDataParallel {
   void begin_join() { is_joining_ = true; }
   void leave_join() { is_joining_ = false; }
   bool is_joining() const { return is_joining_; }
-  void finish_join() {
-    if (!std::exchange(is_joining_, false)) return;
-    detail::tell_others(replica_, [&] {
-      [[maybe_unused]] const auto on = replica_.on_device();
-      const Rank newest = answer_all([] {});
-      gradients_.streams().let_job_follow();
-      replica_.take_values_of(newest);
-      gradients_.streams().let_program_follow();
-    });
-  }
   template <class F>
-  void finish_join(const F& after_backward) {
+  void finish_join(const F& update) {
     if (!std::exchange(is_joining_, false)) return;
     detail::tell_others(replica_, [&] {
       [[maybe_unused]] const auto on = replica_.on_device();
-      answer_all(after_backward);
+      answer_all(update);
     });
   }
 
@@ -215,20 +218,17 @@ class DistributedDataParallel {
     }
   }
 
-  /// Answers the others until no rank has a batch. Returns who had the last one.
+  /// Answers the others until no rank has a batch.
   template <class F>
-  Rank answer_all(const F& after_backward) {
-    Rank newest{0};
+  void answer_all(const F& update) {
     if constexpr (traits::joins) {
       do {
-        newest = replica_.newest();
         gradients_.streams().let_job_follow();
       } while (replica_.answer_others([&] {
         gradients_.hand_out();
-        after_backward();
+        update();
       }));
     }
-    return newest;
   }
 
   std::unique_ptr<communicator_type> own_;

@@ -11,4 +11,6 @@ using Wrapper = lockstep::torch::DistributedDataParallel<Net>;
 using Wrapper = lockstep::torch::DistributedDataParallel<Net, UnevenInputs<Join>>;
 #endif
 
-void train(Wrapper& ddp) { auto joined = ddp.join(); }
+void train(Wrapper& ddp) {
+  auto joined = ddp.join([] {});
+}
