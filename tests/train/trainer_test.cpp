@@ -29,6 +29,7 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/process_group.hpp"
 #include "train/run_job.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -814,9 +815,9 @@ struct Scaled : Line {
   std::unique_ptr<double> scale;
 };
 
-/// What `main` of every rank returns, where the environment says which rank it is.
+/// Calls `main` of every rank, where the environment says which rank it is, with `more` arguments.
 template <class Main>
-void run_mains(std::size_t ranks, const Main& f) {
+void run_mains(std::size_t ranks, const Main& f, const std::vector<std::string>& more = {}) {
   int port = 0;
   {
     const int probe = ::socket(AF_INET, SOCK_STREAM, 0);
@@ -837,9 +838,11 @@ void run_mains(std::size_t ranks, const Main& f) {
         ::setenv("MASTER_ADDR", "127.0.0.1", 1);
         ::setenv("MASTER_PORT", std::to_string(port).c_str(), 1);
         require(std::freopen("/dev/null", "w", stdout) != nullptr, "no /dev/null");
-        std::string words[] = {"program", "--progress=none"};
-        char* argv[] = {words[0].data(), words[1].data()};
-        f(2, argv);
+        std::vector<std::string> words = {"program", "--progress=none"};
+        words.insert(words.end(), more.begin(), more.end());
+        std::vector<char*> argv;
+        for (std::string& word : words) argv.push_back(word.data());
+        f(static_cast<int>(argv.size()), argv.data());
       },
       std::chrono::seconds(30));
 }
@@ -862,6 +865,78 @@ BOOST_AUTO_TEST_CASE(launch_takes_a_model_that_was_constructed) {
     });
     require(status == 0 && calls == 1, "launch has failed");
   });
+}
+
+BOOST_AUTO_TEST_CASE(a_job_of_a_session_takes_the_options_of_the_command_line) {
+  using Job = Trainer<Line>;
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::temp_directory_path() / ("session-job-" + std::to_string(::getpid()));
+  for (std::size_t ranks : {1, 2, 4}) {
+    fs::remove_all(folder);
+    fs::create_directories(folder);
+    std::vector<std::string> words = {"--seed=7",     "--log",        folder / "log",
+                                      "--checkpoint", folder / "run", "--epochs=3"};
+    const auto main_of = [](std::size_t steps) {
+      return [steps](int argc, char** argv) {
+        const int status = launch(argc, argv, [&](Session& session) {
+          Job job(session);
+          require(job.seed() == rank_seed(Seed{7}, job.rank()), "another seed");
+          const auto data = points_of_line(8);
+          std::size_t made = 0;
+          for (auto epoch : job.epochs(job.option("epochs", 8))) {
+            for (const auto& batch : epoch.batches(data, 2)) {
+              job.step(batch);
+              ++made;
+            }
+          }
+          require(made == steps, "it does not go on where it was");
+        });
+        require(status == 0, "launch has failed");
+      };
+    };
+    const std::size_t all = 3 * (4 / ranks);
+    run_mains(ranks, main_of(all), words);
+    std::ifstream log(folder / "log");
+    std::string line;
+    BOOST_TEST_REQUIRE(!!std::getline(log, line));
+    BOOST_TEST(nlohmann::json::parse(line)["run"]["seed"] == 7);
+    words.emplace_back("--resume");
+    run_mains(ranks, main_of(0), words);
+  }
+  fs::remove_all(folder);
+}
+
+BOOST_AUTO_TEST_CASE(an_option_that_nobody_reads_is_an_error) {
+  using Job = Trainer<Line>;
+  const auto ends_with = [](int wanted, const auto& f) {
+    return [&f, wanted](int argc, char** argv) {
+      require(std::freopen("/dev/null", "w", stderr) != nullptr, "no /dev/null");
+      require(launch(argc, argv, f) == wanted, "another status");
+    };
+  };
+  const auto alone = [](Session& session) { ProcessGroup group(session); };
+  const auto with_own = [](Session& session) {
+    Job job(session, Line(), TrainerOptions{});
+    job.barrier();
+  };
+  const auto two_jobs = [](Session& session) {
+    const Job first(session);
+    const Job second(session);
+  };
+  const auto late = [](Session& session) {
+    ProcessGroup group(session);
+    Job job(session);
+    require(job.option("epochs", 8) == 3, "it was not asked for in time");
+  };
+  for (const std::size_t ranks : {1, 2}) {
+    run_mains(ranks, ends_with(0, alone));
+    run_mains(ranks, ends_with(1, alone), {"--seed=7"});
+    run_mains(ranks, ends_with(0, with_own));
+    run_mains(ranks, ends_with(1, with_own), {"--seed", "7"});
+    run_mains(ranks, ends_with(0, two_jobs), {"--seed", "7"});
+    run_mains(ranks, ends_with(1, two_jobs), {"--checkpoint", "nowhere"});
+    run_mains(ranks, ends_with(1, late), {"--epochs", "3"});
+  }
 }
 
 BOOST_AUTO_TEST_CASE(launch_takes_a_function_that_makes_the_model_of_each_rank) {

@@ -201,8 +201,7 @@ LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::strin
 }
 
 LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
-  ++takers_;
-  reserved_.insert(reserved_.end(), flags.begin(), flags.end());
+  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
   if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
   const std::vector<std::string_view> front(left_.begin(),
                                             left_.begin() + static_cast<std::ptrdiff_t>(behind_));
