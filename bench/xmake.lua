@@ -30,7 +30,7 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
                 name == "loader" then
                 add_includedirs("../examples")
                 add_sysincludedirs("$(eigen)")
-                add_cxflags("-march=native")  -- as the examples have it
+                compile_for_this_machine()  -- as the examples have it
             end
             set_optimize("fastest")
             add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")

@@ -20,7 +20,7 @@ for _, file in ipairs(os.files(path.join(os.scriptdir(), "*.cpp"))) do
             set_optimize(table.contains({"fashion_mnist", "convnet", "hooks", "lmdb"}, name_of(file)) and "fastest" or "fast")
             -- Eigen uses the vector instructions it is compiled for, and x86-64's baseline has the oldest ones
             -- only. Examples run where they are built, so they may use all that this machine has.
-            add_cxflags("-march=native")
+            compile_for_this_machine()
             collect_late()
         target_end()
     end

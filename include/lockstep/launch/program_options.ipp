@@ -169,7 +169,8 @@ LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_
     known = asked_.end() - 1;
     known->given = find(dashed, !value.empty(), otherwise);
   }
-  return known->given ? std::optional<std::string_view>(*known->given) : std::nullopt;
+  const std::optional<std::string>& given = known->given;
+  return given ? std::optional<std::string_view>(*given) : std::nullopt;
 }
 
 LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,

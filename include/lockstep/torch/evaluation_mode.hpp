@@ -20,7 +20,7 @@ class [[nodiscard]] EvaluationMode {
     was_training_ = module.is_training();
     inner_ = module.modules(/*include_self=*/false);
     for (const auto& inner : inner_) inner_training_.push_back(inner->is_training());
-    module.eval();
+    module_.eval();
   }
   ~EvaluationMode() {
     // `train` of an outer module sets the inner ones, which are listed behind it.

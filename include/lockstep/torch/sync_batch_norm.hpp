@@ -99,8 +99,8 @@ inline void override_batch_norm() {
 inline void convert_norms(::torch::nn::Module& module) {
   override_batch_norm();
   NormMarks::all().forget_gone();
-  for_each_batch_norm(
-      module, [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); });
+  const auto mark = [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); };
+  for_each_batch_norm(module, mark);
 }
 
 /// A module, or what holds one.
