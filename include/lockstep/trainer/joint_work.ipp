@@ -82,8 +82,8 @@ class StorageRounds {
       : ranks_(ranks), operation_(operation), patience_(patience), next_words_(patience.words) {
     try {
       thread_ = Thread(
-          "lockstep alive", [this] { run(); },
-          [this](std::exception_ptr thrown) { failure_ = std::move(thrown); });
+          ThreadName{"lockstep alive", "the thread that says that this rank waits for storage"},
+          [this] { run(); }, [this](std::exception_ptr thrown) { failure_ = std::move(thrown); });
     } catch (const std::exception&) {  // NOLINT(bugprone-empty-catch)
       // Without a thread the rounds begin when the work is done: the others wait as long as a call
       // may take.
