@@ -253,6 +253,9 @@ void single_numbers(auto& comm) {
   require(comm.all_reduce(std::int64_t{1}) == static_cast<std::int64_t>(world), "the sum of ones");
   require(comm.broadcast(static_cast<float>(me), Rank{world - 1}) == static_cast<float>(world - 1),
           "the last rank's number");
+  const double at_root = comm.reduce(static_cast<double>(me), Rank{world - 1}, Average{});
+  require(at_root == (me + 1 == world ? mean : static_cast<double>(me)), "the mean, on one rank");
+  require(comm.reduce(me == 0, Rank{0}, Min{}) == (me == 0 && world == 1), "a truth, on rank 0");
   const std::vector<int> all = comm.all_gather(static_cast<int>(me));
   for (std::size_t w = 0; w < world; ++w)
     require(all.size() == world && all[w] == static_cast<int>(w), "every rank's number");
@@ -385,6 +388,9 @@ void strings_of_four(auto& comm) {
   std::string text = me == 2 ? std::string(5000, 'x') + "end" : "ignored";
   broadcast_object(comm, text, Rank{2});
   require(text == std::string(5000, 'x') + "end", "broadcast_object");
+  const std::string own = "rank " + std::to_string(comm.rank().value());
+  require(broadcast_object(comm, own, Rank{1}) == "rank 1", "broadcast_object of a constant");
+  require(&broadcast_object(comm, text, Rank{0}) == &text, "broadcast_object in place");
   const auto all = all_gather_objects(comm, std::string(me * 3000, static_cast<char>('a' + me)));
   for (std::size_t w = 0; w < 4; ++w) {
     require(all[w] == std::string(w * 3000, static_cast<char>('a' + w)), "all_gather_objects");

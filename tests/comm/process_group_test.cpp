@@ -5,12 +5,15 @@
 #include <boost/test/unit_test.hpp>
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
+#include "launch/watchdog.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/device_count.hpp"
 #include "lockstep/launch/spawn.hpp"
+#include "lockstep/topology/grid.hpp"
 
 using namespace lockstep;
 using lockstep::detail::text;
@@ -107,6 +110,35 @@ BOOST_AUTO_TEST_CASE(a_group_may_have_a_backend_of_its_own) {
       Error, [](const Error& error) {
         return std::string(error.what()).find("a rank is outside the world") != std::string::npos;
       });
+}
+
+BOOST_AUTO_TEST_CASE(whoever_uses_a_group_of_others_is_told) {
+  const auto use = [](auto group) {
+    detail::check(group.has_value() == static_cast<bool>(group) && !group, "it is a member");
+    const std::string words = "rank 1, using a group: this rank is not a member of it";
+    const auto is_told = [&](const auto& f) {
+      detail::check(error_of(f).find(words) != std::string::npos, "not told");
+    };
+    is_told([&] { static_cast<void>(group->all_reduce(1)); });
+    is_told([&] { (*group).barrier(); });
+    is_told([&] { group.value().broadcast(std::vector<float>(3), Rank{0}); });
+    is_told([&] { static_cast<void>(std::as_const(group)->rank()); });
+    is_told([&] { auto taken = *std::move(group); });
+  };
+  BOOST_CHECK_NO_THROW(spawn<2>(AsProcesses{}, [&](const Membership& member, Store&) {
+    Session session(member, Store(member.host, member.port, member.secret, member.timeout));
+    ProcessGroup group(session);
+    auto own = new_group<Backend<Shm>>(group, {Rank{0}});
+    auto divided = new_group(group, {Rank{0}});
+    auto pair = join_groups(*group, Grid<dynamic, 2>{group.world_size()});
+    auto again = new_group(pair, {Rank{0}});
+    if (group.rank() == Rank{1}) {
+      use(std::move(own));
+      use(std::move(divided));
+      use(std::move(again));
+    }
+    group->barrier();
+  }));
 }
 
 BOOST_AUTO_TEST_CASE(a_program_without_cuda_has_no_gpu) { BOOST_TEST(device_count() == 0u); }

@@ -161,7 +161,7 @@ auto work = group->all_reduce_async(gradients, Sum{});
 work.wait();
 
 auto row = join_groups(*group, Grid<dynamic, 2>{group.world_size()});  // my group of two neighbours
-auto some = new_group(*group, {Rank{4}, Rank{1}});  // std::optional: empty where not a member
+auto some = new_group(*group, {Rank{4}, Rank{1}});  // as std::optional: empty where not a member
 row.barrier();
 if (some) some->barrier();
 }
@@ -169,6 +169,7 @@ if (some) some->barrier();
 void say_numbers(ProcessGroup<>& group, double loss, bool done, float rate, float best,
                  const std::vector<float>& episode) {
 const double mean = group->all_reduce(loss, Average{});        // one number, on all ranks
+const double on_root = group->reduce(loss, Rank{0}, Average{}); // on rank 0; elsewhere the rank's own
 const bool any = group->all_reduce(done, Max{});               // is it so on any rank? Min: on all
 const float first = group->broadcast(rate, Rank{0});           // rank 0's
 const std::vector<float> rates = group->all_gather(rate);      // every rank's
@@ -180,6 +181,7 @@ std::printf("%g %d %g %zu %g\n", mean, any, first, rates.size(), best);
 void in_a_job(auto& job, double own_reward, std::vector<float> table, int steps,
               const std::vector<float>& observations) {
 const double reward = job.all_reduce(own_reward, Average{});   // on CPUs and GPUs
+const double total = job.reduce(own_reward);                   // the sum, on rank 0
 job.broadcast(table);                                          // rank 0's, in place
 const auto lengths = job.all_gather(steps);                    // a number of every rank
 const auto rollouts = job.all_gather_variable(observations);   // different numbers on every rank

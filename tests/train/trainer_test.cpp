@@ -253,6 +253,11 @@ BOOST_AUTO_TEST_CASE(a_job_has_collectives_and_groups) {
       float values[] = {1, static_cast<float>(me)};
       job.all_reduce(values);
       require(values[0] == static_cast<float>(ranks), "another sum");
+      float parts[] = {1, 2};
+      job.reduce(parts, Rank{ranks - 1}, Sum{});
+      require(parts[1] == (me == ranks - 1 ? 2 * static_cast<float>(ranks) : 2), "another sum");
+      require(job.reduce(me + 1) == (me == 0 ? ranks * (ranks + 1) / 2 : me + 1), "on rank 0");
+      require(job.reduce(1.0, Rank{0}, Average{}) == 1, "another mean on rank 0");
       std::vector<float> of_rank0(3, static_cast<float>(me + 5));
       job.broadcast(of_rank0);
       require(of_rank0[2] == 5 && job.broadcast(me) == 0, "not rank 0's values");

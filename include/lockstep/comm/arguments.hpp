@@ -30,10 +30,32 @@ auto travelling(std::span<T> values) {
   }
 }
 
-/// The elements of an argument, as they travel.
+/// Is this memory of elements that collectives move? Of packed bits, `flat` says why it is not.
+template <class Data>
+consteval bool holds_elements() {
+  using Plain = std::remove_cvref_t<Data>;
+  if constexpr (packs_bits<Plain>) {
+    return true;
+  } else if constexpr (DenseView<Plain> || requires(Plain& data) { std::span(data); }) {
+    return SingleElement<std::remove_const_t<FlatElement<Data>>>;
+  } else {
+    return false;
+  }
+}
+
+/// The elements of an argument, as they travel. An argument that has none is one error: what
+/// follows sees a span of floats.
 template <class Data>
 auto elements_of(Data&& data) {
-  return travelling(flat(data));
+  constexpr bool fits = holds_elements<Data>();
+  static_assert(fits,
+                "lockstep: a collective takes memory of numbers or bools (a span, vector, array or "
+                "view); their types are double, float, Half, BFloat16, integers and bool");
+  if constexpr (fits) {
+    return travelling(flat(data));
+  } else {
+    return std::span<float>();
+  }
 }
 template <class Data>
 using ElementsOf = typename decltype(elements_of(std::declval<Data&>()))::element_type;

@@ -92,6 +92,7 @@ class Collectives {
 
   /// On `root`, data = op over ranks; elsewhere it keeps what it was.
   template <class Data, class Op = Sum>
+    requires(!detail::SingleElement<std::remove_cvref_t<Data>>)
   void reduce(Data&& data, Rank root, Op op = {}) {
     require_operation<Data, Op>();
     const auto values = detail::elements_of(data);
@@ -100,6 +101,13 @@ class Collectives {
     self().perform(detail::calls::Reduce<T, Op>{values, is_root(root) ? values : std::span<T>(),
                                                 values.size(), root, op,
                                                 detail::current_job_call()});
+  }
+
+  /// One number: the result on `root`, elsewhere what was given.
+  template <detail::SingleElement T, class Op = Sum>
+  [[nodiscard]] T reduce(T value, Rank root, Op op = {}) {
+    reduce(std::span<T>(&value, 1), root, op);
+    return value;
   }
 
   /// data = root's data.
@@ -337,12 +345,14 @@ class Collectives {
 
   template <class Data, class Op>
   static constexpr void require_operation() {
-    constexpr bool logical = std::same_as<std::remove_const_t<detail::FlatElement<Data>>, bool>;
-    static_assert(!logical || detail::is_logical<Op>,
-                  "lockstep: bool is reduced with Max or BitOr (any rank), Min or BitAnd (all "
-                  "ranks), or BitXor");
-    static_assert(logical || ReduceOp<Op, detail::ElementsOf<Data>>,
-                  "lockstep: this reduce operation is not defined for these elements");
+    if constexpr (detail::holds_elements<Data>()) {  // else `elements_of` says so
+      constexpr bool logical = std::same_as<std::remove_const_t<detail::FlatElement<Data>>, bool>;
+      static_assert(!logical || detail::is_logical<Op>,
+                    "lockstep: bool is reduced with Max or BitOr (any rank), Min or BitAnd (all "
+                    "ranks), or BitXor");
+      static_assert(logical || ReduceOp<Op, detail::ElementsOf<Data>>,
+                    "lockstep: this reduce operation is not defined for these elements");
+    }
   }
 
   void require_root(detail::CollectiveKind kind, Rank root) {

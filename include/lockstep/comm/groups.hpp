@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <exception>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -74,11 +75,44 @@ GroupPlace place_in(const T& topology, const Parent& parent) {
 
 }  // namespace detail
 
+/// What `new_group` returns: a `std::optional` that is empty on a rank outside of the group. To use
+/// an empty one is an error that says so.
+template <class C>
+class OptionalGroup : public std::optional<C> {
+  using Base = std::optional<C>;
+
+ public:
+  /// `rank` is the rank's number in the parent.
+  OptionalGroup(Base group, Rank rank) : Base(std::move(group)), rank_(rank) {}
+
+  C& operator*() & { return *require_member(*this); }
+  const C& operator*() const& { return *require_member(*this); }
+  C&& operator*() && { return std::move(*require_member(*this)); }
+  C* operator->() { return require_member(*this); }
+  const C* operator->() const { return require_member(*this); }
+  C& value() & { return **this; }
+  const C& value() const& { return **this; }
+  C&& value() && { return *std::move(*this); }
+
+ private:
+  template <class Group>
+  static auto require_member(Group& group) {
+    if (!group.has_value()) [[unlikely]]
+      throw Error("using a group", "this rank is not a member of it",
+                  "ask `if (group)` first: on other ranks new_group returns an empty one",
+                  group.rank_);
+    return group.Base::operator->();
+  }
+
+  Rank rank_;
+};
+
 /// A communicator of the listed ranks, in the listed order; nothing on the others. **Ranks** all of
 /// `parent`, members or not, with the same list. **Host** blocks until the members have met.
 template <Splitting Parent>
 auto new_group(Parent& parent, const std::vector<Rank>& members) {
-  return parent.template split<dynamic>(detail::place_among(members, parent));
+  auto group = parent.template split<dynamic>(detail::place_among(members, parent));
+  return OptionalGroup<typename decltype(group)::value_type>(std::move(group), parent.rank());
 }
 
 /// The group of `topology` that this rank is in. Where the topology is static, the group's size is

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/communicator.hpp"
@@ -20,13 +21,22 @@ inline std::span<std::uint8_t> bytes_of(std::string& text) {
 }
 }  // namespace detail
 
-/// `object` = root's object. **Ranks** all. **Host** blocks.
+/// `object` = root's object, which is returned. **Ranks** all. **Host** blocks.
 template <Communicator C>
-void broadcast_object(C& comm, std::string& object, Rank root) {
+std::string& broadcast_object(C& comm, std::string& object, Rank root) {
   std::uint64_t size[] = {object.size()};
   comm.broadcast(size, root);
   object.resize(size[0]);
   comm.broadcast(detail::bytes_of(object), root);
+  return object;
+}
+/// The same for one that has no name: `const auto id = broadcast_object(comm, make_id(), Rank{0});`
+template <Communicator C>
+[[nodiscard("the object is returned")]] std::string broadcast_object(C& comm,
+                                                                     const std::string& object,
+                                                                     Rank root) {
+  std::string copy = object;
+  return std::move(broadcast_object(comm, copy, root));
 }
 
 /// Every rank's object, by rank. **Ranks** all. **Host** blocks.

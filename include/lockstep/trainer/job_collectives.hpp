@@ -20,7 +20,7 @@ class JobCollectives {
   Scores reduce_metrics(const Tally& tally) {
     [[maybe_unused]] const auto on = job().enter("reduce_metrics");
     const InJobCall in(JobCall::reduce_metrics);
-    return reduce(comm(), tally);
+    return lockstep::reduce(comm(), tally);
   }
 
   /// Through which the ranks of this job communicate: all collectives, and groups of ranks
@@ -57,6 +57,23 @@ class JobCollectives {
   {
     [[maybe_unused]] const auto on = job().enter("all_reduce");
     comm().all_reduce(data, op);
+  }
+
+  /// On root, the number or data = op over ranks; elsewhere what it was. **Ranks** all. **Host** as
+  /// `all_reduce`.
+  template <class Data, class Op = Sum>
+  [[nodiscard("the result is returned")]] auto reduce(Data value, Rank root = Rank{0}, Op op = {})
+    requires(SingleElement<Data>)
+  {
+    [[maybe_unused]] const auto on = job().enter("reduce");
+    return comm().reduce(value, root, op);
+  }
+  template <class Data, class Op = Sum>
+  void reduce(Data&& data, Rank root = Rank{0}, Op op = {})
+    requires(!SingleElement<std::remove_cvref_t<Data>>)
+  {
+    [[maybe_unused]] const auto on = job().enter("reduce");
+    comm().reduce(data, root, op);
   }
 
   /// Root's number, or data = root's data. **Ranks** all. **Host** as `all_reduce`.

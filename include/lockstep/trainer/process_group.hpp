@@ -200,7 +200,7 @@ auto new_group(ProcessGroup<Policies...>& group, const std::vector<Rank>& member
     Session session(std::move(member), group.store().share());
     made.emplace(Meeting::make(session, name));
   }
-  return made;
+  return OptionalGroup<typename Meeting::communicator>(std::move(made), group.rank());
 }
 
 /// The same as `new_group(*group, members)`.

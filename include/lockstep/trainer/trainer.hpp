@@ -122,7 +122,7 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
       for (const auto& batch : this->make_loader(source, shares, options))
         wrapped_.evaluate(batch, tally);
     });
-    const Scores scores = reduce(comm_, tally);
+    const Scores scores = lockstep::reduce(comm_, tally);
     this->show(scores, name);
     return scores;
   }
