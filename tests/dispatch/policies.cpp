@@ -4,7 +4,6 @@
 // it is combined with.
 #include "dispatch/net.hpp"
 #include "lockstep/lockstep.hpp"
-#include "lockstep/norm/batch_norm.hpp"
 
 namespace {
 
