@@ -170,7 +170,7 @@ if(NOT TARGET lockstep::lockstep)
   add_library(lockstep::lockstep INTERFACE IMPORTED)
   target_compile_features(lockstep::lockstep INTERFACE cxx_std_20)
   target_compile_options(lockstep::lockstep INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:-fno-math-errno>")
-  target_include_directories(lockstep::lockstep INTERFACE "${lockstep_prefix}/include")
+  target_include_directories(lockstep::lockstep SYSTEM INTERFACE "${lockstep_prefix}/include")
   if(EXISTS "${lockstep_CCCL}/cuda/std/mdspan")
     target_include_directories(lockstep::lockstep SYSTEM INTERFACE "${lockstep_CCCL}")
   endif()
@@ -275,7 +275,7 @@ prefix=${pcfiledir}/../..
 Name: lockstep
 Description: Synchronous data-parallel training for C++ and CUDA, decided by the compiler
 Version: @VERSION@
-Cflags: -std=c++20 -fno-math-errno -I${prefix}/include
+Cflags: -std=c++20 -fno-math-errno -isystem ${prefix}/include
 ]])
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep-compiled.pc"), [[
 prefix=${pcfiledir}/../..
