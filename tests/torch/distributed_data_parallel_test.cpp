@@ -736,6 +736,7 @@ BOOST_AUTO_TEST_CASE(a_rank_that_never_calls_backward_is_named) {
       },
       1s);
   BOOST_TEST(ends[0].find("rank 1") != std::string::npos, ends[0]);
+  BOOST_TEST(ends[0].find("rank 0, backward") != std::string::npos, ends[0]);
 }
 
 BOOST_AUTO_TEST_CASE(another_ranks_other_module_is_found) {

@@ -335,7 +335,7 @@ BOOST_AUTO_TEST_CASE(a_marked_norm_that_cannot_share_says_what_to_add) {
     net->forward(at::ones({2, 3, 2, 2}) * static_cast<double>(comm.rank().value()));
   };
   const Ends ends = on_ranks(2, [&](ranks::Shared& comm) { train(comm, 2); });
-  expect_all_say(ends, "lockstep: 0: convert_sync_batchnorm has marked this batch norm");
+  expect_all_say(ends, "lockstep: convert_sync_batchnorm: the batch norm \"0\" is marked");
   expect_all_say(ends, "add the policy Norms<Synced>");
   expect_fine(on_ranks(2, [&](ranks::Shared& comm) { train(comm, 1); }));
 }

@@ -235,7 +235,7 @@ BOOST_AUTO_TEST_CASE(a_converted_module_without_the_policy_trains_on_one_rank_on
   };
   expect_fine(on_ranks(1, train_one));
   const Ends ends = on_ranks(2, train_one);
-  expect_all_say(ends, "bn1: convert_sync_batchnorm has marked this batch norm");
+  expect_all_say(ends, "convert_sync_batchnorm: the batch norm \"bn1\" is marked");
   expect_all_say(ends, "add the policy Norms<Synced>");
 }
 

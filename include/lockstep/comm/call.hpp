@@ -58,6 +58,8 @@ enum class JobCall : std::uint16_t {
   save,
   load,
   open,
+  forward,  // passes of a program's own loop
+  backward,
   /// From here on a step of sub-graphs: the other bits say which, the lowest the whole model.
   step_of_subgraphs = 0x8000,
 };
@@ -70,8 +72,8 @@ constexpr JobCall step_of_subgraphs(std::uint32_t sets) {
 inline constexpr std::size_t most_compared_subgraphs = 14;
 
 inline constexpr std::string_view job_call_names[] = {
-    "",        "step",           "epochs", "batches", "evaluate",
-    "predict", "reduce_metrics", "save",   "load",    "open"};
+    "",     "step", "epochs", "batches", "evaluate", "predict", "reduce_metrics",
+    "save", "load", "open",   "forward", "backward"};
 
 /// A call in words.
 std::string job_call_text(JobCall call);
@@ -89,7 +91,7 @@ constexpr JobCall current_job_call() {
 /// compare sub-graphs, and otherwise it is this one.
 inline JobCall step_call_of_thread(JobCall otherwise = JobCall::step) {
   const JobCall call = job_call_of_thread();
-  return call >= JobCall::step_of_subgraphs ? call : otherwise;
+  return call >= JobCall::forward ? call : otherwise;
 }
 
 /// Collectives of this thread are part of a job's call while this object lives. The collectives of

@@ -19,7 +19,7 @@ struct ReduceWhole {
   static auto on(Comm& comm, std::span<T> gradients) {
     constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
     return comm.all_reduce_async(gradients, reduction_of_gradients<how>(comm.world_size().value()),
-                                 step_call<Traits>());
+                                 step_call<Traits, JobCall::backward>());
   }
 };
 

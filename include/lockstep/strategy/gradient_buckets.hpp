@@ -202,7 +202,7 @@ class GradientBuckets
         } else {
           this->comm_.all_reduce(this->template own<T>(bucket.offset, bucket.bytes),
                                  reduction_of_gradients<how>(this->comm_.world_size().value()),
-                                 step_call<Traits>());
+                                 step_call<Traits, JobCall::backward>());
         }
       });
       if constexpr (Traits::joins) {

@@ -34,13 +34,13 @@ class NormRanks {
   template <class T>
   void all_gather(std::span<const T> own, std::span<T> all) const {
     follow_job();
-    ranks().all_gather(own, all, step_call<Traits>());
+    ranks().all_gather(own, all, step_call<Traits, JobCall::forward>());
   }
   /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
   template <class T>
   void all_reduce(std::span<T> values) const {
     follow_job();
-    ranks().all_reduce(values, Sum{}, step_call<Traits>());
+    ranks().all_reduce(values, Sum{}, step_call<Traits, JobCall::backward>());
   }
   /// What these ranks have allocated for themselves is there, before a collective: a GPU's
   /// allocation may wait for what the others have enqueued. **Ranks** all of these.

@@ -119,6 +119,8 @@ struct ReplicaTraits {
   static constexpr bool averages_parameters = hooks::stages::averages_parameters;
   /// Are averages scattered, too? Hooks reduce whole buckets, of which a rank uses its slice.
   static constexpr bool scatters_buckets = shards && !is_hooked;
+  /// Does the program run forward and backward passes by itself?
+  static constexpr bool has_own_passes = requires { Model::has_own_passes; };
   /// Do the model's layers draw random numbers?
   static constexpr bool draws = Drawing<Model>;
   /// Do batch norms take their statistics over several ranks, and are these the group's?
@@ -194,11 +196,12 @@ struct ReplicaTraits {
   }
 };
 
-/// The job's call that a step's collectives are part of. Where ranks compare sub-graphs, the
-/// replica has told the thread which are used.
-template <class Traits>
+/// The job's call that a step's collectives are part of: a pass, where the program runs passes by
+/// itself. Where ranks compare sub-graphs, the replica has told the thread which are used.
+template <class Traits, JobCall Pass = JobCall::step>
 constexpr JobCall step_call() {
   if constexpr (Traits::compares_subgraphs) return job_call_of_thread();
+  if constexpr (Traits::has_own_passes) return Pass;
   return JobCall::step;
 }
 

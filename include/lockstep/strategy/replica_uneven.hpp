@@ -25,7 +25,8 @@ class ReplicaUneven {
     [[maybe_unused]] const auto in = self().in_step();
     if constexpr (Traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      if constexpr (Traits::broadcasts_buffers) self().synchronize_buffers(step_call<Traits>());
+      if constexpr (Traits::broadcasts_buffers)
+        self().synchronize_buffers(step_call<Traits, JobCall::forward>());
       if (Traits::micro_batches > 1 && micro_batches != Traits::micro_batches)
         self().gradients_.scale_own(static_cast<double>(Traits::micro_batches) /
                                     static_cast<double>(micro_batches));
@@ -54,7 +55,8 @@ class ReplicaUneven {
     requires(Traits::joins)
   {
     auto& gradients = self().gradients_;
-    if constexpr (Traits::broadcasts_buffers) self().synchronize_buffers(step_call<Traits>());
+    if constexpr (Traits::broadcasts_buffers)
+      self().synchronize_buffers(step_call<Traits, JobCall::forward>());
     self().backward_without_samples(Sync::yes);
     const bool goes_on = gradients.live().count != 0;
     if (goes_on) {

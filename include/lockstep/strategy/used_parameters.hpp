@@ -39,7 +39,7 @@ class UsedParameters {
   const Usage& agree_on_usage() {
     if constexpr (!Traits::alone && !Traits::subgraphs_agree) {
       if constexpr (Traits::reduces_early) self().reduce();
-      self().comm_.all_reduce(used_, Max{}, JobCall::step);
+      self().comm_.all_reduce(used_, Max{}, step_call<Traits, JobCall::backward>());
     }
     return used_;
   }

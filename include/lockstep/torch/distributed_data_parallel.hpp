@@ -13,6 +13,7 @@
 #include <memory>
 #include <utility>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/strategy/join_scope.hpp"
@@ -213,7 +214,7 @@ class DistributedDataParallel {
                                         : module_->is_training();
       if (!wanted) return;
       gradients_.streams().let_job_follow();
-      replica_.synchronize_buffers(detail::step_call<traits>());
+      replica_.synchronize_buffers(detail::JobCall::forward);
       gradients_.streams().let_program_follow();
     }
   }
@@ -222,10 +223,12 @@ class DistributedDataParallel {
   template <class F>
   void answer_all(const F& update) {
     if constexpr (traits::joins) {
+      const detail::InJobCall in(detail::JobCall::backward);
       do {
         gradients_.streams().let_job_follow();
       } while (replica_.answer_others([&] {
         gradients_.hand_out();
+        const detail::InJobCall own(detail::JobCall::none);  // what the program calls there
         update();
       }));
     }

@@ -19,6 +19,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
@@ -42,6 +43,7 @@ class LoopModule : public TorchModel<LoopModule<Net, Ts...>, Net, Ts...> {
   using Base = TorchModel<LoopModule, Net, Ts...>;
 
  public:
+  static constexpr bool has_own_passes = true;
   using Base::adopted;
   using Base::Base;
   using Base::keep_in;
@@ -121,6 +123,7 @@ class LoopGradients {
   void operator()(std::size_t parameter, const at::Tensor& gradient) {
     const at::NoGradGuard quiet;
     [[maybe_unused]] const auto on = replica_.on_device();
+    const InJobCall in(JobCall::backward);
     tell_others(replica_, [&] {
       if (!is_in_pass_) begin();
       write(parameter, gradient);
@@ -202,6 +205,7 @@ class LoopGradients {
   void end() {
     const at::NoGradGuard quiet;
     [[maybe_unused]] const auto on = replica_.on_device();
+    const InJobCall in(JobCall::backward);
     tell_others(replica_, [&] {
       if constexpr (traits::skips_unused) {
         for_each_trained([&](std::size_t i, at::Tensor&) {

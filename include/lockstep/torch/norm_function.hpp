@@ -65,8 +65,9 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
     auto& passing = static_cast<NormPassing&>(*capsule);
     const NormExchange& exchange = *passing.exchange;
     if (exchange.has_ended()) [[unlikely]]
-      fail(passing.mark->name,
-           {"backward of a synchronised batch norm runs after its job has ended"},
+      fail("backward",
+           {"that of the synchronised batch norm \"", passing.mark->name,
+            "\" runs after its job has ended"},
            "run backward while the job that ran forward is there");
     const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};
     const NormNeeds needs = needed(*context, norm);

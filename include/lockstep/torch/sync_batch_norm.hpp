@@ -41,15 +41,16 @@ inline std::size_t launched_world() {
 inline bool shares_statistics(const NormMark& mark, const NormExchange* exchange) {
   if (exchange == nullptr) {
     if (launched_world() == 1) return false;
-    fail(mark.name,
-         {"a synchronised batch norm trains outside of a step of lockstep, which knows no ranks"},
+    fail("Norms<Synced>",
+         {"the synchronised batch norm \"", mark.name,
+          "\" trains outside of a step of lockstep, which knows no ranks"},
          "run the module in a TorchModel or a DistributedDataParallel with Norms<Synced>, or in "
          "evaluation: module->eval()");
   }
   if (exchange->world() == 1) return false;
   if (exchange->communicates()) return true;
-  fail(mark.name,
-       {"convert_sync_batchnorm has marked this batch norm, and the job does not share statistics"},
+  fail("convert_sync_batchnorm",
+       {"the batch norm \"", mark.name, "\" is marked, and the job does not share statistics"},
        "add the policy Norms<Synced>, which converts all batch norms by itself, or do not convert "
        "the module",
        exchange->rank());

@@ -56,12 +56,22 @@ consteval Finding find_tensor_fault() {
   return {};
 }
 
+/// A LibTorch module or a holder of one, as far as its names show it: this header does not include
+/// LibTorch.
+template <class M>
+concept LooksLikeTorchModule = requires { typename M::ContainedType; } || requires(M& module) {
+  module.named_parameters();
+  module.named_buffers();
+  module.is_training();
+};
+
 template <class Model>
 consteval Finding find_model_fault() {
   if constexpr (TensorListing<Model>) {  // its tensors are checked when they are listed
     if (kinds_of<Model, TensorRole::parameter>.size == 0) return {Fault::model_without_parameters};
     return {};
   } else if constexpr (!requires { typename Model::Parameters; }) {
+    if (LooksLikeTorchModule<Model>) return {Fault::torch_module};
     return {Fault::model_without_parameters};
   } else if constexpr (!DeclarationListOf<typename Model::Parameters, TensorRole::parameter>) {
     return {Fault::malformed_parameters};

@@ -18,6 +18,7 @@ enum class Fault {
   policy_given_twice,
   wrong_choice,
   choice_not_built,
+  torch_module,
   model_without_parameters,
   malformed_parameters,
   malformed_buffers,
@@ -102,6 +103,10 @@ struct Verdict {
   static_assert(F != detail::Fault::choice_not_built,
                 "lockstep: this choice has its name but is not built yet; docs/policies.md says "
                 "what works in this version");
+  static_assert(F != detail::Fault::torch_module,
+                "lockstep: a LibTorch module is no model by itself; wrap it in "
+                "lockstep::torch::DistributedDataParallel<Net>, or train a TorchModel<Model, Net> "
+                "that says what its loss is");
   static_assert(F != detail::Fault::model_without_parameters,
                 "lockstep: the model declares no parameters; give it using Parameters = "
                 "ParameterList<Parameter<\"weight\", float, 10, 784>, ...>");
