@@ -5,5 +5,6 @@
 #include "lockstep/data/labelled_record.ipp"
 #include "lockstep/data/lmdb.ipp"
 #include "lockstep/data/lmdb_header.ipp"
+#include "lockstep/data/lmdb_pages.ipp"
 #include "lockstep/data/lmdb_writer.ipp"
 #endif

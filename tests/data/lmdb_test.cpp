@@ -14,6 +14,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <filesystem>
@@ -30,6 +31,7 @@
 #include "checkpoint/disk.hpp"
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
+#include "lockstep/core/random_stream.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/loader.hpp"
@@ -341,6 +343,80 @@ BOOST_AUTO_TEST_CASE(every_file_that_is_no_whole_lmdb_is_named) {
   });
 }
 
+BOOST_AUTO_TEST_CASE(flipped_bytes_are_errors_in_words_or_other_bytes_and_never_a_signal) {
+  const TemporaryFolder folder;
+  struct Original {
+    std::string bytes;
+    LmdbOptions options;
+  };
+  std::vector<Original> originals;
+  const auto add = [&](const LmdbOptions& options = {}) {
+    std::ifstream in(folder / "set", std::ios::binary);
+    originals.push_back({{std::istreambuf_iterator<char>(in), {}}, options});
+    fs::remove(folder / "set");
+  };
+  Texts small;  // a tree of three levels
+  for (int i = 0; i != 2500; ++i) small.texts.push_back("record " + std::to_string(i));
+  write_lmdb(folder / "set", small, encode_text);
+  add();
+  Texts large;  // with pages of their own
+  for (std::size_t i = 0; i != 12; ++i) large.texts.emplace_back(3000 + 500 * i, 'x');
+  write_lmdb(folder / "set", large, encode_text);
+  add();
+  originals.push_back({file_by_hand(512, {"one", "two", "three"}), {}});
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (int i = 0; i != 600; ++i)
+    pairs.emplace_back("key of " + std::to_string(i), std::string(i % 40, 'y'));
+  put(folder / "set", pairs, "other");
+  add({.database = "other"});
+  std::vector<std::pair<std::string, std::string>> repeated;  // in sub-pages and in trees
+  for (int i = 0; i != 700; ++i)
+    repeated.emplace_back(i < 600 ? "many" : "few" + std::to_string(i / 10),
+                          std::to_string(1000 + i));
+  put(folder / "set", repeated, "sorted", MDB_DUPSORT);
+  add({.database = "sorted"});
+  put(folder / "set", repeated, "fixed", MDB_DUPSORT | MDB_DUPFIXED);
+  add({.database = "fixed"});
+  for (const Original& original : originals)
+    BOOST_TEST(!texts_of(write(folder / "whole", original.bytes), original.options).empty());
+
+  // Each batch in a child, whose end by a signal is an error that names it.
+  const char* const wanted = std::getenv("LOCKSTEP_LMDB_MUTATIONS");
+  const std::size_t mutations = wanted != nullptr ? std::strtoul(wanted, nullptr, 10) : 1000;
+  constexpr std::size_t batch = 50;
+  std::size_t errors = 0;
+  for (std::size_t first = 0; first < mutations; first += batch) {
+    Process child([&] {
+      std::size_t refused = 0;
+      for (std::size_t seed = first; seed != first + batch; ++seed) {
+        RandomStream random(Seed{seed});
+        const Original& original = originals[seed % originals.size()];
+        std::string bytes = original.bytes;
+        for (std::size_t n = 1 + random.below(8); n != 0; --n) {
+          // Half of them in the first bytes of pages, where their structure is.
+          std::size_t at = random.below(bytes.size());
+          if (random.below(2) == 0) at = at / 512 * 512 + random.below(64);
+          if (at < bytes.size()) bytes[at] = static_cast<char>(random.below(256));
+        }
+        const std::string path = write(folder / ("bad" + std::to_string(seed)), bytes);
+        const std::string words = error_of([&] { texts_of(path, original.options); });
+        if (!words.empty() && words.find("'" + path + "'") == std::string::npos)
+          throw std::runtime_error("seed " + std::to_string(seed) + ": " + words);
+        refused += words.empty() ? 0 : 1;
+        fs::remove(path);
+      }
+      return static_cast<int>(refused);
+    });
+    BOOST_TEST(child.words() == "");
+    const int end = child.end();
+    BOOST_TEST((end >= 0 && end <= static_cast<int>(batch)),
+               "seeds from " << first << " end with " << end);
+    errors += static_cast<std::size_t>(std::max(end, 0));
+  }
+  BOOST_TEST(errors > mutations / 10);
+  BOOST_TEST(errors < mutations);
+}
+
 BOOST_AUTO_TEST_CASE(types_and_indices_are_checked) {
   const TemporaryFolder folder;
   const std::string path = folder / "set";
@@ -432,7 +508,7 @@ BOOST_AUTO_TEST_CASE(threads_share_one_environment) {
     threads.clear();
     BOOST_TEST(right == std::vector<int>(4, 1));
     const auto second = labelled(path, options);
-    BOOST_TEST(maps_of(path) == 1u);
+    BOOST_TEST(maps_of(path) == 2u);  // liblmdb's, and the one that is checked
   }
   BOOST_TEST(maps_of(path) == 0u);  // and the last has closed it
 }

@@ -53,17 +53,30 @@ LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOpti
     return cursor.move(end) && cursor.key() == LmdbKey(number).text();
   };
   if (size_ == 0) return;
-  if (is_plain && !options.is_sample && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)) {
+  const auto fail_count = [&] {
+    fail("lmdb_dataset",
+         {"'", file, "' is damaged: it has not the ", size_, " records that it names"},
+         "copy or download the file again, or write the set again");
+  };
+  if (size_ > header.used_bytes) fail_count();
+  const LmdbTree& tree = file_->tree();
+  const bool may_be_ours = is_plain && tree.flags == 0 && !options.is_sample;
+  if (may_be_ours) file_->pages().check_ends(tree);
+  if (may_be_ours && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)) {
     if (size_ <= header.used_bytes / (8 * sizeof(LmdbRecord))) places_ = lmdb_places(size_);
     return;
   }
   places_ = lmdb_places(size_);
   if (places_ == nullptr) throw std::bad_alloc();
+  file_->pages().check_all(tree);
   std::size_t samples = 0;
-  for (bool more = cursor.move(MDB_FIRST); more && samples != size_; more = cursor.move(MDB_NEXT)) {
+  std::size_t seen = 0;
+  for (bool more = cursor.move(MDB_FIRST); more; more = cursor.move(MDB_NEXT)) {
+    if (seen++ == size_) fail_count();
     if (!options.is_sample || options.is_sample(cursor.key()))
       places_.get()[samples++] = {cursor.value().data(), cursor.value().size()};
   }
+  if (seen != size_) fail_count();
   size_ = samples;
 }
 
@@ -108,6 +121,7 @@ LOCKSTEP_INLINE LmdbRecord LmdbRecords::Reader::look_up(std::size_t index) {
   }
   if (transaction_ == nullptr) transaction_ = reading_.begin(records_.file());
   const LmdbKey number(index);
+  records_.file_->pages().check_path(records_.file_->tree(), number.text());
   MDB_val key{number.bytes.size(), const_cast<unsigned char*>(number.bytes.data())};
   MDB_val value{};
   const int code = mdb_get(static_cast<MDB_txn*>(transaction_), reading_.database, &key, &value);

@@ -9,12 +9,14 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
 #include <vector>
 
 #include "lockstep/data/lmdb_header.hpp"
+#include "lockstep/data/lmdb_pages.hpp"
 #include "lockstep/data/lmdb_reading.hpp"
 
 namespace lockstep::detail {
@@ -78,6 +80,8 @@ class LmdbFile {
         database_(std::move(database)),
         read_ahead_(read_ahead),
         header_(header),
+        pages_(file_, header),
+        tree_(pages_.find(database_)),
         reading_(make()) {}
   LmdbFile(const LmdbFile&) = delete;
   LmdbFile& operator=(const LmdbFile&) = delete;
@@ -92,6 +96,9 @@ class LmdbFile {
 
   const std::string& file() const { return file_; }
   const LmdbHeader& header() const { return header_; }
+  LmdbPages& pages() { return pages_; }
+  /// Of the database that is read: there is one where `reading` could be made.
+  const LmdbTree& tree() const { return *tree_; }
 
   LmdbReading& reading() {
     LmdbReading* reading = reading_.load(std::memory_order_acquire);
@@ -124,6 +131,8 @@ class LmdbFile {
   std::string database_;
   bool read_ahead_;
   LmdbHeader header_;
+  LmdbPages pages_;  // checked before `reading_` looks at them
+  std::optional<LmdbTree> tree_;
   std::atomic<LmdbReading*> reading_;
 };
 

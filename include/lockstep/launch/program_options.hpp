@@ -102,8 +102,8 @@ class ProgramOptions {
   template <class T>
   auto option(std::string_view name, T otherwise, std::string_view help = {}) {
     static_assert(detail::OptionType<T>,
-                  "lockstep: an option is a number, a bool or a text, as its default value is: "
-                  "option(\"epochs\", 8)");
+                  "lockstep: an option is a number, a bool or a text; give it a default value of "
+                  "such a type: option(\"epochs\", 8)");
     if constexpr (detail::OptionText<T>) {
       const std::string_view text = otherwise;
       return std::string(
