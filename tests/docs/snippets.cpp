@@ -175,7 +175,7 @@ const float first = group->broadcast(rate, Rank{0});           // rank 0's
 const std::vector<float> rates = group->all_gather(rate);      // every rank's
 const auto rewards = group->all_gather_variable(episode);      // as many as each rank has
 for (const float reward : rewards.of(Rank{0})) best = std::max(best, reward);
-std::printf("%g %d %g %zu %g\n", mean, any, first, rates.size(), best);
+std::printf("%g %g %d %g %zu %g\n", mean, on_root, any, first, rates.size(), best);
 }
 
 void in_a_job(auto& job, double own_reward, std::vector<float> table, int steps,
@@ -186,7 +186,7 @@ job.broadcast(table);                                          // rank 0's, in p
 const auto lengths = job.all_gather(steps);                    // a number of every rank
 const auto rollouts = job.all_gather_variable(observations);   // different numbers on every rank
 auto pair = new_group(job.communicator(), {Rank{0}, Rank{1}}); // everything else
-std::printf("%g %zu %zu %d\n", reward, lengths.size(), rollouts.total(), pair.has_value());
+std::printf("%g %g %zu %zu %d\n", reward, total, lengths.size(), rollouts.total(), pair.has_value());
 }
 
 void divide(ShmCommunicator<6>& six) {

@@ -2,6 +2,7 @@
 // The trainer's loop on real processes: epochs, evaluation, logs, and what it refuses.
 #include "lockstep/trainer/trainer.hpp"
 
+#include <fcntl.h>
 #include <malloc.h>
 #include <netinet/in.h>
 #include <sys/resource.h>
@@ -203,6 +204,21 @@ BOOST_AUTO_TEST_CASE(jobs_of_one_session_one_after_the_other_leave_nothing) {
   }
 }
 
+BOOST_AUTO_TEST_CASE(ranks_with_different_numbers_of_batches_are_told_of_join) {
+  using Job = Trainer<Line>;
+  const std::string words = failure<Job>(2, [](Job& job) {
+    const auto data = points_of_line(16);
+    for (auto epoch : job.epochs(1)) {
+      for (const auto& batch : epoch.batches(data, 2)) {
+        if (job.rank() == Rank{1}) break;
+        job.step(batch);
+      }
+    }
+  });
+  BOOST_TEST(contains(words, "or add UnevenInputs<Join>, with which ranks may have different"),
+             words);
+}
+
 // Every rank names the call that each has made, in the words of the program.
 BOOST_AUTO_TEST_CASE(ranks_that_make_other_calls_of_a_job_are_told_which) {
   using Job = Trainer<Line>;
@@ -370,6 +386,8 @@ BOOST_AUTO_TEST_CASE(a_record_that_a_break_cannot_write_is_an_error_of_the_next_
     std::signal(SIGXFSZ, SIG_IGN);
     require(::setrlimit(RLIMIT_FSIZE, &full) == 0, "no limit");
     const auto data = points_of_line(16);
+    int printed[2];
+    require(::pipe2(printed, O_NONBLOCK) == 0 && ::dup2(printed[1], 2) == 2, "no pipe");
     for (auto epoch : job.epochs(3)) {
       for (const auto& batch : epoch.batches(data, 2)) job.step(batch);
       break;
@@ -381,6 +399,8 @@ BOOST_AUTO_TEST_CASE(a_record_that_a_break_cannot_write_is_an_error_of_the_next_
       words = error.what();
     }
     require(contains(words, path), words);
+    char line[200];
+    require(::read(printed[0], line, sizeof line) < 0, "it is printed as well, and so twice");
   };
   run<Job>(1, train, {.seed = Seed{0}, .log = path, .arguments = {}});
   std::filesystem::remove(path);

@@ -4,7 +4,6 @@
 /// which calls it refuses.
 
 #include <cstdint>
-#include <cstdio>
 #include <exception>
 #include <string>
 #include <string_view>
@@ -12,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/late_failure.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
@@ -210,26 +210,44 @@ class JobBase : public ComposedJob<Model, Policies> {
   }
   [[gnu::cold, gnu::noinline]] void refuse(const char* operation) {
     if (is_asking_) return end_asking();
-    if (failure_) {
+    if (failure_.thrown) {
       is_held_up_ = false;
-      std::rethrow_exception(std::exchange(failure_, nullptr));
+      std::rethrow_exception(std::exchange(failure_.thrown, nullptr));
     }
     throw Error(operation, "rank 0 alone has come here, inside on_rank0",
                 "call it outside, on all ranks", rank());
   }
 
   /// Calls `f` in the destructor of a loop that a `break` has left. A destructor cannot throw: a
-  /// failure is printed, and thrown by this trainer's next call.
+  /// failure is thrown by this trainer's next call or, where there is none, told at its end.
   template <class F>
   void after_break(F&& f) noexcept {
     try {
       f();
-    } catch (const std::exception& error) {
-      failure_ = std::current_exception();
+    } catch (const std::exception&) {
+      if (!failure_.thrown) failure_.keep(std::current_exception(), rank());
       is_held_up_ = true;
-      std::fprintf(stderr, "%s\n", error.what());
     }
   }
+
+  /// The failure of an epoch that a `break` has ended. One that nobody has seen is told as a late
+  /// failure, unless an exception ends the job anyway.
+  struct KeptFailure {
+    KeptFailure() = default;
+    KeptFailure(KeptFailure&& other) noexcept
+        : thrown(std::exchange(other.thrown, nullptr)), rank(other.rank) {}
+    KeptFailure& operator=(KeptFailure&&) = delete;
+    ~KeptFailure() {
+      if (thrown && std::uncaught_exceptions() == 0) tell_late_failure({thrown, rank});
+    }
+    void keep(std::exception_ptr failure, Rank of) {
+      thrown = std::move(failure);
+      rank = of;
+    }
+
+    std::exception_ptr thrown;
+    Rank rank;
+  };
 
   Session& session_;
   TrainerOptions options_;
@@ -238,8 +256,8 @@ class JobBase : public ComposedJob<Model, Policies> {
   [[no_unique_address]] feed feed_;
   SamplerOptions sampler_options_;
   LoaderOptions loader_options_;
-  std::exception_ptr failure_;  // of an epoch that a `break` has ended
-  bool is_asking_ = true;       // the program, for its options
+  KeptFailure failure_;
+  bool is_asking_ = true;  // the program, for its options
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;

@@ -8,6 +8,10 @@ namespace lockstep::detail {
 
 LOCKSTEP_INLINE std::string rank_text(Rank rank) { return text({"rank ", rank}); }
 
+/// Is this the call of a step, in the words of `Call::text`? A rank that makes none while another
+/// does has mostly had its last batch.
+LOCKSTEP_INLINE bool is_of_step(std::string_view call) { return call.starts_with("step"); }
+
 LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0,
                                      Rank other, std::string_view call_of_other, Rank me) {
   const std::string who = call_of_rank0 == call_of_other
@@ -15,7 +19,12 @@ LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call
                                       call_of_other, " with different arguments"})
                               : text({"ranks disagree: rank 0 called ", call_of_rank0, " and rank ",
                                       other, " called ", call_of_other});
-  return {text({"call ", number}), who, "let every rank make the same calls in the same order", me};
+  const bool one_steps = is_of_step(call_of_rank0) != is_of_step(call_of_other);
+  return {text({"call ", number}), who,
+          one_steps ? "let every rank make the same calls, with as many batches, or add "
+                      "UnevenInputs<Join>, with which ranks may have different numbers of batches"
+                    : "let every rank make the same calls in the same order",
+          me};
 }
 
 LOCKSTEP_INLINE Error messages_differ(const Call& received, Rank from, std::string_view sent,
@@ -36,7 +45,11 @@ LOCKSTEP_INLINE Error rank_vanished(std::string_view operation, std::string_view
 
 LOCKSTEP_INLINE Error rank_left(std::string_view operation, Rank who, Rank me) {
   return {operation, text({"rank ", who, " closed its communicator without this call"}),
-          "let every rank make the same calls", me};
+          is_of_step(operation)
+              ? "let every rank make the same calls, with as many batches, or add "
+                "UnevenInputs<Join>, with which ranks may have different numbers of batches"
+              : "let every rank make the same calls",
+          me};
 }
 
 LOCKSTEP_INLINE Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
