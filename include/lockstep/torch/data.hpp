@@ -274,3 +274,16 @@ auto as_dataset(D dataset) {
 }  // namespace torch_modules
 
 }  // namespace lockstep
+
+namespace torch::data {
+
+/// LibTorch's loader with a sampler of lockstep's loader: one compile error instead of LibTorch's.
+template <class Dataset, class Remainder, class Order, class Options>
+void make_data_loader(Dataset&&, const ::lockstep::DistributedSampler<Remainder, Order>&,
+                      Options&&) {
+  static_assert(sizeof(Remainder) == 0,
+                "lockstep: DistributedSampler is for lockstep's DataLoader; give LibTorch's loader "
+                "a RankSampler");
+}
+
+}  // namespace torch::data
