@@ -32,6 +32,7 @@
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "train/run_job.hpp"
+#include "words_of.hpp"
 
 #if defined(__SANITIZE_ADDRESS__)
 extern "C" std::size_t __sanitizer_get_current_allocated_bytes();  // g++ 12 has no header of it
@@ -929,6 +930,18 @@ BOOST_AUTO_TEST_CASE(a_job_of_a_session_takes_the_options_of_the_command_line) {
     run_mains(ranks, main_of(0), words);
   }
   fs::remove_all(folder);
+}
+
+BOOST_AUTO_TEST_CASE(a_negative_number_of_epochs_is_an_error) {
+  using Job = Trainer<Line>;
+  const auto train = [](Session& session) {
+    Job job(session);
+    const int epochs = job.option("epochs", 8);
+    const std::string words = words_of([&] { job.epochs(static_cast<std::uint64_t>(epochs)); });
+    require(words.find("epochs: their number is negative") != std::string::npos, words);
+  };
+  run_mains(1, [&](int argc, char** argv) { require(launch(argc, argv, train) == 0, "failed"); },
+            {"--epochs", "-1"});
 }
 
 BOOST_AUTO_TEST_CASE(an_option_that_nobody_reads_is_an_error) {

@@ -78,6 +78,9 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// from the newest checkpoint. **Ranks** all.
   EpochRange<BasicTrainer> epochs(std::uint64_t count) {
     this->end_asking();
+    if (count >> 63 != 0) [[unlikely]] {
+      detail::fail("epochs", {"their number is negative"}, "give it 0 or more", this->rank());
+    }
     this->resume_if_wanted();
     return {*this, this->begin_epochs(count), count};
   }
