@@ -13,6 +13,7 @@
 #include <cstdio>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <random>
 #include <string>
 #include <vector>
@@ -46,29 +47,61 @@ Doubles numbers(const std::vector<T>& values) {
   return all;
 }
 
-/// Elements in device memory that begin `offset` elements behind a multiple of 256 bytes, with a
+/// The memory of all arrays of a check, which one copy fills and one copy reads: beside other
+/// programs on the same GPU each wait of the host takes as long as their turns, and a suite that
+/// waits for every array takes minutes instead of seconds.
+class Memory {
+ public:
+  /// Room for `bytes` that begin `offset` bytes behind a multiple of 256. Returns the place.
+  std::size_t take(std::size_t bytes, std::size_t offset) {
+    const std::size_t place = (host_.size() + 255) / 256 * 256 + offset;
+    host_.resize(place + bytes);
+    return place;
+  }
+  /// What the host writes before `upload`, and reads after `download`.
+  std::byte* host(std::size_t place) { return host_.data() + place; }
+  std::byte* device(std::size_t place) const { return device_->data() + place; }
+
+  /// Nothing is taken from here on. **Stream** in its order.
+  void upload(cudaStream_t stream) {
+    device_.emplace(host_.size());
+    copy(device_->data(), host_.data(), stream);
+  }
+  /// **Host** blocks until the stream is empty.
+  void download(cudaStream_t stream) {
+    copy(host_.data(), device_->data(), stream);
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+  }
+
+ private:
+  void copy(std::byte* to, const std::byte* from, cudaStream_t stream) const {
+    check_cuda(cudaMemcpyAsync(to, from, host_.size(), cudaMemcpyDefault, stream),
+               "cudaMemcpyAsync");
+  }
+
+  std::vector<std::byte> host_;
+  std::optional<DeviceArena> device_;
+};
+
+/// Elements in such a memory that begin `offset` elements behind a multiple of 256 bytes, with a
 /// fence behind them.
 template <class T>
 class Array {
  public:
-  explicit Array(std::size_t count, std::size_t offset = 0)
-      : count_(count), offset_(offset), arena_((offset + count + fence) * sizeof(T)) {
-    set(std::vector<T>(count));
+  Array(Memory& memory, std::size_t count, std::size_t offset = 0)
+      : Array(memory, std::vector<T>(count), offset) {}
+  Array(Memory& memory, std::vector<T> values, std::size_t offset = 0)
+      : memory_(&memory),
+        count_(values.size()),
+        place_(memory.take((count_ + fence) * sizeof(T), offset * sizeof(T))) {
+    values.resize(count_ + fence, static_cast<T>(77.0F));
+    std::memcpy(memory_->host(place_), values.data(), values.size() * sizeof(T));
   }
-  explicit Array(const std::vector<T>& values, std::size_t offset = 0)
-      : Array(values.size(), offset) {
-    set(values);
-  }
-  T* data() const { return reinterpret_cast<T*>(arena_.data()) + offset_; }
-  void set(const std::vector<T>& values) {
-    std::vector<T> all = values;
-    all.resize(count_ + fence, static_cast<T>(77.0F));
-    detail::copy_now(data(), all.data(), all.size() * sizeof(T));
-  }
+  T* data() const { return reinterpret_cast<T*>(memory_->device(place_)); }
+  /// What the memory's last `download` has brought.
   std::vector<T> get() const {
-    check_cuda(cudaDeviceSynchronize(), "cudaDeviceSynchronize");
     std::vector<T> all(count_ + fence);
-    detail::copy_now(all.data(), data(), all.size() * sizeof(T));
+    std::memcpy(all.data(), memory_->host(place_), all.size() * sizeof(T));
     const bool untouched =
         std::all_of(all.end() - fence, all.end(), [](T value) { return number(value) == 77; });
     BOOST_TEST(untouched, "something was written behind the end");
@@ -78,9 +111,9 @@ class Array {
 
  private:
   static constexpr std::size_t fence = 64;
+  Memory* memory_;
   std::size_t count_;
-  std::size_t offset_;
-  DeviceArena arena_;
+  std::size_t place_;
 };
 
 /// Empty, or the first number that is further from what is wanted than `tolerance` times its
@@ -209,6 +242,7 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
   const double summed = tolerance * std::sqrt(static_cast<double>(whole.count()) + 1);
 
   CudaStream stream;
+  Memory memory;
   struct Part {
     NormShape shape;
     detail::NormWork<DeviceMemory> work;
@@ -221,7 +255,8 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
   const auto slice = [&](const std::vector<T>& all, std::size_t first, std::size_t count) {
     const auto per_sample = static_cast<std::ptrdiff_t>(channels * whole.positions);
     const auto begin = all.begin() + static_cast<std::ptrdiff_t>(first) * per_sample;
-    return Array<T>(std::vector<T>(begin, begin + static_cast<std::ptrdiff_t>(count) * per_sample),
+    return Array<T>(memory,
+                    std::vector<T>(begin, begin + static_cast<std::ptrdiff_t>(count) * per_sample),
                     course.offset);
   };
   for (std::size_t p = 0, first = 0; p != course.parts; ++p) {
@@ -240,16 +275,17 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
                                        slice(dy, first, count),
                                        slice(std::vector<T>(x.size()), first, count),
                                        slice(std::vector<T>(x.size()), first, count),
-                                       Array<W>(weight),
-                                       Array<W>(bias),
-                                       Array<W>(channels),
-                                       Array<W>(channels),
-                                       Array<A>(mean),
-                                       Array<A>(variance),
-                                       Array<std::int64_t>(std::vector<std::int64_t>{3})}));
+                                       Array<W>(memory, weight),
+                                       Array<W>(memory, bias),
+                                       Array<W>(memory, channels),
+                                       Array<W>(memory, channels),
+                                       Array<A>(memory, mean),
+                                       Array<A>(memory, variance),
+                                       Array<std::int64_t>(memory, std::vector<std::int64_t>{3})}));
     first += count;
   }
-  const auto copy = [&](std::span<double> from, std::span<double> to) {
+  memory.upload(stream);
+  const auto copy = [&](std::span<const double> from, std::span<double> to) {
     check_cuda(
         cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream),
         "cudaMemcpyAsync");
@@ -289,15 +325,14 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
         adds ? part->dresidual.data() : nullptr);
   }
   if (course.parts != 1) {
-    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    Doubles own(course.parts * 2 * channels);
     Doubles total(2 * channels);
-    for (auto& part : parts) {
-      Doubles own(2 * channels);
-      detail::copy_now(own.data(), part->work.sums().data(), own.size() * sizeof(double));
-      for (std::size_t i = 0; i != own.size(); ++i) total[i] += own[i];
-    }
-    for (auto& part : parts)
-      detail::copy_now(part->work.sums().data(), total.data(), total.size() * sizeof(double));
+    for (std::size_t p = 0; p != course.parts; ++p)
+      copy(parts[p]->work.sums(), std::span(own).subspan(p * total.size(), total.size()));
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
+    for (std::size_t i = 0; i != own.size(); ++i) total[i % total.size()] += own[i];
+    for (auto& part : parts) copy(total, part->work.sums());
+    check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");
   }
   // dx may be dy's memory.
   const bool in_place = seed % 3 == 0;
@@ -313,6 +348,7 @@ Doubles check_batch_norm(const NormShape& whole, const Course& course, unsigned 
           stream, part->shape, own, static_cast<const T*>(part->dy.data()), affine(*part), dx);
     }
   }
+  memory.download(stream);
 
   const auto joined = [&](const auto& of) {
     Doubles all;
@@ -434,8 +470,11 @@ inline void check_running() {
   const auto mean = random_values<float>(random, shape.channels, 0, 1);
   const std::vector<float> variance{0.5F, 1, 2, 3, 4};
   CudaStream stream;
-  const Array<float> given(x), y(x.size()), w(weight), b(bias), m(mean), v(variance);
-  const Array<std::int64_t> batches(1);
+  Memory memory;
+  const Array<float> given(memory, x), y(memory, x.size());
+  const Array<float> w(memory, weight), b(memory, bias), m(memory, mean), v(memory, variance);
+  const Array<std::int64_t> batches(memory, 1);
+  memory.upload(stream);
   detail::NormWork<DeviceMemory> work;
   BOOST_TEST(work.reserve(shape.channels, 1));
   BOOST_TEST(!work.reserve(shape.channels, 1));
@@ -444,6 +483,7 @@ inline void check_running() {
   work.normalise<Fusion::none>(stream, shape, static_cast<const float*>(given.data()),
                                detail::NormAffine<float>{w.data(), b.data()},
                                static_cast<const float*>(nullptr), y.data());
+  memory.download(stream);
   Doubles want(x.size());
   for (std::size_t i = 0; i != x.size(); ++i) {
     const std::size_t c = i / shape.positions % shape.channels;
@@ -466,8 +506,12 @@ void check_layer_norm(std::size_t rows, std::size_t features, std::size_t offset
   const auto weight = random_values<W>(random, features, 1, 0.3);
   const auto bias = random_values<W>(random, features, 0, 0.5);
   CudaStream stream;
-  const Array<T> given(x, offset), errors(dy, offset), y(x.size(), offset), dx(x.size(), offset);
-  const Array<W> w(weight), b(bias), weight_gradient(features), bias_gradient(features);
+  Memory memory;
+  const Array<T> given(memory, x, offset), errors(memory, dy, offset);
+  const Array<T> y(memory, x.size(), offset), dx(memory, x.size(), offset);
+  const Array<W> w(memory, weight), b(memory, bias);
+  const Array<W> weight_gradient(memory, features), bias_gradient(memory, features);
+  memory.upload(stream);
   detail::LayerNormWork<DeviceMemory> work;
   const detail::NormAffine<W> affine{w.data(), b.data()};
   const bool in_place = seed % 2 == 0;
@@ -477,6 +521,7 @@ void check_layer_norm(std::size_t rows, std::size_t features, std::size_t offset
                 static_cast<const T*>(errors.data()), affine,
                 detail::NormAffineGradients<W>{weight_gradient.data(), bias_gradient.data()},
                 in_place ? errors.data() : dx.data());
+  memory.download(stream);
   Doubles want_y(x.size()), want_dx(x.size()), want_w(features), want_b(features);
   const auto n = static_cast<double>(features);
   for (std::size_t r = 0; r != rows; ++r) {
@@ -519,14 +564,16 @@ inline void check_sums_of_many_rows() {
   std::mt19937 random(7);
   const auto x = random_values<float>(random, rows * features, 3, 2);
   const auto dy = random_values<float>(random, rows * features, 0.1, 1);
-  const Array<float> given(x), errors(dy), dx(x.size()), weight(std::vector<float>(features, 1));
-  const Array<float> sums(2 * features);
+  Memory memory;
+  const Array<float> given(memory, x), errors(memory, dy), dx(memory, x.size());
+  const Array<float> weight(memory, std::vector<float>(features, 1)), sums(memory, 2 * features);
   const double mean = 3;
   const double inverse = 0.5;
   Doubles of_rows;
   for (std::size_t r = 0; r != rows; ++r) of_rows.insert(of_rows.end(), {mean, inverse});
-  const Array<double> kept(of_rows);
+  const Array<double> kept(memory, of_rows);
   CudaStream stream;
+  memory.upload(stream);
   detail::launch_kernel<detail::gradients_of_rows<4, float, float>>(
       "gradients of a layer norm", stream, 1, detail::channel_threads,
       static_cast<const float*>(given.data()), static_cast<const float*>(errors.data()), dx.data(),
@@ -534,6 +581,7 @@ inline void check_sums_of_many_rows() {
       reinterpret_cast<const detail::KeptNumbers*>(kept.data()),
       reinterpret_cast<detail::ColumnSums<float>*>(sums.data()), rows, features,
       detail::held_tile<4>(features / 4));
+  memory.download(stream);
   Doubles want(2 * features);
   for (std::size_t i = 0; i != x.size(); ++i) {
     want[i % features * 2] += number(dy[i]);

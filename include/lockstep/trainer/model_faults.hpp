@@ -59,10 +59,10 @@ consteval Finding find_tensor_fault() {
 /// A LibTorch module or a holder of one, as far as its names show it: this header does not include
 /// LibTorch.
 template <class M>
-concept LooksLikeTorchModule = requires { typename M::ContainedType; } || requires(M& module) {
-  module.named_parameters();
-  module.named_buffers();
-  module.is_training();
+concept LooksLikeTorchModule = requires { typename M::ContainedType; } || requires(M& candidate) {
+  candidate.named_parameters();
+  candidate.named_buffers();
+  candidate.is_training();
 };
 
 template <class Model>
