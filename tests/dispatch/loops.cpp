@@ -6,9 +6,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/lockstep.hpp"
 
-namespace {
-
-using namespace dispatch;
+namespace dispatch::loops {
 
 using Data = InMemoryDataset<float, std::int32_t>;
 
@@ -22,16 +20,18 @@ struct DataNet : Net {
 template <class Job>
 using Loop = detail::EpochBatches<Job, Data>;
 
-using Loader = DataLoader<Data, DistributedSampler<Masked, TorchShuffle>>;
+template <class Remainder, class Order>
+using Loader = DataLoader<Data, DistributedSampler<Remainder, Order>>::Iterator;
 using Job = Trainer<DataNet, Optimizer<AdamW>>;
 using FedJob = Trainer<DataNet, Groups<Grid<dynamic, 2>>, Feed<LeaderOfGroup>>;
 using FedByAllJob = Trainer<DataNet, Groups<Grid<dynamic, 2>>, Feed<ScatterThenBroadcast>>;
 using JoinJob = Trainer<DataNet, UnevenInputs<Join>, Sharding<Replicated>>;
 
-}  // namespace
-
 extern "C" {
-void step_loader(Loader::Iterator& at) { ++at; }
+void step_loader(Loader<Masked, TorchShuffle>& at) { ++at; }
+void step_loader_of_keys(Loader<DropLast, KeyedShuffle>& at) { ++at; }
+void step_loader_of_blocks(Loader<Exact, BlockShuffle<4096, 16>>& at) { ++at; }
+void step_loader_in_order(Loader<Padding, InOrder>& at) { ++at; }
 // Whether a job saves checkpoints is known at run time: these are the loops and steps of jobs that
 // do.
 void step_loop(Loop<Job>::Iterator& at) { ++at; }
@@ -42,3 +42,5 @@ double step_fed(FedJob& job, const Data::batch_type& x) { return job.step(x); }
 void step_join_loop(Loop<JoinJob>::Iterator& at) { ++at; }
 double step_joining(JoinJob& job, const Data::batch_type& x) { return job.step(x); }
 }
+
+}  // namespace dispatch::loops

@@ -5,9 +5,7 @@
 #include "dispatch/net.hpp"
 #include "lockstep/lockstep.hpp"
 
-namespace {
-
-using namespace dispatch;
+namespace dispatch::policies {
 
 template <class... Ps>
 using Ddp = DistributedDataParallel<Net, Ps...>;
@@ -17,6 +15,12 @@ using MomentumJob =
         Anomaly<Skip>, Buffers<Local>, Progress<HelperThread>, Sharding<Replicated>, Pieces>;
 using NesterovJob = Ddp<Optimizer<SGDNesterov>, Schedule<StepDecay>, Anomaly<Ignore>, Frozen<"b">,
                         Buffers<Synced>, World<2>>;
+using AloneJob = Ddp<World<1>, Accumulate<2>>;
+using NormJob = DistributedDataParallel<NormNet, Norms<Synced>>;
+using GroupNormJob =
+    DistributedDataParallel<NormNet, Groups<Grid<dynamic, 2>>, Norms<Synced, WithinGroup>>;
+using ReplicaNormJob = DataParallel<NormNet, Norms<Synced>, LossOnReplica>;
+using OutputJob = DataParallel<OutputNet, LossOnOutput>;
 using SubgraphsJob = Ddp<UnusedParameters<Subgraphs<Subgraph<"all", "w", "b">, Subgraph<"b", "b">>>,
                          Pieces, Sharding<Replicated>, Accumulate<2, Tail::drop>, Optimizer<Adam>>;
 using ZeroJob = Ddp<Sharding<ZeroRedundancy>, Pieces, Optimizer<Adam>, Clip<1.0>>;
@@ -31,11 +35,14 @@ using JoinJob = Ddp<UnevenInputs<Join>, Sharding<Replicated>, Pieces>;
 using JoinLiveJob = Ddp<UnevenInputs<Join, DivideByLive>, Hooks<CompressTo<Half>>,
                         Sharding<Replicated>, Pieces, Clip<1.0>>;
 
-}  // namespace
-
 extern "C" {
 double step_momentum(MomentumJob& ddp, const float& x) { return ddp.step(x); }
 double step_nesterov(NesterovJob& ddp, const float& x) { return ddp.step(x); }
+double step_alone(AloneJob& ddp, const float& x) { return ddp.step(x); }
+double step_norm(NormJob& ddp, const NormNet::Batch& x) { return ddp.step(x); }
+double step_norm_of_group(GroupNormJob& ddp, const NormNet::Batch& x) { return ddp.step(x); }
+double step_norm_on_replica(ReplicaNormJob& dp, const NormNet::Batch& x) { return dp.step(x); }
+double step_loss_on_output(OutputJob& dp, const OutputNet::Batch& x) { return dp.step(x); }
 double step_subgraphs(SubgraphsJob& ddp, const float& x) { return ddp.step<"b"_s>(x); }
 double step_zero(ZeroJob& ddp, const float& x) { return ddp.step(x); }
 double step_zero_gradients(ZeroGradientsJob& ddp, const float& x) { return ddp.step(x); }
@@ -50,3 +57,5 @@ double step_join_live(JoinLiveJob& ddp, const float& x) { return ddp.step(x); }
 // The steps of others, which a rank that is through answers.
 void step_join_through(JoinJob& ddp) { ddp.finish_join(); }
 }
+
+}  // namespace dispatch::policies

@@ -6,9 +6,7 @@
 #include "lockstep/gloo.hpp"
 #endif
 
-namespace {
-
-using namespace dispatch;
+namespace dispatch::steps {
 
 template <class... Ps>
 using Ddp = DistributedDataParallel<Net, Optimizer<AdamW>, Ps...>;
@@ -22,8 +20,6 @@ using SubgraphJob = Ddp<UnusedParameters<Subgraphs<SameOnAllRanks, Subgraph<"all
 using DpJob = DataParallel<BatchNet, Optimizer<AdamW>>;
 using TrainerJob = Trainer<BatchNet, Optimizer<AdamW>, Clip<1.0>>;
 using DpTrainerJob = Trainer<BatchNet, ParallelStrategy<DP>, World<2>>;
-
-}  // namespace
 
 // The roots of the walk.
 extern "C" {
@@ -47,3 +43,5 @@ double step_hierarchical(Ddp<Backend<Hierarchical<Shm, Gloo>>, Pieces>& ddp, con
 }
 #endif
 }
+
+}  // namespace dispatch::steps

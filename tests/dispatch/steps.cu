@@ -44,6 +44,13 @@ void step_gpu_threads_captured(Ddp<Backend<Shm>, CapturedStep, Mixed16>& ddp, co
 void step_gpu_dp(DataParallel<Net, Device<Cuda>>& dp, const Net::Batch& x) { dp.step(x); }
 #if __has_include(<nccl.h>)
 void step_gpu_nccl(Ddp<Backend<Nccl>>& ddp, const Net::Batch& x) { ddp.step(x); }
+void step_gpu_zero(Ddp<Backend<Nccl>, Sharding<ZeroRedundancy>, Precision<ScaledLoss>>& ddp,
+                   const Net::Batch& x) {
+  ddp.step(x);
+}
+void step_gpu_power_sgd(Ddp<Backend<Nccl>, Hooks<PowerSGD<2>>>& ddp, const Net::Batch& x) {
+  ddp.step(x);
+}
 void step_gpu_trainer(Trainer<Net, Device<Cuda>, CapturedStep>& job, const Net::Batch& x) {
   job.step(x);
 }

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file A reference to a function, for arguments of functions that are compiled once. It is called
-/// through a pointer and so never used on a step's path.
+/// through a pointer and so never used on a step's path, but for the gradients that LibTorch's
+/// autograd hands over (`GradientReceiver`): it calls virtual functions as well.
 
 #include <concepts>
 #include <memory>

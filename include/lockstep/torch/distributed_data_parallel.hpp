@@ -211,7 +211,7 @@ class DistributedDataParallel {
       // A rank that is through answers one broadcast for each backward pass.
       const bool wanted = traits::joins ? std::exchange(next_buffers_, gradients_.passes() + 1) <=
                                               gradients_.passes()
-                                        : module_->is_training();
+                                        : detail::is_in_training(*module_);
       if (!wanted) return;
       gradients_.streams().let_job_follow();
       replica_.synchronize_buffers(detail::JobCall::forward);

@@ -15,6 +15,10 @@
 
 namespace lockstep::detail {
 
+/// Is a module in training? LibTorch's modules answer virtually: tests/dispatch lets a step call
+/// this function through a pointer.
+inline bool is_in_training(const ::torch::nn::Module& module) { return module.is_training(); }
+
 /// A module that can be cloned, or an error that says how it can be.
 template <class Contained>
 std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {

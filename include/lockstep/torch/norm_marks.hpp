@@ -18,6 +18,8 @@
 #include <unordered_map>
 #include <utility>
 
+#include "lockstep/torch/module_source.hpp"
+
 namespace lockstep::detail {
 
 /// One norm that shares its statistics.
@@ -34,7 +36,7 @@ struct NormMark {
   /// with its own rank's. A module that is no shared pointer's cannot be asked.
   bool trains() const {
     const auto norm = module.lock();
-    return norm == nullptr || norm->is_training();
+    return norm == nullptr || is_in_training(*norm);
   }
 };
 
