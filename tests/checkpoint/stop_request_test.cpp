@@ -117,6 +117,17 @@ BOOST_AUTO_TEST_CASE(a_second_signal_does_not_end_a_process_on_its_way_out) {
                ::raise(SIGUSR1);
                return stopped_status;
              }) == 75);
+  // A rank that stops because another was asked: its own signal comes when it has saved.
+  BOOST_TEST(end_of([] {
+               ::setenv("LOCKSTEP_GRACE_SECONDS", "0.1", 1);
+               {
+                 StopRequest stop;
+                 stop.finished();
+               }
+               ::raise(SIGTERM);
+               detail::sleep_for(std::chrono::milliseconds(300));
+               return stopped_status;
+             }) == 75);
   BOOST_TEST(end_of([] {
                {
                  StopRequest stop;

@@ -115,7 +115,7 @@ int fail_at_first(Session& session, const std::vector<std::string>& arguments) {
 
 /// Trains until it is asked to stop, then saves and stops: at once, or as `how` says.
 int train_until_stopped(Session& session, const std::string& how) {
-  const detail::StopRequest request;
+  detail::StopRequest request;
   const Membership& m = session.membership();
   Membership node = m;
   node.rank = Rank{m.local_rank};
@@ -141,6 +141,7 @@ int train_until_stopped(Session& session, const std::string& how) {
   if (is_last && how == "stop badly") throw std::runtime_error("the disk is full");
   if (is_last && how == "stop stuck") sleep_for_ever();
   std::printf("rank %zu has saved\n", m.rank.value());
+  request.finished();
   throw Stopped(request.signal(), "state");
 }
 

@@ -16,9 +16,10 @@ namespace lockstep::detail {
 /// From the first signal on the process has LOCKSTEP_GRACE_SECONDS, 60 if that is not set, to call
 /// `finished`. Otherwise it says so and ends with status 128 + the signal.
 ///
-/// When the last object goes and nobody has asked, the handlers are put back. After a request they
-/// stay, because launchers often send a signal twice, and the second must not end a process that
-/// has saved its state and is on its way out. `forget` is for programs that go on.
+/// When the last object goes and nobody has asked, the handlers are put back. After a request, and
+/// after `finished`, they stay: launchers often send a signal twice, and a rank that stops because
+/// another was asked gets its own signal later. Neither must end a process that has saved its state
+/// and is on its way out. `forget` is for programs that go on.
 class StopRequest {
  public:
   StopRequest();

@@ -41,6 +41,7 @@ struct StopState {
   bool has_timer = false;
   std::atomic<pid_t> process = 0;
   std::atomic<int> asked = 0;
+  std::atomic<bool> is_finished = false;
   static_assert(std::atomic<int>::is_always_lock_free);
 };
 
@@ -76,7 +77,9 @@ LOCKSTEP_INLINE void handle_stop_signal(int number, siginfo_t* info, void* conte
     }
   } else {
     int nobody = 0;
-    if (state.asked.compare_exchange_strong(nobody, number)) set_stop_timer(state, state.limit);
+    if (state.asked.compare_exchange_strong(nobody, number) &&
+        !state.is_finished.load(std::memory_order_relaxed))
+      set_stop_timer(state, state.limit);
     if ((signal.before.sa_flags & SA_SIGINFO) != 0) {
       signal.before.sa_sigaction(number, info, context);
     } else if (signal.before.sa_handler != SIG_DFL && signal.before.sa_handler != SIG_IGN) {
@@ -136,6 +139,7 @@ LOCKSTEP_INLINE StopRequest::StopRequest() {
   // What was asked of a job that is over was not asked of this one.
   put_stop_signals_back(state);
   state.asked.store(0);
+  state.is_finished.store(false);
   state.process.store(::getpid());
   state.limit = limit;
   // The time limit comes as one of the signals itself, so no other signal and no thread is needed.
@@ -158,7 +162,7 @@ LOCKSTEP_INLINE StopRequest::~StopRequest() {
   const std::lock_guard lock(state.mutex);
   if (state.requests == 0) return;  // a forked child has none
   --state.requests;
-  if (state.requests != 0 || state.asked.load() != 0) return;
+  if (state.requests != 0 || state.asked.load() != 0 || state.is_finished.load()) return;
   put_stop_signals_back(state);
 }
 
@@ -169,6 +173,7 @@ LOCKSTEP_INLINE int StopRequest::signal() const {
 LOCKSTEP_INLINE void StopRequest::finished() {
   StopState& state = stop_state();
   const std::lock_guard lock(state.mutex);
+  state.is_finished.store(true);
   set_stop_timer(state, {});
 }
 
@@ -177,6 +182,7 @@ LOCKSTEP_INLINE void StopRequest::forget() {
   const std::lock_guard lock(state.mutex);
   set_stop_timer(state, {});
   state.asked.store(0);
+  state.is_finished.store(false);
   if (state.requests == 0) put_stop_signals_back(state);
 }
 
