@@ -269,13 +269,14 @@ if(PACKAGE_FIND_VERSION VERSION_EQUAL PACKAGE_VERSION)
   set(PACKAGE_VERSION_EXACT TRUE)
 endif()
 ]])
+        -- `-isystem` and its folder are one word, because xmake drops the second of two.
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep.pc"), [[
 prefix=${pcfiledir}/../..
 
 Name: lockstep
 Description: Synchronous data-parallel training for C++ and CUDA, decided by the compiler
 Version: @VERSION@
-Cflags: -std=c++20 -fno-math-errno -isystem ${prefix}/include
+Cflags: -std=c++20 -fno-math-errno -isystem${prefix}/include
 ]])
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep-compiled.pc"), [[
 prefix=${pcfiledir}/../..

@@ -98,6 +98,7 @@ class LmdbFile {
   const LmdbHeader& header() const { return header_; }
   LmdbPages& pages() { return pages_; }
   /// Of the database that is read: there is one where `reading` could be made.
+  // NOLINTNEXTLINE(bugprone-unchecked-optional-access): see there
   const LmdbTree& tree() const { return *tree_; }
 
   LmdbReading& reading() {
