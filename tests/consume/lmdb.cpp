@@ -2,7 +2,7 @@
 // Writes an LMDB and reads it again: needs what the component `lmdb` brings.
 #include <cstdio>
 #include <lockstep/data/in_memory_dataset.hpp>
-#include <lockstep/data/lmdb_dataset.hpp>
+#include <lockstep/data/lmdb.hpp>
 #include <lockstep/data/write_lmdb.hpp>
 
 int main(int, char** argv) {

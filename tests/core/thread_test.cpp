@@ -19,7 +19,7 @@
 #include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/comm/waiting/within.hpp"
 #include "lockstep/core/share_work.hpp"
-#include "lockstep/data/load_queue.hpp"
+#include "lockstep/data/prefetch_queue.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/strategy/replica_crew.hpp"

@@ -16,10 +16,8 @@
 #include <vector>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/labelled_batch.hpp"
-#include "lockstep/data/padded_batch.hpp"
-#include "lockstep/data/ragged_batch.hpp"
 #include "lockstep/torch/as_tensor.hpp"
 #include "lockstep/torch/namespace.hpp"
 #include "lockstep/torch/tensor_parcel.hpp"

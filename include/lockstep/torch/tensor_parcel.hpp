@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/parcel.hpp"
+#include "lockstep/data/serialize.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/torch/tensor_fields.hpp"
 

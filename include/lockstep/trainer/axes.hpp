@@ -8,7 +8,7 @@
 #include "lockstep/bucket/frozen.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/progress.hpp"
-#include "lockstep/data/feed_policy.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"

@@ -12,9 +12,8 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/share.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/trainer/job_agreement.hpp"
 

@@ -14,7 +14,7 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/log_file.hpp"

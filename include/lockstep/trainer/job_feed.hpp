@@ -4,10 +4,8 @@
 
 #include <type_traits>
 
-#include "lockstep/data/fed_loader.hpp"
-#include "lockstep/data/feed_line.hpp"
-#include "lockstep/data/feed_policy.hpp"
-#include "lockstep/data/feed_route.hpp"
+#include "lockstep/data/fed_batches.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
