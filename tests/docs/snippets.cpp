@@ -106,10 +106,8 @@ using Mlp = Mlp784;
 #define Trainer detail::Composed
 using Slices = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy>>;
 using Grads = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, Gradients>>;
-using Whole = Trainer<Mlp, Optimizer<AdamW>, Backend<Gloo>, Sharding<ZeroRedundancy, ByTensor>>;
 #undef Trainer
 static_assert(Slices::fingerprint() != Grads::fingerprint());
-static_assert(Slices::fingerprint() != Whole::fingerprint());
 
 }  // namespace sharding
 
