@@ -41,10 +41,6 @@
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
 
-#if __has_include(<zlib.h>)  // IDX files come compressed; a program that reads them links -lz
-#include "lockstep/data/fashion_mnist.hpp"
-#endif
-
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/lockstep.ipp"
 #endif

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/fashion_mnist.hpp"
+#include "fashion_mnist.hpp"
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 
