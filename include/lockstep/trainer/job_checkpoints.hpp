@@ -10,6 +10,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/comm/call.hpp"
@@ -49,13 +50,20 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     kept_.add(name, value);
   }
 
-  /// Saves the job as it is: between two batches of a loop, it goes on with the second. **Ranks**
-  /// all, with the same path. **Host** blocks until the file is written, or with `.asynchronous`
-  /// until all that is saved was copied.
+  /// Saves the job as it is: between two batches of a loop, it goes on with the second. Between the
+  /// micro-batches of a step the save is carried out after its update, when the loop's body has
+  /// ended; the values of the options must live until then. **Ranks** all, with the same path.
+  /// **Host** blocks until the file is written, or with `.asynchronous` until all that is saved was
+  /// copied.
   void save(const std::string& path, SaveOptions options = {}) {
     [[maybe_unused]] const auto on = this->enter("save");
-    if (options.asynchronous) watch_steps();
-    saver_.save(wrapped_, path, save_options(std::move(options)));
+    const bool waits = wrapped_.micro_batches() != 0 && !options.parameters_only;
+    if (options.asynchronous || waits) watch_steps();
+    if (waits) {
+      waiting_.emplace_back(path, std::move(options));
+    } else {
+      save_now(path, std::move(options));
+    }
   }
 
   /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
@@ -74,8 +82,8 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   }
 
   /// Goes on where a checkpoint was saved, or the newest valid one of a folder: loads all that
-  /// `load` does, the values that are kept and a step that was under way; the next calls of
-  /// `epochs` go on with the first batch that was not stepped. **Ranks** all. **Host** blocks.
+  /// `load` does and the values that are kept; the next calls of `epochs` go on with the first
+  /// batch that was not stepped. **Ranks** all. **Host** blocks.
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     [[maybe_unused]] const auto on = this->enter("resume");
     std::string path;
@@ -121,6 +129,7 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   void finish_saves() {
     [[maybe_unused]] const auto on = this->enter("save");
     if (!is_watching_) return;
+    carry_out_waiting(AtEnd::yes);
     saver_.finish(wrapped_);
     if (checkpoints_) checkpoints_->finish(wrapped_);
   }
@@ -150,22 +159,23 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
       tell_others_of<Base::traits::alone>(this->comm_, [&] { saver_.rethrow(); });
     }
     if (checkpoints_) checkpoints_->rethrow(wrapped_);
-    if (!this->is_in_loop()) save_if_due();
+    if (!this->is_in_loop() && has_saves()) save_if_due();
   }
 
   void end_batch() {
     Base::end_batch();
-    if (checkpoints_) save_if_due();
+    if (has_saves()) save_if_due();
   }
   /// Where some ranks are through before others, all of them save after the same update.
   void leave_data(std::chrono::duration<double> waits) {
     if constexpr (Base::traits::joins) {
-      if (checkpoints_ && wrapped_.is_joining())
+      if (has_saves() && wrapped_.is_joining())
         save_if_due();  // the batch that a `break` has ended
     }
     Base::leave_data(waits, [this] {
-      if (checkpoints_) save_if_due();
+      if (has_saves()) save_if_due();
     });
+    if (!waiting_.empty()) carry_out_waiting();  // the update was that of the loop's last batches
   }
   void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
     Base::leave_data_after_break([&] { leave_data(waits); });
@@ -186,15 +196,31 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
     checkpoints_->end_epoch(wrapped_, [&] { return save_options({}); }, is_last);
   }
 
+  bool has_saves() const { return checkpoints_ || !waiting_.empty(); }
   void save_if_due() {
-    if (!checkpoints_) return;
-    const auto step = [&] { checkpoints_->step(wrapped_, [&] { return save_options({}); }); };
+    const auto step = [&] {
+      if (!waiting_.empty()) carry_out_waiting();
+      if (checkpoints_) checkpoints_->step(wrapped_, [&] { return save_options({}); });
+    };
     if constexpr (Base::traits::joins) {
       const auto meeting = wrapped_.all_meet();
       step();
     } else {
       step();
     }
+  }
+
+  void save_now(const std::string& path, SaveOptions options) {
+    saver_.save(wrapped_, path, save_options(std::move(options)));
+  }
+  /// Saves that were asked for between the micro-batches of a step, now that it is over. At the end
+  /// of the job there is none to wait for: micro-batches that no update has used are left out.
+  enum class AtEnd : bool { no, yes };
+  [[gnu::cold, gnu::noinline]] void carry_out_waiting(AtEnd at_end = AtEnd::no) {
+    if (waiting_.empty()) return;
+    if (at_end == AtEnd::yes) wrapped_.drop_tail();
+    if (wrapped_.micro_batches() != 0) return;
+    for (auto& [path, options] : std::exchange(waiting_, {})) save_now(path, std::move(options));
   }
 
   void watch_steps() {
@@ -254,8 +280,9 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   }
 
   KeptValues kept_;
-  CourseState course_;  // of the latest save
-  Saver saver_;         // of `save`
+  CourseState course_;                                        // of the latest save
+  Saver saver_;                                               // of `save`
+  std::vector<std::pair<std::string, SaveOptions>> waiting_;  // for the end of a step
   std::unique_ptr<Checkpoints> checkpoints_;
   bool may_resume_ = true;    // nothing has begun
   bool is_watching_ = false;  // something may be saved while steps go on
