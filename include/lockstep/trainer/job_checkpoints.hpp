@@ -10,6 +10,7 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/comm/call.hpp"
@@ -29,8 +30,9 @@ namespace lockstep::detail {
 /// may still be writing.
 struct JobSaves {
   KeptValues kept;
-  CourseState course;  // of the latest save
-  Saver saver;         // of `save`
+  CourseState course;                                        // of the latest save
+  Saver saver;                                               // of `save`
+  std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
   std::unique_ptr<Checkpoints> checkpoints;
   bool may_resume = true;    // nothing has begun
   bool is_watching = false;  // something may be saved while steps go on
@@ -53,13 +55,20 @@ class JobCheckpoints {
     saves().kept.add(name, value);
   }
 
-  /// Saves the job as it is: between two batches of a loop, it goes on with the second. **Ranks**
-  /// all, with the same path. **Host** blocks until the file is written, or with `.asynchronous`
-  /// until all that is saved was copied.
+  /// Saves the job as it is: between two batches of a loop, it goes on with the second. Between the
+  /// micro-batches of a step the save is carried out after its update, when the loop's body has
+  /// ended; the values of the options must live until then. **Ranks** all, with the same path.
+  /// **Host** blocks until the file is written, or with `.asynchronous` until all that is saved was
+  /// copied.
   void save(const std::string& path, SaveOptions options = {}) {
     [[maybe_unused]] const auto on = job().enter("save");
-    if (options.asynchronous) watch_steps();
-    saves().saver.save(wrapped(), path, save_options(std::move(options)));
+    const bool waits = wrapped().micro_batches() != 0 && !options.parameters_only;
+    if (options.asynchronous || waits) watch_steps();
+    if (waits) {
+      saves().waiting.emplace_back(path, std::move(options));
+    } else {
+      save_now(path, std::move(options));
+    }
   }
 
   /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
@@ -78,8 +87,8 @@ class JobCheckpoints {
   }
 
   /// Goes on where a checkpoint was saved, or the newest valid one of a folder: loads all that
-  /// `load` does, the values that are kept and a step that was under way; the next calls of
-  /// `epochs` go on with the first batch that was not stepped. **Ranks** all. **Host** blocks.
+  /// `load` does and the values that are kept; the next calls of `epochs` go on with the first
+  /// batch that was not stepped. **Ranks** all. **Host** blocks.
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     [[maybe_unused]] const auto on = job().enter("resume");
     std::string path;
@@ -127,6 +136,7 @@ class JobCheckpoints {
   void finish_saves() {
     [[maybe_unused]] const auto on = job().enter("save");
     if (!saves().is_watching) return;
+    carry_out_waiting(AtEnd::yes);
     saves().saver.finish(wrapped());
     if (saves().checkpoints) saves().checkpoints->finish(wrapped());
   }
@@ -154,9 +164,11 @@ class JobCheckpoints {
 
   /// Comes between two batches of a loop, and after each update of a rank that is through.
   void save_if_due() {
-    if (!saves().checkpoints) return;
+    if (!saves().checkpoints && saves().waiting.empty()) return;
     const auto step = [&] {
-      saves().checkpoints->step(wrapped(), [&] { return save_options({}); });
+      if (!saves().waiting.empty()) carry_out_waiting();
+      if (saves().checkpoints)
+        saves().checkpoints->step(wrapped(), [&] { return save_options({}); });
     };
     if constexpr (Job::joins) {
       const auto meeting = wrapped().all_meet();
@@ -164,6 +176,11 @@ class JobCheckpoints {
     } else {
       step();
     }
+  }
+
+  /// Comes at the end of a loop over data, whose last update may be that of its tail.
+  void save_after_loop() {
+    if (!saves().waiting.empty()) carry_out_waiting();
   }
 
   /// Comes at the end of every epoch.
@@ -177,6 +194,20 @@ class JobCheckpoints {
   Job& job() { return static_cast<Job&>(*this); }
   auto& wrapped() { return job().wrapped_; }
   JobSaves& saves() { return job().saves_; }
+
+  void save_now(const std::string& path, SaveOptions options) {
+    saves().saver.save(wrapped(), path, save_options(std::move(options)));
+  }
+  /// Saves that were asked for between the micro-batches of a step, now that it is over. At the end
+  /// of the job there is none to wait for: micro-batches that no update has used are left out.
+  enum class AtEnd : bool { no, yes };
+  [[gnu::cold, gnu::noinline]] void carry_out_waiting(AtEnd at_end = AtEnd::no) {
+    if (saves().waiting.empty()) return;
+    if (at_end == AtEnd::yes) wrapped().drop_tail();
+    if (wrapped().micro_batches() != 0) return;
+    for (auto& [path, options] : std::exchange(saves().waiting, {}))
+      save_now(path, std::move(options));
+  }
 
   void watch_steps() {
     saves().is_watching = true;

@@ -848,6 +848,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
     // A loop that was over when the job was saved has its averages already.
     if (!progress_.end_loop()) average_buffers(JobCall::batches);
     close_data(waits);
+    this->save_after_loop();
   }
   void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
     after_break([&] { leave_data(waits); });

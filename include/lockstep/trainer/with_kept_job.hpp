@@ -167,6 +167,7 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
   const KeptJob job{JointRanks{Parts::rank(wrapped), shape.world, gather},
                     shape,
                     Parts::is_one_process,
+                    wrapped.micro_batches(),
                     pieces,
                     progress,
                     set_progress,
