@@ -16,9 +16,7 @@
 #include "lockstep/device/host_arena.hpp"
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/local_sgd.hpp"
-#include "lockstep/hook/no_reduction.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/hook/top_k.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/model/model.hpp"
@@ -41,10 +39,6 @@
 #include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
-
-#if __has_include(<zlib.h>)  // IDX files come compressed; a program that reads them links -lz
-#include "lockstep/data/fashion_mnist.hpp"
-#endif
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/lockstep.ipp"

@@ -26,8 +26,6 @@
 #include "lockstep/core/stopped.ipp"
 #include "lockstep/core/text.ipp"
 #include "lockstep/core/thread.ipp"
-#include "lockstep/data/generated_dataset.ipp"
-#include "lockstep/data/image_dataset.ipp"
 #include "lockstep/data/load_batch.ipp"
 #include "lockstep/data/mapped_file.ipp"
 #include "lockstep/data/npy.ipp"

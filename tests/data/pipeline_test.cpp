@@ -16,7 +16,7 @@
 
 #include "lockstep/core/stopped.hpp"
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"

@@ -20,7 +20,6 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/low_rank.cuh"
-#include "lockstep/hook/selection.cuh"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"

@@ -1,36 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `idx.hpp`.
+/// @file Fashion-MNIST, and other sets in IDX files, plain or compressed with gzip. Programs that
+/// include it link zlib (`-lz`).
 
 #include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <algorithm>
 #include <array>
 #include <cerrno>
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
 #include <initializer_list>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
+#include "image_dataset.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/idx.hpp"
 #include "lockstep/data/mapped_file.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
-namespace lockstep {
-
-namespace detail {
+/// An array of bytes, row-major.
+struct IdxArray {
+  std::vector<std::size_t> extents;
+  SharedBytes bytes;
+};
 
 /// What can be wrong with any IDX file, and where: `place` is a byte of what gzip has packed.
 struct IdxFault {
   const std::string& path;
 
-  [[noreturn, gnu::cold]] void at(std::size_t place, std::initializer_list<Word> problem,
+  [[noreturn, gnu::cold]] void at(std::size_t place, std::initializer_list<detail::Word> problem,
                                   std::string_view advice = copy_again) const {
-    fail("read_idx", {"'", path, "', byte ", place, ": ", text(problem)}, advice);
+    detail::fail("read_idx", {"'", path, "', byte ", place, ": ", detail::text(problem)}, advice);
   }
 
   static constexpr const char* copy_again = "copy or download the file again";
@@ -43,7 +52,7 @@ class IdxStream {
     errno = 0;
     file_ = gzopen(path.c_str(), "rb");
     if (file_ == nullptr)
-      fault_.at(0, {"it cannot be opened: ", error_text(errno)}, "check the path");
+      fault_.at(0, {"it cannot be opened: ", detail::error_text(errno)}, "check the path");
     gzbuffer(file_, 256_KiB);
   }
   IdxStream(const IdxStream&) = delete;
@@ -57,7 +66,7 @@ class IdxStream {
     const char* const words = gzerror(file_, &code);
     const auto place = static_cast<std::size_t>(std::max<z_off_t>(gztell(file_), 0));
     if (code == Z_BUF_ERROR) fault_.at(place, {"the gzip stream ends early"});
-    if (code == Z_ERRNO) fault_.at(place, {"reading failed: ", error_text(errno)});
+    if (code == Z_ERRNO) fault_.at(place, {"reading failed: ", detail::error_text(errno)});
     if (count < 0 || code != Z_OK) fault_.at(place, {"the gzip stream is damaged: ", words});
     return static_cast<std::size_t>(count);
   }
@@ -114,7 +123,7 @@ class IdxMap {
   std::size_t place_ = 0;
 };
 
-LOCKSTEP_INLINE std::size_t big_endian(const std::array<std::uint8_t, 4>& bytes) {
+inline std::size_t big_endian(const std::array<std::uint8_t, 4>& bytes) {
   return std::size_t{bytes[0]} << 24 | std::size_t{bytes[1]} << 16 | std::size_t{bytes[2]} << 8 |
          std::size_t{bytes[3]};
 }
@@ -146,15 +155,16 @@ IdxArray read_idx_from(File&& file, const std::string& path,
   for (std::size_t& extent : array.extents) {
     next("its header");
     extent = big_endian(word);
-    bytes = saturating_product(bytes, extent);
+    bytes = detail::saturating_product(bytes, extent);
   }
   array.bytes = file.rest(place, bytes);
   return array;
 }
 
-}  // namespace detail
-
-LOCKSTEP_INLINE IdxArray read_idx(const std::string& path, std::optional<std::size_t> dimensions) {
+/// Reads an IDX file of unsigned bytes, and checks its number of dimensions if one is given. A
+/// plain file is mapped, and read when its bytes are; a compressed one is unpacked into memory.
+inline IdxArray read_idx(const std::string& path,
+                         std::optional<std::size_t> dimensions = std::nullopt) {
   struct stat status{};
   const bool is_pipe =
       ::stat(path.c_str(), &status) == 0 && !S_ISREG(status.st_mode) && !S_ISDIR(status.st_mode);
@@ -163,10 +173,86 @@ LOCKSTEP_INLINE IdxArray read_idx(const std::string& path, std::optional<std::si
     const std::span<const std::byte> bytes = file->bytes();
     const bool is_gzip =
         bytes.size() >= 2 && bytes[0] == std::byte{0x1f} && bytes[1] == std::byte{0x8b};
-    if (!is_gzip)
-      return detail::read_idx_from(detail::IdxMap(path, std::move(file)), path, dimensions);
+    if (!is_gzip) return read_idx_from(IdxMap(path, std::move(file)), path, dimensions);
   }
-  return detail::read_idx_from(detail::IdxStream(path), path, dimensions);
+  return read_idx_from(IdxStream(path), path, dimensions);
 }
 
-}  // namespace lockstep
+/// How many classes an IDX data set has, and how its bytes become floats.
+struct IdxOptions {
+  std::size_t classes = 10;
+  Normalization normalization{};
+  std::string folder{};  ///< without one: $LOCKSTEP_DATA, else where Debian's package has it
+};
+
+/// The paths of images and labels.
+struct IdxFiles {
+  std::string images;
+  std::string labels;
+};
+
+/// Reads the two files and checks that they belong together.
+inline ImageDataset read_idx_dataset(const IdxFiles& files, const IdxOptions& options = {}) {
+  IdxArray images = read_idx(files.images, 3);
+  IdxArray labels = read_idx(files.labels, 1);
+  if (images.extents[0] != labels.extents[0]) {
+    detail::fail("read_idx_dataset",
+                 {files.images, " has ", images.extents[0], " images and ", files.labels, " ",
+                  labels.extents[0], " labels"},
+                 "give files of the same set");
+  }
+  return {std::move(images.bytes), std::move(labels.bytes), options.classes, options.normalization,
+          files.labels};
+}
+
+/// $LOCKSTEP_DATA, else where Debian's dataset-fashion-mnist is.
+inline std::string idx_folder() {
+  const char* const folder = std::getenv("LOCKSTEP_DATA");
+  return folder != nullptr ? folder : "/usr/share/datasets/fashion-mnist";
+}
+
+/// The files of a split, "train" or "test", under the names that MNIST gave them; nothing if one of
+/// them is missing.
+inline std::optional<IdxFiles> find_idx_files(const std::string& split, const std::string& folder) {
+  if (split != "train" && split != "test") {
+    detail::fail("idx_dataset", {"there is no split '", split, "'"}, "say \"train\" or \"test\"");
+  }
+  const auto find = [&](const char* name) -> std::string {
+    for (const char* ending : {"", ".gz"}) {
+      const char* const stem = split == "train" ? "/train" : "/t10k";
+      std::string path = detail::text({folder, stem, name, ending});
+      if (::access(path.c_str(), F_OK) == 0) return path;
+    }
+    return {};
+  };
+  IdxFiles files{find("-images-idx3-ubyte"), find("-labels-idx1-ubyte")};
+  if (files.images.empty() || files.labels.empty()) return std::nullopt;
+  return files;
+}
+
+/// The split of MNIST, Fashion-MNIST or another set in their format.
+inline ImageDataset idx_dataset(const std::string& split, const IdxOptions& options = {}) {
+  const std::string folder = options.folder.empty() ? idx_folder() : options.folder;
+  const std::optional<IdxFiles> files = find_idx_files(split, folder);
+  if (files) return read_idx_dataset(*files, options);
+  detail::fail(
+      "idx_dataset",
+      {"no ", split == "train" ? "train" : "t10k",
+       "-images-idx3-ubyte and -labels-idx1-ubyte, plain or .gz, in ", folder},
+      "install Debian's dataset-fashion-mnist, set LOCKSTEP_DATA or --data to their folder, or ask "
+      "for --data generated");
+}
+
+/// The files in the folder `source`; without one, `idx_dataset(split)`. Files that are missing or
+/// damaged are an error. Only where `source` is "generated" it is `generated_dataset(split)`, with
+/// as many samples as Fashion-MNIST has. A trainer's `--data` is `job.data()`.
+inline ImageDataset fashion_mnist(const std::string& split, const std::string& source = "",
+                                  Normalization normalization = {}) {
+  if (source != "generated") {
+    return idx_dataset(split, {.normalization = normalization, .folder = source});
+  }
+  GeneratedOptions options;
+  options.samples = split == "train" ? 60'000 : 10'000;
+  options.normalization = normalization;
+  return generated_dataset(split, options);
+}
