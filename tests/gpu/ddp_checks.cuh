@@ -24,7 +24,7 @@
 #include "gpu/plain_mlp.cuh"
 #include "gpu/saved.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/lockstep.cuh"
 #include "train/kept.hpp"
 #include "train/listed.hpp"

@@ -8,7 +8,6 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/topology/world.hpp"
