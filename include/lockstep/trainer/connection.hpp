@@ -11,7 +11,6 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/rendezvous.hpp"

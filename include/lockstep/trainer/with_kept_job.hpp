@@ -14,7 +14,7 @@
 
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
