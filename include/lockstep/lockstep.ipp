@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file All definitions that are no templates: compiled once into `lockstep::compiled`, or by every
-/// program that includes the umbrella header-only.
+/// @file All definitions that are no templates: compiled once into `lockstep::compiled`, or by
+/// every program that includes the umbrella header-only.
 
 #include "lockstep/checkpoint/background.ipp"
 #include "lockstep/checkpoint/best_copy.ipp"
@@ -16,11 +16,7 @@
 #include "lockstep/checkpoint/safetensors_file.ipp"
 #include "lockstep/checkpoint/stop_request.ipp"
 #include "lockstep/checkpoint/write_file.ipp"
-#include "lockstep/comm/backends/shm/engine.ipp"
-#include "lockstep/comm/backends/shm/memory_file.ipp"
-#include "lockstep/comm/call.ipp"
-#include "lockstep/comm/fault/sentences.ipp"
-#include "lockstep/comm/group_membership.ipp"
+#include "lockstep/comm/comm.ipp"
 #include "lockstep/core/checksum.ipp"
 #include "lockstep/core/convert.ipp"
 #include "lockstep/core/error.ipp"
@@ -78,8 +74,6 @@
 #include "lockstep/trainer/kept_values.ipp"
 #include "lockstep/trainer/load_job.ipp"
 #include "lockstep/trainer/load_plan.ipp"
-#include "lockstep/trainer/log_fields.ipp"
-#include "lockstep/trainer/options.ipp"
-#include "lockstep/trainer/run_log.ipp"
 #include "lockstep/trainer/saver_core.ipp"
 #include "lockstep/trainer/shard_files.ipp"
+#include "lockstep/trainer/trainer.ipp"

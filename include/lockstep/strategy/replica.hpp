@@ -657,13 +657,13 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
   /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
   void note_subgraph() {
-    if constexpr (traits::has_subgraphs) gradients_.note_subgraph(completes_step());
+    if constexpr (traits::has_subgraphs) gradients_.note_subgraph();
   }
   /// A number that differs where the work of a micro-batch does, because it or one before it uses
   /// another sub-graph.
   std::uint64_t graph_variant() const {
     if constexpr (traits::has_subgraphs) {
-      return gradients_.subgraphs().variant(gradients_.used());
+      return gradients_.subgraphs().variant();
     } else {
       return 0;
     }

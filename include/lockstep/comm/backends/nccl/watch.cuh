@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
-#include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
