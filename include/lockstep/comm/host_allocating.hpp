@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 
 namespace lockstep::detail {
 

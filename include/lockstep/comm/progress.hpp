@@ -4,7 +4,7 @@
 
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -12,10 +12,9 @@
 #include <vector>
 
 #include "lockstep/core/hash.hpp"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/logical_gpus.cuh"
-#include "lockstep/device/cuda/stay_near.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/rendezvous.hpp"

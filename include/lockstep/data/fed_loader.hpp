@@ -17,8 +17,8 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed_route.hpp"

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/late_failure.hpp"
 #include "lockstep/core/random_stream.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/distributed_sampler.hpp"

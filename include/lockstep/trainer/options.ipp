@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/parse.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/session.hpp"
 #include "lockstep/trainer/options.hpp"
 

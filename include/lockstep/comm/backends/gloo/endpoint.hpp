@@ -10,7 +10,7 @@
 #include "lockstep/comm/backends/gloo/watch.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/queue.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 

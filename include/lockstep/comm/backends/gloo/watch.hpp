@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/launch/names.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail::over_gloo {
 

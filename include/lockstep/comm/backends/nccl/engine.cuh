@@ -28,14 +28,13 @@
 #include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::nccl {

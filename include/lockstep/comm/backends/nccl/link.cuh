@@ -21,9 +21,9 @@
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/deadline.hpp"
 
 namespace lockstep::detail::nccl {
 

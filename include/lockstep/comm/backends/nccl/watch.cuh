@@ -18,10 +18,10 @@
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/names.hpp"
 
 namespace lockstep::detail::nccl {
 

@@ -19,9 +19,9 @@
 #include "lockstep/comm/fault/first_fault.hpp"
 #include "lockstep/comm/fault/look_after.hpp"
 #include "lockstep/comm/waiting/counter.hpp"
-#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::shm {

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <memory>
 
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail::shm {
 

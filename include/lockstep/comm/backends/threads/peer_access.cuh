@@ -20,9 +20,9 @@
 #include "lockstep/comm/backends/threads/kernels.cuh"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep::detail::threads {
