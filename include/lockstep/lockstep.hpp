@@ -4,7 +4,6 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/objects.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"

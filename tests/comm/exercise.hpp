@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "operations.hpp"
 #include "ranks.hpp"

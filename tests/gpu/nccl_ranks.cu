@@ -12,7 +12,6 @@
 #include "large.cuh"
 #include "lockstep/comm/backends/nccl/communicator.cuh"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/objects.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/topology/grid.hpp"

@@ -43,13 +43,13 @@ class ReplicaGraphs {
   }
   /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
   void note_subgraph() {
-    if constexpr (Traits::has_subgraphs) self().gradients_.note_subgraph(self().completes_step());
+    if constexpr (Traits::has_subgraphs) self().gradients_.note_subgraph();
   }
   /// A number that differs where the work of a micro-batch does, because it or one before it uses
   /// another sub-graph.
   std::uint64_t graph_variant() const {
     if constexpr (Traits::has_subgraphs) {
-      return self().gradients_.subgraphs().variant(self().gradients_.used());
+      return self().gradients_.subgraphs().variant();
     } else {
       return 0;
     }

@@ -25,7 +25,7 @@ namespace lockstep {
 
 namespace detail {
 
-template <class Model, class Policies>
+template <class Job>
 class JobCheckpoints;
 
 }  // namespace detail
@@ -137,7 +137,7 @@ class Checkpoints {
   std::optional<std::string> best_path() const { return plan_.best_path(); }
 
  private:
-  template <class, class>
+  template <class>
   friend class detail::JobCheckpoints;
 
   template <class Wrapper>

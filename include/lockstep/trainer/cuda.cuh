@@ -18,7 +18,6 @@
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
-#include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
 

@@ -29,7 +29,8 @@ struct SnapshotMemory {
 struct KeptJob {
   JointRanks ranks;
   KeptShape shape;
-  bool is_one_process = false;  ///< are all replicas of this process?
+  bool is_one_process = false;    ///< are all replicas of this process?
+  std::size_t micro_batches = 0;  ///< that are added up, and not yet used
   FunctionRef<std::vector<KeptPiece>(KeptFor)> pieces;
   FunctionRef<ReplicaProgress()> progress;
   FunctionRef<void(const ReplicaProgress&)> set_progress;

@@ -70,7 +70,3 @@ TrainerOptions leave_options_to_job(Session& session, TrainerOptions options, co
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/trainer/options.ipp"
-#endif

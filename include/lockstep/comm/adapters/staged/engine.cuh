@@ -15,9 +15,9 @@
 
 #include "lockstep/comm/adapters/staged/pipeline.cuh"
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/fault/first_fault.hpp"
-#include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"

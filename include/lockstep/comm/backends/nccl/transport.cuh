@@ -12,8 +12,8 @@
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/backends/nccl/types.cuh"
 #include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/comm/passes.cuh"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/store_protocol.hpp"

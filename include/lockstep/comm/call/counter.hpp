@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A counter that one thread or process raises and others wait for: they spin, yield, then
-/// sleep.
+/// @file Waiting: for a counter that one thread or process raises and others wait for (they
+/// spin, yield, then sleep), and for a GPU by polling.
 
 #include <linux/futex.h>
 #include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-
 #include <atomic>
 #include <bit>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <ctime>
+#include <thread>
 
 namespace lockstep::detail {
 
@@ -104,5 +104,22 @@ void wait_for(Counter& counter, std::uint64_t value, SpinBudget budget, const Lo
     if (!reached(counter, value)) look();
   }
 }
+
+/// Pauses between two polls. The first ones are short, because most waits last microseconds.
+class Backoff {
+ public:
+  void pause() const {
+    if (Clock::now() - begin_ < std::chrono::microseconds(200)) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  Clock::time_point begin_ = Clock::now();
+};
 
 }  // namespace lockstep::detail

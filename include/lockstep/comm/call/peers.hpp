@@ -11,7 +11,7 @@
 #include <string>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 

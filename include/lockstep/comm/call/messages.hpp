@@ -56,7 +56,3 @@ Error gave_up(std::string_view communicator, std::string_view reason, Rank me);
 inline constexpr const char* ended_by_exception = "it ended with an exception";
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/comm/fault/sentences.ipp"
-#endif
