@@ -21,7 +21,7 @@
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/late_failure.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"

@@ -1,18 +1,35 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Batches that lie in the memory of another GPU than the one that reads them.
+/// @file How batches reach a GPU.
 
 #include <cuda_runtime_api.h>
-
 #include <cstddef>
+#include <cstdio>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/memory_pages.hpp"
+
+namespace lockstep {
+
+/// Makes the batch that a model gets. By default it is the batch itself, which holds pointers into
+/// device memory or is copied by the model. Specialised for batches that the library copies; a
+/// program may specialise it for its own.
+template <class Batch>
+class BatchUpload {
+ public:
+  const Batch& operator()(const Batch& batch, cudaStream_t) { return batch; }
+};
+
+}  // namespace lockstep
 
 namespace lockstep::detail {
 
@@ -95,5 +112,31 @@ class NearBatch<std::tuple<Ts...>> : public NearParts<std::tuple<Ts...>, Ts...> 
 template <class A, class B>
   requires(NearBatch<A>::copies || NearBatch<B>::copies)
 class NearBatch<std::pair<A, B>> : public NearParts<std::pair<A, B>, A, B> {};
+
+/// The current GPU's place on the PCI bus, as /sys writes it.
+inline std::string pci_bus_id() {
+  int gpu = 0;
+  check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");
+  char id[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu), "cudaDeviceGetPCIBusId");
+  for (char& letter : id) {
+    if (letter >= 'A' && letter <= 'F') letter += 'a' - 'A';
+  }
+  return id;
+}
+
+/// Binds the calling thread, which is a rank's, to the NUMA node of its current GPU: copies between
+/// host and GPU, and launches, need not cross to another socket. Rank 0 says so. Does nothing where
+/// a host has one node or does not tell the GPU's, and never gives a thread more cores than it has.
+inline void stay_near_gpu(Rank rank) {
+  if (!wants_numa()) return;
+  const auto place = numa_place("/sys", pci_bus_id(), allowed_cores());
+  if (!place || !stay_at(*place) || rank != Rank{0}) return;
+  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(place->cores),
+                   " of NUMA node ", place->node,
+                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
+                 .c_str(),
+             stderr);
+}
 
 }  // namespace lockstep::detail

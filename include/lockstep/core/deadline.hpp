@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A point in time after which waiting is over, in the forms that poll() and messages need.
+/// @file A point in time after which waiting is over, in the forms that poll() and messages need,
+/// and time limits as text.
 
 #include <chrono>
 #include <climits>
 #include <string>
+#include <string_view>
 
 #include "lockstep/core/macros.hpp"
 
@@ -45,8 +47,8 @@ class Deadline {
 /// `2 s`, `0.25 s`: time limits as messages write them.
 std::string seconds_text(std::chrono::milliseconds limit);
 
-}  // namespace lockstep::detail
+/// A time limit in seconds, with or without a fraction. `name` is the variable or option that has
+/// this text.
+std::chrono::milliseconds parse_seconds(std::string_view name, std::string_view text);
 
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/deadline.ipp"
-#endif
+}  // namespace lockstep::detail

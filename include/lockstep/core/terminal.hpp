@@ -58,7 +58,3 @@ inline constexpr const char* progress_variable = "LOCKSTEP_PROGRESS";
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/terminal.ipp"
-#endif
