@@ -15,7 +15,6 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/mix_bits.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"

@@ -20,7 +20,6 @@
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/tokens.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
 using namespace std::chrono_literals;

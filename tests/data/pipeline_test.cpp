@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "image_dataset.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"

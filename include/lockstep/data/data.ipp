@@ -39,22 +39,18 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/function_ref.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/mapped_file.hpp"
 #include "lockstep/data/npy.hpp"
 #include "lockstep/data/stage.hpp"
 #include "lockstep/data/tokens.hpp"
-#include "lockstep/launch/deadline.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/folder.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 // --- Mapped files ---
 

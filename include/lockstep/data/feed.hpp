@@ -19,12 +19,12 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/serialize.hpp"
+#include "lockstep/policy/policy.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {

@@ -18,10 +18,9 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
+#include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/write_lmdb.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

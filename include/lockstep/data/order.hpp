@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/permutation.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep::detail {
 

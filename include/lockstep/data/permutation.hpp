@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 
 namespace lockstep::detail {
 

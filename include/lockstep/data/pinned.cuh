@@ -23,10 +23,10 @@
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"

@@ -30,7 +30,7 @@
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"

@@ -10,11 +10,11 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/order.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

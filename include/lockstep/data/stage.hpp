@@ -7,9 +7,9 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep {
 
