@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file All definitions that are no templates: compiled once into `lockstep::compiled`, or by every
-/// program that includes the umbrella header-only.
+/// @file All definitions that are no templates: compiled once into `lockstep::compiled`, or by
+/// every program that includes the umbrella header-only.
 
 #include "lockstep/checkpoint/background.ipp"
 #include "lockstep/checkpoint/best_copy.ipp"
@@ -61,7 +61,7 @@
 #include "lockstep/launch/store.ipp"
 #include "lockstep/launch/temporary_file.ipp"
 #include "lockstep/launch/terminal.ipp"
-#include "lockstep/norm/refusals.ipp"
+#include "lockstep/norm/norm.ipp"
 #include "lockstep/observe/epoch_summary.ipp"
 #include "lockstep/observe/json_line.ipp"
 #include "lockstep/observe/log_file.ipp"
