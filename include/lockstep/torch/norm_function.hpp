@@ -8,7 +8,10 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/rsqrt.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -26,6 +29,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/torch/module.hpp"
 #include "lockstep/torch/norm_passes.hpp"
 
 namespace lockstep::detail {
@@ -204,14 +208,32 @@ inline NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tens
   return gradients;
 }
 
+/// One norm that shares its statistics.
+struct NormMark {
+  /// The name in the module that was converted.
+  std::string name;
+  /// The tensor by which the norm is found. While the mark stands, its address is no other's.
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  std::weak_ptr<const ::torch::nn::Module> module;
+  /// Is the tensor a weight of ones that only serves to find the norm?
+  bool is_tag = false;
+
+  /// A norm without running statistics normalises with the batch's in an evaluation too, and then
+  /// with its own rank's. A module that is no shared pointer's cannot be asked.
+  bool trains() const {
+    const auto norm = module.lock();
+    return norm == nullptr || is_in_training(*norm);
+  }
+};
+
 /// What a norm's forward pass leaves for its backward pass, which may run on another thread.
 struct NormPassing : ::torch::CustomClassHolder {
-  NormPassing(std::shared_ptr<const NormExchange> ranks, std::shared_ptr<const std::string> named,
+  NormPassing(std::shared_ptr<const NormExchange> ranks, std::shared_ptr<const NormMark> mark_of,
               const NormNumbers& of_norm)
-      : exchange(std::move(ranks)), name(std::move(named)), numbers(of_norm) {}
+      : exchange(std::move(ranks)), mark(std::move(mark_of)), numbers(of_norm) {}
 
   std::shared_ptr<const NormExchange> exchange;
-  std::shared_ptr<const std::string> name;
+  std::shared_ptr<const NormMark> mark;
   NormNumbers numbers;
   std::variant<HostTensorNorm, DeviceTensorNorm> work;
 };
@@ -234,7 +256,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
       const at::Tensor dense = dense_tensor(x);
       work.measure(dense, passing->numbers.eps, passing->exchange->world());
       passing->exchange->all_gather(work.own(), work.all());
-      work.settle(norm, passing->numbers, *passing->name);
+      work.settle(norm, passing->numbers, passing->mark->name);
       return x.numel() == 0 ? at::empty_like(dense) : work.normalise(norm, dense);
     };
     return x.is_cpu() ? run(passing->work.emplace<HostTensorNorm>())
@@ -250,7 +272,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
     const NormExchange& exchange = *passing.exchange;
     if (exchange.has_ended()) [[unlikely]]
       fail("backward",
-           {"that of the synchronised batch norm \"", *passing.name,
+           {"that of the synchronised batch norm \"", passing.mark->name,
             "\" runs after its job has ended"},
            "run backward while the job that ran forward is there");
     const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};

@@ -30,24 +30,6 @@
 
 namespace lockstep::detail {
 
-/// One norm that shares its statistics.
-struct NormMark {
-  /// The name in the module that was converted.
-  std::string name;
-  /// The tensor by which the norm is found. While the mark stands, its address is no other's.
-  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
-  std::weak_ptr<const ::torch::nn::Module> module;
-  /// Is the tensor a weight of ones that only serves to find the norm?
-  bool is_tag = false;
-
-  /// A norm without running statistics normalises with the batch's in an evaluation too, and then
-  /// with its own rank's. A module that is no shared pointer's cannot be asked.
-  bool trains() const {
-    const auto norm = module.lock();
-    return norm == nullptr || is_in_training(*norm);
-  }
-};
-
 /// All marks of the process. Those of modules that are gone are dropped when more are made.
 class NormMarks {
  public:
@@ -168,9 +150,7 @@ inline at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
         return SyncedNorm::apply(
             x, scale, shift,
-            c10::make_intrusive<NormPassing>(exchange,
-                                             std::shared_ptr<const std::string>(mark, &mark->name),
-                                             NormNumbers{eps, momentum}),
+            c10::make_intrusive<NormPassing>(exchange, mark, NormNumbers{eps, momentum}),
             NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
                         running_var.value_or(at::Tensor())});
       }
