@@ -33,7 +33,7 @@ for _, main in ipairs(os.files(path.join(os.scriptdir(), "*/main.cpp"))) do
                 compile_for_this_machine()  -- as the examples have it
             end
             set_optimize("fastest")
-            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"")
+            add_defines("LOCKSTEP_SOURCE_DIR=\"" .. path.directory(os.scriptdir()) .. "\"", "LOCKSTEP_CCCL=\"$(cccl)\"", "LOCKSTEP_EIGEN=\"$(eigen)\"")
         target_end()
     end
 end

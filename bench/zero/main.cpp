@@ -143,7 +143,6 @@ std::vector<Seen> measure(Clock::time_point deadline) {
     ways.add<W, G, Sharding<Replicated>>("Gloo, Replicated", gloo);
     ways.add<W, G, Sharding<ZeroRedundancy>>("Gloo, ZeroRedundancy", gloo);
     ways.add<W, G, Sharding<ZeroRedundancy, Gradients>>("Gloo, ZeroRedundancy, Gradients", gloo);
-    ways.add<W, G, Sharding<ZeroRedundancy, ByTensor>>("Gloo, ZeroRedundancy, ByTensor", gloo);
 #endif
     ways.race();
   });
@@ -206,8 +205,7 @@ void print_memory(const Results& results, ComparisonTable& table) {
   for (const auto& [way, medians] : results.all()) {
     if (!way.step.known) continue;
     const double most = std::max(way.state_bytes[0], way.state_bytes[1]);
-    const bool slices = std::string(way.name).find("ZeroRedundancy") != std::string::npos &&
-                        std::string(way.name).find("ByTensor") == std::string::npos;
+    const bool slices = std::string(way.name).find("ZeroRedundancy") != std::string::npos;
     std::printf("| %s | %.0f | %.0f | %.4f | %s |", way.name, way.state_bytes[0],
                 way.state_bytes[1], most / whole,
                 !slices           ? ""
@@ -251,7 +249,7 @@ int main(int argc, char** argv) try {
   row("Shm, ZeroRedundancy", " against ", "PyTorch, zero", 5);
   row("Shm, ZeroRedundancy", " against ", "PyTorch, views", 5);
   row("Shm, ZeroRedundancy, Gradients", " against ", "Shm, Replicated", 0);
-  for (const char* kind : {"", ", Gradients", ", ByTensor"}) {
+  for (const char* kind : {"", ", Gradients"}) {
     const std::string own = std::string("Gloo, ZeroRedundancy") + kind;
     row(own, " against ", "Gloo, Replicated", 0);
     row(own, " against ", "PyTorch, zero", 0);

@@ -24,13 +24,11 @@ using OutputJob = DataParallel<OutputNet, LossOnOutput>;
 using SubgraphsJob = Ddp<UnusedParameters<Subgraphs<Subgraph<"all", "w", "b">, Subgraph<"b", "b">>>,
                          Pieces, Sharding<Replicated>, Accumulate<2, Tail::drop>, Optimizer<Adam>>;
 using ZeroJob = Ddp<Sharding<ZeroRedundancy>, Pieces, Optimizer<Adam>, Clip<1.0>>;
-using ZeroGradientsJob = Ddp<Sharding<ZeroRedundancy, Gradients>, Pieces, Optimizer<AdamW>>;
-using ZeroTensorsJob = Ddp<Sharding<ZeroRedundancy, ByTensor>, Pieces, Groups<Grid<dynamic, 2>>>;
+using ZeroGradientsJob =
+    Ddp<Sharding<ZeroRedundancy, Gradients>, Pieces, Optimizer<AdamW>, Groups<Grid<dynamic, 2>>>;
 using CompressedJob = Ddp<Hooks<CompressTo<BFloat16>>, Sharding<Replicated>, Pieces>;
 using PowerJob = Ddp<Hooks<PowerSGD<2>>, Sharding<Replicated>, Pieces>;
-using TopJob = Ddp<Hooks<TopK<0.01>>, Sharding<Replicated>, Pieces>;
 using LocalJob = Ddp<Hooks<LocalSGD<4>>, Sharding<Replicated>, Pieces>;
-using UnreducedJob = Ddp<Hooks<NoReduction>, Sharding<Replicated>, Pieces>;
 using JoinJob = Ddp<UnevenInputs<Join>, Sharding<Replicated>, Pieces>;
 using JoinLiveJob = Ddp<UnevenInputs<Join, DivideByLive>, Hooks<CompressTo<Half>>,
                         Sharding<Replicated>, Pieces, Clip<1.0>>;
@@ -46,12 +44,9 @@ double step_loss_on_output(OutputJob& dp, const OutputNet::Batch& x) { return dp
 double step_subgraphs(SubgraphsJob& ddp, const float& x) { return ddp.step<"b"_s>(x); }
 double step_zero(ZeroJob& ddp, const float& x) { return ddp.step(x); }
 double step_zero_gradients(ZeroGradientsJob& ddp, const float& x) { return ddp.step(x); }
-double step_zero_tensors(ZeroTensorsJob& ddp, const float& x) { return ddp.step(x); }
 double step_compressed(CompressedJob& ddp, const float& x) { return ddp.step(x); }
 double step_power_sgd(PowerJob& ddp, const float& x) { return ddp.step(x); }
-double step_top_k(TopJob& ddp, const float& x) { return ddp.step(x); }
 double step_local_sgd(LocalJob& ddp, const float& x) { return ddp.step(x); }
-double step_unreduced(UnreducedJob& ddp, const float& x) { return ddp.step(x); }
 double step_join(JoinJob& ddp, const float& x) { return ddp.step(x); }
 double step_join_live(JoinLiveJob& ddp, const float& x) { return ddp.step(x); }
 // The steps of others, which a rank that is through answers.

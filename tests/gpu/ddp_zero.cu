@@ -14,7 +14,6 @@
 namespace gpu_test {
 
 using ZeRO = Sharding<ZeroRedundancy>;
-using Whole = Sharding<ZeroRedundancy, ByTensor>;
 
 /// Are sums of shards made in the order in which those of whole buckets are?
 template <class Comm>
@@ -97,12 +96,6 @@ void run_zero_checks(auto& comm, const std::string& name) {
         check_mixed_sets<ZeRO, CapturedStep>(comm);
         check_saved<ZeRO, CapturedStep>(comm);
         check_listed<ZeRO, CapturedStep>(comm);
-      });
-      run("tensors", [&] {
-        check_parity<Whole>(comm);
-        check_parity<Whole, CapturedStep>(comm);
-        check_mixed_sets<Whole>(comm);
-        check_saved<Whole>(comm);
       });
     }
     run("mixed", [&] {

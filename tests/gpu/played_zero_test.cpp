@@ -184,18 +184,6 @@ BOOST_AUTO_TEST_CASE(captured_shards_on_several_gpus_have_the_bits_of_replicas) 
   }
 }
 
-BOOST_AUTO_TEST_CASE(whole_parameters_of_each_rank_have_the_bits_of_replicas) {
-  const played::Machine machine(3);
-  expect_all_fine(thread_ranks::run(3, [](auto& comm) {
-    using Comm = std::remove_reference_t<decltype(comm)>;
-    const std::size_t me = comm.rank().value();
-    Whole<Comm> replicated(comm);
-    Whole<Comm, Sharding<ZeroRedundancy, ByTensor>> zero(comm);
-    require(train_bits(zero, me, 10) == train_bits(replicated, me, 10), "other bits");
-    require(zero.state_bytes() < replicated.state_bytes(), "a rank keeps all states");
-  }));
-}
-
 // Slices of micro-batches are added up after they were averaged: another order of sums.
 BOOST_AUTO_TEST_CASE(gradients_that_a_rank_gives_away_train_as_replicas_do) {
   const played::Machine machine(2);

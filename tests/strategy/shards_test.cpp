@@ -1,16 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Who owns what under Sharding<ZeroRedundancy>: slices of buckets, and PyTorch's division of whole
-// parameters.
+// Who owns what under Sharding<ZeroRedundancy>: slices of buckets.
 #include "lockstep/strategy/shards.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
 #include <random>
-#include <vector>
 
 #include "lockstep/core/half.hpp"
-#include "lockstep/strategy/greedy_partition.hpp"
-#include "reference.hpp"
 
 BOOST_AUTO_TEST_SUITE(shards)
 
@@ -51,21 +47,6 @@ BOOST_AUTO_TEST_CASE(shards_cover_a_bucket_and_reach_no_further_than_the_room) {
   }
   BOOST_CHECK_NO_THROW(detail::require_shards(detail::most_shards, Rank{0}));
   BOOST_CHECK_THROW(detail::require_shards(detail::most_shards + 1, Rank{0}), Error);
-}
-
-BOOST_AUTO_TEST_CASE(parameters_are_divided_as_pytorch_divides_them) {
-  std::size_t cases = 0;
-  for (const nlohmann::json& c : reference("zero.json")) {
-    const std::vector<std::size_t> sizes = c.at("sizes");
-    const std::size_t world = c.at("world");
-    std::vector<std::size_t> want(sizes.size());
-    for (std::size_t rank = 0; rank != world; ++rank)
-      for (const std::size_t tensor : c.at("owner_lists").at(rank)) want[tensor] = rank;
-    BOOST_TEST(detail::partition_greedily(sizes, world) == want,
-               "zero.json, case " << cases << ": another division");
-    ++cases;
-  }
-  BOOST_TEST(cases != 0u);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -37,9 +37,6 @@ BOOST_AUTO_TEST_CASE(states_are_scattered_as_pytorch_trains) {
 BOOST_AUTO_TEST_CASE(gradients_are_scattered_as_pytorch_trains) {
   check_every_case(run_case<Sockets, AnyCase<Gradients, Backend<Gloo>>>);
 }
-BOOST_AUTO_TEST_CASE(whole_parameters_are_sent_as_pytorch_trains) {
-  check_every_case(run_case<Sockets, AnyCase<ByTensor, Backend<Gloo>>>);
-}
 BOOST_AUTO_TEST_CASE(hosts_scatter_states_as_pytorch_trains) {
   check_every_case(run_case<PlayedHosts, AnyCase<States, Hosts>>);
 }

@@ -17,7 +17,6 @@ using namespace zero;
 using Meeting = ranks::SharedMemory;
 using ByStates = Plain<Sharding<ZeroRedundancy>>;
 using ByGradients = Plain<Sharding<ZeroRedundancy, Gradients>>;
-using Tensors = Plain<Sharding<ZeroRedundancy, ByTensor>>;
 using Copies = Plain<Sharding<Replicated>>;
 
 /// Asks for the gradient of the last bucket first.
@@ -41,9 +40,6 @@ BOOST_AUTO_TEST_CASE(shared_states_train_as_in_pytorch) {
 BOOST_AUTO_TEST_CASE(scattered_gradients_train_as_in_pytorch) {
   check_every_case(run_case<Meeting, AnyCase<Gradients>>);
 }
-BOOST_AUTO_TEST_CASE(owners_of_whole_parameters_train_as_in_pytorch) {
-  check_every_case(run_case<Meeting, AnyCase<ByTensor>>);
-}
 
 BOOST_AUTO_TEST_CASE(all_ways_give_the_bits_of_replicas) {
   ranks::Chance chance;
@@ -53,7 +49,6 @@ BOOST_AUTO_TEST_CASE(all_ways_give_the_bits_of_replicas) {
     BOOST_TEST((train_ranks<Meeting, ByStates>(c, "states") == copies), c.text() << ": states");
     BOOST_TEST((train_ranks<Meeting, ByGradients>(c, "gradients") == copies), c.text()
                                                                                   << ": gradients");
-    BOOST_TEST((train_ranks<Meeting, Tensors>(c, "tensors") == copies), c.text() << ": tensors");
   }
 }
 
@@ -76,10 +71,6 @@ BOOST_AUTO_TEST_CASE(a_rank_keeps_its_share_of_states_and_gradients) {
           require(share(states.state_bytes()), "states");
           const ByGradients gradients(comm, c.network());
           require(share(gradients.state_bytes()), "states beside gradients");
-          const Tensors tensors(comm, c.network());
-          std::uint64_t sum[] = {tensors.state_bytes()};
-          comm.all_reduce(sum);
-          require(sum[0] >= all && sum[0] <= all + 12 * arena_alignment, "states by tensor");
           const Copies copies(comm, c.network());
           require(copies.state_bytes() >= all, "all states");
         });
@@ -130,9 +121,8 @@ BOOST_AUTO_TEST_CASE(checkpoints_go_from_any_way_and_world_to_any_other) {
   const auto copies = save_as.operator()<Copies>("copies", 2);
   BOOST_TEST((save_as.operator()<ByStates>("states", 2) == copies));
   BOOST_TEST((save_as.operator()<ByGradients>("gradients", 2) == copies));
-  BOOST_TEST((save_as.operator()<Tensors>("tensors", 2) == copies));
   // Two files for each, one of them with a shard.
-  BOOST_TEST(folder.files().size() == 4u * 2 + 3u);
+  BOOST_TEST(folder.files().size() == 3u * 2 + 2u);
   // All of them go on to the same bits at another world.
   const auto go_on = [&]<class Job>(const std::string& name, std::size_t world) {
     run(world, [&](auto& comm) {
@@ -146,10 +136,9 @@ BOOST_AUTO_TEST_CASE(checkpoints_go_from_any_way_and_world_to_any_other) {
   };
   for (const std::size_t world : {1, 3, 4}) {
     const auto want = go_on.operator()<Copies>("copies", world);
-    for (const std::string from : {"states-whole", "gradients", "tensors"}) {
+    for (const std::string from : {"states-whole", "gradients"}) {
       BOOST_TEST((go_on.operator()<ByStates>(from, world) == want), from << ", " << world);
       BOOST_TEST((go_on.operator()<ByGradients>(from, world) == want), from << ", " << world);
-      BOOST_TEST((go_on.operator()<Tensors>(from, world) == want), from << ", " << world);
     }
   }
 }

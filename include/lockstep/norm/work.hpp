@@ -13,7 +13,7 @@
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"
 
 namespace lockstep::detail {

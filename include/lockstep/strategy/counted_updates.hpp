@@ -44,7 +44,7 @@ bool all_zero(std::span<const T> values) {
 template <class Traits, class Comm>
 class NonzeroGradients {
   /// Slices are handed out by a call that all ranks make together.
-  static constexpr bool in_common = Traits::shares_parameters && !Traits::owns_tensors;
+  static constexpr bool in_common = Traits::shares_parameters;
   static constexpr bool meets = Traits::divides_states && !in_common;
   static constexpr std::size_t parameters = Traits::layout::count;
   using Flags = KeptTable<std::uint8_t, parameters>;

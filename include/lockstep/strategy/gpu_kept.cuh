@@ -20,7 +20,6 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/optim/optimizer.hpp"
-#include "lockstep/strategy/owned_tensors.hpp"
 #include "lockstep/strategy/shard_space.hpp"
 #include "lockstep/strategy/update_pieces.hpp"
 
@@ -151,11 +150,6 @@ class GpuKept {
           owned.add(b, bucket.offset + own.begin * sizeof(T), bucket.offset + own.end * sizeof(T));
         });
       }
-    } else if constexpr (divides) {
-      const std::vector<std::size_t> owners = owners_of(where, comm.world_size().value());
-      for (const TensorRun& run : TensorRuns(where).table)
-        if (owners[run.parameter] == comm.rank().value())
-          owned.add(run.first_bucket, run.offset, run.offset + run.bytes);
     }
     return owned;
   }

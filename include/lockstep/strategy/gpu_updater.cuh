@@ -42,8 +42,8 @@ namespace lockstep::detail {
 ///
 /// Without a norm to wait for, a bucket is updated when it has landed, while later ones travel.
 ///
-/// Where ranks own shards of buckets, or whole parameters, a rank updates its own, keeps states and
-/// master weights of these alone, and gets the others' parameters from them.
+/// Where ranks own shards of buckets, a rank updates its own, keeps states and master weights of
+/// these alone, and gets the others' parameters from them.
 template <class Traits, class Comm>
 class GpuUpdater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups>,
@@ -232,7 +232,7 @@ class GpuUpdater
     limits.skips = Traits::skips_anomalies;
     if constexpr (adds_squares) {
       launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
-      add_others();
+      published_.space().add_others(*squares_);
     }
     decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(),
                    adds_squares ? squares_ : partials(), adds_squares ? 1 : partials_before_.back(),
@@ -240,15 +240,6 @@ class GpuUpdater
     if constexpr (Traits::has_groups && !Traits::counts_updates) {
       decide_group_numbers(OptimizerPolicy{}, stream(), inputs_.data(), state_, numbers_.data(),
                            groups);
-    }
-  }
-
-  /// Squares of what this rank owns become those of all. **Ranks** all.
-  void add_others() {
-    if constexpr (Traits::shards) {
-      published_.space().add_others(*squares_);
-    } else {
-      this->comm_.all_reduce(std::span(squares_, 1), Sum{}, step_call<Traits>());
     }
   }
 

@@ -17,7 +17,6 @@
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -28,7 +27,6 @@
 #include "lockstep/strategy/host_counted_update.hpp"
 #include "lockstep/strategy/noted_anomaly.hpp"
 #include "lockstep/strategy/owned_parameters.hpp"
-#include "lockstep/strategy/owned_tensors.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -352,9 +350,7 @@ class HostUpdater
 
 template <class Traits, class Comm>
 auto choose_owned() {
-  if constexpr (Traits::owns_tensors) {
-    return std::type_identity<OwnsTensors<Traits, Comm>>{};
-  } else if constexpr (Traits::shards) {
+  if constexpr (Traits::shards) {
     return std::type_identity<OwnsShard<Traits, Comm>>{};
   } else if constexpr (Traits::shares_parameters) {
     return std::type_identity<OwnsSlice<Traits, Comm>>{};

@@ -6,7 +6,6 @@
 #include <type_traits>
 
 #include "lockstep/strategy/parameter_gathers.hpp"
-#include "lockstep/strategy/tensor_broadcasts.hpp"
 
 namespace lockstep::detail {
 
@@ -16,8 +15,7 @@ struct NothingPublished {
 };
 
 template <class Traits, class Comm>
-using PublishedParameters = std::conditional_t<
-    Traits::shards, ParameterGathers<Traits, Comm>,
-    std::conditional_t<Traits::owns_tensors, TensorBroadcasts<Traits, Comm>, NothingPublished>>;
+using PublishedParameters =
+    std::conditional_t<Traits::shards, ParameterGathers<Traits, Comm>, NothingPublished>;
 
 }  // namespace lockstep::detail

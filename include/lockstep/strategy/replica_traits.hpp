@@ -21,8 +21,7 @@
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -75,7 +74,6 @@ struct ReplicaTraits {
   static constexpr bool shares_parameters = sharding::shares_parameters;
   static constexpr bool shards = sharding::shards;
   static constexpr bool frees_gradients = sharding::frees_gradients;
-  static constexpr bool owns_tensors = sharding::owns_tensors;
   /// Are they divided inside of each group, and groups replicas of each other?
   static constexpr bool shards_groups = [] {
     if constexpr (has_job_groups) {
@@ -85,7 +83,7 @@ struct ReplicaTraits {
     }
   }();
   /// Does a rank keep the states of some elements alone?
-  static constexpr bool divides_states = shares_parameters || shards || owns_tensors;
+  static constexpr bool divides_states = shares_parameters || shards;
   /// May ranks be through while others still have batches? `may_join` is the policy's answer, also
   /// in a world of one.
   static constexpr bool may_join = policy<axes::UnevenInputs>::joins;

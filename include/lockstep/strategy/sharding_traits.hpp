@@ -52,17 +52,15 @@ struct ShardingTraits {
   /// May ranks be through while others still have batches? Then riders travel with the first
   /// bucket, in the room behind it.
   static constexpr bool joins = !alone && Pick<axes::UnevenInputs, Policies>::joins;
-  /// Does a rank own whole parameters, and update those alone?
-  static constexpr bool owns_tensors = is_zero_of<ByTensor>;
   /// Do parameters lie in memory that all ranks have in common? There `ZeroRedundancy` of states is
   /// what `HostShared` is: each rank keeps the states of its slice, and nothing is gathered. Hooks
   /// and ranks that are through want buckets that are reduced.
   static constexpr bool shares_parameters =
       !alone && (std::is_same_v<typename Given::choice, HostShared> ||
-                 (in_common_memory && (is_zero_of<States> || owns_tensors) && !joins &&
+                 (in_common_memory && is_zero_of<States> && !joins &&
                   !Pick<axes::Hooks, Policies>::has_stages));
   /// Are buckets cut into slices that are scattered and gathered, one for each rank?
-  static constexpr bool shards = is_zero && !owns_tensors && !shares_parameters;
+  static constexpr bool shards = is_zero && !shares_parameters;
   /// Are gradients given away that a rank does not own?
   static constexpr bool frees_gradients = is_zero_of<Gradients>;
 

@@ -48,7 +48,7 @@ inline void require_shards(std::size_t shards, Rank me) {
   if (shards <= most_shards) return;
   fail("Sharding<ZeroRedundancy>",
        {shards, " ranks are more than the ", most_shards, " that a bucket is divided among"},
-       "use fewer ranks, or ByTensor", me);
+       "use fewer ranks", me);
 }
 
 }  // namespace lockstep::detail

@@ -22,7 +22,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/torch/module.hpp"
 #include "lockstep/torch/tensors.hpp"
 
