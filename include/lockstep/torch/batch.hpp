@@ -21,11 +21,9 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/labelled_batch.hpp"
-#include "lockstep/data/padded_batch.hpp"
-#include "lockstep/data/parcel.hpp"
-#include "lockstep/data/ragged_batch.hpp"
+#include "lockstep/data/serialize.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/torch/tensors.hpp"
 

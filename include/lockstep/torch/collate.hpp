@@ -16,7 +16,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/sample.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/tensors.hpp"
 

@@ -17,7 +17,6 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/mapped_file.hpp"
-#include "lockstep/data/sample.hpp"
 
 namespace lockstep {
 
@@ -184,7 +183,3 @@ static_assert(Dataset<TokenDataset<std::uint16_t>>);
 static_assert(SampleSource<TokenDataset<std::uint16_t>>);
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/token_dataset.ipp"
-#endif
