@@ -30,7 +30,7 @@
 #include "lockstep/launch/restarts.ipp"
 #include "lockstep/launch/spawn.ipp"
 #include "lockstep/launch/store.ipp"
-#include "lockstep/norm/refusals.ipp"
+#include "lockstep/norm/norm.ipp"
 #include "lockstep/observe/epoch_summary.ipp"
 #include "lockstep/observe/json_line.ipp"
 #include "lockstep/observe/log_file.ipp"

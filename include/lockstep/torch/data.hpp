@@ -30,7 +30,7 @@
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/collate.hpp"
-#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

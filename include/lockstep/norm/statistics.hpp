@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The statistics of a batch norm: mean and squared deviations of values, merged by Chan's
-/// method, and what training makes of them. Host and device share this arithmetic.
+/// @file The statistics of a batch norm: mean and squared deviations of values, merged over ranks
+/// by Chan's method, and what training makes of them. Host and device share this arithmetic.
 
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
 
+#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 
 namespace lockstep {
@@ -91,6 +96,81 @@ LOCKSTEP_HOST_DEVICE constexpr double updated_running(double running, double of_
                                                       double share) {
   return (1 - share) * running + share * of_batch;
 }
+
+/// A mean of double precision in the arithmetic of elements. A float has 24 bits of it, which would
+/// be a deviation where means are large, so it is a sum of two: (x - high) is exact where x is near
+/// the mean.
+template <class A>
+struct SplitMean {
+  A high;
+  A low;
+
+  SplitMean() = default;
+  LOCKSTEP_HOST_DEVICE explicit SplitMean(double mean)
+      : high(static_cast<A>(mean)), low(static_cast<A>(mean - static_cast<double>(high))) {}
+  LOCKSTEP_HOST_DEVICE A deviation(A value) const { return (value - high) - low; }
+};
+
+/// Does ReLU stop the gradient of this output? It lets NaN pass, as it does forward.
+template <class T>
+LOCKSTEP_HOST_DEVICE bool is_stopped(T output) {
+  return static_cast<Accumulator<T>>(output) <= 0;
+}
+
+/// Throws the error about a channel with one value, whose variance trains nothing.
+[[noreturn, gnu::cold]] void refuse_single_value(std::string_view layer);
+
+/// The statistics of all channels of one batch norm on the host, from forward to backward: this
+/// rank's packet and those of all, what they say together, and the sums of gradients.
+class HostStatistics {
+ public:
+  /// Room for all numbers of channels. Returns whether it was missing.
+  bool reserve(std::size_t channels, std::size_t world);
+
+  std::span<double> own() { return {packets_.data(), packet_doubles(channels_)}; }
+  std::span<double> all(std::size_t world) {
+    return {packets_.data() + packet_doubles(channels_), world * packet_doubles(channels_)};
+  }
+  std::span<double> sums() { return {sums_.data(), 2 * channels_}; }
+
+  /// Means, inverse deviations and the count of all ranks, from their packets. Throws where the
+  /// count is one.
+  void merge(const double* packets, std::size_t world, double eps, std::string_view name);
+
+  std::size_t channels() const { return channels_; }
+  /// How many values a channel has on all ranks.
+  double count() const { return count_; }
+  const std::vector<double>& means() const { return mean_; }
+  const std::vector<double>& inverses() const { return inverse_; }
+  double variance(std::size_t c) const { return count_ == 0 ? 0 : m2_[c] / count_; }
+
+  /// Moves running statistics towards the batch's, of which `share` is new.
+  template <class R>
+  void track(R* mean, R* variance, double share) const {
+    for (std::size_t c = 0; c != channels_; ++c) {
+      mean[c] = converted<R>(updated_running(converted<double>(mean[c]), mean_[c], share));
+      variance[c] = converted<R>(updated_running(converted<double>(variance[c]),
+                                                 unbiased_variance(m2_[c], count_), share));
+    }
+  }
+  /// Takes running statistics in place of a batch's.
+  template <class R>
+  void use_running(const R* mean, const R* variance, double eps) {
+    for (std::size_t c = 0; c != channels_; ++c) {
+      mean_[c] = converted<double>(mean[c]);
+      inverse_[c] = inverse_deviation(converted<double>(variance[c]), eps);
+    }
+  }
+
+ private:
+  std::size_t channels_ = 0;
+  double count_ = 0;
+  std::vector<double> packets_;  // this rank's, then those of all
+  std::vector<double> mean_;
+  std::vector<double> m2_;
+  std::vector<double> inverse_;
+  std::vector<double> sums_;
+};
 
 }  // namespace detail
 

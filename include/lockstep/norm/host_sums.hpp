@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Sums over values that lie one behind the other, on the host: in lanes, which a compiler
-/// turns into vector registers, and in pieces that stay in the first cache.
+/// @file Sums over contiguous values on the host: in SIMD lanes, which a compiler turns into vector
+/// registers, and in pieces that stay in the first cache.
 
 #include <algorithm>
 #include <cstddef>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/norm/moments.hpp"
+#include "lockstep/norm/statistics.hpp"
 
 namespace lockstep::detail {
 
@@ -72,9 +72,9 @@ inline Moments moments_about(double about, double sum, double squares, double in
 template <class T, class A>
 [[gnu::noinline]] Moments moments_about(const T* x, std::size_t count, A about) {
   const TwoSums<A> sums = lane_sums<A>(count, [x, about](std::size_t i, A& sum, A& squares) {
-    const A apart = static_cast<A>(x[i]) - about;
-    sum += apart;
-    squares += apart * apart;
+    const A deviation = static_cast<A>(x[i]) - about;
+    sum += deviation;
+    squares += deviation * deviation;
   });
   return moments_about(about, sums.first, sums.second, 1 / static_cast<double>(count));
 }
@@ -102,20 +102,5 @@ template <class T>
 inline Moments run_moments(const T* x, std::size_t count) {
   return more_moments(Moments{}, 0, x, count);
 }
-
-/// Where a value of an accumulator's type is subtracted from a mean of double precision: high is
-/// the mean rounded, low is what that leaves out. (x - high) is exact where x is near the mean.
-template <class A>
-struct Centre {
-  A high = 0;
-  A low = 0;
-
-  Centre() = default;
-  explicit Centre(double mean)
-      : high(static_cast<A>(mean)), low(static_cast<A>(mean - static_cast<double>(high))) {}
-
-  /// x's deviation from the mean.
-  A apart(A x) const { return (x - high) - low; }
-};
 
 }  // namespace lockstep::detail
