@@ -28,10 +28,11 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
                  public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using Base = Replica<Model, Policies, Comm>;
   using Phases = OutOfOrder<BasicDdp>;
-  using typename Base::traits;
   using OnDevice = typename Base::execution_type::OnDevice;
 
  public:
+  using typename Base::traits;
+  static constexpr bool is_one_process = false;
   using model_type = Model;
   using typename Base::bare_step;
   using typename Base::evaluation_step;
@@ -50,13 +51,14 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::evaluate_subgraph;
   using Base::for_each_buffer;
   using Base::for_each_gradient;
-  using Base::for_each_kept;
   using Base::for_each_parameter;
   using Base::for_each_state;
   using Base::grad;
   using Base::gradient_bytes;
   using Base::group_options;
+  using Base::job_shape;
   using Base::learning_rate;
+  using Base::list_state;
   using Base::loss_meter;
   using Base::make_kept_memory;
   using Base::micro_batches;

@@ -48,7 +48,12 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   friend class DpFirst<BasicDp, Model>;
   friend class DpEvaluation<BasicDp>;
   friend class DpKept<BasicDp>;
+
+ public:
   using traits = ReplicaTraits<Model, Policies>;
+  static constexpr bool is_one_process = true;
+
+ private:
   using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
   using Sync = detail::Sync;
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;

@@ -12,6 +12,7 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/pack.cuh"
+#include "lockstep/checkpoint/snapshot.cuh"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/typed_storage.hpp"
 #include "lockstep/device/cuda/batch_upload.cuh"
@@ -24,7 +25,6 @@
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
-#include "lockstep/strategy/kept_copies.cuh"
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/random_step.cuh"
 #include "lockstep/strategy/replica_traits.hpp"

@@ -21,7 +21,7 @@
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/optimizer.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/step_numbers.hpp"
 #include "lockstep/optim/update_by_kind.cuh"
 #include "lockstep/optim/update_clock.hpp"

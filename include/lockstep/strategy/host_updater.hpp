@@ -21,7 +21,7 @@
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/concepts.hpp"

@@ -383,7 +383,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
-  [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;
+  [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
 
 }  // namespace lockstep

@@ -40,6 +40,7 @@ namespace lockstep::detail {
 template <class Model, class Policies>
 struct ReplicaTraits {
   using model = Model;
+  using policies = Policies;
 
   template <class Axis>
   using policy = Pick<Axis, Policies>;

@@ -12,17 +12,14 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
+#include "lockstep/checkpoint/values.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/observe/json_line.hpp"
 #include "lockstep/strategy/tell_others.hpp"
-#include "lockstep/trainer/checkpoint_calls.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
-#include "lockstep/trainer/course_state.hpp"
-#include "lockstep/trainer/kept_values.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
+#include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {
 

@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a job keeps from step to step, piece by piece: the contents of its checkpoints.
+/// @file A job's state as a list of entries: what checkpoints are made of.
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {
 
-enum class KeptRole : std::uint8_t {
+enum class StateRole : std::uint8_t {
   parameter,
   buffer,
   state,
@@ -21,11 +24,11 @@ enum class KeptRole : std::uint8_t {
 /// For what pieces are handed out. All ranks together save every piece once: parameters, buffers
 /// that are the same on all ranks, and states that are, come from rank 0. Every rank loads all that
 /// it keeps.
-enum class KeptFor : std::uint8_t { saving, loading };
+enum class StateUse : std::uint8_t { saving, loading };
 
 /// A tensor in the memory of one rank, or the part of it that the rank keeps.
-struct KeptPiece {
-  KeptRole role = KeptRole::parameter;
+struct StateEntry {
+  StateRole role = StateRole::parameter;
   std::size_t tensor = 0;  ///< the number of the parameter or buffer, as the model lists them
   std::string_view name;   ///< of the parameter or buffer
   std::string_view state;  ///< of the optimizer or a hook, where the role is that
@@ -46,14 +49,22 @@ struct KeptPiece {
   /// with their sum.
   bool averaged = false;
 
+  /// It holds these elements.
+  template <class T>
+  void hold(std::span<T> values) {
+    count = values.size();
+    data = reinterpret_cast<std::byte*>(values.data());
+    held = element_kind<T>();
+  }
+
   constexpr bool is_whole() const { return count == whole.count(); }
 
   /// The bytes that it takes in a file.
   constexpr std::size_t file_bytes() const { return count * element_size(whole.element); }
 
   /// `n` of its elements, from its element `at` on.
-  constexpr KeptPiece part(std::size_t at, std::size_t n) const {
-    KeptPiece piece = *this;
+  constexpr StateEntry part(std::size_t at, std::size_t n) const {
+    StateEntry piece = *this;
     piece.first += at;
     piece.count = n;
     piece.data += at * element_size(held);
@@ -63,9 +74,21 @@ struct KeptPiece {
 };
 
 /// A copy of a piece's elements, in the file's type, to `to`.
-struct KeptCopy {
+struct StateCopy {
   std::byte* to = nullptr;
-  const KeptPiece* piece = nullptr;
+  const StateEntry* piece = nullptr;
+};
+
+/// It is the same on all ranks.
+struct JobShape {
+  std::size_t world = 1;     ///< ranks that save or load together
+  std::size_t replicas = 1;  ///< who have gradients of their own: ranks, or replicas of DP
+  /// An update takes the sum of all replicas' gradients divided by this.
+  double gradient_divisor = 1;
+  std::size_t micro_batches = 1;   ///< of a step
+  bool keeps_own_buffers = false;  ///< do replicas have buffers of their own?
+  std::vector<std::string> policies;
+  std::uint64_t fingerprint = 0;
 };
 
 }  // namespace lockstep::detail

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/bucket/kept_piece.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/convert.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/device/host_arena.hpp"
@@ -16,28 +16,28 @@ namespace lockstep::detail {
 /// waits until it is there, and `in(piece, from)` writes a piece. `Memory` is where copies lie.
 /// Specialised for every device: `Cpu` here, `Cuda` in kept_copies.cuh.
 template <class Device, class Comm>
-class KeptCopies;
+class StateCopies;
 
-inline void copy_out_of_host(const KeptCopy& copy) {
-  const KeptPiece& piece = *copy.piece;
+inline void copy_out_of_host(const StateCopy& copy) {
+  const StateEntry& piece = *copy.piece;
   convert_elements(copy.to, piece.whole.element, piece.data, piece.held, piece.count);
 }
-inline void copy_into_host(const KeptPiece& piece, const std::byte* from) {
+inline void copy_into_host(const StateEntry& piece, const std::byte* from) {
   convert_elements(piece.data, piece.held, from, piece.whole.element, piece.count);
 }
 
 template <class Comm>
-class KeptCopies<Cpu, Comm> {
+class StateCopies<Cpu, Comm> {
  public:
   using Memory = HostArena;
 
-  constexpr explicit KeptCopies(Comm&) {}
+  constexpr explicit StateCopies(Comm&) {}
 
-  static void out(std::span<const KeptCopy> copies) {
-    for (const KeptCopy& copy : copies) copy_out_of_host(copy);
+  static void out(std::span<const StateCopy> copies) {
+    for (const StateCopy& copy : copies) copy_out_of_host(copy);
   }
   static constexpr void await() {}
-  static void in(const KeptPiece& piece, const std::byte* from) { copy_into_host(piece, from); }
+  static void in(const StateEntry& piece, const std::byte* from) { copy_into_host(piece, from); }
 };
 
 }  // namespace lockstep::detail

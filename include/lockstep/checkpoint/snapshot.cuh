@@ -3,7 +3,6 @@
 /// @file Copies of what a replica keeps in a GPU's memory, while steps go on.
 
 #include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <cstddef>
 #include <mutex>
@@ -11,14 +10,14 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/bucket/kept_piece.hpp"
+#include "lockstep/checkpoint/snapshot.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/convert.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/host_staging.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/kept_copies.hpp"
 
 namespace lockstep::detail {
 
@@ -33,13 +32,13 @@ namespace lockstep::detail {
 /// saver starts new ones. A conversion in place that is done twice would destroy its elements, so
 /// that one thread at a time waits and converts, and every conversion is forgotten when it is done.
 template <class Comm>
-class KeptCopies<Cuda, Comm> {
+class StateCopies<Cuda, Comm> {
  public:
   using Memory = PinnedArena;
 
-  explicit KeptCopies(Comm& comm) : comm_(comm) {}
+  explicit StateCopies(Comm& comm) : comm_(comm) {}
 
-  void out(std::span<const KeptCopy> copies) {
+  void out(std::span<const StateCopy> copies) {
     const std::lock_guard lock(mutex_);
     await_and_convert();
     reserve(copies);
@@ -48,8 +47,8 @@ class KeptCopies<Cuda, Comm> {
     way_->begun.record(steps);
     way_->begun.block(way_->stream);
     std::size_t shrunk = 0;
-    for (const KeptCopy& copy : copies) {
-      const KeptPiece& piece = *copy.piece;
+    for (const StateCopy& copy : copies) {
+      const StateEntry& piece = *copy.piece;
       if (piece.on_host) {
         copy_out_of_host(copy);
         continue;
@@ -79,7 +78,7 @@ class KeptCopies<Cuda, Comm> {
   }
 
   /// The compute stream must be empty.
-  void in(const KeptPiece& piece, const std::byte* from) {
+  void in(const StateEntry& piece, const std::byte* from) {
     if (piece.on_host) return copy_into_host(piece, from);
     staging_.send(piece.data, piece.held, from, piece.whole.element, piece.count);
     if (piece.derived != nullptr)
@@ -100,15 +99,15 @@ class KeptCopies<Cuda, Comm> {
     std::size_t count;
   };
 
-  static std::size_t held_bytes(const KeptPiece& piece) {
+  static std::size_t held_bytes(const StateEntry& piece) {
     return piece.count * element_size(piece.held);
   }
-  static bool shrinks(const KeptPiece& piece) {
+  static bool shrinks(const StateEntry& piece) {
     return !piece.on_host && element_size(piece.held) > element_size(piece.whole.element);
   }
-  void reserve(std::span<const KeptCopy> copies) {
+  void reserve(std::span<const StateCopy> copies) {
     std::size_t bytes = 0;
-    for (const KeptCopy& copy : copies) {
+    for (const StateCopy& copy : copies) {
       if (shrinks(*copy.piece)) bytes += align_up(held_bytes(*copy.piece));
     }
     if (bytes > shrinking_.bytes()) shrinking_ = PinnedArena(bytes);

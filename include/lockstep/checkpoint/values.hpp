@@ -184,7 +184,3 @@ void set_values(const KeptValues& values, const std::vector<SavedValue>& saved);
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/trainer/kept_values.ipp"
-#endif
