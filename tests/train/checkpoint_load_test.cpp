@@ -478,7 +478,7 @@ constexpr detail::JobCalls slow_calls = {
       detail::StateEntry entry;
       entry.name = "x";
       entry.whole = {ElementKind::f32, 1, {1}};
-      entry.hold(std::span(SlowState::of(job).number));
+      entry.hold(std::span<float>(SlowState::of(job).number));
       to.push_back(entry);
     },
     [](void*) { return detail::ReplicaProgress{}; },

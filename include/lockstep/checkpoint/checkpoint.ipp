@@ -3830,6 +3830,25 @@ LOCKSTEP_INLINE CheckpointPlan::RanksLook CheckpointPlan::own_look(std::size_t w
   return mine;
 }
 
+LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
+  RanksLook all = own_look(ranks.world);
+  if (ranks.world != 1) {
+    const std::string mine(reinterpret_cast<const char*>(&all), sizeof all);
+    for (const std::string& told : ranks.gather(mine)) add_look(all, told);
+  }
+  return take_look(all);
+}
+
+LOCKSTEP_INLINE WantedSave CheckpointPlan::after_update(const JointRanks& ranks,
+                                                        std::uint64_t updates) {
+  const std::uint64_t every = options_.every_steps;
+  bool is_due = every != 0 && updates / every != updates_ / every;
+  updates_ = updates;
+  if (--until_look_ == 0) is_due = look(ranks) || is_due;
+  if (signal_ != 0) return WantedSave::stop;
+  return is_due ? WantedSave::save : WantedSave::none;
+}
+
 LOCKSTEP_INLINE void CheckpointPlan::add_look(RanksLook& all, const std::string& told) {
   RanksLook other;
   std::memcpy(&other, told.data(), sizeof other);
@@ -3846,7 +3865,7 @@ LOCKSTEP_INLINE bool CheckpointPlan::take_look(const RanksLook& all) {
 
 LOCKSTEP_INLINE WantedSave CheckpointPlan::after_epoch(const JointRanks& ranks, bool is_best,
                                                        bool is_last) {
-  const bool is_due = look(ranks.world, ranks.gather);
+  const bool is_due = look(ranks);
   if (signal_ != 0) return WantedSave::stop;
   const bool every_epoch = options_.every_steps == 0 && options_.every_time.count() == 0;
   return is_due || is_best || is_last || every_epoch ? WantedSave::save : WantedSave::none;

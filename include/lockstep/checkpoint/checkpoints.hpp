@@ -62,19 +62,18 @@ class CheckpointPlan {
   /// checkpoints. **Ranks** all. **Host** blocks.
   void begin(const JointRanks& ranks, std::uint64_t updates, const Resumed* resumed);
 
-  /// What is due when an update has ended. Now and then ranks tell each other whether their time is
-  /// over or a signal has come: `gather(text)` gives every rank's text, by rank. It is a template
-  /// because steps come here, which call nothing through a pointer. **Ranks** all, of which there
-  /// are `world`. **Host** blocks now and then.
-  template <class Gather>
-  WantedSave after_update(std::uint64_t updates, std::size_t world, const Gather& gather) {
+  /// May something be due after so many updates? Steps come here: it compares counters.
+  bool may_be_due(std::uint64_t updates) {
+    if (updates == updates_) return false;
     const std::uint64_t every = options_.every_steps;
-    bool is_due = every != 0 && updates / every != updates_ / every;
+    if (until_look_ <= 1 || (every != 0 && updates / every != updates_ / every)) return true;
+    --until_look_;
     updates_ = updates;
-    if (--until_look_ == 0) is_due = look(world, gather) || is_due;
-    if (signal_ != 0) return WantedSave::stop;
-    return is_due ? WantedSave::save : WantedSave::none;
+    return false;
   }
+  /// What is due then, where something may be. Now and then ranks tell each other whether their
+  /// time is over or a signal has come. **Ranks** all. **Host** blocks now and then.
+  WantedSave after_update(const JointRanks& ranks, std::uint64_t updates);
   /// What is due when an epoch has ended. **Ranks** all. **Host** blocks.
   WantedSave after_epoch(const JointRanks& ranks, bool is_best, bool is_last);
 
@@ -105,15 +104,7 @@ class CheckpointPlan {
     std::uint64_t updates_per_look = 1;
   };
 
-  template <class Gather>
-  bool look(std::size_t world, const Gather& gather) {
-    RanksLook all = own_look(world);
-    if (world != 1) {
-      const std::string mine(reinterpret_cast<const char*>(&all), sizeof all);
-      for (const std::string& told : gather(mine)) add_look(all, told);
-    }
-    return take_look(all);
-  }
+  bool look(const JointRanks& ranks);
   RanksLook own_look(std::size_t world);
   static void add_look(RanksLook& all, const std::string& told);
   bool take_look(const RanksLook& all);
@@ -189,6 +180,7 @@ class Saver {
 
   /// Throws the failure of an asynchronous save of this rank that has ended.
   void rethrow() { core_.rethrow(); }
+  bool has_failed() const { return core_.has_failed(); }
   /// Is this rank's part of a save still being written?
   bool is_busy() const { return core_.is_busy(); }
 
@@ -251,6 +243,7 @@ namespace detail {
 
 template <class Job>
 class JobCheckpoints;
+struct JobSaves;
 
 }  // namespace detail
 
@@ -304,17 +297,7 @@ class Checkpoints {
   void step(Wrapper& wrapped, const Options& options) {
     rethrow(wrapped);
     begin(wrapped);
-    if (wrapped.updates() == updates_) return;
-    updates_ = wrapped.updates();
-    if constexpr (!Wrapper::is_one_process) wrapped.require_joined("checkpoints");
-    const detail::WantedSave wanted =
-        plan_.after_update(updates_, detail::process_count(wrapped), [&](std::string text) {
-          std::mutex turns;
-          return detail::GatherTexts<Wrapper>{wrapped, detail::JobCall::save,
-                                              turns}(std::move(text));
-        });
-    if (wanted == detail::WantedSave::none) return;
-    carry_out(wanted, wrapped, options, std::nullopt);
+    if (plan_.may_be_due(wrapped.updates())) carry_out(wrapped, options);
   }
   template <class Wrapper>
   void step(Wrapper& wrapped) {
@@ -335,8 +318,7 @@ class Checkpoints {
     with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
       wanted = plan_.after_epoch(ranks, is_best, is_last);
     });
-    if (wanted == detail::WantedSave::none) return;
-    carry_out(wanted, wrapped, saved, is_best ? score : std::nullopt);
+    save_as_wanted(wanted, wrapped, saved, is_best ? score : std::nullopt);
   }
 
   /// Saves now, and returns the file. **Ranks** all. **Host** as `step`.
@@ -364,6 +346,7 @@ class Checkpoints {
  private:
   template <class>
   friend class detail::JobCheckpoints;
+  friend struct detail::JobSaves;
 
   template <class Wrapper>
   static void with_ranks(Wrapper& wrapped, detail::FunctionRef<void(const detail::JointRanks&)> f) {
@@ -379,12 +362,16 @@ class Checkpoints {
     return path;
   }
   bool will_resume() const { return plan_.resumes(); }
+  /// Has `step` something to do? It compares counters, and asks whether a save has failed.
+  bool may_be_due(std::uint64_t updates) {
+    return !has_begun_ || saver_.has_failed() || plan_.may_be_due(updates);
+  }
   template <class Wrapper>
   [[gnu::cold, gnu::noinline]] void begin_after(Wrapper& wrapped, const Resumed* resumed) {
     has_begun_ = true;
-    updates_ = wrapped.updates();
-    with_ranks(wrapped,
-               [&](const detail::JointRanks& ranks) { plan_.begin(ranks, updates_, resumed); });
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
+      plan_.begin(ranks, wrapped.updates(), resumed);
+    });
   }
 
   template <class Options>
@@ -418,8 +405,17 @@ class Checkpoints {
   }
 
   template <class Wrapper, class Options>
-  [[gnu::cold, gnu::noinline]] void carry_out(detail::WantedSave wanted, Wrapper& wrapped,
-                                              const Options& options, std::optional<double> score) {
+  [[gnu::cold, gnu::noinline]] void carry_out(Wrapper& wrapped, const Options& options) {
+    auto wanted = detail::WantedSave::none;
+    with_ranks(wrapped, [&](const detail::JointRanks& ranks) {
+      wanted = plan_.after_update(ranks, wrapped.updates());
+    });
+    save_as_wanted(wanted, wrapped, options, std::nullopt);
+  }
+  template <class Wrapper, class Options>
+  void save_as_wanted(detail::WantedSave wanted, Wrapper& wrapped, const Options& options,
+                      std::optional<double> score) {
+    if (wanted == detail::WantedSave::none) return;
     const bool stops = wanted == detail::WantedSave::stop;
     const std::string path =
         save_as(wrapped, made(options), score, plan_.options().asynchronous && !stops);
@@ -440,7 +436,6 @@ class Checkpoints {
 
   detail::CheckpointPlan plan_;
   Saver saver_;
-  std::uint64_t updates_ = 0;
   bool has_begun_ = false;
 };
 

@@ -36,9 +36,10 @@ class BackgroundWriter {
 
   bool is_busy() const { return is_busy_.load(std::memory_order_acquire); }
 
+  bool has_failed() const { return has_failed_.load(std::memory_order_acquire); }
   /// Throws the failure of work that has ended, once. A job calls it at every step.
   void rethrow() {
-    if (has_failed_.load(std::memory_order_acquire)) [[unlikely]]
+    if (has_failed()) [[unlikely]]
       throw_failure();
   }
 
@@ -103,6 +104,7 @@ class SaverCore {
     if (writer_) writer_->rethrow();
   }
   bool is_busy() const { return writer_ && writer_->is_busy(); }
+  bool has_failed() const { return writer_ && writer_->has_failed(); }
 
  private:
   std::shared_ptr<RankFile> collect(const StatefulJob& job, const std::string& path,

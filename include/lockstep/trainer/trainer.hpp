@@ -960,7 +960,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;
-  JobSaves saves_;
+  JobSavesPointer saves_{nullptr, nullptr};
 };
 
 }  // namespace detail

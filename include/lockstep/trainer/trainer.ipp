@@ -18,6 +18,7 @@
 #include "lockstep/launch/session.hpp"
 #include "lockstep/launch/terminal.hpp"
 #include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/progress.hpp"
 #include "lockstep/version.hpp"
@@ -423,6 +424,13 @@ LOCKSTEP_INLINE void refuse_short_epoch(std::size_t batches, std::size_t micro_b
        {"it has ", batches, " batches, and Accumulate<", micro_batches,
         ", Tail::drop> drops what is less than a step"},
        "accumulate less, make batches smaller, or choose Tail::step", rank);
+}
+
+LOCKSTEP_INLINE void refuse_checkpoint_flags(Rank rank) {
+  fail("launch",
+       {"the command line asks for checkpoints, and this program never mentions them: it was "
+        "compiled without"},
+       "add the line job.checkpoints(); before job.fit or job.epochs", rank);
 }
 
 }  // namespace detail
