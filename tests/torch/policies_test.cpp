@@ -14,9 +14,8 @@
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/hook/compress_to.hpp"
-#include "lockstep/torch/gradient_hooks.hpp"
+#include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/torch/unreached.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "temporary_folder.hpp"
 #include "torch/small_net.hpp"

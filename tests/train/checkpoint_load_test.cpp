@@ -26,9 +26,8 @@
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/launch/storage_progress.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "train/checkpoint_case.hpp"
 

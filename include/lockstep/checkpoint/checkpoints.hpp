@@ -23,9 +23,9 @@
 #include "lockstep/checkpoint/stop_request.hpp"
 #include "lockstep/checkpoint/writer.hpp"
 #include "lockstep/comm/call.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep::detail {

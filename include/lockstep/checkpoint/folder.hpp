@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 

@@ -17,11 +17,11 @@
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/progress.hpp"
 
 namespace lockstep::detail {

@@ -17,7 +17,7 @@
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/flags.hpp"
 #include "lockstep/observe/scores.hpp"
 

@@ -21,7 +21,7 @@
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/optim/progress.hpp"
 

@@ -18,11 +18,9 @@
 
 #include "lockstep/checkpoint/json.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

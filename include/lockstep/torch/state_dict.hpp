@@ -22,9 +22,8 @@
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/torch/elements.hpp"
-#include "lockstep/torch/module_tensors.hpp"
-#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/module.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

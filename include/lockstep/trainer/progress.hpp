@@ -13,7 +13,7 @@
 
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/scores.hpp"
 

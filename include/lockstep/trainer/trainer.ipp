@@ -13,10 +13,9 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/session.hpp"
-#include "lockstep/launch/terminal.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
