@@ -151,7 +151,7 @@ target("lockstep")
     add_sysincludedirs("$(cccl)", {public = true})
     -- A square root that may set errno is not vectorised, which makes Adam three times as slow on a CPU.
     add_cxxflags("-fno-math-errno", {public = true})
-    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled`, `lockstep-idx`, `lockstep-lmdb`, `lockstep-gloo` and
+    -- `find_package(lockstep)` for CMake, `pkg-config lockstep`, `lockstep-compiled`, `lockstep-lmdb`, `lockstep-gloo` and
     -- `lockstep-torch`.
     -- Nothing in them is of the machine that they were made on. Host code needs none of CCCL's headers, and nvcc finds its own; a CMake
     -- project that has CCCL, or CUDA where it is usually found, gets them for its own use of mdspan as well.
@@ -182,15 +182,7 @@ if(NOT TARGET lockstep::lockstep)
 endif()
 foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
   set(lockstep_missing "")
-  if(lockstep_component STREQUAL "idx")  # data sets in IDX files, as MNIST's are
-    find_package(ZLIB QUIET)
-    if(NOT ZLIB_FOUND)
-      set(lockstep_missing "lockstep's component idx reads compressed files with zlib, which is not found; install its headers (Debian: zlib1g-dev)")
-    elseif(NOT TARGET lockstep::idx)
-      add_library(lockstep::idx INTERFACE IMPORTED)
-      set_target_properties(lockstep::idx PROPERTIES INTERFACE_LINK_LIBRARIES "lockstep::lockstep;ZLIB::ZLIB")
-    endif()
-  elseif(lockstep_component STREQUAL "lmdb")  # data sets in LMDB files
+  if(lockstep_component STREQUAL "lmdb")  # data sets in LMDB files
     find_path(lockstep_LMDB lmdb.h DOC "The folder that holds lmdb.h")
     find_library(lockstep_LMDB_LIBRARY lmdb HINTS "${lockstep_LMDB}/../lib")
     if(NOT EXISTS "${lockstep_LMDB}/lmdb.h" OR NOT lockstep_LMDB_LIBRARY)
@@ -248,7 +240,7 @@ foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
       set(lockstep_missing "CCCL's headers are not found; set lockstep_CCCL to the folder that holds cuda/std")
     endif()
   else()
-    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are idx, lmdb, gloo, torch and cccl")
+    set(lockstep_missing "lockstep has no component ${lockstep_component}; there are lmdb, gloo, torch and cccl")
   endif()
   if(lockstep_missing STREQUAL "")
     set(lockstep_${lockstep_component}_FOUND TRUE)
@@ -287,12 +279,6 @@ Version: @VERSION@
 Requires: lockstep = @VERSION@
 Cflags: -DLOCKSTEP_COMPILED
 Libs: -L${prefix}/lib -llockstep
-]])
-        write(path.join(target:installdir(), "lib/pkgconfig/lockstep-idx.pc"), [[
-Name: lockstep-idx
-Description: what lockstep needs to read IDX files, beside lockstep or lockstep-compiled
-Version: @VERSION@
-Requires: lockstep = @VERSION@ zlib
 ]])
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep-lmdb.pc"), [[
 Name: lockstep-lmdb

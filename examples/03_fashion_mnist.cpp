@@ -8,6 +8,7 @@
 //   two)
 #include <string>
 
+#include "fashion_mnist.hpp"
 #include "mlp.hpp"
 #include "strategy.hpp"
 

@@ -9,6 +9,7 @@
 // A rank has a GPU of its own; LOCKSTEP_SHARE_GPUS=1 lets ranks share those that there are.
 #include <string>
 
+#include "fashion_mnist.hpp"
 #include "lockstep/nccl.cuh"
 #include "mlp.cuh"
 #include "strategy.hpp"

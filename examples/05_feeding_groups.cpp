@@ -17,13 +17,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/shm/meeting.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/objects.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
 using Batch = LabelledBatch<float, int>;

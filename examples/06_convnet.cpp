@@ -8,6 +8,7 @@
 #include <string>
 
 #include "convnet.hpp"
+#include "fashion_mnist.hpp"
 
 using Job =
     Trainer<ConvNet<float, 1, 28, 32, 64, 10>, Norms<Synced>, Optimizer<AdamW>, Schedule<Cosine>>;

@@ -11,6 +11,7 @@
 
 #include "convnet.cuh"
 #include "cudnn_layers.cuh"
+#include "fashion_mnist.hpp"
 #include "lockstep/nccl.cuh"
 #include "strategy.hpp"
 

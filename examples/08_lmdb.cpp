@@ -13,7 +13,7 @@
 #include <filesystem>
 #include <string>
 
-#include "lockstep/data/fashion_mnist.hpp"
+#include "fashion_mnist.hpp"
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 #include "mlp.hpp"

@@ -10,7 +10,7 @@
 // all of them: safetensors.torch.load_file("run/best.safetensors").
 #include <string>
 
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "mlp.hpp"
 
 using Model = Mlp<float, 784, 64, 10>;

@@ -7,7 +7,7 @@
 // The same line works between hosts (Backend<Gloo>) and on GPUs: docs/sharding.md.
 #include <string>
 
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "mlp.hpp"
 
 using Job = Trainer<Mlp<float, 784, 64, 10>, Optimizer<AdamW>, Sharding<ZeroRedundancy>>;

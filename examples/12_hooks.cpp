@@ -9,6 +9,7 @@
 // Backend<Gloo> or Backend<Nccl> (docs/hooks.md, and ./x bench hooks).
 #include <string>
 
+#include "fashion_mnist.hpp"
 #include "mlp.hpp"
 
 using Job = Trainer<Mlp<float, 784, 256, 10>, Hooks<PowerSGD<2, PowerSgdOptions{.start = 100}>>,

@@ -14,7 +14,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "mlp.hpp"
 
 using Model = Mlp<float, 784, 64, 10>;

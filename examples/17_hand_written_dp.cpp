@@ -10,7 +10,7 @@
 #include <cstdio>
 #include <string>
 
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "mlp.hpp"
 
 int main(int argc, char** argv) try {

@@ -3,7 +3,7 @@
 
 #include <cstdio>
 
-#include "lockstep/data/fashion_mnist.hpp"
+#include "fashion_mnist.hpp"
 #include "mlp.hpp"
 
 namespace {

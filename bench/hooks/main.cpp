@@ -105,9 +105,7 @@ int race(int argc, char** argv) {
     ways.add<Hooks<CompressTo<Half>>>("CompressTo<Half>");
     ways.add<Hooks<PowerSGD<1, at_once>>>("PowerSGD<1>");
     ways.add<Hooks<PowerSGD<2, at_once>>>("PowerSGD<2>");
-    ways.add<Hooks<TopK<0.01>>>("TopK<0.01>");
     ways.add<Hooks<LocalSGD<8>>>("LocalSGD<8>");
-    ways.add<Hooks<NoReduction>>("NoReduction");
     ways.race();
   });
 }

@@ -13,8 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/fashion_mnist.hpp"
-#include "lockstep/data/idx_dataset.hpp"
+#include "fashion_mnist.hpp"
 #include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/npy_dataset.hpp"
 #include "processes.hpp"
@@ -31,7 +30,7 @@ using Samples = LabelledBatch<float, std::int32_t>;
 
 /// Fashion-MNIST's 60,000 images of 784 pixels, or generated ones of their shape.
 inline Samples all_samples() {
-  const bool found = detail::find_idx_files("train", detail::idx_folder()).has_value();
+  const bool found = find_idx_files("train", idx_folder()).has_value();
   const ImageDataset images = fashion_mnist("train", found ? "" : "generated");
   std::vector<std::size_t> indices(images.size());
   std::iota(indices.begin(), indices.end(), std::size_t{0});

@@ -16,7 +16,7 @@
 
 #include "comparison_table.hpp"
 #include "load.hpp"
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "measure.hpp"
 #include "mlp.cuh"
 #include "resident.cuh"

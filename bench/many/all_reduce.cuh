@@ -19,7 +19,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/nccl.cuh"
 #include "measure.hpp"

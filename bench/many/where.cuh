@@ -11,7 +11,7 @@
 #include <fstream>
 #include <string>
 
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/launch/membership.hpp"
 

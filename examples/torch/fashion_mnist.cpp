@@ -11,7 +11,7 @@
 
 #include <string>
 
-#include "lockstep/data/fashion_mnist.hpp"
+#include "fashion_mnist.hpp"
 #include "lockstep/torch.hpp"
 
 using namespace lockstep;

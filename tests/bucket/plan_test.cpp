@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lockstep/bucket/frozen.hpp"
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "reference.hpp"

@@ -9,10 +9,10 @@
 #include <vector>
 
 #include "launch/served.hpp"
+#include "lockstep/comm/call/call_log.hpp"
+#include "lockstep/comm/call/fault_channel.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/fault/call_log.hpp"
-#include "lockstep/comm/fault/look_after.hpp"
-#include "lockstep/comm/fault/notice_board.hpp"
 #include "lockstep/core/reduce_op.hpp"
 
 using namespace lockstep;

@@ -11,9 +11,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 #include "operations.hpp"
 #include "ranks.hpp"
 #include "repeating.hpp"

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/backends/threads/mail.hpp"
+#include "lockstep/comm/backends/threads/meeting.hpp"
 #include "participants.hpp"
 #include "repeat.hpp"
 

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/comm/backends/threads/participant.hpp"
+#include "lockstep/comm/backends/threads/meeting.hpp"
 
 namespace participants {
 

@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "exercise.hpp"
-#include "lockstep/comm/backends/threads/host_work.hpp"
-#include "lockstep/comm/host_allocating.hpp"
+#include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/communicator.hpp"
 #include "participants.hpp"
 
 using namespace participants;

@@ -16,11 +16,10 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/comm/host_allocating.hpp"
 
 namespace ranks {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a hook's number is out of range
-#include "lockstep/hook/top_k.hpp"
+#include "lockstep/hook/power_sgd.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -10,7 +10,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Trainer<Net, Hooks<TopK<1.5>>>;
+using Job = Trainer<Net, Hooks<PowerSGD<0>>>;
 #else
-using Job = detail::Composed<Net, Hooks<TopK<1.0>>>;
+using Job = detail::Composed<Net, Hooks<PowerSGD<1>>>;
 #endif

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: a policy was given something that is not one of its choices
-#include "lockstep/hook/no_reduction.hpp"
+#include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -12,5 +12,5 @@ struct Net {
 #ifdef REJECT
 using Job = Trainer<Net, Hooks<AdamW>>;
 #else
-using Job = detail::Composed<Net, Hooks<NoReduction>>;
+using Job = detail::Composed<Net, Hooks<LocalSGD<2>>>;
 #endif

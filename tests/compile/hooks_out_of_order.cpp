@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: these hooks cannot follow each other
 #include "lockstep/hook/compress_to.hpp"
-#include "lockstep/hook/top_k.hpp"
+#include "lockstep/hook/local_sgd.hpp"
+#include "lockstep/hook/power_sgd.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -11,7 +12,7 @@ struct Net {
 };
 
 #ifdef REJECT
-using Job = Trainer<Net, Hooks<TopK<0.1>, CompressTo<Half>>>;
+using Job = Trainer<Net, Hooks<PowerSGD<1>, LocalSGD<2>>>;
 #else
-using Job = detail::Composed<Net, Hooks<CompressTo<Half>, TopK<0.1>>>;
+using Job = detail::Composed<Net, Hooks<PowerSGD<1>, CompressTo<Half>>>;
 #endif

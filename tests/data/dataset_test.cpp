@@ -9,7 +9,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/data/generated_dataset.hpp"
+#include "image_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 
 using namespace lockstep;

@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "fashion_mnist.hpp"
+#include "image_dataset.hpp"
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/fashion_mnist.hpp"
-#include "lockstep/data/generated_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/data/npy_dataset.hpp"

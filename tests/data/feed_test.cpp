@@ -21,7 +21,6 @@
 #include "lockstep/data/ragged_batch.hpp"
 #include "lockstep/data/token_dataset.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
 using namespace std::chrono_literals;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/idx.hpp"
+#include "fashion_mnist.hpp"
 
 #include <zlib.h>
 
@@ -11,8 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/fashion_mnist.hpp"
-#include "lockstep/data/idx_dataset.hpp"
 #include "lockstep/data/map.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
@@ -137,7 +135,7 @@ BOOST_AUTO_TEST_CASE(a_missing_file_and_a_folder_are_named) {
 
 BOOST_AUTO_TEST_CASE(bytes_become_floats_when_a_batch_is_loaded) {
   const Folder folder;
-  const detail::IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
+  const IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
   const ImageDataset dataset = read_idx_dataset(files);
   BOOST_TEST(dataset.size() == 3u);
   BOOST_TEST(dataset.width() == 4u);
@@ -158,7 +156,7 @@ BOOST_AUTO_TEST_CASE(bytes_become_floats_when_a_batch_is_loaded) {
 
 BOOST_AUTO_TEST_CASE(a_plain_file_is_read_where_it_is_mapped_and_may_not_change_meanwhile) {
   const Folder folder;
-  const detail::IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
+  const IdxFiles files{folder.plain("images", images), folder.gzip("labels.gz", labels)};
   const ImageDataset dataset = read_idx_dataset(files);
   ImageDataset::batch_type batch;
   const std::vector<std::size_t> one{1};
@@ -221,8 +219,7 @@ BOOST_AUTO_TEST_CASE(splits_are_found_in_the_folder_of_the_environment) {
 }
 
 BOOST_AUTO_TEST_CASE(fashion_mnist_is_what_it_should_be_where_it_is_installed) {
-  if (std::getenv("LOCKSTEP_DATA") != nullptr ||
-      !detail::find_idx_files("test", detail::idx_folder())) {
+  if (std::getenv("LOCKSTEP_DATA") != nullptr || !find_idx_files("test", idx_folder())) {
     say_skipped("Fashion-MNIST itself (dataset-fashion-mnist is not installed here)");
     return;
   }

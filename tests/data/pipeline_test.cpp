@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/stopped.hpp"
+#include "image_dataset.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/generated_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"

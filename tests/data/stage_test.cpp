@@ -8,7 +8,6 @@
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <unistd.h>
-#include <zlib.h>
 
 #include <algorithm>
 #include <atomic>
@@ -29,10 +28,9 @@
 #include "checkpoint/disk.hpp"
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/data/idx_dataset.hpp"
+#include "lockstep/data/npy_dataset.hpp"
 #include "lockstep/data/stage_lock.hpp"
 #include "lockstep/data/stage_source.hpp"
-#include "lockstep/data/stage_unpacked.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(data_stage, Watchdog)
@@ -52,13 +50,6 @@ std::string content(const std::string& path) {
 
 std::string put(const std::string& path, std::string_view bytes) {
   std::ofstream(path, std::ios::binary).write(bytes.data(), std::ssize(bytes));
-  return path;
-}
-
-std::string put_gzip(const std::string& path, const std::string& bytes) {
-  const gzFile file = gzopen(path.c_str(), "wb");
-  gzwrite(file, bytes.data(), static_cast<unsigned>(bytes.size()));
-  gzclose(file);
   return path;
 }
 
@@ -196,65 +187,16 @@ BOOST_AUTO_TEST_CASE(a_folder_is_copied_with_all_that_is_in_it) {
   BOOST_TEST((names_in(source.to.path) == changed));
 }
 
-BOOST_AUTO_TEST_CASE(compressed_files_are_unpacked) {
-  const Source source;
-  const std::string from = source / "mnist";
-  fs::create_directory(from);
-  const std::string images = numbers(600'000) + std::string(1'000'000, 'x');
-  put_gzip(from + "/images.gz", images);
-  put_gzip(from + "/nothing.gz", "");
-  put(from + "/labels", "plain");
-  const std::string file = stage_unpacked(from + "/images.gz", source.to.path);
-  BOOST_TEST(file == (source.to / "images"));
-  BOOST_TEST((content(file) == images));
-  const std::string local = stage_unpacked(from, source.to.path);
-  BOOST_TEST((content(local + "/images") == images));
-  Names expected = staged("mnist", {"images", "labels", "nothing"});
-  expected.merge(staged("images"));
-  BOOST_TEST((names_in(source.to.path) == expected));
-  BOOST_TEST(fs::file_size(local + "/nothing") == 0u);
-  const std::uint64_t first = inode(local);
-  BOOST_TEST(stage_unpacked(from, source.to.path, {.verify = true}) == local);
-  BOOST_TEST(inode(local) == first);
-  // What is unpacked and what is not are two copies, and need two folders.
-  expect_error([&] { stage_locally(from, source.to.path); },
-               "stage_locally: '" + local + "' is an unpacked copy of '" + from +
-                   "', and not a copy of '" + from + "'",
-               "name another folder");
-}
-
-BOOST_AUTO_TEST_CASE(compressed_files_that_are_damaged_are_named) {
-  const Source source;
-  const auto expect = [&](const std::string& name, const std::string& bytes,
-                          const std::string& words) {
-    const std::string from = put(source / name, bytes);
-    expect_error([&] { stage_unpacked(from, source.to.path); }, "stage_unpacked: ", from, words);
-    BOOST_TEST((names_in(source.to.path) == Names{"." + name.substr(0, 1) + ".lock"}));
-    fs::remove_all(source.to / "." + name.substr(0, 1) + ".lock");
-  };
-  const std::string whole = content(put_gzip(source / "whole", numbers(100'000)));
-  expect("a.gz", whole.substr(0, whole.size() / 2), "ends early");
-  expect("b.gz", whole.substr(0, 5000) + "damage" + whole.substr(5006), "is damaged: ");
-  expect("c.gz", "text", "is not compressed by gzip; give it a name without .gz");
-  expect("d.gz", "", "is not compressed by gzip");
-  fs::create_directory(source / "e");
-  put(source / "e/a", "a");
-  put_gzip(source / "e/a.gz", "a");
-  expect_error([&] { stage_unpacked(source / "e", source.to.path); },
-               "has both 'a' and 'a.gz', whose copies would be one file; remove one of the two");
-}
-
 BOOST_AUTO_TEST_CASE(the_documented_staging_feeds_a_data_set) {
   const Source source;
   const std::string shared = source / "tiny";
   const std::string scratch = source.to.path;
   fs::create_directory(shared);
-  put_gzip(shared + "/train-images-idx3-ubyte.gz",
-           std::string("\0\0\x08\x03\0\0\0\x02\0\0\0\x01\0\0\0\x02\1\2\3\4", 20));
-  put_gzip(shared + "/train-labels-idx1-ubyte.gz", std::string("\0\0\x08\x01\0\0\0\x02\7\5", 10));
+  write_npy(shared + "/images.npy", std::vector<float>{1, 2, 3, 4}, {2, 2});
+  write_npy(shared + "/labels.npy", std::vector<std::int32_t>{7, 5});
   // clang-format off
-const std::string local = stage_unpacked(shared, scratch);  // every rank; one of a host copies
-const auto train = idx_dataset("train", {.folder = local});
+const std::string local = stage_locally(shared, scratch);  // every rank; one of a host copies
+const auto train = npy_dataset<float, std::int32_t>(local + "/images.npy", local + "/labels.npy");
   // clang-format on
   BOOST_TEST(train.size() == 2u);
 }
@@ -509,14 +451,6 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_noticed_before_anything_is_written) {
   };
   on_disk("size=1m", fill(true));
   on_disk("size=1m", fill(false));
-  on_disk("size=256k", [](const std::string& disk) {
-    const TemporaryFolder source;
-    const std::string from = put_gzip(source / "a.gz", std::string(1'000'000, 'x'));
-    require_error(
-        [&] { stage_unpacked(from, disk); },
-        {"has no room for '" + from + "'", "more than ", " bytes are needed and ", " are free"});
-    require(names_in(disk) == Names{".a.lock"}, "something is left");
-  });
 }
 
 BOOST_AUTO_TEST_CASE(a_disk_that_does_not_write_sync_or_rename_leaves_nothing) {

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "lockstep/core/hash.hpp"
-#include "lockstep/data/idx_dataset.hpp"
+#include "fashion_mnist.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/map.hpp"

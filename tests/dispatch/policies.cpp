@@ -28,9 +28,7 @@ using ZeroGradientsJob =
     Ddp<Sharding<ZeroRedundancy, Gradients>, Pieces, Optimizer<AdamW>, Groups<Grid<dynamic, 2>>>;
 using CompressedJob = Ddp<Hooks<CompressTo<BFloat16>>, Sharding<Replicated>, Pieces>;
 using PowerJob = Ddp<Hooks<PowerSGD<2>>, Sharding<Replicated>, Pieces>;
-using TopJob = Ddp<Hooks<TopK<0.01>>, Sharding<Replicated>, Pieces>;
 using LocalJob = Ddp<Hooks<LocalSGD<4>>, Sharding<Replicated>, Pieces>;
-using UnreducedJob = Ddp<Hooks<NoReduction>, Sharding<Replicated>, Pieces>;
 using JoinJob = Ddp<UnevenInputs<Join>, Sharding<Replicated>, Pieces>;
 using JoinLiveJob = Ddp<UnevenInputs<Join, DivideByLive>, Hooks<CompressTo<Half>>,
                         Sharding<Replicated>, Pieces, Clip<1.0>>;
@@ -48,9 +46,7 @@ double step_zero(ZeroJob& ddp, const float& x) { return ddp.step(x); }
 double step_zero_gradients(ZeroGradientsJob& ddp, const float& x) { return ddp.step(x); }
 double step_compressed(CompressedJob& ddp, const float& x) { return ddp.step(x); }
 double step_power_sgd(PowerJob& ddp, const float& x) { return ddp.step(x); }
-double step_top_k(TopJob& ddp, const float& x) { return ddp.step(x); }
 double step_local_sgd(LocalJob& ddp, const float& x) { return ddp.step(x); }
-double step_unreduced(UnreducedJob& ddp, const float& x) { return ddp.step(x); }
 double step_join(JoinJob& ddp, const float& x) { return ddp.step(x); }
 double step_join_live(JoinLiveJob& ddp, const float& x) { return ddp.step(x); }
 // The steps of others, which a rank that is through answers.

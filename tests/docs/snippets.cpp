@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/fashion_mnist.hpp"
+#include "fashion_mnist.hpp"
 #include "lockstep/data/lmdb_dataset.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 
@@ -45,7 +45,6 @@ using Mlp = Mlp784;
 #define Trainer detail::Composed
 using Halved = Trainer<Mlp, Hooks<CompressTo<BFloat16>>>;                  // 16 bits on the wire
 using LowRank = Trainer<Mlp, Hooks<PowerSGD<2>>, Optimizer<SGDMomentum>>;  // narrow matrices
-using Sparse = Trainer<Mlp, Hooks<TopK<0.01>>>;                            // the largest hundredth
 using Seldom = Trainer<Mlp, Hooks<LocalSGD<8>>>;                           // every 8 steps
 using Both = Trainer<Mlp, Hooks<PowerSGD<1>, CompressTo<BFloat16>>>;       // from left to right
 #undef Trainer

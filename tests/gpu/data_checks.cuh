@@ -17,7 +17,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/device_resident.cuh"
-#include "lockstep/data/image_dataset.hpp"
+#include "image_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/map.hpp"
 #include "lockstep/data/pinned.cuh"

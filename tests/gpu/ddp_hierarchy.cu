@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads inside hosts, NCCL between them, on GPUs; tests/gpu/nodes_run starts it on two nodes:
-// ddp_hierarchy --nodes 2 --node-rank K --rendezvous HOST:PORT --ranks N CHECK
+// Threads inside hosts, NCCL between them, on GPUs; tests/gpu/nodes_run starts it on two nodes, a
+// process on each: ddp_hierarchy --ranks N CHECK
 #include "lockstep/nccl.cuh"
 
 #include "gpu/ddp_checks.cuh"

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Batch norms on GPUs: norms_gpu --ranks N shm|nccl|gloo|hosts [CHECK], where `hosts` are two that
 // ranks of one machine play, with Gloo between them. Threads inside nodes and NCCL between them
-// (tests/gpu/nodes_run): norms_gpu --nodes 2 --node-rank K --rendezvous HOST:PORT --ranks N
-// nodes:CHECK
+// (tests/gpu/nodes_run): norms_gpu --ranks N nodes:CHECK
 #include "gpu/norms.hpp"
 
 #include <cstdio>

@@ -22,7 +22,6 @@
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/hook/top_k.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 #include "train/kept.hpp"
@@ -147,55 +146,6 @@ BOOST_AUTO_TEST_CASE(low_rank_passes_do_what_the_hosts_do) {
   compare_low_rank<double>(2, false, 1e-12);
 }
 
-// Equal magnitudes, zeros and a NaN among them.
-BOOST_AUTO_TEST_CASE(selections_are_the_hosts) {
-  const played::Machine machine(1);
-  const auto compare = [&]<class T>(T, std::size_t count, std::size_t selected) {
-    std::mt19937 random(static_cast<unsigned>(count));
-    LoopbackCommunicator alone;
-    Host device(alone);
-    const detail::SelectionPlan<T> plan{count, selected};
-    detail::Selection<T, Host> host(device, plan);
-    detail::GpuHookDevice on_gpu(nullptr);
-    detail::GpuSelection<element_kind<T>()> gpu(on_gpu, count, selected);
-    constexpr std::size_t ranks = 2;  // whose selections are the same
-    detail::DeviceElements<T> values(count);
-    detail::DeviceElements<std::uint32_t> sent(plan.words()), all(ranks * plan.words());
-    std::vector<std::uint32_t> host_sent(plan.words()), host_all(ranks * plan.words());
-    for (int step = 0; step != 4; ++step) {
-      std::vector<T> gradients = random_values<T>(random, count);
-      for (std::size_t i = 0; i < count; i += 3) gradients[i] = T{};
-      for (std::size_t i = 1; i < count; i += 4)
-        gradients[i] = static_cast<T>(i % 8 < 4 ? -1.f : 1.f);
-      if (step == 3) gradients[count / 2] = static_cast<T>(NAN);
-      upload(values.span(), gradients);
-      host.select(gradients, host_sent);
-      gpu.select(values.span(), sent.span());
-      const std::vector<std::uint32_t> gone = downloaded(sent.span());
-      // The host sends in the order of places.
-      std::vector<std::uint32_t> places(gone.begin(), gone.begin() + static_cast<int>(selected));
-      std::ranges::sort(places);
-      host_sent.resize(plan.words());
-      BOOST_TEST(std::equal(places.begin(), places.end(), host_sent.begin()), "places");
-      for (std::size_t r = 0; r != ranks; ++r) {
-        std::ranges::copy(host_sent, host_all.begin() + static_cast<int>(r * plan.words()));
-        upload(all.span().subspan(r * plan.words(), plan.words()), gone);
-      }
-      host.add_up(host_all, ranks, gradients);
-      gpu.add_up(all.span(), ranks, values.span());
-      const auto same_bits = [](const auto& a, const auto& b) {
-        return std::memcmp(a.data(), b.data(), a.size() * sizeof(a[0])) == 0;
-      };
-      BOOST_TEST(same_bits(downloaded(values.span()), gradients), "sums");
-      BOOST_TEST(same_bits(downloaded(gpu.residual()), host.residual()), "residuals");
-    }
-  };
-  compare(float{}, 1000, 10);
-  compare(float{}, 700, 700);
-  compare(double{}, 333, 7);
-  compare(BFloat16{}, 1500, 300);
-}
-
 namespace {
 
 using Network = GpuPlainMlp<double, dynamic, dynamic, dynamic>;
@@ -271,13 +221,11 @@ BOOST_AUTO_TEST_CASE(captured_steps_of_hooks_have_the_bits_of_others) {
   using Power = PowerSGD<2, early>;
   BOOST_TEST((train_hooked<Power, CompressTo<float>>(true) ==
               train_hooked<Power, CompressTo<float>>(false)));
-  BOOST_TEST((train_hooked<TopK<0.2>>(true) == train_hooked<TopK<0.2>>(false)));
   BOOST_TEST((train_hooked<LocalSGD<3>>(true) == train_hooked<LocalSGD<3>>(false)));
 }
 
 BOOST_AUTO_TEST_CASE(captured_jobs_with_hooks_go_on) {
   go_on_hooked<PowerSGD<2, early>, CompressTo<float>>();
-  go_on_hooked<TopK<0.2>>();
   go_on_hooked<LocalSGD<3>>();
 }
 

@@ -9,7 +9,6 @@
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/hook/top_k.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
@@ -144,8 +143,7 @@ constexpr detail::Fault expected_hook_fault() {
   if (std::is_same_v<TheHooks, Hooks<>> || std::is_same_v<TheHooks, Hooks<SkipZeroGradients>>)
     return Fault::none;
   if (std::is_same_v<TheHooks, Hooks<PowerSGD<0>>>) return Fault::hook_out_of_range;
-  if (std::is_same_v<TheHooks, Hooks<TopK<0.5>, CompressTo<Half>>>)
-    return Fault::hooks_out_of_order;
+  if (std::is_same_v<TheHooks, Hooks<PowerSGD<1>, LocalSGD<2>>>) return Fault::hooks_out_of_order;
   if (std::is_same_v<Strategy, ParallelStrategy<DP>>) return Fault::hooks_with_dp;
   if (std::is_same_v<TheSharding, Sharding<HostShared>>) return Fault::hooks_with_host_shared;
   if (std::is_same_v<TheHooks, Hooks<LocalSGD<2>>>) {
@@ -167,7 +165,7 @@ BOOST_AUTO_TEST_CASE(hooks_go_with_what_the_rules_say) {
       Strategies{}, List<Sharding<HostShared>, Sharding<Replicated>, Sharding<ZeroRedundancy>>{},
       List<Anomaly<Stop>, Anomaly<Skip>>{},
       List<Hooks<>, Hooks<SkipZeroGradients>, Hooks<CompressTo<Half>>, Hooks<LocalSGD<2>>,
-           Hooks<TopK<0.5>, CompressTo<Half>>, Hooks<CompressTo<BFloat16>, TopK<0.5>>,
+           Hooks<PowerSGD<1>, LocalSGD<2>>, Hooks<CompressTo<BFloat16>, PowerSGD<1>>,
            Hooks<PowerSGD<0>>>{});
   BOOST_TEST(all == 2u * 3 * 2 * 7);
   // Two hooks of one name are not taken for one another, and where hooks want whole buckets ranks
@@ -189,7 +187,7 @@ constexpr detail::Fault expected_join_fault() {
   if (!std::is_same_v<Uneven, UnevenInputs<Even>>) {
     if (dp) return Fault::join_with_dp;
     if (shared) return Fault::join_with_shared;
-    if (std::is_same_v<TheHooks, Hooks<TopK<0.5>>>) return Fault::join_with_hooks;
+    if (std::is_same_v<TheHooks, Hooks<PowerSGD<1>>>) return Fault::join_with_hooks;
   }
   if (std::is_same_v<TheHooks, Hooks<>>) return Fault::none;
   return dp ? Fault::hooks_with_dp : shared ? Fault::hooks_with_host_shared : Fault::none;
@@ -257,7 +255,7 @@ BOOST_AUTO_TEST_CASE(join_and_groups_go_with_what_the_rules_say) {
       [&]<class... Ps>() { note.template operator()<Ps...>(expected_join_fault<Ps...>()); },
       Strategies{}, List<Sharding<HostShared>, Sharding<Replicated>, Sharding<ZeroRedundancy>>{},
       List<UnevenInputs<Even>, UnevenInputs<Join>, UnevenInputs<Join, DivideByLive>>{},
-      List<Hooks<>, Hooks<CompressTo<Half>>, Hooks<TopK<0.5>>>{});
+      List<Hooks<>, Hooks<CompressTo<Half>>, Hooks<PowerSGD<1>>>{});
   for_each_product(
       [&]<class... Ps>() { note.template operator()<Ps...>(expected_groups_fault<Ps...>()); },
       Strategies{}, List<World<4>, World<6>, World<dynamic>>{},

@@ -8,7 +8,6 @@
 
 using namespace lockstep;
 using lockstep::detail::EndKind;
-using lockstep::detail::EndReason;
 using lockstep::detail::Failure;
 using lockstep::detail::Outcome;
 using lockstep::detail::RankEnd;
@@ -53,16 +52,6 @@ BOOST_AUTO_TEST_CASE(consequences_are_told_by_operation_without_repeating_the_re
              "lockstep: rank 4 did not end when asked (SIGTERM) and was killed\n");
 }
 
-BOOST_AUTO_TEST_CASE(what_another_nodes_failure_causes_is_told_and_is_a_failure) {
-  Outcome job;
-  BOOST_TEST(job.shell_status() == 0);
-  job.elsewhere = EndReason{EndKind::failed, "node 1: rank 2 failed first (exit status 3)"};
-  job.consequences = {
-      RankEnd{Rank{0}, {1, 0}, Failure{"all_reduce", "rank 2 ended", "", {}, true}}};
-  BOOST_TEST(job.shell_status() == 1);
-  BOOST_TEST(summary(job) == "lockstep: rank 0 failed because of that, in all_reduce\n");
-}
-
 BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_it_would_not_help) {
   Outcome job;
   BOOST_TEST((job.kind() == EndKind::done));
@@ -80,13 +69,6 @@ BOOST_AUTO_TEST_CASE(a_failure_may_be_repeated_unless_somebody_wants_an_end_or_i
   interrupted.interrupted = SIGTERM;
   BOOST_TEST((interrupted.kind() == EndKind::over));
   BOOST_TEST(interrupted.shell_status() == 143);
-
-  Outcome told;
-  told.elsewhere = EndReason::from_bytes(EndReason{EndKind::failed, "node 1: why"}.bytes());
-  BOOST_TEST((told.kind() == EndKind::failed));
-  BOOST_TEST(told.words() == "node 1: why");
-  told.elsewhere->kind = EndKind::over;  // node 1 is gone
-  BOOST_TEST((told.kind() == EndKind::over));
 }
 
 BOOST_AUTO_TEST_CASE(ranks_that_have_stopped_are_no_failure_and_a_failure_beside_them_counts) {
@@ -112,13 +94,6 @@ BOOST_AUTO_TEST_CASE(ranks_that_have_stopped_are_no_failure_and_a_failure_beside
   with_stubborn.stubborn = {Rank{2}};
   BOOST_TEST((with_stubborn.kind() == EndKind::over));
   BOOST_TEST(with_stubborn.shell_status() == 143);
-
-  Outcome elsewhere = job;
-  elsewhere.interrupted = 0;
-  elsewhere.elsewhere = EndReason{EndKind::stopped, "node 1: ended by signal 15"};
-  BOOST_TEST(elsewhere.shell_status() == 75);
-  elsewhere.elsewhere->kind = EndKind::failed;
-  BOOST_TEST(elsewhere.shell_status() == 1);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "fashion_mnist.hpp"
 #include "lockstep/gloo.hpp"
 #include "lockstep/launch/restarts.hpp"
 #include "mlp.hpp"

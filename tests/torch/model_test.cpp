@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"
 

@@ -9,7 +9,6 @@
 #include "comm/gloo_ranks.hpp"
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/hook/top_k.hpp"
 #include "train/piped.hpp"
 
 BOOST_AUTO_TEST_SUITE(hooks_through_sockets)
@@ -44,7 +43,6 @@ void check_averages(auto& comm, double tolerance) {
 BOOST_AUTO_TEST_CASE(what_comes_back_is_the_average) {
   const auto reduce = [](auto& comm) {
     check_averages<PowerSGD<64, PowerSgdOptions{.start = 1, .least_compression = 0}>>(comm, 1e-5);
-    check_averages<TopK<1.0>>(comm, 1e-5);
     check_averages<CompressTo<Half>>(comm, 2e-3);
   };
   for (const std::size_t world : {2, 3, 4}) {

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/trainer/ddp.hpp"

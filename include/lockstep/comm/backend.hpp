@@ -1,13 +1,34 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The backend axis: what carries the bytes between ranks.
+/// @file The axes of communication: what carries the bytes between ranks, and who advances
+/// asynchronous calls.
 
 #include <array>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
+
+namespace axes {
+struct Progress {
+  static constexpr std::string_view name = "Progress";
+};
+}  // namespace axes
+
+/// Calls of the rank itself advance the calls under way: no core is taken from the model.
+struct Callers : Choice<axes::Progress> {
+  static constexpr std::string_view name = "Callers";
+};
+
+/// A thread advances the calls under way, for hosts with more cores than ranks.
+struct HelperThread : Choice<axes::Progress> {
+  static constexpr std::string_view name = "HelperThread";
+};
+
+/// The policy that says who carries asynchronous calls on: `Progress<HelperThread>`.
+template <class Who>
+struct Progress : detail::ChoicePolicy<axes::Progress, Who> {};
 
 namespace axes {
 struct Backend {

@@ -139,7 +139,3 @@ struct Call {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/comm/call.ipp"
-#endif

@@ -12,12 +12,10 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/arguments.hpp"
 #include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.hpp"
+#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/passes.hpp"
-#include "lockstep/comm/pieces.hpp"
 #include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"

@@ -1,19 +1,26 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file Combining the values of all ranks on a GPU, always in rank order: results are the same
-/// bits on every GPU that computes them.
+/// bits on every GPU that computes them. Also the other loops of collectives over elements in a
+/// GPU's memory.
 
 #include <cuda_runtime.h>
-
+#include <cuda_runtime_api.h>
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <span>
 
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/vector.cuh"
 
 namespace lockstep::detail {
@@ -155,5 +162,115 @@ void combine_gathered(std::span<const T> gathered, std::span<T> out, const Op& o
   launch_kernel<combine<T, Op, GatheredValues<T>, 1>>(
       "combine", stream, work.pass.template grid<T>(most_blocks), PacketPass::threads, work, op);
 }
+
+template <class T, class Value, class Op>
+LOCKSTEP_KERNEL prepare_elements(const T* from, std::size_t count, Value* to, std::size_t padded,
+                                 Op op) {
+  const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < padded;
+       i += step) {
+    to[i] = i < count ? op.prepare(from[i]) : Value{};
+  }
+}
+
+template <class Value, class T, class Op>
+LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std::size_t ranks,
+                                Op op) {
+  const std::size_t step = static_cast<std::size_t>(gridDim.x) * blockDim.x;
+  for (std::size_t i = static_cast<std::size_t>(blockIdx.x) * blockDim.x + threadIdx.x; i < count;
+       i += step) {
+    to[i] = op.template finish<T>(from[i], ranks);
+  }
+}
+
+/// Passes on a stream, as kernels; passes over host memory are loops. **Host** does not block for
+/// device memory. **Stream** in its order.
+class StreamPasses {
+ public:
+  explicit StreamPasses(cudaStream_t stream) : stream_(stream) {}
+
+  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
+  static bool takes(const void* data) { return is_device(data); }
+
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (from.empty() || from.data() == to.data()) return;
+    if (!is_device(to.data())) return HostPasses::copy(from, to);
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_),
+               "cudaMemcpyAsync");
+  }
+
+  template <class T, class Op>
+  void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
+    if (out.empty()) return;
+    if (!is_device(out.data())) return HostPasses::combine(gathered, out, op);
+    combine_gathered(gathered, out, op, stream_);
+  }
+
+  template <class T, class Value, class Op>
+  void prepare(std::span<const T> from, std::span<Value> to, const Op& op) const {
+    if (to.empty()) return;
+    launch_kernel<prepare_elements<T, Value, Op>>("prepare_elements", stream_, blocks(to.size()),
+                                                  threads, from.data(), from.size(), to.data(),
+                                                  to.size(), op);
+  }
+
+  template <class Value, class T, class Op>
+  void finish(std::span<const Value> from, std::span<T> to, const Op& op, std::size_t ranks) const {
+    if (from.empty()) return;
+    launch_kernel<finish_elements<Value, T, Op>>("finish_elements", stream_, blocks(from.size()),
+                                                 threads, from.data(), to.data(), from.size(),
+                                                 ranks, op);
+  }
+
+ private:
+  static constexpr unsigned threads = 256;
+
+  /// A pass is bound by memory: more blocks than these gain nothing.
+  static unsigned blocks(std::size_t count) {
+    return static_cast<unsigned>(std::min<std::size_t>(1024, (count + threads - 1) / threads));
+  }
+
+  cudaStream_t stream_;
+};
+
+/// Is the call's memory the host's? An empty call needs no GPU either. Arguments in two kinds of
+/// memory are an error.
+template <class C>
+bool is_host_call(const C& call, Rank rank) {
+  const auto is_host = [](auto values) { return is_host_memory(values.data()); };
+  if (call.in.empty() || C::is_in_place) {
+    const auto values = call.out.empty() ? std::span<const typename C::element>(call.in) : call.out;
+    return values.empty() || is_host(values);
+  }
+  const bool host = is_host(call.in);
+  if (call.out.empty() || host == is_host(call.out)) return host;
+  throw Error(call.call().text(),
+              host ? "in is host memory and out is device memory"
+                   : "in is device memory and out is host memory",
+              "give both arguments in the same memory", rank);
+}
+
+/// Copies of elements in host memory, or in device memory on a stream. For communicators that leave
+/// all other passes to those that they are made of.
+class StreamCopies {
+ public:
+  explicit StreamCopies(cudaStream_t stream) : stream_(stream) {}
+
+  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
+
+  template <class T>
+  void copy(std::span<const T> from, std::span<T> to) const {
+    if (from.empty() || from.data() == to.data()) return;
+    if (!is_device(to.data())) return copy_elements(from.data(), to.data(), from.size());
+    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
+                               stream_),
+               "cudaMemcpyAsync");
+  }
+
+ private:
+  cudaStream_t stream_;
+};
 
 }  // namespace lockstep::detail

@@ -1,21 +1,50 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Combining the values of all ranks on the host, always in rank order: results are the same
-/// bits on whichever rank computes them.
+/// @file Combining the values of all ranks on the host, always in rank order: results are the
+/// same bits on whichever rank computes them. Also the other loops of collectives over
+/// elements.
 
 #include <algorithm>
 #include <array>
 #include <cstddef>
+#include <cstring>
 #include <span>
+#include <string_view>
 #include <tuple>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
+
+/// Op without its first and last step, over values that have been prepared. Values that are
+/// prepared once and finished once may be combined in any number of stages.
+template <class Op>
+struct Combining : Narrowing {
+  static constexpr std::string_view name = Op::name;
+  Op op;
+
+  constexpr explicit Combining(const Op& whole) : op(whole) {}
+
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T prepare(T value) const {
+    return value;
+  }
+  template <Element T>
+  LOCKSTEP_HOST_DEVICE constexpr T combine(T a, T b) const {
+    return op.combine(a, b);
+  }
+};
+
+static_assert(ReduceOp<Combining<Average>, float> && ReduceOp<Combining<Max>, Half>);
 
 /// Elements [begin, end) of `count` that one of `ranks` ranks works on: whole pairs of cache lines,
 /// so that no two ranks write the same.
@@ -145,6 +174,93 @@ void push(std::span<T* const> targets, std::size_t begin, std::size_t end, const
       [&](std::size_t i, std::span<const T> results) {
         for (T* const target : targets) std::copy(results.begin(), results.end(), target + i);
       });
+}
+
+template <class T>
+void copy_elements(const T* from, T* to, std::size_t count) {
+  if (from != to && count != 0) std::memmove(to, from, count * sizeof(T));
+}
+
+/// Passes over host memory. **Host** each blocks until it is done.
+struct HostPasses {
+  /// Memory for `wanted` elements, or for fewer if that is much, of the same kind as `like`.
+  template <class T>
+  static std::vector<T> scratch(const T*, std::size_t wanted, std::size_t least) {
+    return std::vector<T>(std::max(least, std::min(wanted, most_bytes / sizeof(T))));
+  }
+
+  /// Is it memory that only a GPU can reach?
+  static constexpr bool is_device(const void*) { return false; }
+  /// Can the passes below use this memory?
+  static constexpr bool takes(const void*) { return true; }
+
+  template <class T>
+  static void copy(std::span<const T> from, std::span<T> to) {
+    copy_elements(from.data(), to.data(), from.size());
+  }
+
+  /// out = op over ranks of `gathered`, which holds the elements of all ranks in rank order.
+  template <class T, class Op>
+  static void combine(std::span<const T> gathered, std::span<T> out, const Op& op) {
+    if (out.empty()) return;
+    combine_blocks<dynamic, T>(
+        gathered.size() / out.size(), 0, out.size(), op,
+        [&](std::size_t w) { return gathered.data() + w * out.size(); },
+        [&](std::size_t i, std::span<const T> results) {
+          copy_elements(results.data(), out.data() + i, results.size());
+        });
+  }
+
+  /// to = the elements of `from`, prepared by `op`, then zeros.
+  template <class T, class Value, class Op>
+  static void prepare(std::span<const T> from, std::span<Value> to, const Op& op) {
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = op.prepare(from[i]);
+    std::fill(to.begin() + static_cast<std::ptrdiff_t>(from.size()), to.end(), Value{});
+  }
+
+  /// to = the combined values of `from`, finished by `op` in a world of `ranks`.
+  template <class Value, class T, class Op>
+  static void finish(std::span<const Value> from, std::span<T> to, const Op& op,
+                     std::size_t ranks) {
+    for (std::size_t i = 0; i < from.size(); ++i) to[i] = op.template finish<T>(from[i], ranks);
+  }
+
+ private:
+  static constexpr std::size_t most_bytes = 4_MiB;
+};
+
+/// The passes of a backend: its own where it has them, else the host's.
+template <class B>
+decltype(auto) passes_of(B& backend) {
+  if constexpr (requires { backend.passes(); }) {
+    return backend.passes();
+  } else {
+    return HostPasses{};
+  }
+}
+
+/// Takes elements [begin, begin + n) of the pieces that are for rank `me`. Those elements of piece
+/// p of rank w lie at `source(w) + p * stride`. `Ranks` is the world's size where the compiler
+/// knows it.
+template <std::size_t Ranks, class C, class Source>
+void take_from_all(const C& call, Rank me, std::size_t world, const Source& source,
+                   std::size_t stride, std::size_t begin, std::size_t n) {
+  using T = typename C::element;
+  if (call.out.empty()) return;
+  T* const out = call.out.data() + begin;
+  const std::size_t own_piece = C::deals_pieces ? me.value() * stride : 0;
+  if constexpr (!std::is_same_v<typename C::operation, NoOperation>) {
+    combine_blocks<Ranks, T>(
+        world, 0, n, call.op, [&](std::size_t w) { return source(w) + own_piece; },
+        [&](std::size_t i, std::span<const T> results) {
+          copy_elements(results.data(), out + i, results.size());
+        });
+  } else if constexpr (C::collects_pieces) {
+    for (std::size_t w = 0; w < world; ++w)
+      copy_elements<T>(source(w) + own_piece, out + w * call.count, n);
+  } else {
+    copy_elements<T>(source(call.root.value()) + own_piece, out, n);
+  }
 }
 
 }  // namespace lockstep::detail

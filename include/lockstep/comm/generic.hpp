@@ -10,9 +10,9 @@
 #include <span>
 #include <vector>
 
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/comm/passes.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 

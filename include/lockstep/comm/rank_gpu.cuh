@@ -1,21 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The GPU of a rank that has been launched, and whether another rank has it too.
+/// @file The GPU of a rank that has been launched, whether another rank has it too, and plain
+/// memory of it.
 
 #include <cuda_runtime_api.h>
-
 #include <cstddef>
 #include <cstdlib>
+#include <deque>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/logical_gpus.cuh"
-#include "lockstep/device/cuda/stay_near.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -23,6 +26,20 @@
 #include "lockstep/launch/store_protocol.hpp"
 
 namespace lockstep::detail {
+
+/// Gives a communicator `allocate`.
+class DeviceAllocating {
+ public:
+  /// `count` elements of the current GPU, zeroed. The memory lives as long as the communicator.
+  /// **Ranks** this one.
+  template <Element T>
+  std::span<T> allocate(std::size_t count) {
+    return {reinterpret_cast<T*>(arenas_.emplace_back(count * sizeof(T)).data()), count};
+  }
+
+ private:
+  std::deque<DeviceArena> arenas_;
+};
 
 /// The GPU with the number of the rank's place on its host. It becomes this thread's current one,
 /// and the thread stays near it. Where all ranks of a host are threads of this process, GPUs are

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/data/keyed_permutation.hpp"
 
 namespace lockstep::detail {

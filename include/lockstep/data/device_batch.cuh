@@ -12,10 +12,9 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/data/labelled_batch.hpp"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/near_batch.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {

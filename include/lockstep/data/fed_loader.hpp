@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"

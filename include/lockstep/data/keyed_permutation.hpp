@@ -9,7 +9,7 @@
 #include <cstdint>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 
 namespace lockstep::detail {
 

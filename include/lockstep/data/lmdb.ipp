@@ -14,14 +14,12 @@
 #include <new>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/lmdb_file.hpp"
 #include "lockstep/data/lmdb_header.hpp"
 #include "lockstep/data/lmdb_key.hpp"
 #include "lockstep/data/lmdb_reading.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 

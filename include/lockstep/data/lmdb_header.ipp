@@ -12,8 +12,8 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/lmdb_header.hpp"
-#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 

@@ -18,11 +18,9 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/lmdb_key.hpp"
 #include "lockstep/data/lmdb_writer.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/data/load_batch.hpp"
 

@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/sample.hpp"

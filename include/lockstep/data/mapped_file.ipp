@@ -11,8 +11,8 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/mapped_file.hpp"
-#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep {
 

@@ -10,8 +10,8 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/npy.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep {
 

@@ -22,7 +22,7 @@
 #include "lockstep/data/device_batch.cuh"
 #include "lockstep/data/resident_rows.cuh"
 #include "lockstep/data/upload_lanes.hpp"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"

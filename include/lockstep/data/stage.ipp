@@ -15,14 +15,12 @@
 
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/stage.hpp"
 #include "lockstep/data/stage_copy.hpp"
 #include "lockstep/data/stage_lock.hpp"
 #include "lockstep/data/stage_record.hpp"
 #include "lockstep/data/stage_source.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/folder.hpp"
 
 namespace lockstep::detail {
 

@@ -16,10 +16,8 @@
 
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/stage_copy.hpp"
-#include "lockstep/launch/descriptor.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

@@ -7,8 +7,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
 

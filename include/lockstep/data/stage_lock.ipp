@@ -10,12 +10,11 @@
 #include <cstddef>
 #include <cstdio>
 
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/data/stage_lock.hpp"
-#include "lockstep/launch/deadline.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/folder.hpp"
 
 namespace lockstep::detail {
 

@@ -7,9 +7,9 @@
 #include <system_error>
 
 #include "lockstep/core/checksum.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/data/stage_record.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

@@ -11,9 +11,8 @@
 #include <memory>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/data/stage_source.hpp"
-#include "lockstep/launch/file_faults.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

@@ -108,9 +108,6 @@ constexpr bool has_good_numbers() {
   if constexpr (requires { H::well_formed; }) return H::well_formed;
   return true;
 }
-/// Does nothing come after a hook, because it does not hand on what should be averaged?
-template <class H>
-inline constexpr bool comes_last = requires { requires H::is_last; };
 /// Does a hook bear no other of its kind: one that leaves something out?
 template <class H>
 inline constexpr bool leaves_out = requires { requires H::is_alone_of_its_kind; };
@@ -150,18 +147,7 @@ struct HookList {
   static constexpr bool has_rounds = ((rounds_of<H>() > 1) || ...);
   static constexpr bool has_good_numbers = (detail::has_good_numbers<H>() && ...);
   /// Can they follow each other so?
-  static constexpr bool is_in_order = [] {
-    std::size_t left_out = 0;
-    bool is_over = false;
-    bool fits = true;
-    [[maybe_unused]] const auto add = [&](bool leaves, bool last) {
-      left_out += leaves ? 1 : 0;
-      fits = fits && !is_over && left_out <= 1;
-      is_over = is_over || last;
-    };
-    (add(leaves_out<H>, comes_last<H>), ...);
-    return fits;
-  }();
+  static constexpr bool is_in_order = (std::size_t{0} + ... + (leaves_out<H> ? 1 : 0)) <= 1;
   /// The kind of step that all of them make after so many steps.
   static constexpr std::uint64_t phase([[maybe_unused]] std::uint64_t step) {
     std::uint64_t phase = 0;

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/hook/skip_zero_gradients.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 
@@ -16,6 +16,24 @@ struct Hooks {
   static constexpr std::string_view name = "Hooks";
 };
 }  // namespace axes
+
+namespace detail {
+/// A hook that is no more: whoever gives one to `Hooks` gets this sentence.
+template <class... Asked>
+struct RemovedHook {
+  static_assert(sizeof...(Asked) == 0,
+                "lockstep: the hooks TopK and NoReduction were removed; use PowerSGD to send less");
+  static constexpr std::string_view name = "a removed hook";
+  template <class T>
+  struct Bucket {};
+};
+}  // namespace detail
+
+/// Removed: naming it in `Hooks` says what to use instead.
+template <auto...>
+using TopK = detail::RemovedHook<void>;
+/// Removed, likewise.
+using NoReduction = detail::RemovedHook<void>;
 
 /// Gradient hooks, applied from left to right: compression, quantisation, a user's own. The first
 /// is given a bucket's gradients; what it hands on is given to the next, and what the last one

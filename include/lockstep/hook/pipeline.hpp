@@ -155,55 +155,10 @@ class Pipeline<T, Comm, Device, HookList<>> {
   std::optional<Handle> work_;
 };
 
-/// The last stage behind a hook that nothing comes after: it gathers words, too.
-template <class T, class Comm, class Device>
-class GatheringEnd : public Pipeline<T, Comm, Device, HookList<>> {
-  using Base = Pipeline<T, Comm, Device, HookList<>>;
-  using Word = std::uint32_t;
-  using Handle = decltype(std::declval<Comm&>().all_gather_async(
-      std::declval<std::span<const Word>>(), std::declval<std::span<Word>>()));
-
- public:
-  explicit GatheringEnd(HookedBucket<Comm, Device>& bucket) : Base(bucket), bucket_(bucket) {}
-
-  /// Brings what every rank has in `own` to all of them, one behind the other. **Ranks** and
-  /// **Host** as `begin`.
-  void begin_gather(std::span<const Word> own, std::span<Word> all) {
-    bucket_.count_sent(own.size_bytes());
-    gather_.emplace(Start{bucket_.communicator(), own, all});
-  }
-  void finish_gather() { settle(); }
-
-  void settle() {
-    Base::settle();
-    if (!gather_) return;
-    gather_->wait();
-    gather_.reset();
-  }
-  void forget() {
-    Base::forget();
-    if (gather_) gather_->forget();
-    gather_.reset();
-  }
-
- private:
-  struct Start {
-    Comm& comm;
-    std::span<const Word> own;
-    std::span<Word> all;
-    operator Handle() const { return comm.all_gather_async(own, all, step_call_of_thread()); }
-  };
-
-  HookedBucket<Comm, Device>& bucket_;
-  std::optional<Handle> gather_;
-};
-
 template <class T, class Comm, class Device, class First, class... Rest>
 class Pipeline<T, Comm, Device, HookList<First, Rest...>> {
   using Own = typename BucketOfHook<First, T, Device>::type;
-  using Next =
-      std::conditional_t<comes_last<First>, GatheringEnd<T, Comm, Device>,
-                         Pipeline<typename SentBy<Own, T>::type, Comm, Device, HookList<Rest...>>>;
+  using Next = Pipeline<typename SentBy<Own, T>::type, Comm, Device, HookList<Rest...>>;
 
  public:
   explicit Pipeline(HookedBucket<Comm, Device>& bucket)

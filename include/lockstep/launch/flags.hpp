@@ -21,9 +21,8 @@ struct Flag {
 /// The options of every launched program.
 inline constexpr Flag launch_flags[] = {
     {"--ranks", "N", "ranks on this host; with ParallelStrategy<DP>, replicas in this process"},
-    {"--nodes", "N", "hosts, each with as many ranks"},
-    {"--node-rank", "K", "which of the hosts this is, from 0"},
-    {"--rendezvous", "HOST:PORT", "where hosts meet: node 0 and a free port there"},
+    {"--rendezvous", "HOST:PORT",
+     "under mpirun and srun: the host of rank 0 and a free port there"},
     {"--timeout", "SECONDS", "how long ranks wait for each other (300); also LOCKSTEP_TIMEOUT"},
     {"--max-restarts", "N", "start all ranks again after a failure, up to N times (0)"},
     {"--progress", "STYLE", "auto, bar, lines or none (auto); also LOCKSTEP_PROGRESS"},

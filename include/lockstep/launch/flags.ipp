@@ -57,7 +57,6 @@ inline constexpr OtherName other_names[] = {
     {"nproc-per-node", "--ranks"},
     {"num-ranks", "--ranks"},
     {"world-size", "--ranks"},
-    {"nnodes", "--nodes"},
     {"rdzv-endpoint", "--rendezvous"},
     {"rdzv", "--rendezvous"},
     {"master-addr", "--rendezvous"},

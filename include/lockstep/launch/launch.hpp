@@ -10,8 +10,8 @@
 #include <type_traits>
 
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 
@@ -68,9 +68,8 @@ int launch(int argc, char** argv, F&& f, std::size_t default_ranks = dynamic) {
 /// then fail, and when all have ended the exit status is 1. Otherwise it is the first result of `f`
 /// that is not 0; void counts as 0.
 ///
-/// With `Processes::many` there may be several such processes, one on each host: `--nodes`,
-/// `--node-rank` and `--rendezvous` start them (each in a process of its own, which this one looks
-/// after), or torchrun, mpirun or srun, one on each host. Rank = process * `--ranks` + thread.
+/// With `Processes::many` there may be several such processes, one on each host, which torchrun,
+/// mpirun or srun starts. Rank = process * `--ranks` + thread.
 /// **Ranks** this process is all of them, or `--ranks` of them. **Host** blocks until all have
 /// ended. **Stream** none.
 template <class F>

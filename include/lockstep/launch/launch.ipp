@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/late_failure.hpp"
+#include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/launch_count.hpp"
@@ -19,7 +20,6 @@
 #include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/self_launch.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
-#include "lockstep/launch/terminal.hpp"
 #include "lockstep/launch/thread_ranks.hpp"
 #include "lockstep/version.hpp"
 
@@ -151,18 +151,13 @@ struct Start {
 
 /// Throws if several processes were started for a job of one process. `threads` is the word for the
 /// job's threads in errors.
-LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads,
-                                         std::string_view for_many_processes) {
-  const std::string but = text({", and the ", threads, " of this job are threads of one process"});
-  if (start.place && start.place->world > WorldSize{1}) {
-    const RankPlacement& place = *start.place;
-    fail("launch", {place.launcher, " started this process as one of ", place.world, " ranks", but},
-         text({"start it once, with --ranks ", place.world}), place.rank);
-  }
-  if (start.options.nodes > 1) {
-    fail("launch", {"--nodes is ", start.options.nodes, but},
-         text({"leave --nodes out, or use ", for_many_processes}));
-  }
+LOCKSTEP_INLINE void require_one_process(const Start& start, std::string_view threads) {
+  if (!start.place || start.place->world == WorldSize{1}) return;
+  const RankPlacement& place = *start.place;
+  fail("launch",
+       {place.launcher, " started this process as one of ", place.world, " ranks, and the ",
+        threads, " of this job are threads of one process"},
+       text({"start it once, with --ranks ", place.world}), place.rank);
 }
 
 /// The exit status of ranks that have returned: 1 where a failure came too late to be thrown. It is
@@ -212,7 +207,7 @@ LOCKSTEP_INLINE int launch_alone(int argc, char** argv,
     Start start(argc, argv, flags, run_replicas, 1);
     if (start.is_over()) return 0;
     launcher = start.report();
-    require_one_process(start, "replicas", "ParallelStrategy<DDP>");
+    require_one_process(start, "replicas");
     LaunchOptions& options = start.options;
     if (options.max_restarts != 0) {
       options.threads = options.ranks;
@@ -250,19 +245,14 @@ LOCKSTEP_INLINE int launch_threads(int argc, char** argv, FunctionRef<int(Sessio
     if (start.is_over()) return 0;
     LaunchOptions& options = start.options;
     launcher = start.report();
-    if (processes == Processes::many) {
-      if (start.place && (start.place->hosted || start.place->world > WorldSize{1})) {
-        const std::size_t threads = threads_of(*start.place, options, default_ranks);
-        return status_after(
-            run_threads_at(*start.place, threads, start.timeout, options.rest, launcher, run), late,
-            launcher);
-      }
-      if (options.nodes > 1) {
-        options.threads = options.ranks.value_or(1);
-        return launch_ranks(std::move(options), start.timeout);
-      }
+    if (processes == Processes::many && start.place &&
+        (start.place->hosted || start.place->world > WorldSize{1})) {
+      const std::size_t threads = threads_of(*start.place, options, default_ranks);
+      return status_after(
+          run_threads_at(*start.place, threads, start.timeout, options.rest, launcher, run), late,
+          launcher);
     }
-    require_one_process(start, "ranks", "Backend<Nccl>");
+    require_one_process(start, "ranks");
     const std::size_t by_default = default_ranks == dynamic ? 1 : default_ranks;
     const std::size_t ranks = options.ranks.value_or(environment().threads().value_or(by_default));
     if (options.max_restarts != 0) {

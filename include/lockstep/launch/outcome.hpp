@@ -4,15 +4,16 @@
 
 #include <csignal>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/child.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/names.hpp"
 
 namespace lockstep::detail {
 
@@ -39,31 +40,17 @@ struct RankEnd {
   int precedence() const { return is_consequence() ? 2 : status.signal == 0 ? 1 : 0; }
 };
 
-/// How the ranks of a node or of a job have ended.
-enum class EndKind : char {
-  done = 'd',
-  stopped = 's',  ///< they were asked to stop, and have saved their state
-  failed = 'f',   ///< starting them again may help
-  over = 'x',     ///< they failed or were ended, and nobody wants them to be started again
-};
-
-/// Why ranks end, as one node tells the others.
-struct EndReason {
-  EndKind kind = EndKind::failed;
-  std::string words;
-
-  std::string bytes() const { return std::string(1, static_cast<char>(kind)) + words; }
-  static EndReason from_bytes(std::string_view bytes) {
-    if (bytes.empty()) return {EndKind::over, ""};
-    return {static_cast<EndKind>(bytes[0]), std::string(bytes.substr(1))};
-  }
+/// How the ranks of a job have ended.
+enum class EndKind : std::uint8_t {
+  done,
+  stopped,  ///< they were asked to stop, and have saved their state
+  failed,   ///< starting them again may help
+  over,     ///< they failed or were ended, and nobody wants them to be started again
 };
 
 struct Outcome {
   /// The first failure; none if no rank failed, or if a signal ended the job.
   std::optional<RankEnd> first;
-  /// Why the job ended on another node, if that came first.
-  std::optional<EndReason> elsewhere;
   /// The ranks that failed because of another.
   std::vector<RankEnd> consequences;
   /// SIGINT, SIGTERM or SIGHUP that has ended the job, or SIGUSR1 that has killed a rank; or 0.
@@ -79,23 +66,20 @@ struct Outcome {
 
   /// Nobody failed, and somebody has stopped.
   bool is_stopped() const {
-    return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty() &&
-           (!elsewhere || elsewhere->kind == EndKind::stopped);
+    return !stopped.empty() && !first && !late && consequences.empty() && stubborn.empty();
   }
 
   EndKind kind() const {
     if (is_stopped()) return EndKind::stopped;
-    if (!first && !elsewhere && interrupted == 0) return EndKind::done;
+    if (!first && interrupted == 0) return EndKind::done;
     if (is_unwanted || interrupted != 0) return EndKind::over;
-    if (first) return first->is_misstart() ? EndKind::over : EndKind::failed;
-    return elsewhere && elsewhere->kind == EndKind::failed ? EndKind::failed : EndKind::over;
+    return first->is_misstart() ? EndKind::over : EndKind::failed;
   }
 
   /// Why the ranks ended.
   std::string words() const {
     if (interrupted != 0) return text({"ended by signal ", interrupted});
-    if (first) return first->words();
-    return elsewhere ? elsewhere->words : "";
+    return first ? first->words() : "";
   }
 
   int shell_status() const {
@@ -103,8 +87,7 @@ struct Outcome {
     // Some have saved and another could not: its failure counts.
     if (interrupted != 0 && !stopped.empty() && late) return late->status.shell_status();
     if (interrupted != 0) return 128 + interrupted;
-    if (first) return first->status.shell_status();
-    return elsewhere ? 1 : 0;
+    return first ? first->status.shell_status() : 0;
   }
 };
 
@@ -131,7 +114,7 @@ inline std::vector<FailedRank> by_operation(const std::vector<RankEnd>& ends) {
   return ordered;
 }
 
-/// What a launcher says of a job that has stopped on all nodes.
+/// What a launcher says of a job that has stopped.
 inline constexpr std::string_view stopped_words =
     "lockstep: stopped on request; start again with --resume\n";
 
@@ -142,7 +125,7 @@ inline std::string summary(const Outcome& outcome) {
   if (outcome.interrupted != 0 && !outcome.is_stopped()) {
     lines = text({"lockstep: ended by signal ", outcome.interrupted, "\n"});
   }
-  if (outcome.first || outcome.elsewhere) {
+  if (outcome.first) {
     const std::vector<FailedRank> fallen = by_operation(outcome.consequences);
     for (std::size_t i = 0; i < fallen.size();) {
       const std::string_view operation = fallen[i].operation;

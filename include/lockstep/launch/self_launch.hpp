@@ -15,17 +15,16 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/file.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/nodes.hpp"
-#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/openmp.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
 
@@ -83,9 +82,6 @@ inline void keep_standard_streams() {
   if (fd >= 0) ::close(fd);
 }
 
-/// How long node 0 keeps the store open after a failure, so that the other nodes can read it.
-inline constexpr std::chrono::milliseconds farewell{300};
-
 /// How one start of the ranks has ended.
 struct Attempt {
   int status = 0;
@@ -93,60 +89,31 @@ struct Attempt {
   std::string why;
 };
 
-/// Starts this node's ranks of the program, for the `number`th time after the first, and stays
-/// until all have ended. Every start has a store and a secret of its own: nobody who is late meets
+/// Starts the ranks of the program, for the `number`th time after the first, and stays until all
+/// have ended. Every start has a store, a secret and a job id of its own: nobody who is late meets
 /// the ranks of another one.
 inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
                            std::size_t number) {
   const std::size_t ranks = options.ranks.value_or(1);
   const std::size_t processes = options.threads ? 1 : ranks;
-  const bool alone = options.nodes == 1;
-  const bool may_restart = number < options.max_restarts;
-  Endpoint meeting = options.rendezvous.value_or(Endpoint{"127.0.0.1", 0});
-  // A single launcher makes up a secret and a job id. Several launchers use LOCKSTEP_SECRET, or a
-  // secret derived from the port, and the ranks agree on an id when they meet.
-  const std::string nodes = number == 0 ? "nodes" : text({"nodes restart ", number});
-  const std::string secret =
-      alone ? random_id() : derived_secret(nodes, meeting.port, environment().secret());
-  std::optional<StoreServer> server;
-  std::optional<NodeWatch> others;
-  // For each rank here two pipes of output, one for its failure and one for the secret, both ends
-  // while it starts, and its pidfd.
-  const bool is_first = options.node_rank == 0;
-  const std::size_t clients = is_first ? options.nodes * (ranks + 1) : 0;  // launchers are some too
-  allow_open_files(10 * processes + clients + 128, "the launcher of a job of",
-                   options.nodes * ranks);
-  if (is_first) {
-    server.emplace(secret, is_loopback(meeting.host) ? meeting.host : "", meeting.port, clients);
-    meeting.port = server->port();
-    if (!is_loopback(meeting.host)) meeting.host = "127.0.0.1";
-  }
-  const auto linger = [&](std::chrono::milliseconds limit) {
-    if (!alone && server) server->wait_until_unused(Deadline::after(limit));
-  };
-  try {
-    if (!alone) {
-      others.emplace(meeting, secret,
-                     NodePlace{options.node_rank, options.nodes, ranks, options.max_restarts},
-                     timeout);
-    }
-  } catch (const Error&) {
-    linger(farewell);  // so that the others can read why
-    throw;
-  }
+  // For each rank two pipes of output, one for its failure and one for the secret, both ends while
+  // it starts, its pidfd, and its connection to the store.
+  allow_open_files(10 * processes + ranks + 128, "the launcher of a job of", ranks);
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  StoreServer server(secret, "127.0.0.1", 0, ranks);
 
   std::vector<std::string> common = inherited_environment();
   const std::string milliseconds = text({1000 + timeout.count() % 1000});
-  const std::string job = alone ? random_id() : "";
-  add(common, {"LOCKSTEP_WORLD_SIZE=", options.nodes * processes});
+  add(common, {"LOCKSTEP_WORLD_SIZE=", processes});
   add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
   if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
   add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
   add(common, {"LOCKSTEP_RESTART=", number});
   add(common, {progress_variable, "=", progress_text(progress_style())});
-  add(common, {"LOCKSTEP_STORE=", endpoint_text(meeting.host, meeting.port)});
+  add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
   add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
-  if (alone) add(common, {"LOCKSTEP_JOB=", job});
+  add(common, {"LOCKSTEP_JOB=", job});
   if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
   const Terminal terminal = detect_terminal(stdout);
   const std::string program = own_program();
@@ -155,16 +122,15 @@ inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds tim
   Outcome outcome;
   {
     Supervisor supervisor(Failures::printed, on_request(options.rest));
-    for (std::size_t local = 0; local < processes; ++local) {
-      const std::size_t process = options.node_rank * processes + local;
-      const Rank rank{process * options.threads.value_or(1)};  // the first of the process
+    for (std::size_t process = 0; process < processes; ++process) {
+      const Rank rank{process};
       Pipe told = make_pipe();
       Pipe report = make_pipe();
       write_all(told.write.get(), secret);
       told.write.close();
       std::vector<std::string> variables = common;
       add(variables, {"LOCKSTEP_RANK=", process});
-      add(variables, {"LOCKSTEP_LOCAL_RANK=", local});
+      add(variables, {"LOCKSTEP_LOCAL_RANK=", process});
       add(variables, {"LOCKSTEP_SECRET_FD=", told.read.get()});
       add(variables, {"LOCKSTEP_REPORT_FD=", report.write.get()});
       if (terminal.is_terminal) {
@@ -185,34 +151,20 @@ inline Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds tim
         write_all(report.write.get(), cannot_start);
       });
     }
-    const auto announce = [&](const EndReason& why) { others->announce(why); };
-    if (others) {
-      supervisor.connect(others->take_news(), announce);
-      others->start();
-    }
     outcome = supervisor.run();
   }
   write_all(2, summary(outcome));
-  EndReason end{outcome.kind(), outcome.words()};
-  if (others) end = others->leave(outcome, may_restart);
-  Attempt attempt{outcome.shell_status(), end.kind == EndKind::failed,
-                  end.kind == outcome.kind() ? outcome.words() : end.words};
-  if (end.kind == EndKind::stopped) attempt.status = stopped_status;
-  if (end.kind != outcome.kind() && end.kind != EndKind::stopped) {
-    if (!attempt.is_failure || !may_restart) write_all(2, text({"lockstep: ", end.words, "\n"}));
-    if (attempt.status == 0 || attempt.status == stopped_status) attempt.status = 1;
-  }
-  others.reset();
-  const bool is_awaited = attempt.status == 0 || attempt.status == stopped_status ||
-                          (attempt.is_failure && may_restart);
-  linger(is_awaited ? timeout : farewell);
-  return attempt;
+  return {outcome.shell_status(), outcome.kind() == EndKind::failed, outcome.words()};
 }
 
-/// Starts this node's ranks of the program, again after failures, as often as the options allow.
+/// Starts the ranks of the program, again after failures, as often as the options allow.
 /// Returns the exit status: 0; that of the rank that failed first; `stopped_status` if all ranks
 /// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
 inline int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
+  if (options.rendezvous) {
+    fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},
+         "leave it out, or start a job of several hosts with torchrun, srun or mpirun");
+  }
   keep_standard_streams();
   say_openmp_share(options.ranks.value_or(1));
   for (std::size_t restarts = 0;;) {

@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/deadline.hpp"
+#include "lockstep/core/terminal.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/child.hpp"
-#include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
 
@@ -86,20 +86,11 @@ class Supervisor {
     children_.push_back(start_child(rank, std::move(report), mask_before_, body));
   }
 
-  using Tell = FunctionRef<void(const EndReason&)>;
-
-  /// Connects this supervisor to those of the job's other nodes: `news` holds why the job ends
-  /// there, and `tell` is called with why it ends here.
-  void connect(Descriptor news, Tell tell) {
-    news_ = std::move(news);
-    tell_ = tell;
-  }
-
   /// Passes output on until every rank has ended. A failure or a signal ends all ranks: by SIGTERM,
   /// and by SIGKILL after the grace or at a second signal. A rank that has saved its state and
   /// stopped is no failure, and the others go on. SIGUSR1 is passed on, and that is all.
   Outcome run() {
-    while (is_any_running() || awaits_news() || (!queue_.is_empty() && !is_time_over())) {
+    while (is_any_running() || (!queue_.is_empty() && !is_time_over())) {
       wait_for_events();
       if (settled_at_ && settled_at_->passed()) settle();
       if (kill_at_ && kill_at_->passed()) kill_rest();
@@ -122,31 +113,26 @@ class Supervisor {
     return false;
   }
 
-  /// Is another node about to say why it failed? Its failure may have ended all ranks here.
-  bool awaits_news() const { return news_ && settled_at_ && !kill_at_; }
-
   void wait_for_events() {
-    std::vector<pollfd> polled(3 + 4 * children_.size(), pollfd{-1, POLLIN, 0});
+    std::vector<pollfd> polled(2 + 4 * children_.size(), pollfd{-1, POLLIN, 0});
     polled[0].fd = signals_.get();
     if (!queue_.is_empty()) polled[1] = {queue_.next_stream(), POLLOUT, 0};
-    polled[2].fd = news_.get();
     // poll() ignores negative descriptors: closed pipes, and all pipes while the queue is full.
     for (std::size_t i = 0; i < children_.size(); ++i) {
       const Child& child = children_[i];
-      if (child.running) polled[4 * i + 3].fd = child.handle.get();
-      if (!queue_.is_full()) polled[4 * i + 4].fd = child.out.get();
-      if (!queue_.is_full()) polled[4 * i + 5].fd = child.err.get();
-      polled[4 * i + 6].fd = child.report.get();
+      if (child.running) polled[4 * i + 2].fd = child.handle.get();
+      if (!queue_.is_full()) polled[4 * i + 3].fd = child.out.get();
+      if (!queue_.is_full()) polled[4 * i + 4].fd = child.err.get();
+      polled[4 * i + 5].fd = child.report.get();
     }
     if (::poll(polled.data(), polled.size(), next_deadline().poll_timeout()) <= 0) return;
     if (polled[0].revents != 0) read_signal();
     if (polled[1].revents != 0 && !queue_.is_empty()) queue_.write_some();
-    if (polled[2].revents != 0) read_news();
     // Ends are handled before output, so that a failure is printed before its consequences.
     std::vector<RankEnd> failed;
     for (std::size_t i = 0; i < children_.size(); ++i) {
       Child& child = children_[i];
-      if (polled[4 * i + 3].revents == 0) continue;
+      if (polled[4 * i + 2].revents == 0) continue;
       child.reap();
       if (child.status.is_stopped()) outcome_.stopped.push_back(child.rank);
       if (!child.status.is_failure()) continue;
@@ -156,7 +142,7 @@ class Supervisor {
     judge(failed);
     for (std::size_t i = 0; i < children_.size(); ++i) {
       for (std::size_t stream : {1, 2, 3}) {
-        if (polled[4 * i + 3 + stream].revents != 0) {
+        if (polled[4 * i + 2 + stream].revents != 0) {
           read_some(children_[i], static_cast<int>(stream));
         }
       }
@@ -203,24 +189,11 @@ class Supervisor {
                   text({"lockstep: ", words, is_any_running() ? "; ending the others\n" : "\n"}));
     }
     terminate();
-    if (tell_) (*tell_)({first.is_misstart() ? EndKind::over : EndKind::failed, words});
   }
 
-  /// A signal ends all ranks here and elsewhere.
+  /// A signal ends all ranks.
   void interrupt(int signal) {
     outcome_.interrupted = signal;
-    terminate();
-    if (tell_) (*tell_)({EndKind::stopped, text({"ended by signal ", signal})});
-  }
-
-  /// Reads why the job ends on another node. There is only one such text.
-  void read_news() {
-    const EndReason reason = EndReason::from_bytes(read_all(news_.get()));
-    news_.close();
-    if (reason.words.empty() || kill_at_) return;
-    outcome_.elsewhere = reason;
-    queue_.push(2, text({"lockstep: ", reason.words,
-                         is_any_running() ? "; ending the ranks here\n" : "\n"}));
     terminate();
   }
 
@@ -244,7 +217,7 @@ class Supervisor {
     outcome_.is_unwanted = true;
     // After a failure output is written however long that takes; after a signal only briefly.
     if (!is_any_running()) {
-      const bool is_cause = !outcome_.first && !outcome_.elsewhere && outcome_.interrupted == 0;
+      const bool is_cause = !outcome_.first && outcome_.interrupted == 0;
       if (is_cause) outcome_.interrupted = signal;
       write_until_ = Deadline::after(std::chrono::milliseconds(0));
     } else if (again_at_ && !again_at_->passed()) {
@@ -353,8 +326,6 @@ class Supervisor {
   sigset_t mask_before_{};
   Descriptor signals_;
   std::vector<Child> children_;
-  Descriptor news_;
-  std::optional<Tell> tell_;
   OutputQueue queue_{detect_terminal(stdout).is_terminal};
   bool killed_ = false;
   std::optional<Deadline> settled_at_;   // set once a rank has failed because of another

@@ -9,7 +9,7 @@
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/norm/norm_work.hpp"
 #include "lockstep/norm/refusals.hpp"

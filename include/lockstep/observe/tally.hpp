@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"

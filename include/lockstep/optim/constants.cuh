@@ -13,7 +13,6 @@
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/launch.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/optim/anomaly.cuh"
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/norm.cuh"

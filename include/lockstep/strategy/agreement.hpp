@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/objects.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/model/tensor.hpp"

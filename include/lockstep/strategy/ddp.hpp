@@ -59,6 +59,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   using Base::learning_rate;
   using Base::loss_meter;
   using Base::make_kept_memory;
+  using Base::micro_batches;
   using Base::model;
   using Base::on_device;
   using Base::optimizer;

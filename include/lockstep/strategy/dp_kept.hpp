@@ -23,6 +23,10 @@ class DpKept {
     for (std::size_t i = 0; i != self().replicas(); ++i) replica(i).template for_each_kept<For>(f);
   }
 
+  /// How many micro-batches are added up, and not yet used.
+  std::size_t micro_batches() const {
+    return std::as_const(*self().replicas_[0]).replica().micro_batches();
+  }
   ReplicaProgress progress() const {
     return std::as_const(*self().replicas_[0]).replica().progress();
   }

@@ -83,7 +83,8 @@ class HostUpdate {
 
   /// The first pass over averages: squares, and which parameters have some that are not zero.
   template <class T, std::size_t Count>
-  void observe(const UpdatePiece<T, Count>& piece, std::span<const T> averages) {
+  void observe(const UpdatePiece<T, Count>& piece,
+               std::type_identity_t<std::span<const T>> averages) {
     if constexpr (decides) squares_ += sum_of_squares<T>(averages);
     if constexpr (finds) {
       table_.for_each_row(piece.offset, piece.offset + piece.bytes(),
@@ -162,7 +163,7 @@ class HostUpdate {
   /// The pass over a piece whose places begin with `first`.
   template <class T, std::size_t Count>
   Pass<T> pass(const UpdatePiece<T, Count>& piece, std::size_t first, std::byte* parameters,
-               std::byte* const* states) {
+               std::byte* /*masters*/, std::byte* const* states) {
     using A = Accumulator<T>;
     Pass<T> pass{*this, constants<A>(), {}, reinterpret_cast<T*>(parameters) - first, {},
                  piece.offset - first * sizeof(T)};

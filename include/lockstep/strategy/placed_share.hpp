@@ -7,7 +7,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/shares.hpp"

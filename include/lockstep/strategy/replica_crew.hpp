@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"

@@ -11,7 +11,7 @@
 #include <type_traits>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 

@@ -20,7 +20,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/elements.hpp"
 #include "lockstep/torch/evaluation_mode.hpp"

@@ -14,9 +14,9 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/group_membership.hpp"
-#include "lockstep/comm/group_place.hpp"
+#include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

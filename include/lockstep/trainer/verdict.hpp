@@ -203,14 +203,13 @@ struct Verdict {
       F != detail::Fault::malformed_output,
       "lockstep: the model's Output must be an OutputOf, such as OutputOf<float, 10>, for "
       "ParallelStrategy<DP> to gather it; or use LossOnReplica");
-  static_assert(
-      F != detail::Fault::hook_out_of_range,
-      "lockstep: a hook's number is out of range; PowerSGD needs a rank of 1 or more, TopK a share "
-      "above 0 and at most 1, LocalSGD 1 step or more");
+  static_assert(F != detail::Fault::hook_out_of_range,
+                "lockstep: a hook's number is out of range; PowerSGD needs a rank of 1 or more, "
+                "LocalSGD 1 step or more");
   static_assert(
       F != detail::Fault::hooks_out_of_order,
-      "lockstep: these hooks cannot follow each other; give one of PowerSGD, TopK, LocalSGD and "
-      "NoReduction, and TopK last, because it gathers what the others would average");
+      "lockstep: these hooks cannot follow each other; give one of PowerSGD and LocalSGD, "
+      "because each says alone what travels");
   static_assert(
       F != detail::Fault::hooks_with_host_shared,
       "lockstep: Sharding<HostShared> reduces slices where they are used, and hooks want whole "

@@ -14,18 +14,16 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/device_memory.cuh"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/pieces.hpp"
-#include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {

@@ -15,10 +15,9 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/device_allocating.cuh"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/passes.cuh"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"

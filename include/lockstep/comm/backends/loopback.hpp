@@ -11,10 +11,8 @@
 #include <utility>
 
 #include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/host_allocating.hpp"
-#include "lockstep/comm/passes.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"
 

@@ -17,7 +17,7 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"

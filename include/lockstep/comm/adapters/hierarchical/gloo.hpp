@@ -11,7 +11,6 @@
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/backends/shm/meeting.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/membership.hpp"

@@ -1,22 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Which ranks are on which host.
+/// @file Which ranks are on which host, and when ranks of one process may allocate memory of
+/// their GPUs.
 
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/combine.hpp"
+#include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/names.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail {
+
+/// Is the memory of this communicator's passes the host's? That can be allocated at any time.
+template <class Comm>
+inline constexpr bool works_on_host =
+    std::is_same_v<std::remove_cvref_t<decltype(passes_of(std::declval<Comm&>()))>, HostPasses>;
+
+/// Calls `allocate()` while no GPU of this host is at work for `inside`. **Ranks** all of `inside`.
+/// **Host** blocks.
+template <class Inside, class F>
+void allocate_quietly(Inside& inside, const F& allocate) {
+  if constexpr (works_on_host<Inside>) {
+    allocate();
+  } else {
+    inside.barrier();  // its streams are empty
+    allocate();
+    inside.barrier();
+  }
+}
+
+/// Calls `f()` on one rank of this host after the other. A first call of NCCL connects hosts, which
+/// allocates: while it does, no other GPU of the host may be at work. Ranks that connect with each
+/// other have the same turn on all hosts; one whose turn is `turns` has none. **Ranks** all of
+/// `inside`. **Host** blocks.
+template <class Inside, class F>
+void by_turns(Inside& inside, std::size_t turn, std::size_t turns, const F& f) {
+  inside.barrier();
+  for (std::size_t t = 0; t < turns; ++t) {
+    if (t == turn) f();
+    inside.barrier();
+  }
+}
+
+/// The part of a group's member in the world of its group. Its GPU stays the one that its place
+/// among all ranks of the host gives it. **Ranks** the members. **Host** blocks until all have
+/// come.
+Membership membership_in_group(const Membership& member, Store& store, const GroupPlace& place,
+                               const std::string& name);
+
+/// The same name on all members, and another for other members.
+std::string group_name(const std::vector<Rank>& members);
 
 /// How much longer ranks of one host wait for each other than hosts do. A rank whose slice is done
 /// must not blame a neighbour that is still waiting for a lost host.

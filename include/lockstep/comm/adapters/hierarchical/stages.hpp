@@ -5,27 +5,57 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
-#include "lockstep/comm/adapters/hierarchical/scratch.hpp"
+#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/combining.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/fault/first_fault.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/comm/passes.hpp"
-#include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
+
+/// Memory for one purpose. It grows and is never freed before its communicator ends, because
+/// freeing waits as allocating does.
+class Scratch {
+ public:
+  bool holds(std::size_t bytes) const { return allocated_.size() >= bytes; }
+
+  /// Takes `bytes` of memory that `comm` communicates best. A second time it takes half as much
+  /// again at least, so that calls which grow slowly leave little behind. **Ranks** as for
+  /// `comm.allocate`.
+  template <class Comm>
+  void grow(Comm& comm, std::size_t bytes) {
+    if (holds(bytes)) return;
+    allocated_ = comm.template allocate<std::uint8_t>(std::max(bytes, allocated_.size() / 2 * 3));
+  }
+
+  template <class T>
+  std::span<T> get(std::size_t count) const {
+    return {reinterpret_cast<T*>(allocated_.data()), count};
+  }
+
+  template <class T>
+  std::span<T> on_host(std::size_t count) {
+    if (host_.size() < count * sizeof(T)) host_.resize(count * sizeof(T));
+    return {reinterpret_cast<T*>(host_.data()), count};
+  }
+
+ private:
+  std::span<std::uint8_t> allocated_;
+  std::vector<std::byte> host_;
+};
 
 /// `Inside` joins the ranks of a host, `Between` the ranks that have the same place on every host,
 /// `Flat` all ranks. Used by one thread at a time. Memory of GPUs is allocated when it is made and

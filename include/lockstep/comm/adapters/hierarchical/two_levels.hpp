@@ -14,12 +14,11 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/adapters/hierarchical/quiet.hpp"
-#include "lockstep/comm/adapters/hierarchical/scratch.hpp"
+#include "lockstep/comm/adapters/hierarchical/stages.hpp"
 #include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/passes.hpp"
-#include "lockstep/comm/pieces.hpp"
+#include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"

@@ -1,29 +1,33 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A host's communicator for the memory of GPUs: what crosses the network passes through
-/// pinned host memory, piece by piece.
+/// @file A host's communicator for the memory of GPUs, Gloo's or a hierarchy's: what crosses
+/// the network passes through pinned host memory, piece by piece.
 
 #include <cuda_runtime.h>
-
 #include <chrono>
 #include <cstddef>
 #include <memory>
 #include <optional>
 #include <span>
+#include <string>
 #include <string_view>
 #include <utility>
 
+#include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/comm/adapters/staged/engine.cuh"
+#include "lockstep/comm/backends/gloo/communicator.hpp"
+#include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/device_allocating.cuh"
-#include "lockstep/comm/device_memory.cuh"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/waiting/queue.hpp"
+#include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/work.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/store.hpp"
 
 namespace lockstep {
 
@@ -159,5 +163,34 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
 
   std::unique_ptr<Engine> engine_;
 };
+
+/// Gloo for ranks on GPUs, through pinned memory of the host.
+template <std::size_t Ranks = dynamic>
+using StagedGloo = StagedCommunicator<GlooCommunicator<Ranks>>;
+/// A hierarchy for ranks on GPUs. Ranks of one host share the pinned memory and reduce in it.
+using StagedHierarchy =
+    StagedCommunicator<HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>>;
+
+static_assert(ArenaAllocating<StagedGloo<>> && AsyncReducing<StagedGloo<2>> &&
+              Splitting<StagedGloo<>>);
+static_assert(ArenaAllocating<StagedHierarchy> && AsyncReducing<StagedHierarchy> &&
+              Splitting<StagedHierarchy>);
+
+/// A job's ranks through Gloo, each with the GPU that its place on its host gives it. `name` tells
+/// several communicators of one job apart. **Ranks** all. **Host** blocks until all have come.
+template <std::size_t Ranks = dynamic>
+StagedGloo<Ranks> make_staged_gloo_communicator(const Membership& member, Store& store,
+                                                const std::string& name = "world") {
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
+  return {make_gloo_communicator<Ranks>(member, store, name), std::move(gpu)};
+}
+
+/// A job's ranks through shared memory inside hosts, with the same number of ranks on each, and
+/// Gloo between hosts. **Ranks** all. **Host** blocks until all have come.
+inline StagedHierarchy make_staged_hierarchical_communicator(const Membership& member, Store& store,
+                                                             const std::string& name = "world") {
+  std::shared_ptr<Gpu> gpu = detail::gpu_of_process(member, store, name);
+  return {make_hierarchical_communicator(member, store, name), std::move(gpu)};
+}
 
 }  // namespace lockstep

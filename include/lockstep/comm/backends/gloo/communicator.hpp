@@ -10,14 +10,12 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/comm/backends/gloo/endpoint.hpp"
-#include "lockstep/comm/backends/gloo/interface.hpp"
+#include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/comm/backends/gloo/transport.hpp"
+#include "lockstep/comm/backends/gloo/watch.hpp"
+#include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/host_allocating.hpp"
-#include "lockstep/comm/waiting/queue.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sockets between all pairs of ranks, and noticing when one is lost.
+/// @file The sockets between all pairs of ranks, noticing when one is lost, and waits that
+/// another thread can end.
 
+#include <dlfcn.h>
 #include <algorithm>
 #include <cerrno>
 #include <chrono>
@@ -11,19 +13,156 @@
 #include <ctime>
 #include <exception>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <string>
+#include <string_view>
 #include <system_error>
+#include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/gloo/abortable.hpp"
 #include "lockstep/comm/backends/gloo/library.hpp"
-#include "lockstep/comm/backends/gloo/linked_library.hpp"
-#include "lockstep/comm/backends/gloo/meeting_store.hpp"
+#include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail::over_gloo {
+
+/// Thrown out of Gloo's algorithms when their waits are ended.
+struct Aborted : std::runtime_error {
+  Aborted() : std::runtime_error("the wait was ended") {}
+};
+
+class AbortableBuffer;
+
+/// All buffers of a context, to end their waits together.
+class Waits {
+ public:
+  /// Ends every wait, now and from now on.
+  void abort();
+  bool is_aborted() const {
+    const std::lock_guard lock(mutex_);
+    return aborted_;
+  }
+  void raise_abort() const {
+    if (is_aborted()) throw Aborted();
+  }
+
+  void add(AbortableBuffer* buffer) {
+    const std::lock_guard lock(mutex_);
+    buffers_.push_back(buffer);
+  }
+  void remove(AbortableBuffer* buffer) {
+    const std::lock_guard lock(mutex_);
+    std::erase(buffers_, buffer);
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  std::vector<AbortableBuffer*> buffers_;
+  bool aborted_ = false;
+};
+
+class AbortableBuffer : public ::gloo::transport::UnboundBuffer {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+
+  AbortableBuffer(std::unique_ptr<::gloo::transport::UnboundBuffer> buffer,
+                  std::shared_ptr<Waits> waits)
+      : UnboundBuffer(buffer->ptr, buffer->size),
+        buffer_(std::move(buffer)),
+        waits_(std::move(waits)) {
+    waits_->add(this);
+  }
+  AbortableBuffer(const AbortableBuffer&) = delete;
+  AbortableBuffer& operator=(const AbortableBuffer&) = delete;
+  ~AbortableBuffer() override { waits_->remove(this); }
+
+  // Gloo's time limit is not used: the watching thread has its own.
+  bool waitRecv(int* rank, Milliseconds) override {
+    waits_->raise_abort();
+    if (!buffer_->waitRecv(rank, for_ever)) throw Aborted();
+    return true;
+  }
+  bool waitSend(int* rank, Milliseconds) override {
+    waits_->raise_abort();
+    if (!buffer_->waitSend(rank, for_ever)) throw Aborted();
+    return true;
+  }
+  void abortWaitRecv() override { buffer_->abortWaitRecv(); }
+  void abortWaitSend() override { buffer_->abortWaitSend(); }
+
+  void send(int to, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    waits_->raise_abort();
+    buffer_->send(to, slot, offset, bytes);
+  }
+  void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t bytes) override {
+    waits_->raise_abort();
+    buffer_->recv(from, slot, offset, bytes);
+  }
+  void recv(std::vector<int> from, std::uint64_t slot, std::size_t offset,
+            std::size_t bytes) override {
+    waits_->raise_abort();
+    buffer_->recv(std::move(from), slot, offset, bytes);
+  }
+
+ private:
+  static constexpr Milliseconds for_ever = std::chrono::hours(24 * 365);
+
+  std::unique_ptr<::gloo::transport::UnboundBuffer> buffer_;
+  std::shared_ptr<Waits> waits_;
+};
+
+inline void Waits::abort() {
+  const std::lock_guard lock(mutex_);
+  aborted_ = true;
+  for (AbortableBuffer* buffer : buffers_) {
+    buffer->abortWaitRecv();
+    buffer->abortWaitSend();
+  }
+}
+
+/// Stands between Gloo's algorithms and its transport, to wrap the buffers.
+class AbortableTransport : public ::gloo::transport::Context {
+ public:
+  AbortableTransport(std::shared_ptr<::gloo::transport::Context> transport,
+                     std::shared_ptr<Waits> waits)
+      : Context(transport->rank, transport->size),
+        transport_(std::move(transport)),
+        waits_(std::move(waits)) {}
+
+  std::unique_ptr<::gloo::transport::Pair>& getPair(int rank) override {
+    return transport_->getPair(rank);
+  }
+  std::unique_ptr<::gloo::transport::Pair>& createPair(int rank) override {
+    return transport_->createPair(rank);
+  }
+  std::unique_ptr<::gloo::transport::UnboundBuffer> createUnboundBuffer(void* data,
+                                                                        std::size_t size) override {
+    return std::make_unique<AbortableBuffer>(transport_->createUnboundBuffer(data, size), waits_);
+  }
+
+ private:
+  std::shared_ptr<::gloo::transport::Context> transport_;
+  std::shared_ptr<Waits> waits_;
+};
+
+/// LibTorch exports the functions of a Gloo of its own, without its headers and of another version.
+/// Where the linker names LibTorch first, these are called with objects of the installed Gloo, and
+/// the program dies without a word. So it is told beforehand.
+inline void require_own_library(Rank rank) {
+  // gloo::transport::tcp::CreateDevice, which both have
+  void* const found = ::dlsym(RTLD_DEFAULT, "_ZN4gloo9transport3tcp12CreateDeviceERKNS1_4attrE");
+  Dl_info info{};
+  if (found == nullptr || ::dladdr(found, &info) == 0 || info.dli_fname == nullptr) return;
+  const std::string_view file = info.dli_fname;
+  if (file.find("libtorch") == std::string_view::npos) return;
+  throw Error("Backend<Gloo>", "the program calls the Gloo inside " + std::string(file),
+              "link Gloo before LibTorch (-Wl,--no-as-needed -lgloo -ltorch ...), or with CMake's "
+              "lockstep::gloo",
+              rank);
+}
 
 /// Messages of the library itself, beside those of Gloo's algorithms, whose slots begin with small
 /// numbers.

@@ -14,7 +14,7 @@
 #include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/comm/collective.hpp"
-#include "lockstep/comm/passes.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 

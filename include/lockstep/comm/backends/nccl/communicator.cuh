@@ -18,15 +18,14 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/first_calls.cuh"
-#include "lockstep/comm/backends/nccl/sharing.cuh"
+#include "lockstep/comm/backends/nccl/engine.cuh"
+#include "lockstep/comm/backends/nccl/join.cuh"
 #include "lockstep/comm/backends/nccl/transport.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
 #include "lockstep/comm/collectives.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/objects.hpp"
-#include "lockstep/comm/passes.cuh"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/bytes.hpp"

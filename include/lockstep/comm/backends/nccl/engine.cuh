@@ -4,8 +4,8 @@
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
-
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -17,28 +17,105 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/check.cuh"
-#include "lockstep/comm/backends/nccl/join_options.cuh"
+#include "lockstep/comm/backends/nccl/join.cuh"
 #include "lockstep/comm/backends/nccl/link.cuh"
 #include "lockstep/comm/backends/nccl/memory.cuh"
-#include "lockstep/comm/backends/nccl/under_way.cuh"
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/call_log.hpp"
-#include "lockstep/comm/fault/notice_board.hpp"
-#include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/comm/call/call_log.hpp"
+#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/fault_channel.hpp"
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::nccl {
+
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
+/// The points around a call's work: when it could begin, and when it was over.
+struct CallEvents {
+  CudaEvent before;
+  CudaEvent after;
+};
+
+/// A ring of calls that end in the order of their numbers. Not thread-safe: the engine locks.
+class UnderWay {
+ public:
+  static constexpr std::size_t most = 256;
+
+  /// A call that has begun and is not over.
+  struct Begun {
+    Call call;
+    Clock::time_point since;
+  };
+
+  bool is_full() const { return next_ - first_ == most; }
+  bool is_empty() const { return next_ == first_; }
+
+  /// The events of the next call; they count from `push` on.
+  const CallEvents& next_events() const { return places_[next_ % most].events; }
+  std::uint64_t push(const Call& call) {
+    places_[next_ % most].call = call;
+    places_[next_ % most].begun.reset();
+    return next_++;
+  }
+
+  /// Forgets the calls that are over.
+  void retire() {
+    while (!is_empty() && places_[first_ % most].events.after.test()) ++first_;
+  }
+  bool is_over(std::uint64_t number) const { return number < first_; }
+  const CudaEvent& after(std::uint64_t number) const { return places_[number % most].events.after; }
+  /// The last call, if it may not be over.
+  const CudaEvent* last() const { return is_empty() ? nullptr : &after(next_ - 1); }
+
+  /// The oldest call, once the GPU has got to it: while it waits for the model's kernels, which may
+  /// take as long as they like, its time does not count.
+  std::optional<Begun> oldest(Clock::time_point now) {
+    retire();
+    if (is_empty()) return std::nullopt;
+    Place& place = places_[first_ % most];
+    if (!place.begun && place.events.before.test()) place.begun = now;
+    if (!place.begun) return std::nullopt;
+    return Begun{place.call, *place.begun};
+  }
+
+ private:
+  struct Place {
+    CallEvents events;
+    Call call;
+    std::optional<Clock::time_point> begun;
+  };
+
+  std::unique_ptr<Place[]> places_ = std::make_unique<Place[]>(most);
+  std::uint64_t first_ = 0;
+  std::uint64_t next_ = 0;
+};
+
+/// The events of calls that are captured. A graph keeps the order that they stand for, so they can
+/// be recorded again for another call. They cannot be tested.
+class CapturedEvents {
+ public:
+  const CallEvents& next() const { return events_[next_ % UnderWay::most]; }
+  std::uint64_t push() { return next_++; }
+  const CudaEvent& after(std::uint64_t number) const {
+    return events_[number % UnderWay::most].after;
+  }
+  /// The last call, where there is one in the capture.
+  const CudaEvent& last() const { return after(next_ - 1); }
+
+ private:
+  std::unique_ptr<CallEvents[]> events_ = std::make_unique<CallEvents[]>(UnderWay::most);
+  std::uint64_t next_ = 0;
+};
 
 /// A call that was made, and how to find its events.
 struct Ticket {
@@ -410,5 +487,53 @@ class Engine {
   CallLog log_;
   std::optional<UnderWay::Begun> issued_;  // and not yet on the stream
 };
+
+/// Says that the first calls are not made at once.
+struct WarmUpLater {};
+
+/// **Ranks** all. **Host** blocks until the calls are over.
+inline void warm_up(Engine& engine) {
+  std::byte* const data = engine.scratch();
+  const cudaStream_t stream = engine.stream();
+  const std::size_t rank = engine.rank().value();
+  // NCCL has one way for few bytes and another for many. Pieces are of whole packets, or those of
+  // some ranks would not be aligned.
+  constexpr std::size_t packet = 16;
+  for (const std::size_t each :
+       {packet, Engine::scratch_bytes / 4 / engine.world() / packet * packet}) {
+    const std::size_t bytes = each * engine.world();
+    engine.make_first_call([&](ncclComm_t comm) {
+      return ncclAllReduce(data, data, bytes / sizeof(float), ncclFloat32, ncclSum, comm, stream);
+    });
+    engine.make_first_call([&](ncclComm_t comm) {
+      return ncclBroadcast(data, data, bytes, ncclUint8, 0, comm, stream);
+    });
+    engine.make_first_call([&](ncclComm_t comm) {
+      return ncclAllGather(data + rank * each, data, each, ncclUint8, comm, stream);
+    });
+    engine.make_first_call([&](ncclComm_t comm) {
+      return ncclReduceScatter(data, data + rank * each, each / sizeof(float), ncclFloat32, ncclSum,
+                               comm, stream);
+    });
+  }
+}
+
+/// The same for messages, between every two ranks: where many ranks are, they need much memory.
+inline void warm_up_messages(Engine& engine) {
+  std::byte* const data = engine.scratch();
+  engine.make_first_call([&](ncclComm_t comm) {
+    ncclResult_t result = ncclGroupStart();
+    const auto note = [&](ncclResult_t made) {
+      if (made != ncclSuccess && made != ncclInProgress) result = made;
+    };
+    for (int peer = 0; peer < static_cast<int>(engine.world()); ++peer) {
+      if (peer == static_cast<int>(engine.rank().value())) continue;
+      note(ncclSend(data, 1, ncclUint8, peer, comm, engine.stream()));
+      note(ncclRecv(data + 1 + peer, 1, ncclUint8, peer, comm, engine.stream()));
+    }
+    const ncclResult_t ended = ncclGroupEnd();
+    return result == ncclSuccess ? ended : result;
+  });
+}
 
 }  // namespace lockstep::detail::nccl

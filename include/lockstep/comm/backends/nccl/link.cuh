@@ -16,14 +16,14 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/check.cuh"
-#include "lockstep/comm/backends/nccl/under_way.cuh"
-#include "lockstep/comm/fault/first_fault.hpp"
-#include "lockstep/comm/fault/notice_board.hpp"
-#include "lockstep/comm/waiting/backoff.hpp"
+#include "lockstep/comm/backends/nccl/engine.cuh"
+#include "lockstep/comm/backends/nccl/join.cuh"
+#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/fault_channel.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/deadline.hpp"
+#include "lockstep/core/deadline.hpp"
 
 namespace lockstep::detail::nccl {
 

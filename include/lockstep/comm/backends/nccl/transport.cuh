@@ -12,10 +12,10 @@
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/backends/nccl/types.cuh"
 #include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/generic.hpp"
-#include "lockstep/comm/passes.cuh"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 
 namespace lockstep::detail::nccl {
 

@@ -9,7 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/comm/combining.hpp"
+#include "lockstep/comm/combine.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/reduce_op.hpp"

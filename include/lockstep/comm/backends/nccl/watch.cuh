@@ -17,11 +17,11 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
-#include "lockstep/comm/fault/sentences.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/names.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail::nccl {
 

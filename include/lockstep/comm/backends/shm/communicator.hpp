@@ -15,24 +15,117 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/backend.hpp"
 #include "lockstep/comm/backends/shm/engine.hpp"
-#include "lockstep/comm/backends/shm/helper.hpp"
-#include "lockstep/comm/backends/shm/message.hpp"
-#include "lockstep/comm/backends/shm/peers.hpp"
-#include "lockstep/comm/backends/shm/pending.hpp"
+#include "lockstep/comm/backends/shm/memory.hpp"
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
-#include "lockstep/comm/group_place.hpp"
-#include "lockstep/comm/objects.hpp"
-#include "lockstep/comm/progress.hpp"
-#include "lockstep/comm/shared_memory.hpp"
+#include "lockstep/comm/groups.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
+
+namespace lockstep::detail::shm {
+
+/// A rank has one outbox, which holds one piece at a time: messages leave in the order of sending,
+/// and a piece must be received before the next is written.
+inline void send(Engine& engine, const Call& call, std::span<const std::byte> bytes, Rank to) {
+  Outbox& outbox = engine.own().outbox;
+  std::size_t done = 0;
+  do {
+    const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);
+    engine.wait(to.value(), outbox.received, sent, call);
+    const std::size_t n = std::min(outbox.data.size(), bytes.size() - done);
+    outbox.address.store((sent + 1) << 16 | to.value(), std::memory_order_relaxed);
+    outbox.call = call;
+    outbox.bytes = n;
+    if (n != 0) std::memcpy(outbox.data.data(), bytes.data() + done, n);
+    done += n;
+    publish(outbox.sent, sent + 1);
+  } while (done < bytes.size());
+}
+
+inline void receive(Engine& engine, const Call& call, std::span<std::byte> bytes, Rank from) {
+  Outbox& outbox = engine.block(from.value()).outbox;
+  for (std::size_t done = 0;;) {
+    const std::uint64_t piece = outbox.received.value.load(std::memory_order_acquire) + 1;
+    engine.wait(from.value(), outbox.sent, piece, call);
+    const std::uint64_t address = outbox.address.load(std::memory_order_acquire);
+    if (address >> 16 != piece) continue;  // its receiver has taken it meanwhile
+    if ((address & 0xffff) != engine.rank().value()) {
+      engine.wait(from.value(), outbox.received, piece, call);
+      continue;
+    }
+    if (!outbox.call.carries_the_same_as(call))
+      engine.fail(messages_differ(call, from, outbox.call.text(), engine.rank()));
+    if (outbox.bytes != 0) std::memcpy(bytes.data() + done, outbox.data.data(), outbox.bytes);
+    done += outbox.bytes;
+    publish(outbox.received, piece);
+    if (done >= bytes.size()) return;
+  }
+}
+
+/// A reference to the engine. `Ranks` is the world's size where the compiler knows it.
+template <std::size_t Ranks>
+class Peers {
+ public:
+  explicit Peers(Engine& engine) : engine_(&engine) {}
+
+  Rank rank() const { return engine_->rank(); }
+  std::size_t me() const { return rank().value(); }
+  std::size_t world() const { return Ranks == dynamic ? engine_->world() : Ranks; }
+
+  // Rank w's data: in its slot, its arena or its staging area.
+
+  template <class T>
+  auto in_slots(std::uint64_t ticket) const {
+    return [engine = engine_, ticket](std::size_t w) {
+      return reinterpret_cast<T*>(engine->slot(w, ticket).data.data());
+    };
+  }
+  template <class T>
+  auto in_arenas(std::uint64_t ticket) const {
+    return [engine = engine_, ticket](std::size_t w) {
+      return reinterpret_cast<T*>(engine->arenas().at(engine->slot(w, ticket).offset));
+    };
+  }
+  template <class T>
+  auto in_staging() const {
+    return [engine = engine_](std::size_t w) {
+      return reinterpret_cast<T*>(engine->block(w).staging.data());
+    };
+  }
+
+  /// All ranks' data, looked up once.
+  template <class T, class Source>
+  std::vector<T*> all(const Source& source) const {
+    std::vector<T*> data(world());
+    for (std::size_t w = 0; w < data.size(); ++w) data[w] = source(w);
+    return data;
+  }
+
+  /// All-reduces this rank's slice of all ranks' data, in place.
+  template <class T, class Op>
+  void push_own_slice(const std::vector<T*>& data, std::size_t count, const Op& op) const {
+    const auto [begin, end] = slice_of<T>(count, me(), world());
+    push<Ranks, T>(data, begin, end, op);
+  }
+
+ private:
+  Engine* engine_;
+};
+
+}  // namespace lockstep::detail::shm
 
 namespace lockstep {
 
@@ -357,5 +450,25 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
 static_assert(ArenaAllocating<ShmCommunicator<>> && AsyncReducing<ShmCommunicator<2>>);
 static_assert(MemorySharing<ShmCommunicator<>> && Splitting<ShmCommunicator<>>);
 static_assert(AsyncReducing<ShmCommunicator<dynamic, HelperThread>>);
+
+/// The shared-memory communicator of a job's ranks. `name` tells several of one job apart.
+/// **Ranks** all.
+/// **Host** blocks until all have come.
+template <std::size_t Ranks = dynamic, class Who = Callers>
+ShmCommunicator<Ranks, Who> make_shm_communicator(const Membership& member, Store& store,
+                                                  const std::string& name = "world") {
+  if (member.local_world != member.world.value()) {
+    throw Error("shared memory",
+                "of the job's " + std::to_string(member.world.value()) + " ranks, " +
+                    std::to_string(member.local_world) + " are on this host",
+                "Backend<Shm> is for the ranks of one host", member.rank);
+  }
+  const std::string key =
+      "lockstep/shm/" + detail::numbered_meeting(store, member.rank, "shm", name);
+  return ShmCommunicator<Ranks, Who>::join(
+      member.rank, member.world, member.timeout,
+      [&](const std::string& address) { store.set(key, address); },
+      [&] { return store.get(key, member.timeout); });
+}
 
 }  // namespace lockstep

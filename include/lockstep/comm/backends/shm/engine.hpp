@@ -1,28 +1,29 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The meeting point of a shared-memory communicator: a rank posts calls, waits for the
-/// others, and notices who is missing or disagrees.
+/// @file The calls of a shared-memory communicator: a rank posts them, waits for the others,
+/// does its work, and notices who is missing or disagrees.
 
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <string>
 #include <string_view>
 
-#include "lockstep/comm/backends/shm/arenas.hpp"
-#include "lockstep/comm/backends/shm/control.hpp"
-#include "lockstep/comm/backends/shm/memory_file.hpp"
+#include "lockstep/comm/backends/shm/memory.hpp"
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/first_fault.hpp"
-#include "lockstep/comm/fault/look_after.hpp"
-#include "lockstep/comm/waiting/counter.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/thread.hpp"
 
 namespace lockstep::detail::shm {
 
@@ -215,8 +216,115 @@ class Engine {
 };
 static_assert(ObservablePeers<Engine>);
 
-}  // namespace lockstep::detail::shm
+/// The right to use an engine: a lock where there is a helper, nothing where there is none.
+template <bool Helped>
+struct EngineLock {
+  explicit EngineLock(Engine&) {}
+};
+template <>
+struct EngineLock<true> {
+  explicit EngineLock(Engine& engine) : lock(engine.turns()) {}
+  std::lock_guard<std::mutex> lock;
+};
 
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/comm/backends/shm/engine.ipp"
-#endif
+/// Does the work of pending calls as soon as all ranks have posted them. It never waits while it
+/// holds the engine, and leaves errors to the rank, which finds them when it waits.
+class Helper {
+ public:
+  explicit Helper(Engine& engine)
+      : thread_(
+            ThreadName{"lockstep helper", "the helper thread of Progress<HelperThread>"},
+            [&engine, this] { run(engine); },
+            [&engine](const std::exception_ptr&) {
+              engine.abandon("its helper thread ended with an exception");
+            }) {}
+  Helper(const Helper&) = delete;
+  Helper& operator=(const Helper&) = delete;
+  ~Helper() { stopping_.store(true); }
+
+ private:
+  void run(Engine& engine) const {
+    while (!stopping_.load()) {
+      bool worked = false;
+      {
+        const EngineLock<true> lock(engine);
+        worked = engine.work_if_ready();
+      }
+      if (!worked) sleep_for(std::chrono::microseconds(50));
+    }
+  }
+
+  std::atomic<bool> stopping_ = false;
+  Thread thread_;  // is joined before the flag ends
+};
+
+/// `Execute` is this rank's share of the work, called once with the call's ticket when all ranks
+/// have posted. It is a type of its own, so that waiting for the call in order is a direct call.
+template <class Execute, bool Helped>
+class Pending : PostedCall {
+ public:
+  /// **Ranks** all. **Host** returns at once. `others_read`: this rank's memory is in use until all
+  /// ranks are done.
+  template <class Fill>
+  Pending(Engine& engine, const Call& call, std::uint64_t offset, const Fill& fill,
+          bool others_read, Execute execute)
+      : engine_(engine), others_read_(others_read), execute_(execute) {
+    const EngineLock<Helped> lock(engine);
+    ticket = engine.post(call, offset, fill);
+    finish = [](PostedCall& posted) { static_cast<Pending&>(posted).finish_work(); };
+    engine.add(*this);
+  }
+  Pending(const Pending&) = delete;
+  Pending& operator=(const Pending&) = delete;
+
+  bool test() {
+    const EngineLock<Helped> lock(engine_);
+    engine_.raise_fault();
+    if (!worked_) {
+      while (!engine_.is_next(ticket)) {
+        if (!engine_.all_arrived(engine_.next().ticket)) return false;
+        engine_.finish_next();
+      }
+      if (!engine_.all_arrived(ticket)) return false;
+      finish_work();
+    }
+    done_ = done_ || !others_read_ || engine_.all_finished(ticket);
+    return done_;
+  }
+
+  void wait() {
+    const EngineLock<Helped> lock(engine_);
+    if (done_) return;
+    engine_.raise_fault();
+    if (!worked_) {
+      engine_.finish_pending(ticket);
+      finish_work();
+    }
+    if (done_) return;
+    done_ = true;
+    engine_.wait_finished(ticket);
+  }
+
+  /// The call's memory may be freed now, so this rank gives the communicator up.
+  void leave() {
+    const EngineLock<Helped> lock(engine_);
+    if (!done_) engine_.abandon(ended_by_exception);
+  }
+
+ private:
+  void finish_work() {
+    worked_ = done_ = true;  // set first: a call that fails is over
+    engine_.wait_arrived(ticket);
+    execute_(ticket);
+    engine_.finish(ticket);
+    done_ = !others_read_;
+  }
+
+  Engine& engine_;
+  bool others_read_;
+  Execute execute_;
+  bool worked_ = false;
+  bool done_ = false;
+};
+
+}  // namespace lockstep::detail::shm

@@ -13,9 +13,9 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/comm/backends/threads/kernels.cuh"
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
+#include "lockstep/comm/backends/threads/peer_access.cuh"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/core/dynamic.hpp"

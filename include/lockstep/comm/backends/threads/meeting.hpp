@@ -1,19 +1,32 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The state that the ranks of one process share: their calls, memory and presence.
+/// @file The calls of ranks that are threads of one process: a rank announces them, the last
+/// one to come does the work of all, and each notices who is missing or disagrees.
 
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/comm/fault/first_fault.hpp"
-#include "lockstep/comm/waiting/counter.hpp"
+#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/collective.hpp"
+#include "lockstep/comm/combine.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 
@@ -88,5 +101,299 @@ class Meeting {
   std::atomic<bool> disagrees_{false};
   std::optional<Error> disagreement_;
 };
+
+using Milliseconds = std::chrono::milliseconds;
+
+/// Used by the rank's own thread only.
+class Participant {
+ public:
+  Participant(std::shared_ptr<Meeting> meeting, Rank rank, Milliseconds timeout)
+      : meeting_(std::move(meeting)),
+        rank_(rank.value()),
+        timeout_(timeout),
+        budget_(SpinBudget::for_ranks(world())) {
+    if (own().has_joined.exchange(true)) {
+      throw Error("join", "another thread has joined as rank " + std::to_string(rank_),
+                  "give every thread its own rank", rank);
+    }
+  }
+  Participant(const Participant&) = delete;
+  Participant& operator=(const Participant&) = delete;
+
+  /// Tells the others that this rank is gone, and whether an exception drove it out.
+  ~Participant() {
+    if (scope_.is_failure()) abandon(ended_by_exception);
+    {
+      const std::lock_guard working(meeting_->working_);
+      own().has_left = true;
+    }
+    wake(meeting_->done_);
+  }
+
+  Rank rank() const { return Rank{rank_}; }
+  std::size_t world() const { return meeting_->world(); }
+  Milliseconds timeout() const { return timeout_; }
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+
+  /// During a capture ranks take turns: each holds `mutex` except while it waits for others.
+  void take_turns(std::mutex* mutex) { turns_ = mutex; }
+
+  bool is_broken() const { return own().fault.is_set(); }
+  /// Throws the fault, if there is one.
+  void raise_fault() const { own().fault.raise(); }
+
+  /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. The rank
+  /// that comes last compares the calls and runs `work(offers, ticket)`. Returns the call's number.
+  template <class Bring, class Work>
+  std::uint64_t announce(const Call& call, const Bring& bring, const Work& work) {
+    raise_fault();
+    const std::uint64_t ticket = announced();
+    if (ticket >= ring) wait(ticket - ring, call);
+    Meeting::Slot& slot = meeting_->slots_[ticket % ring];
+    slot.calls[rank_] = call;
+    slot.offers[rank_] = bring(ticket);
+    own().announced.store(ticket + 1, std::memory_order_release);
+    if (slot.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == world()) {
+      slot.arrived.store(0, std::memory_order_relaxed);
+      compare(slot, ticket);
+      work_on(
+          call, [](std::size_t) { return true; }, [&] { work(std::span(slot.offers), ticket); });
+      publish(meeting_->done_, ticket + 1);
+    }
+    return ticket;
+  }
+
+  /// Announces a call and waits until its work was done: `work(offers)`.
+  template <class Work>
+  void meet(const Call& call, const Offer& offer, const Work& work) {
+    wait(announce(
+             call, [&](std::uint64_t) { return offer; },
+             [&](std::span<const Offer> offers, std::uint64_t) { work(offers); }),
+         call);
+  }
+
+  std::uint64_t announced() const { return own().announced.load(std::memory_order_relaxed); }
+  bool is_done(std::uint64_t ticket) const { return reached(meeting_->done_, ticket + 1); }
+
+  /// **Host** blocks until the work of a call was done.
+  void wait(std::uint64_t ticket, const Call& call) {
+    await(meeting_->done_, ticket + 1, call,
+          [&](std::size_t w) { return calls_made(w) <= ticket; });
+  }
+
+  /// Waits for a counter, looking after all ranks and the time when it takes long. `lacks(w)`: rank
+  /// w has yet to do its part.
+  template <class Lacks>
+  void await(Counter& counter, std::uint64_t value, const Call& call, const Lacks& lacks) {
+    if (reached(counter, value)) return;
+    const TurnGivenUp given(turns_);
+    const auto begin = std::chrono::steady_clock::now();
+    wait_for(counter, value, budget_, [&] {
+      look(call, lacks);
+      if (std::chrono::steady_clock::now() - begin >= timeout_)
+        fail(find_missing(*this, call, timeout_, lacks));
+    });
+  }
+
+  /// Works on the memory of the ranks w with `takes_part(w)`, unless one of them has gone and its
+  /// memory with it. If the work fails, all ranks fail.
+  template <class TakesPart, class Work>
+  void work_on(const Call& call, const TakesPart& takes_part, const Work& work) {
+    std::unique_lock working(meeting_->working_);
+    for (std::size_t w = 0; w < world(); ++w) {
+      if (!takes_part(w) || !(state(w).fault.is_set() || state(w).has_left)) continue;
+      working.unlock();
+      look(call, [&](std::size_t other) { return other == w; });
+      fail(Error(call.text(), rank_text(Rank{w}) + " has given up", "look at that rank first",
+                 rank())
+               .as_consequence());
+    }
+    try {
+      work();
+    } catch (const Error& error) {
+      working.unlock();
+      give_up(error, error.text());
+      throw;
+    } catch (const std::exception& error) {
+      working.unlock();
+      abandon(error.what());
+      throw;
+    }
+  }
+
+  /// Gives up. The others learn why from their next call, or the one that they are in.
+  void abandon(std::string_view reason) {
+    give_up(gave_up("Backend<Shm>", std::string(reason), rank()), reason);
+  }
+  [[noreturn]] void fail(const Error& error) {
+    give_up(error, error.text());
+    throw error;
+  }
+
+  // The state of the other ranks, for one that waits. No thread dies without its process.
+
+  bool has_joined(std::size_t w) const { return state(w).has_joined; }
+  bool has_left(std::size_t w) const { return state(w).has_left && !state(w).fault.is_set(); }
+  static constexpr bool has_died(std::size_t) { return false; }
+  std::string words(std::size_t w) const {
+    return state(w).has_words.load(std::memory_order_acquire) ? state(w).words : std::string();
+  }
+  std::uint64_t calls_made(std::size_t w) const {
+    return state(w).announced.load(std::memory_order_acquire);
+  }
+
+ private:
+  /// Gives up this rank's turn while it lives.
+  struct TurnGivenUp {
+    explicit TurnGivenUp(std::mutex* turns) : turns(turns) {
+      if (turns != nullptr) turns->unlock();
+    }
+    TurnGivenUp(const TurnGivenUp&) = delete;
+    TurnGivenUp& operator=(const TurnGivenUp&) = delete;
+    ~TurnGivenUp() {
+      if (turns != nullptr) turns->lock();
+    }
+    std::mutex* turns;
+  };
+
+  Meeting::RankState& state(std::size_t w) const { return meeting_->ranks_[w]; }
+  Meeting::RankState& own() const { return state(rank_); }
+
+  /// Compares all ranks' calls, before any memory is touched.
+  void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
+    const auto differs = [&](std::size_t w) {
+      return !(slot.calls[w] == slot.calls[0]) || slot.offers[w].on_host != slot.offers[0].on_host;
+    };
+    std::size_t other = 1;
+    while (other < world() && !differs(other)) ++other;
+    if (other == world()) return;
+    const bool same_call = slot.calls[other] == slot.calls[0];
+    const auto text = [&](std::size_t w) {
+      const char* const where = slot.offers[w].on_host ? " in host memory" : " in device memory";
+      return slot.calls[w].text() + (same_call ? where : "");
+    };
+    const Error& error = meeting_->disagreement_.emplace(
+        ranks_disagree(ticket, text(0), Rank{other}, text(other), rank()));
+    meeting_->disagrees_.store(true, std::memory_order_release);
+    give_up_for(error);
+  }
+
+  /// Throws if waiting is in vain. All ranks name the same culprit: the rank whose words explain
+  /// the fault, or the one that ended without a word.
+  template <class Lacks>
+  void look(const Call& call, const Lacks& lacks) {
+    raise_fault();  // another thread of this rank may have given up
+    if (meeting_->disagrees_.load(std::memory_order_acquire)) {
+      if (const auto& disagreement = meeting_->disagreement_) give_up_for(*disagreement);
+    }
+    if (const auto fault = find_fault(*this, call, lacks)) give_up_for(*fault);
+  }
+
+  /// Gives up because of another rank's fault, which that rank tells the others.
+  [[noreturn]] void give_up_for(const Error& error) {
+    give_up(error.on(rank()), "");
+    throw error.on(rank());
+  }
+
+  /// Returns when no rank works on this rank's memory or will.
+  void give_up(const Error& error, std::string_view words) {
+    {
+      const std::lock_guard working(meeting_->working_);
+      if (is_broken()) return;
+      if (!words.empty()) {
+        own().words = words;
+        own().has_words.store(true, std::memory_order_release);
+      }
+      own().fault.note(error);
+    }
+    wake(meeting_->done_);
+  }
+
+  std::shared_ptr<Meeting> meeting_;
+  std::size_t rank_;
+  Milliseconds timeout_;
+  SpinBudget budget_;
+  std::mutex* turns_ = nullptr;
+  EndOfScope scope_;
+};
+static_assert(ObservablePeers<Participant>);
+
+/// One box for every pair of ranks. A box holds one message: the sender waits until it was taken.
+class Mailboxes {
+ public:
+  explicit Mailboxes(WorldSize world)
+      : world_(world.value()), boxes_(world.value() * world.value()) {}
+
+  /// Offers a message and waits until the receiver has taken it. Returns the receiver's event.
+  void* send(Participant& rank, const Call& call, const Offer& offer, Rank to) {
+    Box& box = this->box(rank.rank(), to);
+    const std::uint64_t message = box.sent.value.load(std::memory_order_relaxed) + 1;
+    box.call = call;
+    box.offer = offer;
+    publish(box.sent, message);
+    rank.await(box.taken, message, call, [&](std::size_t w) { return Rank{w} == to; });
+    return box.offer.event;
+  }
+
+  /// Waits for a message and copies it with `take(offer)`, which returns an event for the sender.
+  template <class Take>
+  void receive(Participant& rank, const Call& call, bool on_host, Rank from, const Take& take) {
+    Box& box = this->box(from, rank.rank());
+    const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
+    const auto is_sender = [&](std::size_t w) { return Rank{w} == from; };
+    rank.await(box.sent, message, call, is_sender);
+    rank.work_on(call, is_sender, [&] {
+      check(rank, box, call, on_host, from);
+      box.offer.event = take(box.offer);
+    });
+    publish(box.taken, message);
+  }
+
+  /// Forgets all messages. No rank may send or receive meanwhile.
+  void restore() {
+    for (Box& box : boxes_) box.sent.value = box.taken.value = 0;
+  }
+
+ private:
+  struct Box {
+    Counter sent{};
+    Counter taken{};
+    Call call;
+    Offer offer;
+  };
+
+  Box& box(Rank from, Rank to) { return boxes_[from.value() * world_ + to.value()]; }
+
+  static void check(const Participant& rank, const Box& box, const Call& call, bool on_host,
+                    Rank from) {
+    const bool same = box.call.carries_the_same_as(call);
+    if (same && box.offer.on_host == on_host) return;
+    const char* const where = on_host ? " in device memory" : " in host memory";
+    throw messages_differ(call, from, box.call.text() + (same ? where : ""), rank.rank());
+  }
+
+  std::size_t world_;
+  std::vector<Box> boxes_;
+};
+
+/// `call` is any rank's call; `ranks` has every rank's memory.
+template <class C>
+void work_for_all(const C& call, std::span<const Offer> ranks) {
+  using T = typename C::element;
+  if constexpr (C::kind == CollectiveKind::all_reduce) {
+    std::vector<T*> targets(ranks.size());
+    for (std::size_t w = 0; w < ranks.size(); ++w) targets[w] = static_cast<T*>(ranks[w].out);
+    push<dynamic, T>(targets, 0, call.count, call.op);
+  } else {
+    const auto source = [&](std::size_t w) { return static_cast<const T*>(ranks[w].in); };
+    const std::size_t length = call.count * (C::collects_pieces ? ranks.size() : 1);
+    for (std::size_t w = 0; w < ranks.size(); ++w) {
+      T* const out = static_cast<T*>(ranks[w].out);
+      if (out == nullptr) continue;
+      take_from_all<dynamic>(call.on({}, {out, length}, call.count), Rank{w}, ranks.size(), source,
+                             call.count, 0, call.count);
+    }
+  }
+}
 
 }  // namespace lockstep::detail::threads

@@ -19,7 +19,6 @@
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
-#include "lockstep/comm/backends/threads/staging.cuh"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"

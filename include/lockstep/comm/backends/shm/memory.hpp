@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The memory that processes of one host share: the file, the arenas in it, and the
+/// blocks through which ranks tell each other of their calls, progress and faults.
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/file.hpp"
+
+namespace lockstep::detail::shm {
+
+/// A file in memory. It has no name, so nothing is left in /dev/shm however its users end; another
+/// process opens it through the file descriptor of one that has it.
+class MemoryFile {
+ public:
+  MemoryFile() = default;
+  static MemoryFile create();
+
+  /// The file that process `pid` has as descriptor `fd`.
+  static MemoryFile open_of(int pid, int fd);
+
+  int descriptor() const { return file_.get(); }
+
+  /// Reserves every page up to `bytes`, so that a lack of memory is an error here and not a SIGBUS
+  /// later.
+  void reserve(std::size_t bytes) const;
+
+  // Liveness: every rank holds a lock on its own byte, which the kernel drops when the process ends
+  // in whatever way. Unlike a process id, a lock is never reused, and a zombie has none.
+
+  void lock_byte(Rank rank) const;
+
+  /// Does another process hold the rank's lock?
+  bool is_locked(Rank rank) const;
+
+ private:
+  explicit MemoryFile(Descriptor file) : file_(std::move(file)) {}
+
+  Descriptor file_;
+};
+
+/// A piece of a memory file, mapped. Ranks that are threads of one process share one mapping, so
+/// that they see the same addresses: it saves page tables, and lets a thread sanitizer see what
+/// they do.
+class Mapping {
+ public:
+  Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes);
+
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  std::shared_ptr<std::byte> data_;
+  std::size_t bytes_;
+};
+
+/// The largest page size of common kernels.
+inline constexpr std::size_t page = 64_KiB;
+
+class Arenas {
+ public:
+  /// `rank` is this rank's number.
+  explicit Arenas(std::size_t rank) : rank_(rank) {}
+
+  /// How much a rank's part of `bytes` takes in the file.
+  static constexpr std::size_t stride(std::size_t bytes) {
+    return align_up(std::max<std::size_t>(bytes, 1), page);
+  }
+
+  /// Adds an arena that begins at `offset` of the file. Returns this rank's part.
+  std::byte* add(Mapping mapping, std::size_t offset, std::size_t stride) {
+    arenas_.push_back({std::move(mapping), offset, stride});
+    return arenas_.back().mapping.data() + rank_ * stride;
+  }
+
+  /// Adds memory that all ranks have in common.
+  std::byte* add_common(Mapping mapping) {
+    common_.push_back(std::move(mapping));
+    return common_.back().data();
+  }
+
+  /// The offset in the file of this rank's memory; nothing if it is not in one of its arenas.
+  std::optional<std::uint64_t> locate(const void* data, std::size_t bytes) const {
+    for (const Arena& arena : arenas_) {
+      const std::byte* const begin = arena.mapping.data() + rank_ * arena.stride;
+      const auto* const first = static_cast<const std::byte*>(data);
+      if (first >= begin && first + bytes <= begin + arena.stride) {
+        return arena.offset + static_cast<std::uint64_t>(first - arena.mapping.data());
+      }
+    }
+    return std::nullopt;
+  }
+
+  /// The memory at an offset of the file, as this rank sees it.
+  std::byte* at(std::uint64_t offset) const {
+    for (const Arena& arena : arenas_) {
+      if (offset - arena.offset < arena.mapping.bytes())
+        return arena.mapping.data() + (offset - arena.offset);
+    }
+    return nullptr;
+  }
+
+ private:
+  struct Arena {
+    Mapping mapping;
+    std::size_t offset;
+    std::size_t stride;
+  };
+
+  std::size_t rank_;
+  std::vector<Arena> arenas_;
+  std::vector<Mapping> common_;
+};
+
+/// Data of up to this many bytes travels inside the call and needs one synchronisation only.
+inline constexpr std::size_t small_bytes = 4096;
+
+/// How many calls may be under way at once.
+inline constexpr std::size_t ring = 16;
+
+/// How much private memory a rank copies through shared memory at a time.
+inline constexpr std::size_t staging_bytes = 1_MiB;
+
+/// A call and, if it is small, its data.
+struct alignas(line_pair) Slot {
+  Call call;
+  std::uint64_t offset;  // of the data in the arena file, if other ranks can see it there
+  alignas(line_pair) std::array<std::byte, small_bytes> data;
+};
+
+/// A message from one rank to another, in pieces.
+struct alignas(line_pair) Outbox {
+  Counter sent;                        // pieces written, by the sender
+  Counter received;                    // pieces read, by the receivers
+  std::atomic<std::uint64_t> address;  // number of the piece, and to whom: `piece << 16 | rank`
+  Call call;
+  std::uint64_t bytes;
+  alignas(line_pair) std::array<std::byte, 64_KiB> data;
+};
+
+/// All control data that one rank writes.
+struct alignas(line_pair) RankBlock {
+  Counter arrived;                     // calls posted: their slots may be read
+  Counter finished;                    // calls whose work on other ranks' memory is done
+  std::atomic<std::uint32_t> process;  // its id, once it has joined
+  std::atomic<std::uint32_t> left;
+  std::atomic<std::uint32_t> failed;
+  std::array<char, 512> last_words;
+  std::array<Slot, ring> slots;
+  Outbox outbox;
+  alignas(line_pair) std::array<std::byte, staging_bytes> staging;
+};
+
+}  // namespace lockstep::detail::shm

@@ -1,0 +1,397 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of comm's headers that are no templates.
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <exception>
+#include <limits>
+#include <mutex>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/adapters/hierarchical/hosts.hpp"
+#include "lockstep/comm/backends/shm/engine.hpp"
+#include "lockstep/comm/backends/shm/memory.hpp"
+#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call/messages.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/launch/numbered_meeting.hpp"
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE std::string job_call_text(JobCall call) {
+  const auto bits = static_cast<std::uint32_t>(call);
+  if (bits < static_cast<std::uint32_t>(JobCall::step_of_subgraphs))
+    return std::string(job_call_names[bits]);
+  std::string words = "step";
+  for (std::uint32_t set = 0; set <= most_compared_subgraphs; ++set) {
+    if ((bits >> set & 1) == 0) continue;
+    words.append(words == "step" ? " of " : " and ");
+    words.append(set == 0 ? std::string("the whole model") : detail::text({"sub-graph ", set}));
+  }
+  return words;
+}
+
+LOCKSTEP_INLINE std::string Call::text() const {
+  if (part_of == JobCall::none) return collective_text();
+  return detail::text({job_call_text(part_of), " (its ", collective_text(), ")"});
+}
+
+LOCKSTEP_INLINE std::string Call::collective_text() const {
+  const std::string_view name = collective_name(kind);
+  const char* const of = operation[0] != '\0' ? " of " : "";
+  const char* other_rank = "";
+  switch (kind) {
+    case CollectiveKind::barrier:
+    case CollectiveKind::capture:
+      return detail::text({name, "()"});
+    case CollectiveKind::replay:
+      return detail::text({name, " of a captured step"});
+    case CollectiveKind::new_group:
+      return detail::text({name, "(", count, count == 1 ? " rank)" : " ranks)"});
+    case CollectiveKind::all_gather_variable:
+      return detail::text({name, "(", element_name(element), ")"});
+    case CollectiveKind::gather_variable:
+      return detail::text({name, "(", element_name(element), ", root ", root, ")"});
+    case CollectiveKind::send:
+      other_rank = ", to rank ";
+      break;
+    case CollectiveKind::receive:
+      other_rank = ", from rank ";
+      break;
+    case CollectiveKind::reduce:
+    case CollectiveKind::broadcast:
+    case CollectiveKind::gather:
+    case CollectiveKind::scatter:
+      other_rank = ", root ";
+      break;
+    default:
+      break;
+  }
+  return detail::text({name, "(", operation.data(), of, count, " ", element_name(element),
+                       other_rank, *other_rank != '\0' ? detail::text({root}) : std::string(),
+                       staged ? ", memory of its own)" : ")"});
+}
+
+LOCKSTEP_INLINE std::string rank_text(Rank rank) { return text({"rank ", rank}); }
+
+/// Is this the call of a step, in the words of `Call::text`? A rank that makes none while another
+/// does has mostly had its last batch.
+LOCKSTEP_INLINE bool is_of_step(std::string_view call) { return call.starts_with("step"); }
+
+LOCKSTEP_INLINE Error ranks_disagree(std::uint64_t number, std::string_view call_of_rank0,
+                                     Rank other, std::string_view call_of_other, Rank me) {
+  const std::string who = call_of_rank0 == call_of_other
+                              ? text({"ranks disagree: rank 0 and rank ", other, " called ",
+                                      call_of_other, " with different arguments"})
+                              : text({"ranks disagree: rank 0 called ", call_of_rank0, " and rank ",
+                                      other, " called ", call_of_other});
+  const bool one_steps = is_of_step(call_of_rank0) != is_of_step(call_of_other);
+  return {text({"call ", number}), who,
+          one_steps ? "let every rank make the same calls, with as many batches, or add "
+                      "UnevenInputs<Join>, with which ranks may have different numbers of batches"
+                    : "let every rank make the same calls in the same order",
+          me};
+}
+
+LOCKSTEP_INLINE Error messages_differ(const Call& received, Rank from, std::string_view sent,
+                                      Rank me) {
+  return {received.text(), text({"rank ", from, " sends ", sent}),
+          "send and receive the same type and count, in the same order", me};
+}
+
+LOCKSTEP_INLINE Error rank_failed(std::string_view operation, Rank who, std::string_view words,
+                                  Rank me) {
+  return Error(operation, text({"rank ", who, " failed: ", words}), "look at that rank first", me)
+      .as_consequence();
+}
+
+LOCKSTEP_INLINE Error rank_vanished(std::string_view operation, std::string_view how, Rank me) {
+  return Error(operation, how, "look for the reason in its output", me).as_consequence();
+}
+
+LOCKSTEP_INLINE Error rank_left(std::string_view operation, Rank who, Rank me) {
+  return {operation, text({"rank ", who, " closed its communicator without this call"}),
+          is_of_step(operation)
+              ? "let every rank make the same calls, with as many batches, or add "
+                "UnevenInputs<Join>, with which ranks may have different numbers of batches"
+              : "let every rank make the same calls",
+          me};
+}
+
+LOCKSTEP_INLINE Error time_is_over(std::string_view operation, std::chrono::milliseconds limit,
+                                   std::string_view missing, Rank me) {
+  return {operation, text({"waited ", limit.count(), " ms for ", missing}),
+          "see whether it hangs, or raise the time limit", me};
+}
+
+LOCKSTEP_INLINE std::string lagging_rank(Rank who, bool has_joined, std::uint64_t made,
+                                         std::uint64_t expected) {
+  if (!has_joined) return text({"rank ", who, " (never joined)"});
+  if (made >= expected) return rank_text(who);  // it has not sent, or not received, a message
+  return text({"rank ", who, " (made ", made, " of ", expected, " calls)"});
+}
+
+LOCKSTEP_INLINE Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
+  return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
+}
+
+LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
+                                               const GroupPlace& place, const std::string& name) {
+  Membership own = member;
+  own.rank = place.rank;
+  own.world = place.world();
+  const Hosts hosts = discover_hosts(
+      own, store,
+      text({"lockstep/groups/", numbered_meeting(store, own.rank, "groups", name), "/"}));
+  own.local_world = hosts.ranks(hosts.host(own.rank)).size();
+  return own;
+}
+
+LOCKSTEP_INLINE std::string group_name(const std::vector<Rank>& members) {
+  std::string name = "group of";
+  for (const Rank member : members) name += text({" ", member});
+  return name;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep::detail::shm {
+
+/// The number after `label` in a file of the kernel; the largest number if there is none.
+LOCKSTEP_INLINE std::size_t number_in(const char* path, std::string_view label) {
+  const std::string contents = read_file(path);
+  const std::size_t found = contents.find(label);
+  const char* const digits =
+      found == std::string::npos ? "" : contents.c_str() + found + label.size();
+  char* end = nullptr;
+  const std::size_t number = std::strtoull(digits, &end, 10);
+  return end == digits ? std::numeric_limits<std::size_t>::max() : number;
+}
+
+/// How much more memory this process may use, according to the kernel and its control group.
+LOCKSTEP_INLINE std::size_t available_memory() {
+  constexpr std::size_t unknown = std::numeric_limits<std::size_t>::max();
+  const std::size_t kilobytes = number_in("/proc/meminfo", "MemAvailable:");
+  const std::size_t available = kilobytes == unknown ? unknown : kilobytes << 10;
+  const std::size_t limit = number_in("/sys/fs/cgroup/memory.max", "");
+  const std::size_t used = number_in("/sys/fs/cgroup/memory.current", "");
+  if (limit == unknown || used == unknown) return available;
+  const std::size_t left = limit > used ? limit - used : 0;
+  return left < available ? left : available;
+}
+
+LOCKSTEP_INLINE MemoryFile MemoryFile::create() {
+  Descriptor file(::memfd_create("lockstep", MFD_CLOEXEC));
+  if (!file) {
+    fail("shared memory", {error_text(errno)},
+         "memfd_create failed; is the kernel older than 3.17?");
+  }
+  return MemoryFile(std::move(file));
+}
+
+LOCKSTEP_INLINE MemoryFile MemoryFile::open_of(int pid, int fd) {
+  const std::string path = text({"/proc/", pid, "/fd/", fd});
+  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) {
+    fail(text({"shared memory, opening ", path}), {error_text(errno)},
+         "ranks that share memory must run on one host, in one container, as one user");
+  }
+  return MemoryFile(std::move(file));
+}
+
+LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
+  struct stat state{};
+  ::fstat(descriptor(), &state);
+  const auto have = static_cast<std::size_t>(state.st_size);
+  if (bytes <= have) return;
+  const std::size_t available = available_memory();
+  const bool enough = bytes - have <= available;
+  if (enough && ::posix_fallocate(descriptor(), static_cast<off_t>(have),
+                                  static_cast<off_t>(bytes - have)) == 0) {
+    return;
+  }
+  fail("shared memory",
+       {(bytes - have) >> 20, " MiB more are needed and ", available >> 20, " MiB are available"},
+       "use fewer ranks, a smaller model, or a host with more memory");
+}
+
+LOCKSTEP_INLINE struct flock byte_of(Rank rank) {
+  struct flock lock{};
+  lock.l_type = F_WRLCK;
+  lock.l_whence = SEEK_SET;
+  lock.l_start = static_cast<off_t>(rank.value());
+  lock.l_len = 1;
+  return lock;
+}
+
+LOCKSTEP_INLINE void MemoryFile::lock_byte(Rank rank) const {
+  struct flock lock = byte_of(rank);
+  if (::fcntl(descriptor(), F_SETLK, &lock) != 0) {
+    fail("shared memory", {error_text(errno)}, "locking failed");
+  }
+}
+
+LOCKSTEP_INLINE bool MemoryFile::is_locked(Rank rank) const {
+  struct flock lock = byte_of(rank);
+  return ::fcntl(descriptor(), F_GETLK, &lock) == 0 && lock.l_type != F_UNLCK;
+}
+
+/// The mappings of this process.
+struct KnownMapping {
+  ino_t file;
+  std::size_t offset;
+  std::weak_ptr<std::byte> data;
+};
+
+LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std::size_t bytes)
+    : bytes_(bytes) {
+  static std::mutex mutex;
+  static std::vector<KnownMapping> known;
+  struct stat state{};
+  ::fstat(file.descriptor(), &state);
+  const std::lock_guard lock(mutex);
+  std::size_t kept = 0;
+  for (KnownMapping& mapping : known) {
+    std::shared_ptr<std::byte> data = mapping.data.lock();
+    if (!data) continue;
+    if (mapping.file == state.st_ino && mapping.offset == offset) data_ = std::move(data);
+    std::swap(known[kept++], mapping);
+  }
+  while (known.size() > kept) known.pop_back();
+  if (data_) return;
+  void* const mapped = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file.descriptor(),
+                              static_cast<off_t>(offset));
+  if (mapped == MAP_FAILED) {
+    fail("shared memory", {error_text(errno)}, "mapping failed; check ulimit -v");
+  }
+  ::madvise(mapped, bytes, MADV_HUGEPAGE);
+  data_ = std::shared_ptr<std::byte>(static_cast<std::byte*>(mapped),
+                                     [bytes](std::byte* data) { ::munmap(data, bytes); });
+  known.push_back({state.st_ino, offset, data_});
+}
+
+LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
+  MemoryFile file = MemoryFile::create();
+  file.reserve(align_up(world.value() * sizeof(RankBlock), page));
+  return file;
+}
+
+LOCKSTEP_INLINE std::string Engine::address(const MemoryFile& file) {
+  return text({::getpid(), " ", file.descriptor()});
+}
+
+LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
+  char* end = nullptr;
+  const auto process = static_cast<int>(std::strtol(address.c_str(), &end, 10));
+  return MemoryFile::open_of(process, static_cast<int>(std::strtol(end, nullptr, 10)));
+}
+
+LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
+    : rank_(rank.value()),
+      world_(world.value()),
+      timeout_(timeout),
+      budget_(SpinBudget::for_ranks(world_)),
+      file_(std::move(file)),
+      blocks_(file_, 0, world_ * sizeof(RankBlock)),
+      file_bytes_(align_up(world_ * sizeof(RankBlock), page)),
+      arenas_(rank_) {
+  file_.lock_byte(rank);
+  own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
+}
+
+LOCKSTEP_INLINE Engine::~Engine() {
+  if (scope_.is_failure()) abandon(ended_by_exception);
+  own().left.store(1, std::memory_order_release);
+}
+
+LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes) {
+  const std::size_t offset = file_bytes_;
+  const std::size_t stride = Arenas::stride(bytes);
+  return arenas_.add(map_more(bytes, world_ * stride), offset, stride);
+}
+
+LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
+  return arenas_.add_common(map_more(bytes, Arenas::stride(bytes)));
+}
+
+LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) {
+  try {
+    if (rank_ == 0) file_.reserve(file_bytes_ + length);
+  } catch (const Error& error) {
+    fail(error.on(rank()));
+  }
+  Call call;
+  call.kind = CollectiveKind::allocate;
+  call.element = ElementKind::u8;
+  call.count = bytes;
+  const std::uint64_t ticket = post(call, 0, [](Slot&) {});
+  finish_pending(ticket);
+  wait_arrived(ticket);
+  try {
+    Mapping mapping(file_, file_bytes_, length);
+    file_bytes_ += length;
+    finish(ticket);
+    return mapping;
+  } catch (const Error& error) {
+    fail(error.on(rank()));
+  }
+}
+
+LOCKSTEP_INLINE void Engine::fail(const Error& error) {
+  give_up(error, error.text());
+  throw error;
+}
+
+LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
+  const auto call_of = [&](std::size_t w) -> const Call& { return slot(w, ticket).call; };
+  if (const auto error = find_disagreement(ticket, world_, call_of, rank())) fail(*error);
+  std::terminate();  // it is called only where calls differ
+}
+
+LOCKSTEP_INLINE void Engine::abandon(std::string_view reason) {
+  give_up(gave_up("shared memory", reason, rank()), reason);
+}
+
+LOCKSTEP_INLINE void Engine::give_up(const Error& error, std::string_view words) {
+  if (!fault_.note(error)) return;
+  auto& last = own().last_words;
+  const std::size_t n = std::min(words.size(), last.size() - 1);
+  std::memcpy(last.data(), words.data(), n);
+  last[n] = '\0';
+  own().failed.store(1, std::memory_order_release);
+}
+
+LOCKSTEP_INLINE bool Engine::has_died(std::size_t w) const {
+  const std::uint32_t process = block(w).process.load(std::memory_order_acquire);
+  return !has_left(w) && process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
+         !file_.is_locked(Rank{w});
+}
+
+LOCKSTEP_INLINE std::string Engine::words(std::size_t w) const {
+  if (block(w).failed.load(std::memory_order_acquire) == 0) return "";
+  return block(w).last_words.data();
+}
+
+LOCKSTEP_INLINE void Engine::look(std::size_t behind, const Call& call,
+                                  std::chrono::steady_clock::time_point begin) {
+  fault_.raise();  // another thread of this rank may have given up
+  const auto is_behind = [&](std::size_t w) { return w == behind; };
+  if (const auto fault = find_fault(*this, call, is_behind)) fail(*fault);
+  if (std::chrono::steady_clock::now() - begin < timeout_) return;
+  // Every rank that has made fewer calls is missing; if there is none, the one that is waited for.
+  const bool all_have_come = all_others([&](std::size_t w) { return calls_made(w) >= posted_; });
+  fail(find_missing(*this, call, timeout_, [&](std::size_t w) {
+    return all_have_come ? is_behind(w) : calls_made(w) < posted_;
+  }));
+}
+
+}  // namespace lockstep::detail::shm
