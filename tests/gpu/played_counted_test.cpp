@@ -79,8 +79,7 @@ BOOST_AUTO_TEST_CASE(the_test_for_zero_finds_what_a_loop_finds) {
     const DeviceArena used(parameters + 1);
     const DeviceArena sums(detail::most_norm_blocks * sizeof(double));
     const DeviceArena same_sums(sums.bytes());
-    const detail::TablePieces where{as<detail::TablePiece>(table), pieces.size(), 0,
-                                        sizeof(float)};
+    const detail::TablePieces where{as<detail::TablePiece>(table), pieces.size(), 0, sizeof(float)};
     const auto flags = [&] {
       auto found = downloaded(as<std::uint8_t>(used), parameters + 1);
       check_cuda(cudaMemset(used.data(), 0, used.bytes()), "cudaMemset");

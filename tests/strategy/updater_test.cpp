@@ -225,7 +225,8 @@ Calls check_scaled(double scale, const auto& update) {
   Arrays<Sharding<Replicated>, Ps...> arrays;
   typename decltype(arrays)::Comm comm;
   typename decltype(arrays)::Execution execution(comm);
-  typename decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
+  typename decltype(arrays)::Updating updater(comm, execution, arrays.where,
+                                              arrays.parameters.data());
   updater.options().lr = sgd.lr;
   auto source = arrays.source(comm);
   updater.begin();

@@ -13,8 +13,7 @@ namespace lockstep::detail {
 /// FNV-1a of the version. Everything includes this header, `Hash` too, which cannot be used here.
 constexpr std::uint64_t version_key() {
   std::uint64_t key = 0xcbf29ce484222325U;
-  for (const char c : version)
-    key = (key ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  for (const char c : version) key = (key ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
   return key;
 }
 

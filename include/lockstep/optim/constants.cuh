@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file The constants of a step in device memory: stored by the host, or computed by kernels from
-/// the norm of the gradients and from each parameter's count of updates. A graph may hold all of it.
+/// the norm of the gradients and from each parameter's count of updates. A graph may hold all of
+/// it.
 
 #include <cuda_runtime.h>
 
@@ -53,9 +54,9 @@ void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const do
 
 /// What the rows of a table depend on beside the step, in device memory.
 struct TableRows {
-  const std::uint16_t* groups;        // by row
-  std::uint8_t* used = nullptr;       // by this step; null where a step uses all rows
-  std::uint64_t* updates = nullptr;   // that each row has had; null where all have had the step's
+  const std::uint16_t* groups;       // by row
+  std::uint8_t* used = nullptr;      // by this step; null where a step uses all rows
+  std::uint64_t* updates = nullptr;  // that each row has had; null where all have had the step's
 };
 
 /// Computes the numbers of the rows from `first` on from those of the step, counts their updates,

@@ -143,8 +143,8 @@ LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Ru
 // The table of constants has rows, one for each group of parameters or, where updates leave
 // parameters out and each has its own count of updates, one for each parameter.
 
-/// Bytes of the arena whose elements are updated with the constants of one row. A piece begins where
-/// the one before it ends, at a multiple of 256 bytes.
+/// Bytes of the arena whose elements are updated with the constants of one row. A piece begins
+/// where the one before it ends, at a multiple of 256 bytes.
 struct TablePiece {
   std::size_t end = 0;  // bytes from the arena's start
   std::size_t row = 0;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file An optimizer's pass over a contiguous piece of a bucket, on the device: unscale, clip and
-/// update in one, every byte read and written once. All elements have the same constants, or those of
-/// their rows of a table.
+/// update in one, every byte read and written once. All elements have the same constants, or those
+/// of their rows of a table.
 
 #include <cuda_runtime.h>
 
@@ -309,8 +309,8 @@ void update_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers,
 template <ElementKind Master, ElementKind Gradient, ElementKind Param, bool Watches, class R>
 void update_by_table_and_kind(Optimizer<R>, cudaStream_t stream, const std::byte* step,
                               const std::byte* rows, const TablePieces& where, std::byte* master,
-                              std::byte* gradients, std::byte* const* states,
-                              std::byte* parameters, std::size_t count) {
+                              std::byte* gradients, std::byte* const* states, std::byte* parameters,
+                              std::size_t count) {
   launch_update_by_table<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Watches>(
       stream, reinterpret_cast<const StepNumbers<R>*>(step),
       reinterpret_cast<const StepNumbers<R>*>(rows), where, as<Master>(master),

@@ -105,11 +105,10 @@ class GpuUpdate {
   template <class T, std::size_t Count>
   void observe(const UpdatePiece<T, Count>& piece, auto averages) {
     auto* const data = reinterpret_cast<std::byte*>(averages.data());
-    double* const partials =
-        decides ? this->partials() + partials_before_[piece.number] : nullptr;
+    double* const partials = decides ? this->partials() + partials_before_[piece.number] : nullptr;
     if constexpr (finds) {
-      find_used_by_kind<travelling<T>>(stream(), data, where(piece.offset, sizeof(T)),
-                                       used_.data(), partials, piece.count.value());
+      find_used_by_kind<travelling<T>>(stream(), data, where(piece.offset, sizeof(T)), used_.data(),
+                                       partials, piece.count.value());
     } else {
       squares_by_kind<travelling<T>, Count>(stream(), data, partials, piece.count.value());
     }
@@ -233,12 +232,11 @@ class GpuUpdate {
   std::size_t plan_partials(const Owned& owned) {
     partials_before_.assign(1, 0);
     if constexpr (decides) {
-      owned.template for_each<Pieces::buckets>(
-          [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& bucket) {
-            partials_before_.push_back(
-                partials_before_.back() +
-                square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
-          });
+      owned.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
+                                                   const UpdatePiece<T, Count>& bucket) {
+        partials_before_.push_back(partials_before_.back() +
+                                   square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
+      });
     }
     return partials_before_.back();
   }
@@ -249,14 +247,14 @@ class GpuUpdate {
   StepState* state_;
   TableLayout<Traits> table_;
   DeviceArena pieces_;
-  DeviceArena groups_;                         // by row
-  DeviceArena inputs_;                         // by group
-  DeviceArena numbers_;                        // by group, the step's first; then by parameter
-  DeviceArena updates_;                        // by parameter
-  std::vector<std::size_t> partials_before_;   // by bucket
+  DeviceArena groups_;                        // by row
+  DeviceArena inputs_;                        // by group
+  DeviceArena numbers_;                       // by group, the step's first; then by parameter
+  DeviceArena updates_;                       // by parameter
+  std::vector<std::size_t> partials_before_;  // by bucket
   DeviceArena partials_;
-  double* squares_ = nullptr;      // of what all ranks own, in the communicator's memory
-  std::span<std::uint8_t> used_;   // by parameter; of the communicator, because ranks reduce it
+  double* squares_ = nullptr;     // of what all ranks own, in the communicator's memory
+  std::span<std::uint8_t> used_;  // by parameter; of the communicator, because ranks reduce it
 };
 
 }  // namespace lockstep::detail

@@ -89,16 +89,15 @@ class HostUpdate {
     if constexpr (finds) {
       table_.for_each_row(piece.offset, piece.offset + piece.bytes(),
                           [&](std::size_t row, std::size_t begin, std::size_t end) {
-                            const auto part =
-                                averages.subspan((begin - piece.offset) / sizeof(T),
-                                                 (end - begin) / sizeof(T));
+                            const auto part = averages.subspan((begin - piece.offset) / sizeof(T),
+                                                               (end - begin) / sizeof(T));
                             if (used_[row] == 0 && !all_zero(part)) used_[row] = 1;
                           });
     }
   }
 
-  /// Computes the constants, where there was a first pass from what it has seen. Returns whether the
-  /// update is made. **Ranks** all.
+  /// Computes the constants, where there was a first pass from what it has seen. Returns whether
+  /// the update is made. **Ranks** all.
   template <class Owned>
   bool decide(const Owned& owned) {
     if constexpr (decides) {
@@ -137,9 +136,9 @@ class HostUpdate {
             [&](std::size_t row, std::size_t begin, std::size_t end) {
               const StepNumbers<Rule>& own = update.rows_[row];
               if (own.skip) return;
-              finite &= apply(own.template in<A>().update, (begin - offset) / sizeof(T),
-                              averages.subspan((begin - from) / sizeof(T),
-                                               (end - begin) / sizeof(T)));
+              finite &=
+                  apply(own.template in<A>().update, (begin - offset) / sizeof(T),
+                        averages.subspan((begin - from) / sizeof(T), (end - begin) / sizeof(T)));
             });
       } else {
         finite = apply(constants, at, averages);
@@ -165,8 +164,9 @@ class HostUpdate {
   Pass<T> pass(const UpdatePiece<T, Count>& piece, std::size_t first, std::byte* parameters,
                std::byte* /*masters*/, std::byte* const* states) {
     using A = Accumulator<T>;
-    Pass<T> pass{*this, constants<A>(), {}, reinterpret_cast<T*>(parameters) - first, {},
-                 piece.offset - first * sizeof(T)};
+    Pass<T> pass{*this, constants<A>(),
+                 {},    reinterpret_cast<T*>(parameters) - first,
+                 {},    piece.offset - first * sizeof(T)};
     if constexpr (Pass<T>::scales) pass.scale.factor = static_cast<A>(scale_);
     for (std::size_t k = 0; k != Rule::states; ++k)
       pass.states[k] = reinterpret_cast<A*>(states[k]) - first;

@@ -47,8 +47,8 @@ enum class Pieces : std::uint8_t { buckets, runs };
 //   count, offset)` for the elements of a parameter that are kept.
 // - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction; after that
 //   `averages(gradients, piece)` are there. `for_each_block` does both for the pieces of one pass
-//   (`fused`) and hands averages to `consume(at, averages)` while they are in the cache. Places `at`
-//   of a piece begin with `first_of(piece)`.
+//   (`fused`) and hands averages to `consume(at, averages)` while they are in the cache. Places
+//   `at` of a piece begin with `first_of(piece)`.
 // - `sum_over_owners` completes a sum over elements that ranks own; `publish` makes new parameters
 //   known to all ranks, where the pass of `for_each_block` (`was_fused`) has not.
 
@@ -215,8 +215,8 @@ class OwnedParts {
 };
 
 /// `Sharding<HostShared>`: a rank owns a slice of every run of the parameters, which lie in memory
-/// that ranks share. Its gradients are reduced in the pass that consumes them, after which all ranks
-/// have new parameters.
+/// that ranks share. Its gradients are reduced in the pass that consumes them, after which all
+/// ranks have new parameters.
 template <class Traits, class Comm>
 class OwnsSlice : public OwnedParts<Traits> {
   using layout = typename Traits::layout;
@@ -235,12 +235,11 @@ class OwnsSlice : public OwnedParts<Traits> {
     }
   }
 
-  /// Averages take the place of this rank's own gradients, which no other rank reads: each reads its
-  /// slice of them.
+  /// Averages take the place of this rank's own gradients, which no other rank reads: each reads
+  /// its slice of them.
   template <Pieces, class Gradients, class T, std::size_t Count>
   void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
-    for_each_block(gradients, piece,
-                   Keep<T>{averages(gradients, piece).data() - first_of(piece)});
+    for_each_block(gradients, piece, Keep<T>{averages(gradients, piece).data() - first_of(piece)});
   }
   template <class Gradients, class T, std::size_t Count>
   static std::span<T> averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {

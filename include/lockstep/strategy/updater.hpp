@@ -24,9 +24,9 @@ namespace lockstep::detail {
 /// updates, while they are in the cache. Clipping, steps that may be skipped and the zero-gradient
 /// filter take a first pass over all averages.
 ///
-/// The device's passes are those of the execution: `observe`, `decide` and `pass`. On a GPU all work
-/// is enqueued on the compute stream, and what changes from step to step lies in device memory, where
-/// `begin` puts it: the rest may be replayed as part of a graph.
+/// The device's passes are those of the execution: `observe`, `decide` and `pass`. On a GPU all
+/// work is enqueued on the compute stream, and what changes from step to step lies in device
+/// memory, where `begin` puts it: the rest may be replayed as part of a graph.
 template <class Traits, class Comm, class Execution>
 class Updater
     : public UpdateClock<typename Traits::rule, typename Traits::curve, typename Traits::groups> {
@@ -134,8 +134,7 @@ class Updater
 
     template <class T, std::size_t Count>
     void operator()(const UpdatePiece<T, Count>& piece) const {
-      if constexpr (!Averaged)
-        self.owned_.template bring<Passes::observed>(gradients, piece);
+      if constexpr (!Averaged) self.owned_.template bring<Passes::observed>(gradients, piece);
       self.passes_.observe(piece, self.owned_.averages(gradients, piece));
     }
   };
