@@ -68,7 +68,7 @@ struct JobFacts {
   bool has_hooks, has_good_hooks, hooks_in_order, averages_parameters, hooks_only_convert;
 
   /// Do ranks choose sub-graphs by themselves? Replicas of DP are told one.
-  consteval bool chooses_subgraphs() const {
+  constexpr bool chooses_subgraphs() const {
     return is_ddp && world != 1 && has_subgraphs && !same_subgraph;
   }
 };
