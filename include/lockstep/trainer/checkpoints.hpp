@@ -13,7 +13,7 @@
 #include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/stopped.hpp"
 #include "lockstep/observe/scores.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/checkpoint_plan.hpp"
 #include "lockstep/trainer/joint_work.hpp"

@@ -16,7 +16,7 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/observe/json_line.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/course_state.hpp"
