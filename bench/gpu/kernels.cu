@@ -6,8 +6,8 @@
 #include <functional>
 
 #include "lockstep/bucket/pack.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/norm.cuh"

@@ -19,7 +19,7 @@
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/queue.hpp"
 #include "lockstep/core/share_work.hpp"
-#include "lockstep/data/load_queue.hpp"
+#include "lockstep/data/prefetch_queue.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/strategy/replica_crew.hpp"

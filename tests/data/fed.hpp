@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/fed_loader.hpp"
-#include "lockstep/data/feed_line.hpp"
-#include "lockstep/data/feed_route.hpp"
+#include "lockstep/data/fed_batches.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/topology/grid.hpp"
 
 namespace fed {

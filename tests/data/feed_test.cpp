@@ -17,11 +17,9 @@
 #include "comm/ranks.hpp"
 #include "data/fed.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/data/padded_batch.hpp"
-#include "lockstep/data/ragged_batch.hpp"
-#include "lockstep/data/token_dataset.hpp"
+#include "lockstep/data/batch.hpp"
+#include "lockstep/data/tokens.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
 using namespace std::chrono_literals;

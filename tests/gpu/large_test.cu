@@ -9,7 +9,7 @@
 
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/store.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/sgd.hpp"

@@ -25,7 +25,7 @@
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/adapters/hierarchical/nccl.cuh"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"

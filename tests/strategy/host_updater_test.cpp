@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "optim/plain.hpp"

@@ -9,7 +9,7 @@
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/pattern.hpp"
+#include "lockstep/core/name.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {

@@ -12,13 +12,74 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/load_batch.hpp"
-#include "lockstep/data/load_queue.hpp"
-#include "lockstep/data/sampler_state.hpp"
-#include "lockstep/data/wait_meter.hpp"
+#include "lockstep/data/prefetch_queue.hpp"
+#include "lockstep/data/sampler.hpp"
+
+namespace lockstep::detail {
+
+/// Takes batches by the loader's `next()`, which returns null at their end.
+template <class Loader>
+class BatchIterator {
+ public:
+  using value_type = typename Loader::batch_type;
+  using difference_type = std::ptrdiff_t;
+
+  explicit BatchIterator(Loader& loader) : loader_(&loader), batch_(loader.next()) {}
+
+  const value_type& operator*() const { return *batch_; }
+  const value_type* operator->() const { return batch_; }
+  BatchIterator& operator++() {
+    batch_ = loader_->next();
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+ private:
+  Loader* loader_;
+  const value_type* batch_;
+};
+
+/// Reading the clock takes as long as loading a small batch. So after a short wait the next fifteen
+/// are not measured but taken to be as long; long waits are measured one by one.
+class WaitMeter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Calls `f`, for which the loop waits, and returns its result.
+  template <class F>
+  decltype(auto) measure(F&& f) {
+    if (unmeasured_ != 0) {
+      --unmeasured_;
+      total_ += latest_;
+      return f();
+    }
+    const Stop stop{*this, Clock::now()};
+    return f();
+  }
+
+  std::chrono::duration<double> total() const { return total_; }
+
+ private:
+  struct Stop {
+    WaitMeter& meter;
+    Clock::time_point begin;
+    ~Stop() { meter.add(Clock::now() - begin); }
+  };
+
+  void add(Clock::duration wait) {
+    total_ += wait;
+    latest_ = wait;
+    unmeasured_ = wait < std::chrono::microseconds(2) ? 15 : 0;
+  }
+
+  Clock::duration total_{};
+  Clock::duration latest_{};
+  unsigned unmeasured_ = 0;
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 

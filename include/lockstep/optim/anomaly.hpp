@@ -8,8 +8,8 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -10,7 +10,6 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/launch.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/step_numbers.hpp"

@@ -7,10 +7,8 @@
 #include <span>
 
 #include "lockstep/bucket/bare_step.hpp"
-#include "lockstep/core/convert.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/initial_values.hpp"

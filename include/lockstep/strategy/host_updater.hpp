@@ -17,7 +17,6 @@
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/device/host_arena.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"

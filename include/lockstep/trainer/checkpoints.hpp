@@ -10,8 +10,8 @@
 #include <utility>
 
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/core/function_ref.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/bucket/kept_piece.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/trainer/joint_work.hpp"

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/convert.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/share_work.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/trainer/joint_work.hpp"

@@ -11,9 +11,9 @@
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
 

@@ -15,10 +15,10 @@
 #include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/queue.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/names.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail::over_gloo {
 

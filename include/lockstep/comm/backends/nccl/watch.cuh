@@ -18,10 +18,10 @@
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/messages.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/names.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail::nccl {
 

@@ -19,7 +19,7 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
