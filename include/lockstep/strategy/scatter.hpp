@@ -21,7 +21,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/strategy/concepts.hpp"
