@@ -59,7 +59,7 @@ struct Number {
 BOOST_AUTO_TEST_CASE(a_loaders_worker_that_cannot_start_is_an_error_and_the_others_end) {
   const auto fill = [](Number& number) { ++number.value; };
   const auto load = [&] {
-    LoadQueue<Number, decltype(fill)> queue(8, 4, fill);
+    PrefetchQueue<Number, decltype(fill)> queue(8, 4, fill);
     queue.request([](Number& number) { number.value = 41; });
     queue.publish();
     BOOST_TEST(queue.take().value == 42u);

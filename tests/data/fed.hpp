@@ -90,7 +90,8 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
   Sampler own_sampler(samples, world, rank, drawing);
   Sampler fed_sampler(samples, world, rank, drawing);
   DataLoader own(all, own_sampler, options);
-  detail::FedLoader<Numbers, Sampler, Line> fed(mine, fed_sampler, options, line);
+  DataLoader<Numbers, Sampler, detail::FedBatches<Numbers, Sampler, Line>> fed(mine, fed_sampler,
+                                                                               options, line);
   const auto same = [&](const std::string& when, std::size_t most) {
     require(batches_of(fed, most) == batches_of(own, most), "the batches differ " + when);
     require(fed.state() == own.state(), "the position differs " + when);
@@ -121,7 +122,8 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
   for (const Rows& batch : fed) {
     around.push_back(batch);
     if (around.size() > 2) continue;
-    detail::FedLoader<Numbers, Sampler, Line> inner(mine, inner_sampler, options, line);
+    DataLoader<Numbers, Sampler, detail::FedBatches<Numbers, Sampler, Line>> inner(
+        mine, inner_sampler, options, line);
     within = batches_of(inner);
   }
   require(around == batches_of(own), "the batches differ around another loop");

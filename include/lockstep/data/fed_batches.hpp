@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The loader of a rank that feeds others, or is fed: the batches of `DataLoader`, read by
-/// one rank for several.
+/// @file The batches of a rank that feeds others, or is fed: those of `LocalBatches`, read by one
+/// rank for several.
 
 #include <algorithm>
 #include <chrono>
@@ -17,8 +17,8 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/messages.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"
@@ -29,22 +29,37 @@
 
 namespace lockstep::detail {
 
-/// Makes the rounds of a loop over data. Round t is the t-th batch of every rank that still has
-/// one. A rank that reads loads all batches of a round before it sends the first, so that a failure
-/// reaches all ranks that it feeds in place of the same batch.
+/// The rounds of a loop over data, in a job with `Feed<LeaderOfGroup>` or
+/// `Feed<ScatterThenBroadcast>`. Round t is the t-th batch of every rank that still has one. A rank
+/// that reads loads all batches of a round before it sends the first, so that a failure reaches all
+/// ranks that it feeds in place of the same batch.
+///
+/// A thread makes rounds ahead, as many as `prefetch` says; workers load on ranks that read. A loop
+/// that is left early has asked for the same rounds on all ranks, and its end waits for them.
 template <Dataset Source, Sampling Sampler, class Line>
-class FeedRounds {
+class FedBatches {
  public:
   using batch_type = typename Source::batch_type;
+  static constexpr bool collective = true;
 
-  FeedRounds(const Source& dataset, const LoaderOptions& options, Line& line)
+  struct Slot {
+    std::size_t round = 0;
+    std::uint64_t number = 0;  ///< of all rounds of the line
+    batch_type batch;
+  };
+
+  FedBatches(const Source& dataset, const LoaderOptions& options, Line& line)
       : options_(options), line_(line), batches_(line.route().carried.size()) {
-    if (line.reads())
-      loads_.emplace(batches_.size() * (options.prefetch + 1), options.workers, Load{&dataset});
+    if (line.reads()) loads_.emplace(batches_.size() * slots(), options.workers, Load{&dataset});
   }
 
-  /// A loop begins at the sampler's position. The feeding thread is idle.
-  void begin(const Sampler& sampler) {
+  /// Rounds are made ahead by a thread, whatever the number of workers: another rank's thread must
+  /// not have to wait until this rank wants its batch.
+  std::size_t slots() const { return std::max<std::size_t>(1, options_.prefetch) + 1; }
+  std::size_t workers() const { return 1; }
+
+  /// Returns how many rounds this rank has a part in. The feeding thread is idle.
+  std::size_t begin(const Sampler& sampler, std::size_t) {
     shares_.clear();
     begin_ = sampler.position();
     // Where this rank has drawn all, so have the others: ranks end an epoch in one round.
@@ -55,28 +70,35 @@ class FeedRounds {
       batches_[i] = is_over ? 0 : batch_count(draws - std::min(begin_, draws), options_);
     }
     rounds_ = *std::max_element(batches_.begin(), batches_.end());
-    if (!loads_) return;
+    if (!loads_) return rounds_;
     loads_->clear();
     order_.emplace(sampler.whole());
     const SamplerState state = sampler.state();
     place_ = {{state.seed, state.epoch}, begin_ / options_.batch_size};
     next_round_ = next_ = 0;
+    return rounds_;
   }
 
-  /// How many rounds this rank has a part in, and how many of them bring it a batch.
-  std::size_t rounds() const { return rounds_; }
-  std::size_t own_rounds() const { return batches_[0]; }
+  void request(Slot& slot, const Sampler&, std::size_t round) {
+    slot.round = round;
+    slot.number = line_.ask();
+  }
 
-  /// Makes the next round of the loop, which is number `number` of all. Called by the feeding
-  /// thread, or by the rank's own where that has not begun.
-  void make(std::size_t round, std::uint64_t number, batch_type& own) {
-    const auto made = line_.begin(number);
+  void fill(Slot& slot) {
+    const auto made = line_.begin(slot.number);
     const InJobCall in(JobCall::batches);
     if (loads_) {
-      read(round, own);
+      read(slot.round, slot.batch);
     } else {
-      receive(round, own);
+      receive(slot.round, slot.batch);
     }
+  }
+
+  /// The end of the loader. Where an exception ends the loop on this rank alone, the others do not
+  /// ask for what this one has asked for, and waiting for it would be in vain.
+  void leave() {
+    constexpr std::chrono::milliseconds grace{500};
+    if (scope_.is_failure() && !line_.is_idle_within(grace)) line_.abandon(ended_by_exception);
   }
 
  private:
@@ -84,20 +106,8 @@ class FeedRounds {
   static constexpr std::uint64_t no_batch = static_cast<std::uint64_t>(-1);
   enum Holds : std::uint64_t { batches, words };
 
-  struct Slot {
-    std::vector<std::size_t> indices;
-    std::vector<float> weights;
-    BatchPlace place;
-    batch_type batch;
-  };
-  struct Load {
-    const Source* dataset;
-    void operator()(Slot& slot) const {
-      load_batch(*dataset, slot.indices, slot.place, slot.batch);
-      if constexpr (Sampler::masks)
-        std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
-    }
-  };
+  using Load = LoadsSlots<Source, Sampler>;
+  using Loaded = LoadSlot<batch_type>;
 
   /// Has the i-th carried rank a batch in this round?
   bool has_batch(std::size_t i, std::size_t round) const { return round < batches_[i]; }
@@ -108,21 +118,17 @@ class FeedRounds {
   }
 
   /// Asks workers for the batches of this round and of the next ones.
-  void request() {
+  void request_loads() {
     for (; next_round_ != rounds_ && !loads_->full(); advance()) {
       if (!has_batch(next_, next_round_)) continue;
-      loads_->request([this](Slot& slot) {
+      loads_->request([this](Loaded& slot) {
         const auto& share = shares_[next_];
-        std::size_t k = begin_ + next_round_ * options_.batch_size;
-        const std::size_t end = k + std::min(options_.batch_size, share.size() - k);
+        const std::size_t k = begin_ + next_round_ * options_.batch_size;
         slot.place = place_;
         slot.place.number += next_round_;
-        slot.indices.clear();
-        slot.weights.clear();
-        for (; k != end; ++k) {
-          slot.indices.push_back((*order_)[share.place(k)]);
-          if constexpr (Sampler::masks) slot.weights.push_back(share.weight(k));
-        }
+        slot.template request<Sampler::masks>(
+            k, k + std::min(options_.batch_size, share.size() - k), share,
+            [&](std::size_t draw) { return (*order_)[share.place(draw)]; });
       });
     }
     loads_->publish();
@@ -134,7 +140,7 @@ class FeedRounds {
   }
 
   void read(std::size_t round, batch_type& own) {
-    request();
+    request_loads();
     std::exception_ptr failure;
     loaded_.assign(batches_.size(), nullptr);
     for (std::size_t i = 0; i != batches_.size(); ++i) {
@@ -210,150 +216,11 @@ class FeedRounds {
 
   // Of a rank that reads.
   std::optional<decltype(std::declval<const Sampler&>().whole())> order_;
-  BatchPlace place_;            ///< of the first round
-  std::size_t next_round_ = 0;  ///< of the next batch to request
-  std::size_t next_ = 0;        ///< whose it is
-  std::vector<Slot*> loaded_;   ///< batches of the round, by carried rank
-  std::optional<LoadQueue<Slot, Load>> loads_;
-};
-
-/// What `DataLoader` is for a job with `Feed<LeaderOfGroup>` or `Feed<ScatterThenBroadcast>`: the
-/// same batches in the same order, and the same position. A thread makes rounds ahead, as many as
-/// `prefetch` says. Workers load on ranks that read. A loop that is left early has asked for the
-/// same rounds on all ranks, and its end waits for them.
-template <Dataset Source, Sampling Sampler, class Line>
-class FedLoader {
-  using Rounds = FeedRounds<Source, Sampler, Line>;
-
- public:
-  using batch_type = typename Source::batch_type;
-  static_assert(!Sampler::masks || WeightedBatch<batch_type>,
-                "lockstep: Masked gives duplicates weight 0, and this data set's batches have no "
-                "weights; give its batch_type a member `weights`, or choose another remainder");
-
-  FedLoader(const Source& dataset, Sampler& sampler, const LoaderOptions& options, Line& line)
-      : sampler_(sampler),
-        options_(checked(options, dataset, sampler)),
-        line_(line),
-        rounds_(dataset, options_, line),
-        queue_(options_.prefetch + 1, 1, Make{&rounds_}) {}
-  FedLoader(const FedLoader&) = delete;
-  FedLoader& operator=(const FedLoader&) = delete;
-
-  /// Where an exception ends the loop on this rank alone, the others do not ask for what this one
-  /// has asked for, and waiting for it would be in vain.
-  ~FedLoader() {
-    if (scope_.is_failure() && !line_.is_idle_within(grace)) line_.abandon(ended_by_exception);
-    drain();
-  }
-
-  std::size_t size() const { return batch_count(sampler_.size(), options_); }
-  std::chrono::duration<double> waited() const { return waits_.total(); }
-  SamplerState state() const { return sampler_.state(); }
-  void resume(const SamplerState& state) { sampler_.resume(state); }
-
-  using Iterator = BatchIterator<FedLoader>;
-
-  /// **Ranks** all. **Host** blocks until the first batch is here.
-  Iterator begin() {
-    drain();
-    sampler_.start();
-    rounds_.begin(sampler_);
-    left_ = rounds_.own_rounds();
-    unasked_ = rounds_.rounds();
-    next_ = 0;
-    return Iterator(*this);
-  }
-  std::default_sentinel_t end() const { return {}; }
-
- private:
-  friend Iterator;
-
-  static constexpr std::chrono::milliseconds grace{500};
-
-  struct Slot {
-    std::size_t round = 0;
-    std::uint64_t number = 0;
-    batch_type batch;
-  };
-  struct Make {
-    Rounds* rounds;
-    void operator()(Slot& slot) const { rounds->make(slot.round, slot.number, slot.batch); }
-  };
-
-  /// Rounds are made ahead by a thread, whatever the number of workers: another rank's thread
-  /// must not have to wait until this rank wants its batch.
-  static LoaderOptions checked(LoaderOptions options, const Source& dataset,
-                               const Sampler& sampler) {
-    options = checked_loading(options, dataset.size(), sampler.samples());
-    options.prefetch = std::max<std::size_t>(1, options.prefetch);
-    return options;
-  }
-
-  /// The next batch; null at the end of the epoch or after a failure.
-  const batch_type* next() {
-    const std::size_t left = std::exchange(left_, 0);
-    if (left == 0) {
-      finish();
-      return nullptr;
-    }
-    ask();
-    Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return take(); }) : take();
-    left_ = left - 1;
-    sampler_.advance(std::min(options_.batch_size, sampler_.size() - sampler_.position()));
-    return &slot.batch;
-  }
-
-  /// Asks for as many rounds as there are slots, whatever is made already: all ranks must ask for
-  /// the same.
-  void ask() {
-    for (; unasked_ != 0 && !queue_.full(); --unasked_, ++under_way_) {
-      queue_.request([this](Slot& slot) {
-        slot.round = next_++;
-        slot.number = line_.ask();
-      });
-    }
-    queue_.publish();
-  }
-  Slot& take() {
-    --under_way_;
-    try {
-      return queue_.take();
-    } catch (...) {
-      unasked_ = 0;  // the loop is over
-      throw;
-    }
-  }
-
-  /// The rounds of ranks that have more batches than this one, which reads for them.
-  void finish() {
-    while (under_way_ + unasked_ != 0) {
-      ask();
-      take();
-    }
-  }
-
-  /// What was asked for and is not wanted. All ranks have asked for the same.
-  void drain() noexcept {
-    unasked_ = 0;
-    while (under_way_ != 0) {
-      try {
-        take();
-      } catch (...) {  // NOLINT(bugprone-empty-catch): the next call of this rank fails likewise
-      }
-    }
-  }
-
-  Sampler& sampler_;
-  LoaderOptions options_;
-  Line& line_;
-  std::size_t left_ = 0;       ///< batches not given out yet
-  std::size_t unasked_ = 0;    ///< rounds not asked for yet
-  std::size_t under_way_ = 0;  ///< rounds asked for and not taken
-  std::size_t next_ = 0;       ///< the number of the next round to ask for
-  WaitMeter waits_;
-  Rounds rounds_;
-  LoadQueue<Slot, Make> queue_;  ///< its thread uses the rounds
+  BatchPlace place_;             ///< of the first round
+  std::size_t next_round_ = 0;   ///< of the next batch to request
+  std::size_t next_ = 0;         ///< whose it is
+  std::vector<Loaded*> loaded_;  ///< batches of the round, by carried rank
+  std::optional<PrefetchQueue<Loaded, Load>> loads_;
   EndOfScope scope_;
 };
 

@@ -25,9 +25,9 @@ namespace lockstep::detail {
 /// Requests, claims and answers are counted by atomics; the lock is for those who sleep. Looking
 /// for a few microseconds before sleeping was measured, and gained nothing.
 template <class Slot, class Fill>
-class LoadQueue {
+class PrefetchQueue {
  public:
-  LoadQueue(std::size_t slots, std::size_t workers, Fill fill)
+  PrefetchQueue(std::size_t slots, std::size_t workers, Fill fill)
       : fill_(std::move(fill)), slots_(slots) {
     workers_.reserve(workers);
     try {
@@ -43,9 +43,9 @@ class LoadQueue {
     }
   }
 
-  LoadQueue(const LoadQueue&) = delete;
-  LoadQueue& operator=(const LoadQueue&) = delete;
-  ~LoadQueue() { stop(); }
+  PrefetchQueue(const PrefetchQueue&) = delete;
+  PrefetchQueue& operator=(const PrefetchQueue&) = delete;
+  ~PrefetchQueue() { stop(); }
 
   /// Whether every slot holds a request. The slot last taken is free again.
   bool full() const { return made_ - taken_ == slots_.size(); }

@@ -581,81 +581,66 @@ class DeviceResident {
   std::shared_ptr<const Rows> rows_;
 };
 
-/// The batches of an epoch are drawn by the iterating thread, a few thousand samples at a time, and
+namespace detail {
+
+/// The samples of an epoch are drawn by the iterating thread, a few thousand at a time, and
 /// gathered where they are used: workers, and what they load ahead, are not needed.
-template <class Source, detail::Sampling Sampler>
-class DataLoader<DeviceResident<Source>, Sampler> {
+template <class Source, Sampling Sampler>
+class ResidentBatches {
  public:
-  using batch_type = typename DeviceResident<Source>::batch_type;
+  struct Slot {
+    const Sampler* sampler = nullptr;
+    typename DeviceResident<Source>::batch_type batch;
+  };
+  static constexpr bool collective = false;
 
-  DataLoader(const DeviceResident<Source>& dataset, Sampler& sampler, LoaderOptions options)
-      : dataset_(dataset),
-        sampler_(sampler),
-        options_(detail::checked_loading(options, dataset.size(), sampler.samples())) {}
+  ResidentBatches(const DeviceResident<Source>& dataset, const LoaderOptions& options)
+      : dataset_(dataset), batch_size_(options.batch_size) {}
 
-  std::size_t size() const { return detail::batch_count(sampler_.size(), options_); }
-  /// How long the loop has waited for its samples to be drawn, where the options say `timed`.
-  std::chrono::duration<double> waited() const { return waits_.total(); }
-  SamplerState state() const { return sampler_.state(); }
-  void resume(const SamplerState& state) { sampler_.resume(state); }
+  std::size_t slots() const { return 1; }
+  std::size_t workers() const { return 0; }
 
-  using Iterator = detail::BatchIterator<DataLoader>;
-
-  Iterator begin() {
-    sampler_.start();
-    begun_ = sampler_.position();
-    const std::size_t draws = sampler_.size() - begun_;
-    left_ = detail::batch_count(draws, options_);
-    auto loop = std::make_shared<detail::ResidentLoop>();
-    loop->total = draws;
-    loop->batch_size = options_.batch_size;
-    loop->draws.reserve(draws);
-    batch_.part = {dataset_.resident_rows(), std::move(loop), 0, 0};
-    return Iterator(*this);
+  std::size_t begin(const Sampler& sampler, std::size_t batches) {
+    begun_ = sampler.position();
+    loop_ = std::make_shared<ResidentLoop>();
+    loop_->total = sampler.size() - begun_;
+    loop_->batch_size = batch_size_;
+    loop_->draws.reserve(loop_->total);
+    return batches;
   }
-  std::default_sentinel_t end() const { return {}; }
+
+  void request(Slot& slot, const Sampler& sampler, std::size_t number) const {
+    slot.sampler = &sampler;
+    auto& part = slot.batch.part;
+    if (part.loop != loop_) part = {dataset_.resident_rows(), loop_, 0, 0};
+    part.first = number * batch_size_;
+    part.rows = std::min(batch_size_, loop_->total - part.first);
+  }
+
+  void fill(Slot& slot) const {
+    const std::size_t drawn = loop_->draws.size();
+    const std::size_t needed = slot.batch.part.first + slot.batch.part.rows;
+    if (drawn >= needed) return;
+    const std::size_t end = std::min(loop_->total, std::max(needed, drawn + draws_at_a_time));
+    for (std::size_t k = begun_ + drawn; k != begun_ + end; ++k) {
+      const float weight = Sampler::masks ? slot.sampler->weight(k) : 1.f;
+      loop_->draws.push_back(dataset_.draw((*slot.sampler)[k], weight));
+    }
+  }
 
  private:
-  friend Iterator;
-
-  /// The next batch; null at the end of the epoch.
-  const batch_type* next() {
-    if (left_ == 0) return nullptr;
-    auto& part = batch_.part;
-    detail::ResidentLoop& loop = *part.loop;
-    part.first += part.rows;
-    part.rows = std::min(options_.batch_size, loop.total - part.first);
-    const std::size_t needed = part.first + part.rows;
-    if (loop.draws.size() < needed) {
-      const std::size_t end =
-          std::min(loop.total, std::max(needed, loop.draws.size() + draws_at_a_time));
-      if (options_.timed) {
-        waits_.measure([&] { draw_until(loop, end); });
-      } else {
-        draw_until(loop, end);
-      }
-    }
-    --left_;
-    sampler_.advance(part.rows);
-    return &batch_;
-  }
-
-  void draw_until(detail::ResidentLoop& loop, std::size_t end) {
-    for (std::size_t k = loop.draws.size(); k != end; ++k) {
-      const float weight = Sampler::masks ? sampler_.weight(begun_ + k) : 1.f;
-      loop.draws.push_back(dataset_.draw(sampler_[begun_ + k], weight));
-    }
-  }
-
   static constexpr std::size_t draws_at_a_time = 8192;
 
   const DeviceResident<Source> dataset_;
-  Sampler& sampler_;
-  LoaderOptions options_;
+  std::size_t batch_size_;
   std::size_t begun_ = 0;  ///< the draw at which the loop began
-  std::size_t left_ = 0;   ///< batches not given out yet
-  batch_type batch_;
-  detail::WaitMeter waits_;
+  std::shared_ptr<ResidentLoop> loop_;
 };
+
+template <class Source, class Sampler>
+struct BatchesOf<DeviceResident<Source>, Sampler>
+    : std::type_identity<ResidentBatches<Source, Sampler>> {};
+
+}  // namespace detail
 
 }  // namespace lockstep

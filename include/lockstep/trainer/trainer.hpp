@@ -121,7 +121,7 @@ class JobFeed {
  public:
   static constexpr bool sends = false;
   template <class Source, class Sampler>
-  using loader = LoaderFor<Source, Sampler>;
+  using loader = DataLoader<Source, Sampler>;
 
   constexpr JobFeed(Session&, const Wrapper&) {}
 };
@@ -141,10 +141,11 @@ class JobFeed<Policies, Wrapper> {
   };
   using Line = FeedLine<CommunicatorOf<Joined>, Select>;
   template <class Source, class Sampler>
-  struct Fed : std::type_identity<FedLoader<Source, Sampler, Line>> {
-    static_assert(std::is_same_v<LoaderFor<Source, Sampler>, DataLoader<Source, Sampler>>,
-                  "lockstep: this data set has a loader of its own, because every rank has its "
-                  "samples where it needs them; leave Feed out, or give the job a plain data set");
+  struct Fed : std::type_identity<DataLoader<Source, Sampler, FedBatches<Source, Sampler, Line>>> {
+    static_assert(
+        std::is_same_v<typename BatchesOf<Source, Sampler>::type, LocalBatches<Source, Sampler>>,
+        "lockstep: this data set has a loader of its own, because every rank has its "
+        "samples where it needs them; leave Feed out, or give the job a plain data set");
   };
 
  public:

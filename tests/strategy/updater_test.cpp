@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/host_updater.hpp"
+#include "lockstep/strategy/updater.hpp"
 
 #include <array>
 #include <boost/test/unit_test.hpp>
@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/device/device.hpp"
+#include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "optim/plain.hpp"
@@ -16,7 +17,7 @@
 
 using namespace lockstep;
 
-BOOST_AUTO_TEST_SUITE(host_updater)
+BOOST_AUTO_TEST_SUITE(updater)
 
 using namespace lockstep::detail;
 using recording::Calls;
@@ -75,8 +76,8 @@ template <class... Ps>
 struct Arrays {
   using Traits = ReplicaTraits<Net, CanonicalPolicies<Buckets<BucketLimits{0, 0}>, Ps...>>;
   using Comm = recording::Communicator<>;
-  using Updating = typename UpdaterOn<Cpu, Traits, Comm>::type;
-  static_assert(Updater<Updating, Source<Traits, Comm>>);
+  using Execution = DeviceExecution<Cpu, Traits, Comm>;
+  using Updating = Updater<Traits, Comm, Execution>;
 
   typename Traits::layout where;
   HostArena parameters{where.plan().bytes};
@@ -144,7 +145,8 @@ double norm() {
 BOOST_AUTO_TEST_CASE(replicated_parameters_are_updated_bucket_by_bucket_as_they_land) {
   Arrays<Sharding<Replicated>, Optimizer<AdamW>> arrays;
   decltype(arrays)::Comm comm;
-  decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+  decltype(arrays)::Execution execution(comm);
+  decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
   set_adam(updater);
   for (int n = 0; n != 2; ++n) {
     auto source = arrays.source(comm);
@@ -160,7 +162,8 @@ BOOST_AUTO_TEST_CASE(replicated_parameters_are_updated_bucket_by_bucket_as_they_
 BOOST_AUTO_TEST_CASE(averages_are_not_reduced_again) {
   Arrays<Sharding<Replicated>, Optimizer<AdamW>> arrays;
   decltype(arrays)::Comm comm;
-  decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+  decltype(arrays)::Execution execution(comm);
+  decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
   set_adam(updater);
   for (int n = 0; n != 2; ++n) {
     auto source = arrays.source(comm);
@@ -178,7 +181,8 @@ BOOST_AUTO_TEST_CASE(each_rank_reduces_and_updates_its_slice_of_every_run) {
   constexpr std::size_t world = 3;
   for (std::size_t rank = 0; rank != world; ++rank) {
     Comm comm(rank, world);
-    decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+    decltype(arrays)::Execution execution(comm);
+    decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
     set_adam(updater);
     for (int n = 0; n != 2; ++n) {
       auto source = arrays.source(comm);
@@ -198,7 +202,8 @@ BOOST_AUTO_TEST_CASE(slices_of_averages_are_updated_and_all_ranks_meet_after_it)
   using Comm = decltype(arrays)::Comm;
   for (std::size_t rank = 0; rank != 3; ++rank) {
     Comm comm(rank, 3);
-    decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+    decltype(arrays)::Execution execution(comm);
+    decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
     set_adam(updater);
     for (int n = 0; n != 2; ++n) {
       auto source = arrays.source(comm);
@@ -219,7 +224,9 @@ Calls check_scaled(double scale, const auto& update) {
   constexpr plain::Sgd sgd{.lr = 0.5};
   Arrays<Sharding<Replicated>, Ps...> arrays;
   typename decltype(arrays)::Comm comm;
-  typename decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+  typename decltype(arrays)::Execution execution(comm);
+  typename decltype(arrays)::Updating updater(comm, execution, arrays.where,
+                                              arrays.parameters.data());
   updater.options().lr = sgd.lr;
   auto source = arrays.source(comm);
   updater.begin();
@@ -246,7 +253,8 @@ BOOST_AUTO_TEST_CASE(clipped_slices_are_reduced_in_place_before_the_norm_is_know
   Arrays<Clip<1e9>> arrays(-100);
   using Comm = decltype(arrays)::Comm;
   Comm comm(1, 3);
-  decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+  decltype(arrays)::Execution execution(comm);
+  decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
   auto source = arrays.source(comm);
   updater.begin();
   updater.reduce_and_update(source);
@@ -269,7 +277,8 @@ BOOST_AUTO_TEST_CASE(clipped_slices_are_reduced_in_place_before_the_norm_is_know
 BOOST_AUTO_TEST_CASE(parameters_that_nobody_used_stay_and_others_count_their_own_updates) {
   Arrays<Sharding<Replicated>, Optimizer<AdamW>, UnusedParameters<Zero>> arrays;
   decltype(arrays)::Comm comm;
-  decltype(arrays)::Updating updater(comm, 0, arrays.where, arrays.parameters.data());
+  decltype(arrays)::Execution execution(comm);
+  decltype(arrays)::Updating updater(comm, execution, arrays.where, arrays.parameters.data());
   set_adam(updater);
   for (int n = 0; n != 4; ++n) {
     auto source = arrays.source(comm);

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What a GPU keeps beside its parameters: the optimizer's states and master weights of the
-/// elements that its rank updates.
-
-#include <cuda_runtime_api.h>
+/// @file The optimizer's states and the master weights of the elements that a rank updates.
 
 #include <algorithm>
 #include <array>
@@ -11,50 +8,36 @@
 #include <cstdint>
 #include <span>
 #include <type_traits>
-#include <vector>
 
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/optim/optimizer.hpp"
-#include "lockstep/strategy/shard_space.hpp"
-#include "lockstep/strategy/update_pieces.hpp"
+#include "lockstep/strategy/owned_parameters.hpp"
 
 namespace lockstep::detail {
 
-/// States and master weights are packed, element by element in the order of the pieces that the
-/// rank updates: with `Sharding<ZeroRedundancy>` a rank keeps those of its own elements alone.
-template <class Traits, class Comm>
-class GpuKept {
+/// They are packed, element by element in the order of the pieces that the rank owns: where ranks
+/// divide parameters, a rank keeps those of its own elements alone.
+template <class Traits, class Comm, class Execution>
+class OptimizerStates {
   using layout = typename Traits::layout;
   using Rule = typename Traits::rule;
-  /// Does the rank update some elements alone?
+  using Owned = OwnedBy<Traits, Comm>;
+  using Arena = typename Execution::Arena;
   static constexpr bool divides = Traits::divides_states;
-  using Owned = std::conditional_t<divides, OwnedPieces<Traits>, WholePieces<Traits>>;
 
  public:
-  GpuKept(Comm& comm, const layout& where)
+  OptimizerStates(Comm& comm, Execution& execution, const layout& where, const Owned& owned)
       : comm_(comm),
+        execution_(execution),
         layout_(where),
-        owned_(make_owned(comm, where)),
-        masters_(Traits::keeps_masters ? widened(owned_.kept_bytes()) : 0),
-        states_(Rule::states * widened(owned_.kept_bytes())) {}
+        owned_(owned),
+        masters_(Traits::keeps_masters ? widened(owned.kept_bytes()) : 0),
+        states_(Rule::states * widened(owned.kept_bytes())) {}
 
   std::size_t state_bytes() const { return states_.bytes(); }
-
-  /// Calls `f(piece)` for the pieces that this rank updates: see `WholePieces`.
-  template <Pieces What, class F>
-  void for_each(const F& f) const {
-    owned_.template for_each<What>(f);
-  }
-  /// Calls `f(first, count, offset)` for the elements of a parameter that this rank updates.
-  template <class F>
-  void for_each_of(std::size_t parameter, const F& f) const {
-    owned_.for_each_of(parameter, f);
-  }
 
   /// The states of the elements from `offset` on; one more, so that the array is never empty.
   std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
@@ -63,8 +46,6 @@ class GpuKept {
       states[k] = states_.data() + widened(k * owned_.kept_bytes() + owned_.kept(offset));
     return states;
   }
-  /// The bytes between the beginning of the owned piece that holds `offset` and this.
-  std::size_t within(std::size_t offset) const { return owned_.within(offset); }
   /// The master weights of the elements from `offset` on.
   std::byte* masters_at(std::size_t offset) const {
     return masters_.data() + widened(owned_.kept(offset));
@@ -98,34 +79,30 @@ class GpuKept {
 
   /// Memory for that where ranks keep some weights alone, and on other ranks for one bucket.
   /// **Ranks** all; it is followed by `settle_allocations`.
-  DeviceArena allocate_masters() const {
-    if constexpr (!divides) return DeviceArena(0);
-    if (comm_.rank() == Rank{0}) return DeviceArena(widened(layout_.plan().bytes));
+  Arena allocate_masters() const {
+    if constexpr (!divides) return Arena(0);
+    if (comm_.rank() == Rank{0}) return Arena(widened(layout_.plan().bytes));
     std::size_t most = 0;
     for (const Bucket& bucket : layout_.plan().buckets()) most = std::max(most, bucket.bytes);
-    return DeviceArena(widened(most));
+    return Arena(widened(most));
   }
   /// Where rank 0 writes them.
-  std::byte* masters_in(const DeviceArena& allocated) const {
+  std::byte* masters_in(const Arena& allocated) const {
     return divides ? allocated.data() : masters_.data();
   }
   /// Every rank takes those that it keeps. **Ranks** all. **Stream** the compute stream.
-  void distribute_masters([[maybe_unused]] const DeviceArena& allocated) const {
+  void distribute_masters([[maybe_unused]] const Arena& allocated) const {
     if constexpr (!divides) return broadcast(masters_.data(), masters_.bytes());
     const bool has_all = comm_.rank() == Rank{0};
     for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
       const Bucket& bucket = layout_.plan().bucket_table[b];
       std::byte* const all = allocated.data() + (has_all ? widened(bucket.offset) : 0);
       broadcast(all, widened(bucket.bytes));
-      owned_.template for_each<Pieces::buckets>(
-          [&]<class T, std::size_t C>(const UpdatePiece<T, C>& own) {
-            if (own.number != b || own.count.value() == 0) return;
-            check_cuda(
-                cudaMemcpyAsync(masters_at(own.offset), all + widened(own.offset - bucket.offset),
-                                own.count.value() * sizeof(float), cudaMemcpyDeviceToDevice,
-                                comm_.gpu().stream()),
-                "cudaMemcpyAsync");
-          });
+      owned_.template for_each<Pieces::buckets>([&](const auto& own) {
+        if (own.number == b && own.count.value() != 0)
+          execution_.copy(masters_at(own.offset), all + widened(own.offset - bucket.offset),
+                          own.count.value() * sizeof(float));
+      });
     }
   }
 
@@ -139,30 +116,16 @@ class GpuKept {
     return has_16_bits ? 2 * offset : offset;
   }
 
-  static Owned make_owned([[maybe_unused]] Comm& comm, const layout& where) {
-    Owned owned(where);
-    if constexpr (Traits::shards) {
-      const ShardSpace<Traits, Comm> space(comm);
-      for (std::size_t b = 0; b != where.plan().bucket_count; ++b) {
-        const Bucket& bucket = where.plan().bucket_table[b];
-        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
-          const Shard own = space.template slice<T>(bucket.count());
-          owned.add(b, bucket.offset + own.begin * sizeof(T), bucket.offset + own.end * sizeof(T));
-        });
-      }
-    }
-    return owned;
-  }
-
   void broadcast(std::byte* data, std::size_t bytes) const {
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), bytes), Rank{0});
   }
 
   Comm& comm_;
+  Execution& execution_;
   const layout& layout_;
-  [[no_unique_address]] Owned owned_;
-  DeviceArena masters_;
-  DeviceArena states_;
+  const Owned& owned_;
+  Arena masters_;
+  Arena states_;
 };
 
 }  // namespace lockstep::detail

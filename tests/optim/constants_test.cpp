@@ -1,17 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a GPU decides in the middle of a step, decided here.
-#include "lockstep/optim/step_numbers.hpp"
+#include "lockstep/optim/constants.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>
 #include <limits>
 
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/sgd.hpp"
 
 using namespace lockstep;
 
-BOOST_AUTO_TEST_SUITE(optim_step_numbers)
+BOOST_AUTO_TEST_SUITE(optim_constants)
 
 namespace {
 
@@ -76,6 +77,29 @@ BOOST_AUTO_TEST_CASE(with_one_they_are_skipped_and_do_not_count) {
   BOOST_TEST(state.updates == 2u);
   BOOST_TEST(second.in_double.scale == 1.0 / 16384);
   BOOST_TEST(second.in_double.update.rate == Adam::at<double>({}, 0.1, 2).rate);
+}
+
+BOOST_AUTO_TEST_CASE(pieces_of_a_table_join_neighbours_and_reach_beyond_4_gib) {
+  constexpr std::size_t billion = 1'000'000'000;
+  struct Net {
+    using Parameters = ParameterList<Parameter<"a", float, 3, billion>, Parameter<"b", float, 5>,
+                                     Parameter<"c", float, 2, billion>, Parameter<"d", float, 7>>;
+  };
+  const auto& plan = detail::Layout<Net>::plan();
+  const auto pieces = detail::make_table_pieces(
+      plan, [](std::size_t p) -> std::size_t { return p == 1 || p == 2 ? 1 : 0; });
+  BOOST_TEST_REQUIRE(pieces.size() == 3u);  // d, then c and b, then a
+  BOOST_TEST(pieces[0].end == plan.placements[2].offset);
+  BOOST_TEST(pieces[1].end == plan.placements[0].offset);
+  BOOST_TEST(pieces[2].end == plan.bytes);
+  const auto row_at = [&](std::size_t offset) {
+    return detail::table_piece_at(pieces.data(), pieces.size(), offset)->row;
+  };
+  BOOST_TEST(row_at(0) == 0u);
+  BOOST_TEST(row_at(pieces[0].end) == 1u);
+  BOOST_TEST(row_at(5 * billion) == 1u);
+  BOOST_TEST(row_at(pieces[1].end) == 0u);
+  BOOST_TEST(row_at(19 * billion) == 0u);
 }
 
 BOOST_AUTO_TEST_SUITE_END()
