@@ -26,6 +26,5 @@
 #include "lockstep/observe/progress_line.ipp"
 #include "lockstep/observe/scores.ipp"
 #include "lockstep/observe/tally.ipp"
-#include "lockstep/strategy/agreement.ipp"
-#include "lockstep/strategy/dp_shares.ipp"
+#include "lockstep/strategy/strategy.ipp"
 #include "lockstep/trainer/trainer.ipp"

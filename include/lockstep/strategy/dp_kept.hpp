@@ -27,22 +27,18 @@ class DpKept {
     return shape;
   }
 
-  /// How many micro-batches are added up, and not yet used.
-  std::size_t micro_batches() const {
-    return std::as_const(*self().replicas_[0]).replica().micro_batches();
-  }
   ReplicaProgress progress() const {
     return std::as_const(*self().replicas_[0]).replica().progress();
   }
   void set_progress(const ReplicaProgress& progress) {
-    self().run([&](std::size_t i) { replica(i).set_progress(progress); });
+    self().run([&](auto& replica) { replica.replica().set_progress(progress); });
   }
 
   /// Every replica copies its own pieces, on its own device.
   void copy_out(std::span<const StateCopy> copies) {
     std::vector<std::vector<StateCopy>> of(self().replicas());
     for (const StateCopy& copy : copies) of[copy.piece->rank].push_back(copy);
-    self().run([&](std::size_t i) { replica(i).copy_out(of[i]); });
+    self().run([&](auto& replica) { replica.replica().copy_out(of[replica.number()]); });
   }
   /// Not by the crew: steps may be going on.
   void await_copies() {

@@ -18,7 +18,7 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/observe/json_line.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {

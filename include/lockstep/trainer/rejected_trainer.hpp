@@ -20,7 +20,7 @@
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/tally.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 
