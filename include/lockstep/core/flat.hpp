@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Anything contiguous as a span of its elements, for the arguments of collectives.
+/// @file Anything contiguous as a span of its elements, for the arguments of collectives: views,
+/// spans, vectors, arrays, and Thrust's vectors, of which no header is needed here.
 
 #include <concepts>
+#include <cstddef>
 #include <iterator>
 #include <span>
 #include <type_traits>
@@ -22,6 +24,26 @@ concept DenseView = requires(const V& view) {
   { view.is_exhaustive() } -> std::convertible_to<bool>;
 };
 
+/// A pointer as it is, or the one inside of a class that stands for a pointer: Thrust's
+/// `device_ptr` and `universal_ptr` have it as `get()`.
+template <class T>
+constexpr T* raw_pointer(T* pointer) {
+  return pointer;
+}
+template <class P>
+  requires requires(const P& pointer) { raw_pointer(pointer.get()); }
+constexpr auto* raw_pointer(const P& pointer) {
+  return pointer.get();
+}
+
+/// A range whose elements lie one behind the other, in memory that the host need not be able to
+/// read.
+template <class R>
+concept ContiguousMemory = requires(R& range) {
+  raw_pointer(std::data(range));
+  { std::size(range) } -> std::convertible_to<std::size_t>;
+};
+
 /// `std::vector<bool>` has no elements that a span could show.
 template <class R>
 inline constexpr bool packs_bits = false;
@@ -30,7 +52,8 @@ inline constexpr bool packs_bits<std::vector<bool, Allocator>> = true;
 
 }  // namespace detail
 
-/// The elements of a view, a vector, an array or a span, in memory order.
+/// The elements of a view, a vector (the standard library's or Thrust's), an array or a span, in
+/// memory order.
 template <detail::DenseView V>
 constexpr auto flat(const V& view) {
   return std::span<typename V::element_type>(view.data_handle(), view.size());
@@ -45,7 +68,7 @@ constexpr auto flat(R&& range) {
   if constexpr (packed) {
     return std::span<bool>();
   } else {
-    return std::span<std::remove_reference_t<decltype(*std::data(range))>>(range);
+    return std::span(detail::raw_pointer(std::data(range)), std::size(range));
   }
 }
 
