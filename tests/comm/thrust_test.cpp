@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Thrust's vectors as arguments of collectives and views. Thrust's device is the host here; on a
-// GPU the same is tested by gpu/thrust_ranks.cu.
+// GPU the same is tested by gpu/thrust_test.cu.
 #define THRUST_DEVICE_SYSTEM THRUST_DEVICE_SYSTEM_CPP
 #include <thrust/device_vector.h>
 #include <thrust/host_vector.h>
