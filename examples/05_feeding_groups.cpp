@@ -22,7 +22,6 @@
 #include "lockstep/data/feed.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
 using Batch = LabelledBatch<float, int>;

@@ -15,12 +15,10 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/mix_bits.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/mapped_file.hpp"
-#include "lockstep/data/sample.hpp"
 
 using namespace lockstep;  // as every example has it
 

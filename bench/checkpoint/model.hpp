@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/core/element.hpp"
-#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace bench {
 

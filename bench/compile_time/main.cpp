@@ -45,7 +45,7 @@ std::string program(std::size_t count, Shapes shapes) {
         "    step.grad(" + name(i) + "_p)(0, 0) = batch.x;\n    step.ready(" + name(i) + "_p);\n";
   }
   std::string text =
-      "#include <lockstep/device/host_arena.hpp>\n#include <lockstep/model/model.hpp>\n"
+      "#include <lockstep/device/device.hpp>\n#include <lockstep/model/model.hpp>\n"
       "#include <lockstep/trainer/trainer.hpp>\nusing namespace lockstep;\n";
   if (count == 0) return text + "int main() {}\n";
   return text +

@@ -7,7 +7,7 @@
 #include <cstdlib>
 
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 #include "lockstep/trainer/ddp.hpp"
 
 namespace bare {

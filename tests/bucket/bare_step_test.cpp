@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 
 using namespace lockstep;
 

@@ -13,7 +13,7 @@
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/late_failure.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/launch/launch.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_background, Watchdog)

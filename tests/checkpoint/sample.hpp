@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/write_file.hpp"
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 
 namespace checkpoint {
 

@@ -12,7 +12,7 @@
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_stop_request, Watchdog)

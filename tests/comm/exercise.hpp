@@ -13,7 +13,6 @@
 
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/topology/grid.hpp"
-#include "lockstep/topology/transposed.hpp"
 #include "operations.hpp"
 #include "ranks.hpp"
 #include "repeating.hpp"

@@ -17,7 +17,7 @@
 #include "failing_threads.hpp"
 #include "gloo_ranks.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
 #include "mismatch.hpp"
 #include "repeat.hpp"
 

@@ -11,7 +11,7 @@
 #include "launch/watchdog.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/device/device_count.hpp"
+#include "lockstep/device/device.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/topology/grid.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the part does not divide the group size
-#include "lockstep/topology/split.hpp"
+#include "lockstep/topology/partition.hpp"
 #include "lockstep/topology/world.hpp"
 
 using namespace lockstep;

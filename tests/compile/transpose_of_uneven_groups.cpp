@@ -2,7 +2,6 @@
 // expect: lockstep: only a topology whose groups all have the same size can be transposed
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 using namespace lockstep;
 

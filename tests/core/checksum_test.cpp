@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 
 BOOST_AUTO_TEST_SUITE(core_checksum)
 

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <vector>
 
-#include "lockstep/core/convert.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 
 using namespace lockstep;

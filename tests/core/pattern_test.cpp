@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/core/pattern.hpp"
+#include "lockstep/core/name.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <random>

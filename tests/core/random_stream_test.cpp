@@ -7,8 +7,6 @@
 #include <random>
 #include <set>
 
-#include "lockstep/core/layer_random.hpp"
-
 using namespace lockstep;
 
 static_assert(std::uniform_random_bit_generator<RandomStream>);

@@ -14,12 +14,12 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/stopped.hpp"
-#include "lockstep/data/collate.hpp"
 #include "image_dataset.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/data/collate.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "words_of.hpp"
 
 using namespace lockstep;

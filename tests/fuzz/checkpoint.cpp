@@ -15,7 +15,7 @@
 
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/checksum.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/file.hpp"
 
 namespace {
 

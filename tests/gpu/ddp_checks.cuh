@@ -651,13 +651,13 @@ void check_mixed_sets(auto& comm) {
 
 // ---- What a job keeps
 
-/// A job that goes on from a copy of another, which was taken between two steps, ends with its
-/// bits: out of the middle of a step too.
+/// A job that goes on from a copy of another, which was taken between two updates, ends with its
+/// bits.
 template <class... Ps>
 void check_kept(auto& comm, const std::string& how) {
   using Comm = std::remove_reference_t<decltype(comm)>;
   using Job = Ddp<Network, Comm, Ps...>;
-  for (const std::size_t before : {5, 8}) {
+  for (const std::size_t before : {6, 12}) {  // whole steps of 1, 2 and 3 micro-batches
     const std::string wrong =
         go_on([&] { return std::make_unique<Job>(comm); },
               [&](Job& job, std::size_t s) {

@@ -327,7 +327,7 @@ void check_kept(std::size_t replicas) {
             [](Job& job, std::size_t s) {
               job.step(labelled<float>(reference_batch(11, 20, 4, s % 2, 0)));
             },
-            7, 9);
+            6, 9);
   require(wrong.empty(), wrong);
 }
 

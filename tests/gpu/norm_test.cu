@@ -11,8 +11,9 @@
 
 #include "gpu/device.cuh"
 #include "lockstep/bucket/pack.cuh"
-#include "lockstep/device/cuda/store.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/optim/adam.hpp"
+#include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"
 

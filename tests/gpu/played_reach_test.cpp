@@ -19,8 +19,8 @@
 #include "gpu/ring_step.cuh"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/device/cuda/on_gpu.cuh"
-#include "lockstep/device/cuda/store.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/topology/grid.hpp"
 
 namespace gpu_reach {

@@ -8,7 +8,7 @@
 
 #include "gpu/exercise.cuh"
 #include "gpu/thread_ranks.cuh"
-#include "lockstep/device/cuda/store.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 
 namespace thread_ranks {
 

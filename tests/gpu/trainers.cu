@@ -228,7 +228,8 @@ void resume_captured(Session& session) {
   };
   std::size_t steps = 0;
   run(whole, [&] {
-    // In the second epoch, after the first of two micro-batches, and between two steps.
+    // In the second epoch, after the first of two micro-batches, which waits for the second, and
+    // between two steps.
     if (++steps == 5) whole.save(path("middle"), {.asynchronous = true});
     if (steps == 8) whole.save(path("between"), {.asynchronous = true});
   });

@@ -10,7 +10,7 @@
 #include <string>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/open_files.hpp"
+#include "lockstep/core/file.hpp"
 #include "skipped.hpp"
 
 using namespace lockstep;

@@ -18,7 +18,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/stop_request.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/core/for_each_index.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/trainer/ddp.hpp"
 
 namespace {

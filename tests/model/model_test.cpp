@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/model/model.hpp"
+#include "lockstep/model/shapes.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <string>
@@ -7,8 +8,8 @@
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/model/shapes.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 using namespace lockstep;
 

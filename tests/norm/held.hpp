@@ -12,7 +12,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 #include "lockstep/norm/batch_norm.hpp"
 #include "lockstep/norm/layer_norm.hpp"
 #include "lockstep/strategy/initial_values.hpp"

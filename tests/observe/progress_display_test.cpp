@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/observe/progress_display.ipp"  // with another clock than the library has
-#include "lockstep/observe/number_text.hpp"
+#include "lockstep/core/text.hpp"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>

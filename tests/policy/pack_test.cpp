@@ -4,7 +4,7 @@
 #include <boost/test/unit_test.hpp>
 #include <type_traits>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 using namespace lockstep;
 

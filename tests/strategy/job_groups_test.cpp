@@ -8,9 +8,9 @@
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/split.hpp"
-#include "lockstep/topology/transposed.hpp"
+#include "lockstep/topology/partition.hpp"
 #include "train/sheet.hpp"
 
 BOOST_AUTO_TEST_SUITE(job_groups)

@@ -24,9 +24,8 @@
 #include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/launch/storage_progress.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 #include "lockstep/trainer/kept_values.hpp"
@@ -140,8 +139,8 @@ Entries entries_of(std::size_t replicas, std::size_t step) {
   return entries;
 }
 
-/// Ranks are saved in the middle of a step; replicas go on and save there too; then ranks go on
-/// from the replicas' file. All end with the bits of ranks that were never stopped.
+/// Ranks are saved; replicas go on and save too; then ranks go on from the replicas' file. All end
+/// with the bits of ranks that were never stopped.
 template <class Dp, class Ddp>
 void between_strategies(std::size_t world) {
   const Folder folder;
@@ -151,24 +150,24 @@ void between_strategies(std::size_t world) {
     job.optimizer().lr = 0.03;
     for (std::size_t s = 0; s < 8; ++s) {
       job.step(entry_of(comm.rank().value(), s));
-      if (s == 2) save(job, path("ddp-3"));
-      if (s == 4) save(job, path("ddp-5"));
+      if (s == 1) save(job, path("ddp-2"));
+      if (s == 3) save(job, path("ddp-4"));
     }
     save(job, path("ddp-8"));
   });
   {
     Dp job({.replicas = world});
     disturb_replicas(job, world);
-    const Resumed resumed = resume(job, path("ddp-3"));
+    const Resumed resumed = resume(job, path("ddp-2"));
     BOOST_TEST(resumed.step == 1u);
     BOOST_TEST(resumed.notes.empty());
-    for (std::size_t s = 3; s < 8; ++s) {
+    for (std::size_t s = 2; s < 8; ++s) {
       job.step(entries_of(world, s));
-      if (s == 4) {
+      if (s == 3) {
         Saver saver;
-        saver.save(job, path("dp-5"), {.asynchronous = true});
+        saver.save(job, path("dp-4"), {.asynchronous = true});
         saver.finish(job);
-        save(job, path("dp-5-at-once"));
+        save(job, path("dp-4-at-once"));
       }
     }
     save(job, path("dp-8"));
@@ -180,15 +179,15 @@ void between_strategies(std::size_t world) {
   all_well(world, [&](Shared& comm) {
     Ddp job(comm);
     disturb(job, comm.rank().value());
-    resume(job, path("dp-5"));
-    for (std::size_t s = 5; s < 8; ++s) job.step(entry_of(comm.rank().value(), s));
+    resume(job, path("dp-4"));
+    for (std::size_t s = 4; s < 8; ++s) job.step(entry_of(comm.rank().value(), s));
     save(job, path("back-8"));
   });
-  require_same_tensors(path("dp-5"), path("ddp-5"));
-  require_same_tensors(path("dp-5"), path("dp-5-at-once"));
+  require_same_tensors(path("dp-4"), path("ddp-4"));
+  require_same_tensors(path("dp-4"), path("dp-4-at-once"));
   for (const char* name : {"dp-8", "dp-again", "back-8"})
     require_same_tensors(path("ddp-8"), path(name));
-  for (const char* name : {"dp-5", "dp-8"}) BOOST_TEST(shards_of(path(name)) == 0u);
+  for (const char* name : {"dp-4", "dp-8"}) BOOST_TEST(shards_of(path(name)) == 0u);
 }
 
 }  // namespace
@@ -216,39 +215,6 @@ BOOST_AUTO_TEST_CASE(rank_zeros_file_is_whole_and_a_new_one_replaces_all_files) 
   save_three_updates(path, 2);
   BOOST_TEST(folder.files().size() == 4u);
   BOOST_TEST(tensors_of(folder / "best.safetensors").size() == tensors_of(path).size());
-}
-
-/// Gradients that were added up by some ranks, used by others: every update is that of the mean.
-BOOST_AUTO_TEST_CASE(a_step_goes_on_in_another_world) {
-  const Folder folder;
-  for (const std::size_t world : {1, 2, 4}) {
-    const std::string path = folder / (std::to_string(world) + ".safetensors");
-    all_well(world, [&](Shared& comm) {
-      OwnBuffers job(comm);
-      job.optimizer().lr = 1;
-      job.schedule().updates = 100;
-      for (const std::size_t s : {1, 2}) job.step(entry_of(comm.rank().value(), s));
-      save(job, path);
-    });
-    for (const std::size_t other : {1, 2, 3, 4}) {
-      all_well(other, [&](Shared& comm) {
-        OwnBuffers job(comm);
-        const Resumed resumed = resume(job, path);
-        require(resumed.notes.empty() == (world == other), "a note about another world");
-        job.step(entry_of(0, 3));
-        compare(
-            job,
-            [&](std::size_t p, std::size_t i) {
-              double mean = entry_of(0, 3).gradient[p] / 3;
-              for (std::size_t r = 0; r < world; ++r)
-                for (const std::size_t s : {1, 2})
-                  mean += entry_of(r, s).gradient[p] / 3 / static_cast<double>(world);
-              return start(p, i) - slope(mean, i);
-            },
-            std::to_string(world) + " ranks, then " + std::to_string(other), 1e-5);
-      });
-    }
-  }
 }
 
 BOOST_AUTO_TEST_CASE(names_are_translated_and_what_is_missing_is_reported) {
@@ -480,7 +446,7 @@ BOOST_AUTO_TEST_CASE(an_asynchronous_save_has_the_state_at_the_call) {
       {
         Saver saver;
         for (std::size_t s = 0; s < 12; ++s) {
-          job.step(entry_of(me, s));
+          for (int micro = 0; micro != 2; ++micro) job.step(entry_of(me, s));
           const std::string path = folder / (std::to_string(s) + ".safetensors");
           require(saver.save(job, path, {.asynchronous = true, .epoch = s}), "saved");
           bits.push_back(bits_of(job));
@@ -531,6 +497,7 @@ struct SlowJob {
     f(detail::KeptJob{{Rank{0}, 1, gather},
                       {},
                       true,
+                      0,
                       pieces,
                       progress,
                       set_progress,
@@ -600,7 +567,7 @@ BOOST_AUTO_TEST_CASE(a_failure_of_one_ranks_part_is_told_to_all_and_the_job_goes
         require_words(words, "rank " + std::to_string(failing) + ", ");
         require_words(words, "part.");
         std::filesystem::current_path(folder.path);
-        job.step(entry_of(me, 1));
+        for (int micro = 0; micro != 2; ++micro) job.step(entry_of(me, 1));
         const std::string path = folder / "whole.safetensors";
         require(saver.save(job, path, {.asynchronous = asynchronous}), "it saves again");
         saver.finish(job);
@@ -654,7 +621,7 @@ BOOST_AUTO_TEST_CASE(a_disk_slower_than_the_limit_of_calls_ends_no_job) {
       if (world == 4) return save(job, slow);
       Saver saver;
       saver.save(job, slow, {.asynchronous = true});
-      job.step(entry_of(comm.rank().value(), 1));
+      for (const std::size_t s : {1, 2}) job.step(entry_of(comm.rank().value(), s));
       saver.save(job, slow + "-later", {.asynchronous = true});  // waits for the one before
       saver.finish(job);
     });
@@ -783,15 +750,6 @@ BOOST_AUTO_TEST_CASE(files_that_do_not_fit_are_refused_on_all_ranks_and_change_n
       require(bits_of(other) == other_bits, "another optimizer's file has changed the job");
       load(other, path, {.strict = false});
       require(other.updates() == 3, "what both have");
-      // A step that is under way goes on only in a job whose steps are as long.
-      job.step(entry_of(0, 1));
-      const std::string middle = folder / "middle.safetensors";
-      save(job, middle);
-      require_words(words_of([&] { resume(other, middle); }), "missing in the file");
-      const Resumed some = resume(other, middle, {.strict = false});
-      require_words(some.notes.at(0),
-                    "was saved after 1 of 2 micro-batches of a step, and this "
-                    "job's steps have 3: they are forgotten");
     });
   }
 }

@@ -42,9 +42,9 @@ inline std::vector<lockstep::detail::KeptCopy> copies_to(
 /// Progress in words, in which every bit counts.
 inline std::string text_of(const lockstep::detail::ReplicaProgress& progress) {
   std::string text;
-  for (const std::uint64_t number : {progress.updates, progress.counted, progress.skipped,
-                                     progress.epoch, std::uint64_t{progress.knows_epoch},
-                                     progress.curve_ahead, std::uint64_t{progress.micro_batches}})
+  for (const std::uint64_t number :
+       {progress.updates, progress.counted, progress.skipped, progress.epoch,
+        std::uint64_t{progress.knows_epoch}, progress.curve_ahead})
     text += std::to_string(number) + " ";
   if (progress.loss_scale)
     text += "scale " + std::to_string(progress.loss_scale->scale) + " after " +
@@ -64,12 +64,8 @@ class OwnCopy {
   /// Copies what `job` has now. On a GPU the host does not wait.
   explicit OwnCopy(auto& job) {
     using lockstep::detail::KeptPiece;
-    job.template for_each_kept<lockstep::detail::KeptFor::loading>([&](const KeptPiece& piece) {
-      if (piece.role != lockstep::detail::KeptRole::gradient) pieces_.push_back(piece);
-    });
-    job.for_each_kept([&](const KeptPiece& piece) {
-      if (piece.role == lockstep::detail::KeptRole::gradient) pieces_.push_back(piece);
-    });
+    job.template for_each_kept<lockstep::detail::KeptFor::loading>(
+        [&](const KeptPiece& piece) { pieces_.push_back(piece); });
     auto memory = std::make_shared<decltype(job.make_kept_memory(0))>(
         job.make_kept_memory(bytes_of(pieces_)));
     copies_ = copies_to(memory->data(), pieces_);

@@ -10,8 +10,7 @@
 
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace train {
 

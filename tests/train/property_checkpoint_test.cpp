@@ -99,7 +99,7 @@ BOOST_AUTO_TEST_CASE(chains_of_jobs_of_any_shape_hand_on_the_same_bits) {
       hop.world = 1 + chance(4);
       hop.as = chance(4) == 0 ? As::threads : As::processes;
       hop.batches = 2 * (1 + chance(3));  // whole steps, which any world can go on from
-      hop.stop = chance(static_cast<unsigned>(hop.batches) + 1);
+      hop.stop = 2 * chance(static_cast<unsigned>(hop.batches / 2) + 1);
       hop.asynchronous = chance(2) == 0;
       hop.folder = folder / std::to_string(k);
       std::filesystem::create_directories(hop.folder);

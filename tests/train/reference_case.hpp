@@ -18,11 +18,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/sgd.hpp"
+#include "lockstep/policy/policy.hpp"
 #include "reference.hpp"
 #include "train/plain_mlp.hpp"
 

@@ -11,7 +11,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/bucket/write_gradient.hpp"
-#include "lockstep/core/layer_random.hpp"
+#include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 

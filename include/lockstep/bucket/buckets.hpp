@@ -6,7 +6,7 @@
 #include <string_view>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

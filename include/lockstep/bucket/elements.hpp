@@ -11,8 +11,7 @@
 #include "lockstep/bucket/element_types.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

@@ -7,9 +7,8 @@
 #include <type_traits>
 
 #include "lockstep/bucket/buckets.hpp"
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/name.hpp"
-#include "lockstep/core/pattern.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -15,13 +15,12 @@ enum class KeptRole : std::uint8_t {
   parameter,
   buffer,
   state,
-  gradient,
   local,  ///< a state that every rank keeps for itself: of a hook, or of ranks that train alone
 };
 
 /// For what pieces are handed out. All ranks together save every piece once: parameters, buffers
 /// that are the same on all ranks, and states that are, come from rank 0. Every rank loads all that
-/// it keeps, and gradients also where none are added up yet.
+/// it keeps.
 enum class KeptFor : std::uint8_t { saving, loading };
 
 /// A tensor in the memory of one rank, or the part of it that the rank keeps.
@@ -44,7 +43,7 @@ struct KeptPiece {
   /// It lies in memory that all ranks share: rank 0 writes it, while no other rank is in a step.
   bool shared = false;
   /// Of a local state: a job of another number of ranks goes on with the mean of all ranks', not
-  /// with sums as for gradients.
+  /// with their sum.
   bool averaged = false;
 
   constexpr bool is_whole() const { return count == whole.count(); }

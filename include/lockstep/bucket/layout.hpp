@@ -19,13 +19,11 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/for_each_index.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

@@ -18,8 +18,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
 

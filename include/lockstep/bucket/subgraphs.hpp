@@ -8,10 +8,9 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/name.hpp"
-#include "lockstep/core/pattern.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -15,7 +15,7 @@ namespace lockstep::detail {
 
 /// Runs one piece of work at a time beside the thread that owns this object; only that thread calls
 /// its functions. A failure is kept until it is thrown or taken. One that nobody has seen at the
-/// end of this object is told as a late failure (`core/late_failure.hpp`).
+/// end of this object is told as a late failure (`core/scope_guard.hpp`).
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Rank rank) : rank_(rank) {}

@@ -3,7 +3,7 @@
 /// @file Definitions of `background.hpp`.
 
 #include "lockstep/checkpoint/background.hpp"
-#include "lockstep/core/late_failure.hpp"
+#include "lockstep/core/scope_guard.hpp"
 
 namespace lockstep::detail {
 

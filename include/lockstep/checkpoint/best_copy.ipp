@@ -17,7 +17,7 @@
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/file.hpp"
 
 namespace lockstep::detail {
 

@@ -15,8 +15,8 @@
 #include "lockstep/checkpoint/folder_names.hpp"
 #include "lockstep/checkpoint/lock.hpp"
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 

@@ -14,7 +14,7 @@
 #include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/folder.hpp"
+#include "lockstep/core/file.hpp"
 
 namespace lockstep::detail {
 

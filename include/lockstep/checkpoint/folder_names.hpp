@@ -13,8 +13,8 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 

@@ -5,8 +5,8 @@
 #include <chrono>
 #include <string>
 
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
 

@@ -12,10 +12,10 @@
 #include <cstdio>
 
 #include "lockstep/checkpoint/lock.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/deadline.hpp"
-#include "lockstep/launch/folder.hpp"
 
 namespace lockstep::detail {
 

@@ -14,8 +14,8 @@
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/share_work.hpp"
-#include "lockstep/launch/open_files.hpp"
 
 namespace lockstep::detail {
 

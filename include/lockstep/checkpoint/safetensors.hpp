@@ -11,8 +11,8 @@
 #include <string_view>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/file_faults.hpp"
 
 namespace lockstep::detail {
 
@@ -48,7 +48,7 @@ inline bool add_up(std::uint64_t a, std::uint64_t b, std::uint64_t& sum) {
 /// "[4, 3]", as Python writes it.
 std::string shape_text(std::span<const std::uint64_t> shape);
 
-/// The errors of `launch/file_faults.hpp`, for files of checkpoints.
+/// The errors of `core/file.hpp`, for files of checkpoints.
 [[noreturn, gnu::cold]] void fail_writing(std::string_view path, int error);
 [[noreturn, gnu::cold]] void fail_reading(std::string_view path, int error);
 

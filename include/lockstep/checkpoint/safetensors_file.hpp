@@ -14,9 +14,9 @@
 
 #include "lockstep/checkpoint/json.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
 

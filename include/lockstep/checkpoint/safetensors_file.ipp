@@ -15,7 +15,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/storage_progress.hpp"
+#include "lockstep/core/file.hpp"
 
 namespace lockstep::detail {
 

@@ -15,10 +15,9 @@
 #include <string>
 
 #include "lockstep/checkpoint/stop_request.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/stopped.hpp"
-#include "lockstep/launch/deadline.hpp"
-#include "lockstep/launch/parse.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail {
 

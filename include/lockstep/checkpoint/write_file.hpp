@@ -14,8 +14,8 @@
 #include "lockstep/checkpoint/json.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 
 namespace lockstep::detail {
 

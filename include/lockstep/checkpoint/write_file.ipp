@@ -10,8 +10,8 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/json_string.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {

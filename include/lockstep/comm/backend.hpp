@@ -6,7 +6,7 @@
 #include <array>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -15,7 +15,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 
 namespace lockstep::detail {
 

@@ -12,8 +12,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/core/mix_bits.hpp"
 
 namespace lockstep::detail {
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The types a tensor's elements can have: as types, and as values that tables can hold.
+/// @file The types a tensor's elements can have: as types, and as values that tables can hold, and
+/// elements in another type.
 
 #include <concepts>
 #include <cstddef>
@@ -10,6 +11,7 @@
 #include <type_traits>
 
 #include "lockstep/core/half.hpp"
+#include "lockstep/core/macros.hpp"
 
 namespace lockstep {
 
@@ -138,3 +140,19 @@ using Accumulator = typename AccumulatorFor<T>::type;
 }  // namespace detail
 
 }  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Elements as type To: through the types of their sums, and rounded once more at the end.
+template <class To, class From>
+constexpr void convert(To* to, const From* from, std::size_t count) {
+  for (std::size_t i = 0; i != count; ++i)
+    to[i] = static_cast<To>(static_cast<Accumulator<To>>(static_cast<Accumulator<From>>(from[i])));
+}
+
+/// The same for kinds that are known at run time: floating ones, or one kind, which is copied. The
+/// two memories may end at the same byte, if the new elements are not the smaller ones.
+void convert_elements(std::byte* to, ElementKind to_kind, const std::byte* from,
+                      ElementKind from_kind, std::size_t count);
+
+}  // namespace lockstep::detail

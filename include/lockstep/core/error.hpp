@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The library's exception: which rank, doing what, what went wrong, what to do about it.
+/// @file The library's exceptions: an error, which says which rank, doing what, what went wrong and
+/// what to do about it; and the end of a job that was asked to stop, which is no failure.
 
+#include <exception>
 #include <initializer_list>
 #include <optional>
 #include <stdexcept>
@@ -9,6 +11,7 @@
 #include <string_view>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 
@@ -46,7 +49,36 @@ class Error : public std::runtime_error {
   bool consequence_ = false;
 };
 
+/// The exit status of a job that was stopped on request and whose state is saved: start it again
+/// with `--resume`. It is EX_TEMPFAIL of sysexits.h: "try again later".
+inline constexpr int stopped_status = 75;
+
+/// Thrown on all ranks when the job was asked to stop (SIGTERM, SIGUSR1) and its state is saved.
+/// `launch` turns it into `stopped_status`. It is no `Error` and no `std::runtime_error`, because
+/// nothing went wrong: handlers of errors let it pass, and communicators that it drives out of
+/// their scope do not tell other ranks of a failure.
+class Stopped : public std::exception {
+ public:
+  /// `signal` is 0 where no signal asked. `saved` is the checkpoint; empty where none was wanted.
+  Stopped(int signal, std::string_view saved);
+  ~Stopped() override;
+
+  const char* what() const noexcept override;
+
+  int signal() const { return signal_; }
+  const std::string& saved() const { return saved_; }
+
+ private:
+  int signal_;
+  std::string saved_;
+  std::string words_;
+  detail::HarmlessMark mark_;
+};
+
 namespace detail {
+
+/// `SIGTERM`, `SIGUSR1`, or `signal 12`.
+std::string signal_name(int signal);
 
 /// Throws an `Error` whose problem is joined from words. It keeps the code of error paths small.
 [[noreturn, gnu::cold]] void fail(std::string_view operation, std::initializer_list<Word> problem,
@@ -64,7 +96,3 @@ constexpr void check(bool ok, std::string_view advice, const char* file = __buil
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/core/error.ipp"
-#endif

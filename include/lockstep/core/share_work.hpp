@@ -4,8 +4,8 @@
 
 #include <cstddef>
 
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 
@@ -15,7 +15,3 @@ namespace lockstep::detail {
 void share_work(std::size_t tasks, FunctionRef<void(std::size_t)> f);
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/core/share_work.ipp"
-#endif

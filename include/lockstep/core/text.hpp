@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Joins words and numbers to a sentence by one function, because every `operator+` on
-/// strings costs compile time.
+/// @file Text: sentences of words and numbers, joined by one function because every `operator+` on
+/// strings costs compile time; lists of names; numbers for people, the same in every locale;
+/// numbers and addresses that are read, or an error.
 
 #include <concepts>
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <initializer_list>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
@@ -48,8 +50,47 @@ std::string printable(std::string_view text, std::string_view kept = {});
 /// `text({"rank ", rank, " of ", 4})` is "rank 2 of 4".
 std::string text(std::initializer_list<Word> words);
 
+/// The first few of many, so that messages stay readable with a thousand ranks.
+std::string listed(const std::vector<std::string>& names);
+
+/// `rank 2`, or `ranks 0, 1, 3`.
+std::string listed_ranks(const std::vector<std::string>& ranks);
+
+/// `name` is the variable or option that has this text.
+std::size_t parse_number(std::string_view name, std::string_view text);
+
+std::uint16_t parse_port(std::string_view name, std::string_view text);
+
+struct Endpoint {
+  std::string host;
+  std::uint16_t port = 0;
+};
+
+/// `host:port`, `127.0.0.1:29500`, `[::1]:29500`. `localhost` becomes 127.0.0.1, because ranks must
+/// not differ in which of its addresses they mean.
+Endpoint parse_endpoint(std::string_view name, std::string_view text);
+
 }  // namespace lockstep::detail
 
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/core/text.ipp"
-#endif
+namespace lockstep {
+
+/// A number with a fixed number of decimals.
+std::string fixed_text(double value, int decimals);
+
+/// A loss or a score: `0.4123`, and `3.100e-05` where four decimals would say too little.
+std::string value_text(double value);
+
+namespace detail {
+
+/// A rate: `54321`, and `3.2` for small ones.
+std::string rate_text(double value);
+
+/// A time by the second: `0:12`, `59:59`, `1:02:03`.
+std::string clock_text(double seconds);
+
+/// How long something took: `12.3 s`, above a minute by the second.
+std::string duration_text(double seconds);
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -112,7 +112,3 @@ class Thread {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/core/thread.ipp"
-#endif

@@ -19,15 +19,14 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/upload_lanes.hpp"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {

@@ -1,11 +1,21 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The device axis: where a replica's tensors live and its steps run.
+/// @file The device axis: where a replica's tensors live and its steps run; how many GPUs there
+/// are; and plain host memory.
 
+#include <cstddef>
+#include <cstring>
+#include <memory>
+#include <new>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/policy/policy.hpp"
+
+#if defined(__CUDACC__)
+#include "lockstep/device/cuda/gpu.cuh"
+#endif
 
 namespace lockstep {
 
@@ -30,5 +40,55 @@ struct Cuda : Choice<axes::Device> {
 /// The policy that says where models run: `Device<Cuda>`.
 template <class Kind>
 struct Device : detail::ChoicePolicy<axes::Device, Kind> {};
+
+namespace detail {
+
+/// The devices beside the host that a file can use: GPUs where nvcc compiles it. A template,
+/// because files of both kinds may be part of one program.
+template <class Kind>
+std::size_t count_devices() {
+#if defined(__CUDACC__)
+  return visible_gpus();
+#else
+  return 0;
+#endif
+}
+
+#if defined(__CUDACC__)
+using DeviceOfThisFile = Cuda;
+#else
+using DeviceOfThisFile = Cpu;
+#endif
+
+}  // namespace detail
+
+/// How many GPUs this process may use (CUDA_VISIBLE_DEVICES counts); 0 without a driver, and in a
+/// file that another compiler than nvcc compiles: such a file has no GPU jobs.
+template <class Kind = detail::DeviceOfThisFile>
+std::size_t device_count() {
+  return detail::count_devices<Kind>();
+}
+
+/// Zeroed memory, aligned as bucket plans expect. Communicators allocate arenas of their own, from
+/// the memory they communicate best.
+class HostArena {
+ public:
+  explicit HostArena(std::size_t bytes)
+      : data_(static_cast<std::byte*>(::operator new(bytes, alignment))), bytes_(bytes) {
+    if (bytes != 0) std::memset(data_.get(), 0, bytes);
+  }
+
+  std::byte* data() const { return data_.get(); }
+  std::size_t bytes() const { return bytes_; }
+
+ private:
+  static constexpr std::align_val_t alignment{arena_alignment};
+  struct Free {
+    void operator()(std::byte* data) const { ::operator delete(data, alignment); }
+  };
+
+  std::unique_ptr<std::byte, Free> data_;
+  std::size_t bytes_;
+};
 
 }  // namespace lockstep

@@ -13,8 +13,8 @@
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.hpp"
 

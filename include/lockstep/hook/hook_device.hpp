@@ -7,7 +7,6 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/core/convert.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 

@@ -5,9 +5,9 @@
 #include <cstddef>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/hook/skip_zero_gradients.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/core/mix_bits.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.hpp"
 

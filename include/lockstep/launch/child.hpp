@@ -15,9 +15,8 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/function_ref.hpp"
-#include "lockstep/core/stopped.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/file.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/output.hpp"
 
 namespace lockstep::detail {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/launch/parse.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail {
 

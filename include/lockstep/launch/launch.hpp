@@ -10,8 +10,8 @@
 #include <type_traits>
 
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 

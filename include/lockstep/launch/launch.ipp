@@ -10,7 +10,8 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/late_failure.hpp"
+#include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/launch_count.hpp"
@@ -19,7 +20,6 @@
 #include "lockstep/launch/program_options.hpp"
 #include "lockstep/launch/self_launch.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
-#include "lockstep/launch/terminal.hpp"
 #include "lockstep/launch/thread_ranks.hpp"
 #include "lockstep/version.hpp"
 

@@ -13,8 +13,8 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/launch/placement.hpp"
-#include "lockstep/launch/random.hpp"
 #include "lockstep/launch/rendezvous_file.hpp"
 #include "lockstep/launch/session.hpp"
 #include "lockstep/launch/socket.hpp"

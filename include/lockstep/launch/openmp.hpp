@@ -15,9 +15,9 @@
 #include <cstddef>
 #include <cstdlib>
 
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/descriptor.hpp"
 
 namespace lockstep::detail {
 

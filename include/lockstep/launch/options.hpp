@@ -12,9 +12,9 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/terminal.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/flags.hpp"
-#include "lockstep/launch/parse.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
 

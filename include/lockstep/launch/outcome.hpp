@@ -10,10 +10,10 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/child.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/names.hpp"
 
 namespace lockstep::detail {
 

@@ -13,9 +13,9 @@
 #include <utility>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/terminal.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 

@@ -15,8 +15,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/flags.hpp"
 

@@ -15,8 +15,8 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/parse.hpp"
 #include "lockstep/launch/store_connection.hpp"
 
 namespace lockstep::detail {

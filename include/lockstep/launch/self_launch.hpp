@@ -15,16 +15,16 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/file.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/openmp.hpp"
 #include "lockstep/launch/options.hpp"
 #include "lockstep/launch/shared_gpus.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
 

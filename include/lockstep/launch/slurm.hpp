@@ -7,7 +7,7 @@
 #include <string_view>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/parse.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail {
 

@@ -15,7 +15,7 @@
 #include <memory>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/file.hpp"
 
 namespace lockstep::detail {
 

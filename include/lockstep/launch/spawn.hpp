@@ -7,8 +7,8 @@
 #include <cstddef>
 #include <utility>
 
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/store.hpp"
 

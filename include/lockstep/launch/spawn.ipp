@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/openmp.hpp"
-#include "lockstep/launch/random.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
 #include "lockstep/launch/supervisor.hpp"

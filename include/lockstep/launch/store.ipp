@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/names.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_connection.hpp"
 

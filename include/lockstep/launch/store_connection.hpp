@@ -10,7 +10,7 @@
 #include <string_view>
 #include <utility>
 
-#include "lockstep/launch/random.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 

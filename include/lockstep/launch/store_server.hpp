@@ -22,10 +22,9 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
-#include "lockstep/launch/open_files.hpp"
-#include "lockstep/launch/random.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/launch/store_table.hpp"

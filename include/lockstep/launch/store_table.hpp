@@ -15,8 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 
 namespace lockstep::detail {

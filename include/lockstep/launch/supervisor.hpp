@@ -15,13 +15,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/deadline.hpp"
+#include "lockstep/core/terminal.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/child.hpp"
-#include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/output.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep::detail {
 

@@ -17,13 +17,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/function_ref.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/failure.hpp"
 #include "lockstep/launch/grace.hpp"
 #include "lockstep/launch/meeting.hpp"
-#include "lockstep/launch/open_files.hpp"
 #include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {

@@ -11,7 +11,6 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_sink.hpp"
 
 namespace lockstep {
 

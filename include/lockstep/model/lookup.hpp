@@ -8,8 +8,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep {
 

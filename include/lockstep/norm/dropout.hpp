@@ -15,9 +15,9 @@
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/layer_random.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/name.hpp"
+#include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/view.hpp"
 
 namespace lockstep {

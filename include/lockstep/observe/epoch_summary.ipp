@@ -4,7 +4,6 @@
 
 #include "lockstep/core/text.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/observe/number_text.hpp"
 
 namespace lockstep {
 

@@ -4,9 +4,9 @@
 
 #include <string>
 
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/descriptor.hpp"
 #include "lockstep/observe/json_line.hpp"
 
 namespace lockstep::detail {

@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/terminal.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 
 namespace lockstep {

@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/launch/terminal.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 
 namespace lockstep::detail {

@@ -6,7 +6,6 @@
 #include <cstddef>
 
 #include "lockstep/core/text.hpp"
-#include "lockstep/observe/number_text.hpp"
 #include "lockstep/observe/progress_line.hpp"
 
 namespace lockstep::detail {

@@ -11,9 +11,9 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

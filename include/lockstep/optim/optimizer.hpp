@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -20,7 +20,6 @@ struct ReplicaProgress {
   std::uint64_t epoch = 0;        ///< that the schedule was told
   bool knows_epoch = false;       ///< was it told one?
   std::uint64_t curve_ahead = 0;  ///< the schedule's step less `updates`, modulo 2^64
-  std::size_t micro_batches = 0;  ///< whose gradients are added up, and not yet used
   std::optional<LossScale> loss_scale;
   /// From which the model's layers draw random numbers, where they do.
   std::optional<std::uint64_t> random_seed;

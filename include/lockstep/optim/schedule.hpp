@@ -9,9 +9,9 @@
 #include <numbers>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

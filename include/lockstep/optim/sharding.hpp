@@ -5,7 +5,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/core/choice.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

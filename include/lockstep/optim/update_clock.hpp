@@ -87,7 +87,6 @@ class UpdateClock {
     return rate;
   }
 
- protected:
   /// The rate of a group in the update that has begun: the schedule's factor is that of all.
   double rate_of(const typename Rule::Options& options) const { return options.lr * factor_; }
 

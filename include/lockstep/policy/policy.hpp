@@ -1,11 +1,73 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The policy concept: a type that answers one axis of a job.
+/// @file Policies: an axis is a question, a choice is an answer, and a policy such as
+/// `Backend<Shm>`, a type that answers one axis of a job, joins the two.
 
 #include <concepts>
+#include <cstdint>
 #include <string_view>
 
 #include "lockstep/core/hash.hpp"
+
+namespace lockstep {
+
+/// A choice names the axes it answers, mostly one, so that `Backend<AdamW>` can be told from
+/// `Backend<Shm>`.
+template <class... Axes>
+struct Choice {
+  template <class Axis>
+  static constexpr bool answers = (std::same_as<Axis, Axes> || ...);
+  static constexpr bool built = true;
+};
+
+/// A choice that has its name and its place but no implementation yet.
+template <class Axis>
+struct PlannedChoice : Choice<Axis> {
+  static constexpr bool built = false;
+};
+
+namespace detail {
+
+/// C is one of the answers to Axis.
+template <class C, class Axis>
+concept ChoiceOf = requires {
+  { C::name } -> std::convertible_to<std::string_view>;
+  { C::built } -> std::convertible_to<bool>;
+} && C::template answers<Axis>;
+
+/// Adds a choice to a fingerprint: its name and, where it has some, its numbers.
+template <class C>
+constexpr Hash& add_choice(Hash& hash) {
+  hash.text(C::name);
+  if constexpr (requires { C::fingerprint(hash); }) C::fingerprint(hash);
+  return hash;
+}
+
+/// The base of every policy whose behaviour is one choice. It accepts any type: a wrong one is
+/// reported with all other composition errors, in one place, as a sentence.
+template <class Axis, class C>
+struct ChoicePolicy {
+  using axis = Axis;
+  using choice = C;
+  static constexpr bool well_formed = [] {
+    if constexpr (ChoiceOf<C, Axis> && requires { C::well_formed; }) return C::well_formed;
+    return ChoiceOf<C, Axis>;
+  }();
+  static constexpr bool built() { return C::built; }
+  static constexpr void fingerprint(Hash& hash) { add_choice<C>(hash.text(Axis::name)); }
+};
+
+/// The base of every policy that is a number, or a few: always built, checked by its own rule.
+template <class Axis>
+struct ValuePolicy {
+  using axis = Axis;
+  static constexpr bool well_formed = true;
+  static constexpr bool built() { return true; }
+};
+
+}  // namespace detail
+
+}  // namespace lockstep
 
 namespace lockstep::detail {
 

@@ -14,9 +14,9 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/device/cuda/host_staging.cuh"
-#include "lockstep/device/host_arena.hpp"
-#include "lockstep/device/lazy_pages.hpp"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/device.hpp"
+#include "lockstep/device/memory_pages.hpp"
 #include "lockstep/model/tensor.hpp"
 
 namespace lockstep::detail {

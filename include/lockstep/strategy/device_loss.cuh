@@ -10,9 +10,9 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
 

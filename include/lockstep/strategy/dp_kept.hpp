@@ -27,14 +27,14 @@ class DpKept {
     return std::as_const(*self().replicas_[0]).replica().progress();
   }
   void set_progress(const ReplicaProgress& progress) {
-    self().run([&](std::size_t i) { replica(i).set_progress(progress); });
+    self().run([&](auto& replica) { replica.replica().set_progress(progress); });
   }
 
   /// Every replica copies its own pieces, on its own device.
   void copy_out(std::span<const KeptCopy> copies) {
     std::vector<std::vector<KeptCopy>> of(self().replicas());
     for (const KeptCopy& copy : copies) of[copy.piece->rank].push_back(copy);
-    self().run([&](std::size_t i) { replica(i).copy_out(of[i]); });
+    self().run([&](auto& replica) { replica.replica().copy_out(of[replica.number()]); });
   }
   /// Not by the crew: steps may be going on.
   void await_copies() {

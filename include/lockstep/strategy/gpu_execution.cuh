@@ -13,17 +13,16 @@
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/core/typed_storage.hpp"
-#include "lockstep/device/cuda/batch_upload.cuh"
+#include "lockstep/core/utility.hpp"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/near_batch.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/low_rank.cuh"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
-#include "lockstep/strategy/gpu_updater.cuh"
+#include "lockstep/strategy/gpu_update.cuh"
 #include "lockstep/strategy/kept_copies.cuh"
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/random_step.cuh"
@@ -112,6 +111,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Loss = DeviceLoss<Comm>;
   using Meter = DeviceLossMeter<Comm, Traits::skips_anomalies>;
   using Step = GpuStep<Traits, Comm>;
+  using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
   using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 

@@ -103,7 +103,6 @@ class GradientBuckets
     pass_ = pass;
     next_ = 0;
     if constexpr (Traits::has_subgraphs) {
-      if (!Traits::captures && pass.synchronizes) this->settle_usage();
       this->begin_subgraph();
     } else {
       readiness_.reset();
@@ -177,7 +176,6 @@ class GradientBuckets
 
   /// Starts the reductions of gradients whose passes did not synchronize.
   void start_late() {
-    this->settle_usage();
     if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
     pass_.synchronizes = true;
     next_ = 0;
@@ -241,18 +239,6 @@ class GradientBuckets
   double factor() const { return folded_factor(how, this->comm_.world_size().value()); }
 
   // After a step.
-
-  /// A job goes on from another one: the arena is zero, no parameter has been used, and all
-  /// gradients count as there, as after a backward pass.
-  void begin_anew() {
-    this->zero_all();
-    this->forget_usage();
-    this->sets_.begin_anew();
-    readiness_.reset();
-    for (std::size_t p = 0; p != this->layout_.infos().size(); ++p) {
-      if (this->layout_.plan().is_trained(p)) readiness_.mark(p);
-    }
-  }
 
   /// Drops the handles of all reductions: they belong to a failed capture and will never run.
   void forget_reductions() { reductions_.forget(); }

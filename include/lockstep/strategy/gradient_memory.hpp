@@ -100,14 +100,6 @@ class GradientMemory {
     }
   }
 
-  void zero_all() {
-    if constexpr (Traits::frees_gradients) {
-      ring_.clear(execution_);
-    } else {
-      execution_.zero(arena_, layout_.plan().bytes);
-    }
-  }
-
   template <class T>
   std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
     const Placement& placement = layout_.plan().placements[parameter];

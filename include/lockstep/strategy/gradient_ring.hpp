@@ -108,9 +108,6 @@ class GradientRing {
     }
   }
 
-  /// All slices are zero.
-  void clear(Execution& execution) const { execution.zero(slices_.data(), slices_.bytes()); }
-
  private:
   /// Gradients that travel in another type lie in memory of their own.
   static constexpr std::size_t widest_ratio() {

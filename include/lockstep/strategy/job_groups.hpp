@@ -9,9 +9,9 @@
 
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/topology.hpp"
-#include "lockstep/topology/transposed.hpp"
 
 namespace lockstep::detail {
 

@@ -12,9 +12,8 @@
 #include <vector>
 
 #include "lockstep/bucket/kept_piece.hpp"
-#include "lockstep/core/convert.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/host_staging.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/device/device.hpp"

@@ -6,9 +6,8 @@
 #include <span>
 
 #include "lockstep/bucket/kept_piece.hpp"
-#include "lockstep/core/convert.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/device/host_arena.hpp"
 
 namespace lockstep::detail {
 

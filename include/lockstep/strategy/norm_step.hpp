@@ -8,7 +8,7 @@
 
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 

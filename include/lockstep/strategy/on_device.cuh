@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 
 namespace lockstep::detail {
 

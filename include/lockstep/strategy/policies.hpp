@@ -8,8 +8,8 @@
 #include <type_traits>
 
 #include "lockstep/bucket/subgraphs.hpp"
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

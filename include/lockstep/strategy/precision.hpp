@@ -7,8 +7,8 @@
 #include <type_traits>
 
 #include "lockstep/bucket/element_types.hpp"
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
 

@@ -7,9 +7,9 @@
 #include <cstdint>
 
 #include "lockstep/core/view.hpp"
+#include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/layer_random.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/store.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/strategy/random_step.hpp"
 

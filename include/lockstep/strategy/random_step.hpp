@@ -6,8 +6,7 @@
 #include <cstdint>
 #include <type_traits>
 
-#include "lockstep/core/layer_random.hpp"
-#include "lockstep/core/mix_bits.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"

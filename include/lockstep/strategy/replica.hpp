@@ -6,39 +6,44 @@
 #include <cstdint>
 #include <exception>
 #include <optional>
+#include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
+#include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/anomaly.hpp"
-#include "lockstep/strategy/anomaly_error.hpp"
+#include "lockstep/optim/optimizer.hpp"
+#include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
-#include "lockstep/strategy/host_updater.hpp"
+#include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/norm_step.hpp"
 #include "lockstep/strategy/random_step.hpp"
-#include "lockstep/strategy/replica_buffers.hpp"
-#include "lockstep/strategy/replica_evaluation.hpp"
-#include "lockstep/strategy/replica_graphs.hpp"
-#include "lockstep/strategy/replica_hooks.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
-#include "lockstep/strategy/replica_memory.hpp"
-#include "lockstep/strategy/replica_options.hpp"
-#include "lockstep/strategy/replica_steps.hpp"
-#include "lockstep/strategy/replica_subgraphs.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/replica_uneven.hpp"
-#include "lockstep/strategy/replica_values.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
 #include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
 
@@ -51,34 +56,8 @@ namespace lockstep {
 ///
 /// A world that the compiler knows to be of one costs what the bare model costs.
 template <class Model, class Policies, class Comm>
-class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaOptions<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaBuffers<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaValues<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaEvaluation<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaKept<Replica<Model, Policies, Comm>>,
-                public detail::ReplicaUneven<Replica<Model, Policies, Comm>,
-                                             detail::ReplicaTraits<Model, Policies>>,
-                public detail::ReplicaHooks<Replica<Model, Policies, Comm>,
-                                            detail::ReplicaTraits<Model, Policies>>,
-                public detail::ReplicaSubgraphs<Replica<Model, Policies, Comm>,
-                                                detail::ReplicaTraits<Model, Policies>>,
-                public detail::ReplicaSteps<Replica<Model, Policies, Comm>,
-                                            detail::ReplicaTraits<Model, Policies>>,
-                public detail::ReplicaGraphs<Replica<Model, Policies, Comm>,
-                                             detail::ReplicaTraits<Model, Policies>> {
-  // Parts of this class, in headers of their own.
-  friend class detail::ReplicaMemory<Replica>;
-  friend class detail::ReplicaOptions<Replica>;
-  friend class detail::ReplicaBuffers<Replica>;
-  friend class detail::ReplicaValues<Replica>;
-  friend class detail::ReplicaEvaluation<Replica>;
-  friend class detail::ReplicaKept<Replica>;
-  friend class detail::ReplicaUneven<Replica, detail::ReplicaTraits<Model, Policies>>;
-  friend class detail::ReplicaHooks<Replica, detail::ReplicaTraits<Model, Policies>>;
-  friend class detail::ReplicaSubgraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
-  friend class detail::ReplicaSteps<Replica, detail::ReplicaTraits<Model, Policies>>;
-  friend class detail::ReplicaGraphs<Replica, detail::ReplicaTraits<Model, Policies>>;
+class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
+  friend class detail::ReplicaKept<Replica>;  // what a checkpoint is made of
 
  public:
   using model_type = Model;
@@ -92,8 +71,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
 
  private:
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
-  using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
-  static_assert(detail::Updater<Updating, Gradients>);
+  using Updating = detail::Updater<traits, Comm, execution_type>;
   using drawing_step = detail::RandomStepOf<traits, typename execution_type::Step>;
 
  public:
@@ -108,7 +86,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// **Host** blocks.
   explicit Replica(Comm& comm, Model model = {}, Seed seed = {})
       : Replica(comm, layouts_type(model), std::move(model)) {
-    this->initialize_from_model(seed);
+    initialize_from_model(seed);
   }
   /// Leaves out the initial values: parameters are zero until `initialize`.
   Replica(Comm& comm, layouts_type layouts, Model&& model)
@@ -117,13 +95,13 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
         model_(std::move(model)),
         execution_(comm),
         layouts_(std::move(layouts)),
-        parameters_(this->template agree_and_allocate<Policies>()),
+        parameters_(agree_and_allocate()),
         groups_(comm),
-        buffers_(this->allocate(layouts_.buffers.plan().bytes)),
+        buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
         random_(comm),
-        step_(this->make_step(gradients_.arena())),
+        step_(make_step(gradients_.arena())),
         copies_(comm) {
     if constexpr (traits::shards_groups) {
       gradients_.use(groups_);
@@ -161,6 +139,111 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     return step_.grad(key);
   }
 
+  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
+  /// `param` gives; likewise for gradients and buffers. On a GPU, views are of device memory, and
+  /// the host waits for the GPU first.
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
+    let_host_look();
+    await_device();
+    step_.for_each_parameter(f);
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
+    await_device();
+    step_.for_each_gradient(f);
+  }
+  template <class F>
+  void for_each_buffer(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
+    await_device();
+    step_.for_each_buffer(f);
+  }
+  /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps, as a
+  /// view of one axis, and for weights of higher precision under the name "master". With
+  /// `Sharding<HostShared>` and `Sharding<ZeroRedundancy>` a rank keeps its slices alone, and not
+  /// every parameter has elements in them: `f(parameter, state, view, first)` gets the place of the
+  /// view's first element in the parameter.
+  template <class F>
+  void for_each_state(F&& f) const {
+    [[maybe_unused]] const auto on = on_device();
+    await_device();
+    const auto& layout = layouts_.parameters;
+    const auto give = [&](std::size_t p, std::string_view state, const auto& values,
+                          std::size_t first) {
+      using T = typename std::remove_cvref_t<decltype(values)>::element_type;
+      detail::hand_out_state(
+          f, layout.name(p), state,
+          detail::make_view<typename traits::memory, true, element_kind<T>(), dynamic>(
+              reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()}),
+          first);
+    };
+    if constexpr (traits::keeps_masters) {
+      for (std::size_t p = 0; p != layout.infos().size(); ++p) {
+        if (!layout.plan().is_trained(p)) continue;
+        updater_.kept().for_each_master(
+            p, [&](auto values, std::size_t first) { give(p, "master", values, first); });
+      }
+    }
+    updater_.for_each_state(give);
+  }
+
+  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
+  /// **Ranks** all. **Host** blocks.
+  template <class F>
+  void initialize(F&& f, Seed seed = {}) {
+    [[maybe_unused]] const auto on = on_device();
+    const auto masters = allocate_masters();
+    settle_allocations();
+    await_parameters();
+    if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
+    if (comm_.rank() == Rank{0}) write_initial_values(f, seed, masters);
+    if constexpr (traits::shares_parameters) {
+      comm_.barrier();
+    } else {
+      broadcast(parameters_, layouts_.parameters.plan().all_bytes);
+      if constexpr (traits::keeps_masters) updater_.kept().distribute_masters(masters);
+    }
+    if constexpr (traits::joins) gradients_.forget_live();
+    broadcast(buffers_, layouts_.buffers.plan().bytes);
+    await_device();  // who looks at the values next need not know of streams
+  }
+  /// Writes the values that the model gives itself, or the default ones.
+  void initialize_from_model(Seed seed) {
+    if constexpr (traits::draws) start_random(seed);
+    initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
+  }
+
+  // The optimizer's numbers, and counts. None of these communicates.
+
+  /// The optimizer's numbers, which must be the same on all ranks: `replica.optimizer().lr = 0.01`.
+  auto& optimizer() { return updater_.options(); }
+  /// Those of a set that is one of `ParameterGroups`: `replica.optimizer(NoDecay<>{})`.
+  template <class Set>
+  auto& optimizer(Set set) {
+    return updater_.options(set);
+  }
+  /// The numbers of all groups.
+  auto& group_options() { return updater_.group_options(); }
+  auto& schedule() { return updater_.schedule(); }
+  void begin_schedule(std::uint64_t step) { updater_.begin_schedule(step); }
+  void set_epoch(std::uint64_t epoch) { updater_.set_epoch(epoch); }
+  double learning_rate() const { return updater_.learning_rate(); }
+  std::uint64_t updates() const { return updater_.steps(); }
+  /// The bytes of the optimizer's states that this rank keeps.
+  std::size_t state_bytes() const { return updater_.state_bytes(); }
+  /// The bytes of the gradients that it keeps.
+  std::size_t gradient_bytes() const { return gradients_.bytes(); }
+  /// The bytes that this rank has handed to collectives for gradients, or parameters, since it was
+  /// made: what hooks save on the wire.
+  std::uint64_t bytes_sent()
+    requires(traits::is_hooked)
+  {
+    return gradients_.hooked_reductions().bytes_sent();
+  }
+
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
 
   /// A batch where the model can read it.
@@ -169,7 +252,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// The model draws other random numbers from now on, those of the next micro-batch. It comes
   /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
   void draw_anew() {
-    if constexpr (traits::draws) random_.move_to(this->updates(), micro_batches_);
+    if constexpr (traits::draws) random_.move_to(updates(), micro_batches_);
   }
 
   /// How many micro-batches are added up.
@@ -181,17 +264,64 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     return micro_batches_ + 1 >= traits::micro_batches;
   }
 
+  /// The next micro-batch uses a sub-graph, by its number, or the whole model.
+  void choose_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
+  }
+
+  /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
+  /// since the last update, while the result lives.
+  auto in_step() const {
+    if constexpr (traits::compares_subgraphs) {
+      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
+    } else {
+      return 0;
+    }
+  }
+
+  /// Gives all ranks rank 0's buffers, or under `UnevenInputs<Join>` those of the lowest rank that
+  /// had a batch in the step before. With `Buffers<Synced>` they become their average over ranks,
+  /// and integers, such as counts of batches, the largest. **Ranks** all. **Host** blocks, or on a
+  /// GPU enqueues.
+  void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
+    [[maybe_unused]] const auto on = on_device();
+    if constexpr (traits::averages_buffers) {
+      average_buffers(part_of);
+    } else {
+      Rank root{0};
+      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+      broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
+    }
+  }
+
+  /// Calls `f(step)` with the step whose gradients the model writes next.
+  template <class F>
+  auto with_step(const F& f) {
+    if constexpr (traits::has_subgraphs) {
+      const bool adds = !traits::frees_gradients && micro_batches_ != 0;
+      const auto& step = adds ? adding_step() : step_;
+      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
+        detail::SubgraphStep<step_type, subgraphs, set> used(step);
+        return f(used);
+      });
+    } else if constexpr (traits::tracks && !traits::frees_gradients) {
+      return f(micro_batches_ == 0 ? step_ : adding_step());
+    } else {
+      return f(step_);
+    }
+  }
+
   /// The model's loss of a batch. With `Sync::yes` all ranks have rank 0's buffers first. **Ranks**
   /// all, or with `Sync::no` and without `Norms<Synced>` this one.
   template <class Batch>
   Loss forward(const Batch& placed, Sync sync) {
-    [[maybe_unused]] const auto in = this->in_step();
+    [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
       if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) this->synchronize_buffers(detail::step_call<traits>());
+        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
       }
       const Loss loss =
-          this->with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
+          with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
       return loss;
     } else {
@@ -212,10 +342,10 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// loss is not this rank's own.
   template <class Batch, class... OutputGradients>
   void backward(const Batch& placed, Sync sync, const OutputGradients&... output_gradients) {
-    [[maybe_unused]] const auto in = this->in_step();
+    [[maybe_unused]] const auto in = in_step();
     begin_backward(sync);
     if constexpr (BackwardRunning<Model, step_type, Batch, OutputGradients...>)  // else reported
-      this->with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
+      with_step([&](auto& step) { model_.backward(step, placed, output_gradients...); });
     end_backward();
   }
 
@@ -235,7 +365,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// A backward pass in which this rank has no samples: its gradients are zero, and it uses no
   /// parameter.
   void backward_without_samples(Sync sync) {
-    [[maybe_unused]] const auto in = this->in_step();
+    [[maybe_unused]] const auto in = in_step();
     await_parameters();
     gradients_.pass_without_samples(pass(sync));
     ++micro_batches_;
@@ -255,7 +385,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     static_assert(!T::frees_gradients,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> a rank gets the averages of "
                   "its slices alone; write reduce_and_update() instead of reduce().update()");
-    [[maybe_unused]] const auto in = this->in_step();
+    [[maybe_unused]] const auto in = in_step();
     gradients_.average();
   }
 
@@ -283,7 +413,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
   /// parameters are new on all ranks, or on a GPU enqueues.
   void update() {
-    [[maybe_unused]] const auto in = this->in_step();
+    [[maybe_unused]] const auto in = in_step();
     updater_.begin(traits::micro_batches);
     updater_.update_averaged(gradients_);
     end_update();
@@ -292,7 +422,7 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   /// Reduces and updates in one pass over memory where possible; gradients are not averaged in
   /// place. **Ranks** all. **Host** as `update`.
   void reduce_and_update() {
-    [[maybe_unused]] const auto in = this->in_step();
+    [[maybe_unused]] const auto in = in_step();
     updater_.reduce_and_update(gradients_);
     end_update();
   }
@@ -311,6 +441,82 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
       reduce_and_update();
     }
     return loss;
+  }
+
+  /// A step of the micro-batches that were added up without completing one, if there are any: their
+  /// mean, over as many as they are. **Ranks** all, with as many; under `UnevenInputs<Join>` those
+  /// that have some, while others make a whole step. **Host** as `update`.
+  void step_tail() {
+    const std::size_t micro_batches = micro_batches_;
+    if (micro_batches == 0) return;
+    [[maybe_unused]] const auto in = in_step();
+    if constexpr (traits::joins) {
+      // Other ranks divide by the number of micro-batches of a whole step.
+      if constexpr (traits::broadcasts_buffers)
+        synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
+      if (traits::micro_batches > 1 && micro_batches != traits::micro_batches)
+        gradients_.scale_own(static_cast<double>(traits::micro_batches) /
+                             static_cast<double>(micro_batches));
+      begin_update();
+    } else {
+      begin_update(micro_batches);
+    }
+    gradients_.start_late();
+    reduce_and_update();
+  }
+
+  /// The part that a rank without batches has in a step of the others: zeros, and the same update.
+  /// Returns false, without an update, where no rank had a batch. **Ranks** all. **Host** blocks
+  /// until it is known who had one.
+  bool answer_others()
+    requires(traits::joins)
+  {
+    return answer_others([&] {
+      begin_update();
+      reduce_and_update();
+    });
+  }
+  /// The same with `make_update()` in place of the update.
+  template <class F>
+  bool answer_others(const F& make_update)
+    requires(traits::joins)
+  {
+    if constexpr (traits::broadcasts_buffers)
+      synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
+    backward_without_samples(Sync::yes);
+    const bool goes_on = gradients_.live().count != 0;
+    if (goes_on) {
+      make_update();
+    } else {
+      gradients_.reduce();  // no bucket stays under way
+      discard_gradients();
+      gradients_.forget_live();  // all have the newest buffers
+    }
+    return goes_on;
+  }
+
+  /// All ranks' parameters become their average, where `LocalSGD` lets ranks train alone: before a
+  /// model is used elsewhere, in the middle of a period. **Ranks** all. **Host** as `update`.
+  void average_parameters()
+    requires(traits::averages_parameters)
+  {
+    [[maybe_unused]] const auto on = on_device();
+    for (const detail::Bucket& bucket : layouts_.parameters.plan().buckets()) {
+      traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
+        const auto average = [&](const auto& own) {
+          gradients_.hooked_reductions().count_sent(own.size_bytes());
+          comm_.all_reduce(own, Average{}, detail::JobCall::step);
+        };
+        if constexpr (traits::keeps_masters) {
+          const auto masters = updater_.masters_of(bucket);
+          average(masters);
+          execution_.cast(values, masters);
+        } else {
+          average(values);
+        }
+      });
+    }
   }
 
   /// Throws if a loss or gradient was not finite, with `Anomaly<Stop>`. **Host** blocks until all
@@ -334,18 +540,301 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
     return execution_.meter();
   }
 
+  // Evaluations, with nothing kept for backward and no communication.
+
+  /// Evaluations and predictions use a sub-graph from now on.
+  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
+    if constexpr (traits::has_subgraphs) evaluated_.number = set;
+  }
+  template <class Batch>
+  Loss evaluate(const Batch& placed) {
+    if constexpr (detail::require_forward<Model, evaluation_step, Batch>()) {
+      return with_evaluation_step(
+          [&](auto& step) { return execution_.forward(model_, step, placed); });
+    } else {
+      std::terminate();  // never reached: the missing forward has been reported
+    }
+  }
+  /// The model's own evaluation, or its mean loss over `samples()`.
+  template <class Batch, class Tally, class Samples>
+  void evaluate(const Batch& placed, Tally& tally, const Samples& samples) {
+    if constexpr (EvaluationRunning<Model, evaluation_step, Batch, Tally>) {
+      with_evaluation_step([&](auto& step) { model_.evaluate(step, placed, tally); });
+    } else {
+      const auto count = static_cast<double>(samples());
+      tally.add("loss", evaluate(placed) * count, count);
+    }
+  }
+  /// Calls `f(step)` with the step of an evaluation.
+  template <class F>
+  auto with_evaluation_step(const F& f) {
+    await_parameters();
+    if constexpr (traits::has_subgraphs) {
+      return detail::with_subgraph<subgraphs::count>(evaluated_.number, [&](auto set) {
+        using Used = detail::SubgraphStep<bare_step, subgraphs, set>;
+        detail::EvaluationStep<Used> step{Used(step_)};
+        return f(step);
+      });
+    } else {
+      evaluation_step step(step_);
+      return f(step);
+    }
+  }
+
+  // Outputs of models that declare them.
+
+  /// Does the hand-written `forward` keep the outputs of such a batch?
+  template <class Batch>
+  static constexpr bool keeps_outputs() {
+    if constexpr (declares_outputs && !traits::scatters && traits::takes_loss_of_outputs) {
+      using Memory = typename traits::memory;
+      return detail::PartsRunning<Model, step_type, Batch, detail::OutputRows<Model, Memory, false>,
+                                  detail::OutputRows<Model, Memory, true>>;
+    } else {
+      return false;
+    }
+  }
+  /// The model's outputs of a batch of `rows` samples, in evaluation. They are valid until the next
+  /// call. **Host** on a GPU, blocks until they are there.
+  template <class Batch>
+  auto predict(const Batch& placed, std::size_t rows) {
+    static_assert(
+        detail::require_prediction<Model, evaluation_step, Batch,
+                                   detail::OutputRows<Model, typename traits::memory, false>>());
+    reserve_outputs(rows);
+    with_evaluation_step(
+        [&](auto& step) { model_.predict(step, placed, outputs_.outputs({0, rows})); });
+    await_device();
+    return outputs_.all_outputs(rows);
+  }
+  /// `forward` in two parts: outputs, which are kept, and the loss that is taken of them.
+  template <class Batch>
+  auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
+    [[maybe_unused]] const auto in = in_step();
+    if constexpr (traits::broadcasts_buffers) {
+      if (sync == Sync::yes) synchronize_buffers();
+    }
+    reserve_outputs(rows);
+    const auto loss = with_step([&](auto& step) {
+      model_.predict(step, placed, outputs_.outputs({0, rows}));
+      return execution_.loss(model_, step, placed, outputs_.all_outputs(rows),
+                             outputs_.all_gradients(rows));
+    });
+    require_finite_loss(loss);
+    return loss;
+  }
+  auto outputs(std::size_t rows) const {
+    [[maybe_unused]] const auto on = on_device();
+    await_device();
+    return outputs_.all_outputs(rows);
+  }
+  auto output_gradients(std::size_t rows) const { return outputs_.gradients({0, rows}); }
+  /// Copies rows of outputs into the host's memory. **Host** blocks.
+  template <class OutputRows>
+  void copy_outputs(const OutputRows& rows, void* to) {
+    [[maybe_unused]] const auto on = on_device();
+    execution_.copy(static_cast<std::byte*>(to),
+                    reinterpret_cast<const std::byte*>(rows.data_handle()),
+                    rows.size() * sizeof(typename OutputRows::value_type));
+    await_device();
+  }
+
+  // Where micro-batches run as graphs (`StepGraphs`).
+
+  /// The next micro-batch may be captured. Micro-batches that share a graph have equal results.
+  std::uint64_t begin_graph() {
+    if constexpr (counts_hooks) {
+      auto& reductions = gradients_.hooked_reductions();
+      reductions.note_step(hooked_before_.steps, hooked_before_.bytes);
+      hooked_before_ = {reductions.steps(), reductions.bytes_sent()};
+      if (!completes_step()) return 0;
+      reductions.tell_step();
+      return reductions.phase();
+    }
+    return 0;
+  }
+  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  void note_subgraph() {
+    if constexpr (traits::has_subgraphs) gradients_.note_subgraph();
+  }
+  /// A number that differs where the work of a micro-batch does, because it or one before it uses
+  /// another sub-graph.
+  std::uint64_t graph_variant() const {
+    if constexpr (traits::has_subgraphs) {
+      return gradients_.subgraphs().variant();
+    } else {
+      return 0;
+    }
+  }
+  /// A micro-batch has run as a graph, without a call of this replica.
+  void note_replay() {
+    if constexpr (counts_hooks) {
+      if (completes_step()) gradients_.hooked_reductions().note_replay();
+    }
+    if constexpr (traits::has_subgraphs) {
+      if (completes_step()) gradients_.forget_usage();
+    }
+    micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
+    execution_.note_forward();
+  }
+  /// What a micro-batch that is captured may change on the host.
+  auto before_capture() const {
+    if constexpr (traits::has_subgraphs) {
+      return std::pair(micro_batches_, gradients_.kept_usage());
+    } else {
+      return std::pair(micro_batches_, 0);
+    }
+  }
+  /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
+  /// `before`.
+  void undo_capture(const auto& before) {
+    gradients_.forget_reductions();
+    if constexpr (counts_hooks)
+      gradients_.hooked_reductions().go_back(hooked_before_.steps, hooked_before_.bytes);
+    if constexpr (traits::shards) updater_.gathers().forget();
+    micro_batches_ = before.first;
+    if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
+  }
+
  private:
+  static constexpr bool declares_outputs = OutputDeclaring<Model>;
+
+  // Memory.
+
+  /// Before a collective: ranks of this host that allocate or free for themselves have done so.
+  void settle_allocations() {
+    if constexpr (requires { comm_.settle_allocations(); }) comm_.settle_allocations();
+  }
+  /// The memory of the parameters, where all ranks have the same ones. **Ranks** all.
+  std::byte* agree_and_allocate() {
+    settle_allocations();
+    if constexpr (!traits::alone) {
+      detail::require_agreement(
+          comm_, detail::fingerprint_of<Policies>(layouts_.parameters, layouts_.buffers),
+          [&] { return detail::job_description<Policies>(layouts_.parameters, layouts_.buffers); });
+    }
+    const std::size_t size = layouts_.parameters.plan().all_bytes;
+    if constexpr (traits::shares_parameters) {
+      return bytes(comm_.template allocate_shared<std::uint8_t>(size));
+    } else {
+      return allocate(size);
+    }
+  }
+  std::byte* allocate(std::size_t size) {
+    return size == 0 ? nullptr : bytes(comm_.template allocate<std::uint8_t>(size));
+  }
+  static std::byte* bytes(std::span<std::uint8_t> memory) {
+    return reinterpret_cast<std::byte*>(memory.data());
+  }
+  void broadcast(std::byte* data, std::size_t size,
+                 detail::JobCall part_of = detail::current_job_call(), Rank root = Rank{0}) {
+    if (size == 0) return;
+    comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
+  }
+  /// One call for each element type that buffers have.
+  void average_buffers(detail::JobCall part_of) {
+    for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
+      detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
+          bucket.element, [&]<class T>(std::type_identity<T>) {
+            const auto values = detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes);
+            if constexpr (FloatingElement<T>) {
+              comm_.all_reduce(values, Average{}, part_of);
+            } else {
+              comm_.all_reduce(values, Max{}, part_of);
+            }
+          });
+    }
+  }
+  void reserve_outputs(std::size_t rows) {
+    if (rows <= outputs_.capacity()) return;
+    await_device();  // the memory may be in use
+    outputs_.reserve(model_, rows);
+  }
+
+  // Initial values.
+
+  /// Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
+  void start_random(Seed seed) {
+    [[maybe_unused]] const auto on = on_device();
+    if constexpr (!traits::alone) {
+      settle_allocations();
+      seed = Seed{comm_.broadcast(seed.value(), Rank{0})};
+    }
+    random_.start(seed, comm_.rank());
+  }
+  /// Room for weights of higher precision; nothing where there are none.
+  auto allocate_masters() const {
+    if constexpr (traits::keeps_masters) {
+      return updater_.kept().allocate_masters();
+    } else {
+      return nullptr;
+    }
+  }
+  template <class F>
+  void write_initial_values(F&& f, Seed seed, [[maybe_unused]] const auto& allocated) {
+    using Declared = typename traits::declared_layout;
+    using DeclaredBuffers = detail::BufferLayout<Model>;
+    const Declared declared(model_);
+    const DeclaredBuffers declared_buffers(model_);
+    std::byte* masters = nullptr;
+    if constexpr (traits::keeps_masters) masters = updater_.kept().masters_in(allocated);
+    execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
+                          [&](auto parameters, auto buffers) {
+                            detail::InitialValues<Model, Declared, DeclaredBuffers,
+                                                  decltype(parameters), decltype(buffers)>
+                                initial(declared, declared_buffers, parameters, buffers, seed);
+                            f(initial);
+                          });
+  }
+
+  // The steps that the model sees.
+
+  /// The step whose gradients lie in that arena.
+  auto make_step(std::byte* gradients) {
+    const auto bare = make_bare_step({parameters_, gradients, buffers_});
+    if constexpr (traits::shards) {
+      return step_type(bare, gradients_, updater_.gathers());
+    } else if constexpr (traits::tracks) {
+      return step_type(bare, gradients_);
+    } else {
+      return bare;
+    }
+  }
+  /// The step of micro-batches after the first.
+  auto& adding_step() {
+    if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
+    return *adding_step_;
+  }
+  auto make_bare_step(const detail::Arenas& arenas) {
+    const drawing_step step = make_drawing_step(arenas);
+    if constexpr (traits::syncs_norms) {
+      return bare_step{step, detail::NormRanks<traits, Comm>(comm_, groups_)};
+    } else if constexpr (!std::is_same_v<bare_step, drawing_step>) {
+      return bare_step{step, detail::UnsyncedNormRanks{comm_.world_size().value()}};
+    } else {
+      return step;
+    }
+  }
+  auto make_drawing_step(const detail::Arenas& arenas) {
+    if constexpr (traits::draws) {
+      return drawing_step{execution_.step(layouts_, arenas), random_.keys(), random_.host_keys()};
+    } else {
+      return drawing_step(execution_.step(layouts_, arenas));
+    }
+  }
+
   void end_update() {
-    this->count_hooked_step();
+    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
+    if constexpr (traits::averages_parameters) {
+      if (traits::hooks::stages::averages_after(updates())) average_parameters();
+    }
     discard_gradients();
   }
 
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_loss(double loss) const {
-    throw detail::anomaly_error("the loss is " + std::to_string(loss), this->updates() + 1)
+    throw detail::anomaly_error("the loss is " + std::to_string(loss), updates() + 1)
         .on(comm_.rank());
   }
-
-  static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
   /// Waits until the parameters of the latest update are here. **Host** blocks, or on a GPU the
   /// compute stream waits.
@@ -367,6 +856,17 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
 
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
+  struct Nothing {};
+  struct EvaluatedSet {
+    std::size_t number = detail::whole_model;
+  };
+  /// Before the latest micro-batch.
+  struct HookCounts {
+    std::uint64_t steps = 0;
+    std::uint64_t bytes = 0;
+  };
+  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
+
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;
   Model model_;
@@ -383,6 +883,8 @@ class Replica : public detail::ReplicaMemory<Replica<Model, Policies, Comm>>,
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
+  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
+  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, Nothing> hooked_before_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;
 };
 

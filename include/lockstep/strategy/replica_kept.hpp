@@ -12,7 +12,6 @@
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/hook/hook.hpp"
@@ -27,13 +26,10 @@ namespace lockstep::detail {
 template <class Self>
 class ReplicaKept {
  public:
-  /// Calls `f(const KeptPiece&)` for parameters, buffers, states of the optimizer and, between the
-  /// micro-batches of a step, gradients, in the order of roles. Names and data are valid as long as
-  /// the replica is.
+  /// Calls `f(const KeptPiece&)` for parameters, buffers and states of the optimizer, in the order
+  /// of roles. Names and data are valid as long as the replica is.
   ///
-  /// Where updates leave parameters out, the count of a parameter's updates is its state "step",
-  /// and a gradient that is not saved is that of a parameter that this rank has not used: it is
-  /// zero.
+  /// Where updates leave parameters out, the count of a parameter's updates is its state "step".
   template <KeptFor For = KeptFor::saving, class F>
   void for_each_kept(const F& f) {
     [[maybe_unused]] const auto on = self().on_device();
@@ -41,7 +37,6 @@ class ReplicaKept {
     give_parameters<For>(f);
     give_buffers<For>(f);
     give_states<For>(f);
-    give_gradients<For>(f);
     give_hooks<For>(f);
     give_local<For>(f);
   }
@@ -51,7 +46,6 @@ class ReplicaKept {
     [[maybe_unused]] const auto on = self().on_device();
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
-    progress.micro_batches = self().micro_batches_;
     if constexpr (Self::traits::draws) progress.random_seed = self().random_.seed().value();
     if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
       const Rank newest = self().gradients_.newest();
@@ -60,20 +54,18 @@ class ReplicaKept {
     return progress;
   }
   /// Goes on from there: comes before tensors are copied in. Numbers that the progress does not
-  /// name stay as they are. Gradients are zero and parameters unused until theirs are copied in;
-  /// counts of updates of single parameters are the count of all. **Host** blocks.
+  /// name stay as they are. Micro-batches that were added up are forgotten; counts of updates of
+  /// single parameters are the count of all. **Host** blocks.
   void set_progress(const ReplicaProgress& progress) {
     [[maybe_unused]] const auto on = self().on_device();
-    if (!Self::traits::tracks && progress.micro_batches != 0) refuse_gradients();
     self().await_parameters();
     self().await_device();
     self().updater_.take_progress(progress);
-    self().micro_batches_ = progress.micro_batches;
+    if constexpr (Self::traits::tracks) self().discard_gradients();
     if constexpr (Self::traits::draws) {
       if (progress.random_seed)
         self().random_.start(Seed{*progress.random_seed}, self().comm_.rank());
     }
-    if constexpr (Self::traits::tracks) self().gradients_.begin_anew();
     if constexpr (Self::traits::joins) {
       // In another world any rank will do: all have the buffers that were saved.
       const std::uint64_t newest = progress.newest_buffers.value_or(0);
@@ -105,9 +97,6 @@ class ReplicaKept {
     self().await_parameters();
     self().await_device();
     self().copies_.in(piece, from);
-    if constexpr (Self::traits::notes_usage) {
-      if (piece.role == KeptRole::gradient) self().gradients_.note_used(piece.tensor);
-    }
   }
   /// Memory for copies, from where the device copies best.
   auto make_kept_memory(std::size_t bytes) const {
@@ -242,24 +231,6 @@ class ReplicaKept {
     }
   }
 
-  template <KeptFor For, class F>
-  void give_gradients(const F& f) {
-    if constexpr (Self::traits::tracks) {
-      if (For == KeptFor::saving && self().micro_batches_ == 0) return;
-      if constexpr (Self::traits::frees_gradients) {
-        if (For == KeptFor::saving) refuse_slices();
-        return;
-      }
-      const auto& layout = self().layouts_.parameters;
-      for (std::size_t p = 0; p != layout.infos().size(); ++p) {
-        if (!layout.plan().is_trained(p)) continue;
-        if (For == KeptFor::saving && !self().gradients_.is_used(p)) continue;
-        f(piece_of(KeptRole::gradient, p, layout, layout.infos()[p].element,
-                   self().gradients_.arena()));
-      }
-    }
-  }
-
   /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
   /// others by rank.
   template <KeptFor For, class F>
@@ -302,20 +273,6 @@ class ReplicaKept {
       give_parameters<KeptFor::loading>(give);
       give_states<KeptFor::loading>(give);
     }
-  }
-
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_slices() const {
-    throw Error("save",
-                "the job is between the micro-batches of a step, whose gradients have been "
-                "scattered already (Sharding<ZeroRedundancy, Gradients>)",
-                "save after the last micro-batch of a step", self().comm_.rank());
-  }
-  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradients() const {
-    throw Error("resume",
-                "it goes on between the micro-batches of a step, and this job's steps have one "
-                "batch in a world of one",
-                "add Accumulate<N>, or load without going on in the middle of a step",
-                self().comm_.rank());
   }
 };
 

@@ -9,7 +9,6 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
@@ -21,8 +20,7 @@
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
-#include "lockstep/model/tensor_listing.hpp"
-#include "lockstep/model/tensor_table.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
 #include "lockstep/optim/optimizer.hpp"
@@ -203,13 +201,6 @@ constexpr JobCall step_call() {
   if constexpr (Traits::has_own_passes) return Pass;
   return JobCall::step;
 }
-
-/// The groups of a replica's parameters; nothing where there is one group.
-template <class Traits>
-using GroupsOf = typename std::conditional_t<
-    Traits::has_groups,
-    std::type_identity<LayoutGroups<typename Traits::layout, typename Traits::groups>>,
-    std::type_identity<OneGroup>>::type;
 
 /// Where a model's parameters and buffers lie.
 template <class Traits>

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/typed_storage.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/strategy/concepts.hpp"
 
 namespace lockstep::detail {

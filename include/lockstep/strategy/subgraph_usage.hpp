@@ -11,8 +11,6 @@
 #include "lockstep/bucket/subgraph_tables.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/hash.hpp"
-#include "lockstep/core/reduce_op.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {
@@ -41,31 +39,10 @@ class SubgraphUsage : LayoutSubgraphs<typename Traits::layout, typename Traits::
   std::uint32_t chosen() const { return chosen_ | 1U << set_; }
 
   /// A number that differs where this pass, or the update after it, has other work to do.
-  std::uint64_t variant(const Usage& used) const {
-    if (!goes_on_) return std::uint64_t{set_} << 32 | chosen();
-    Hash hash;
-    hash.number(set_);
-    for (const std::uint8_t flag : used) hash.number(flag);
-    return hash.value() | std::uint64_t{1} << 63;
-  }
+  std::uint64_t variant() const { return std::uint64_t{set_} << 32 | chosen(); }
 
   /// An update has been made.
-  void forget() {
-    chosen_ = 0;
-    goes_on_ = false;
-  }
-  /// A job goes on from another one: ranks may know of different parameters that earlier
-  /// micro-batches used.
-  void begin_anew() { goes_on_ = may_differ_ = true; }
-  /// Where ranks know what all of them use, they learn what they have used before. **Ranks** all.
-  template <class Comm>
-  void settle(Comm& comm, Usage& used) {
-    if constexpr (Traits::subgraphs_agree && !Traits::alone) {
-      if (!may_differ_) return;
-      may_differ_ = false;
-      comm.all_reduce(used, Max{}, step_call<Traits>());
-    }
-  }
+  void forget() { chosen_ = 0; }
 
   /// Has a gradient of the set not arrived?
   bool misses_some(const auto& readiness) const {
@@ -92,16 +69,12 @@ class SubgraphUsage : LayoutSubgraphs<typename Traits::layout, typename Traits::
  private:
   std::size_t set_ = whole_model;
   std::uint32_t chosen_ = 0;
-  bool goes_on_ = false;  // the step has micro-batches whose sets are not known
-  bool may_differ_ = false;
 };
 
 /// A job without sub-graphs.
 struct NoSubgraphUsage {
   constexpr explicit NoSubgraphUsage(const auto&) {}
   static constexpr void forget() {}
-  static constexpr void begin_anew() {}
-  static constexpr void settle(auto&, auto&) {}
 };
 
 template <class Traits>

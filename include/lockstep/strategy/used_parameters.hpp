@@ -32,7 +32,6 @@ class UsedParameters {
     if constexpr (Traits::notes_usage) return used_[parameter] != 0;
     return true;
   }
-  void note_used(std::size_t parameter) { used_[parameter] = 1; }
 
   /// **Host** blocks. Waits for the buckets under way first: a communicator that finishes them
   /// inside of another call no longer knows their types.
@@ -55,19 +54,12 @@ class UsedParameters {
   const auto& subgraphs() const { return sets_; }
   auto kept_usage() const { return std::pair(used_, sets_); }
   void set_usage(const auto& kept) { std::tie(used_, sets_) = kept; }
-  /// The parameters of the next pass's set count as used. **Ranks** all, where they know each
-  /// other's sets and the pass synchronizes.
-  void note_subgraph(bool synchronizes) {
-    sets_.note(used_);
-    if (synchronizes) settle_usage();
-  }
+  /// The parameters of the next pass's set count as used.
+  void note_subgraph() { sets_.note(used_); }
 
  protected:
   explicit UsedParameters(const layout& where)
       : sets_(where), used_(make_kept_table<std::uint8_t, layout::count>(where.infos().size())) {}
-
-  /// Where ranks know what all of them use, they learn what they have used before. **Ranks** all.
-  void settle_usage() { sets_.settle(self().comm_, used_); }
 
   /// Gradients outside of the set are zero, unless earlier micro-batches have brought some.
   void begin_subgraph() {

@@ -13,10 +13,10 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/policy/policy.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/partition.hpp"
 #include "lockstep/topology/topology.hpp"

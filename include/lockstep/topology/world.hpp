@@ -6,9 +6,9 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/core/choice.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/policy/policy.hpp"
 #include "lockstep/topology/topology.hpp"
 
 namespace lockstep {

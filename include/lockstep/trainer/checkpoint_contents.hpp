@@ -16,7 +16,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/trainer/kept_shape.hpp"
@@ -31,18 +31,11 @@ inline constexpr std::string_view reserved_prefix = "lockstep/";
 /// have names of their own: they are there only where ranks keep their own buffers.
 std::string stored_name(const KeptPiece& piece);
 
-/// A name in its parts: `lockstep/state/<parameter>/<state>`, `lockstep/gradient/<rank>/<name>`,
-/// `lockstep/buffer/<rank>/<name>`, `lockstep/local/<rank>/<parameter>/<state>`, or a parameter's
+/// A name in its parts: `lockstep/state/<parameter>/<state>`, `lockstep/buffer/<rank>/<name>`,
+/// `lockstep/local/<rank>/<parameter>/<state>`, or a parameter's
 /// or buffer's alone.
 struct StoredName {
-  enum class Kind : std::uint8_t {
-    plain,
-    state,
-    gradient,
-    buffer,
-    local,
-    other
-  } kind = Kind::plain;
+  enum class Kind : std::uint8_t { plain, state, buffer, local, other } kind = Kind::plain;
   std::string_view name;   // of the parameter or buffer
   std::string_view extra;  // the state, or the rank
   std::string_view state;  // of a rank's own
@@ -57,6 +50,8 @@ struct CheckpointFacts {
   std::string time;     ///< in UTC
   KeptShape shape;
   ReplicaProgress progress;
+  /// Of a step that was under way: version 1.x saved their gradients too.
+  std::uint64_t micro_batches_under_way = 0;
   std::uint64_t epoch = 0;
   std::optional<double> best;
   std::optional<SamplerState> position;

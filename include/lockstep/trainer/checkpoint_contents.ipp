@@ -24,8 +24,6 @@ LOCKSTEP_INLINE std::string stored_name(const KeptPiece& piece) {
   switch (piece.role) {
     case KeptRole::state:
       return text({"lockstep/state/", piece.name, "/", piece.state});
-    case KeptRole::gradient:
-      return text({"lockstep/gradient/", piece.rank, "/", piece.name});
     case KeptRole::local:
       return text({"lockstep/local/", piece.rank, "/", piece.name, "/", piece.state});
     case KeptRole::buffer:
@@ -49,11 +47,10 @@ LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view name) {
     if (slash != std::string_view::npos)
       return {Kind::state, state.substr(0, slash), state.substr(slash + 1), {}};
   }
-  for (const Kind kind : {Kind::gradient, Kind::buffer}) {
-    const std::string_view of_rank = after(kind == Kind::gradient ? "gradient/" : "buffer/");
+  if (const std::string_view of_rank = after("buffer/"); !of_rank.empty()) {
     const std::size_t slash = of_rank.find('/');
-    if (slash != std::string_view::npos && !of_rank.empty())
-      return {kind, of_rank.substr(slash + 1), of_rank.substr(0, slash), {}};
+    if (slash != std::string_view::npos)
+      return {Kind::buffer, of_rank.substr(slash + 1), of_rank.substr(0, slash), {}};
   }
   if (const std::string_view local = after("local/"); !local.empty()) {
     const std::size_t first = local.find('/');
@@ -69,8 +66,6 @@ LOCKSTEP_INLINE std::string renamed(const StoredName& stored, std::string_view n
   switch (stored.kind) {
     case StoredName::Kind::state:
       return text({"lockstep/state/", name, "/", stored.extra});
-    case StoredName::Kind::gradient:
-      return text({"lockstep/gradient/", stored.extra, "/", name});
     case StoredName::Kind::buffer:
       return text({"lockstep/buffer/", stored.extra, "/", name});
     case StoredName::Kind::local:
@@ -249,7 +244,7 @@ LOCKSTEP_INLINE Json json_of(const ReplicaProgress& progress) {
   json.add("epoch", progress.epoch);
   json.add("knows_epoch", progress.knows_epoch);
   json.add("curve_ahead", progress.curve_ahead);
-  json.add("micro_batches", progress.micro_batches);
+  json.add("micro_batches", 0);  // of a step under way, for older readers
   if (progress.newest_buffers) json.add("newest_buffers", *progress.newest_buffers);
   if (progress.random_seed) json.add("random_seed", *progress.random_seed);
   if (progress.loss_scale) {
@@ -272,7 +267,6 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
   progress.epoch = entry.at("epoch").natural();
   progress.knows_epoch = entry.at("knows_epoch").boolean();
   progress.curve_ahead = entry.at("curve_ahead").natural();
-  progress.micro_batches = entry.at("micro_batches").natural();
   if (const auto newest = entry.find("newest_buffers")) progress.newest_buffers = newest->natural();
   if (const auto seed = entry.find("random_seed")) progress.random_seed = seed->natural();
   if (const auto scale = entry.find("loss_scale")) {
@@ -389,6 +383,7 @@ LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
     facts.scores = Scores(std::move(all));
   }
   facts.progress = progress_of(entry.at("progress"));
+  facts.micro_batches_under_way = entry.at("progress").at("micro_batches").natural();
   const JsonEntry gradients = entry.at("gradients");
   facts.shape.replicas = rank_count(gradients.at("replicas"));
   facts.shape.gradient_divisor = gradients.at("divisor").real();

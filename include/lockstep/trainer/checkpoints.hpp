@@ -10,10 +10,10 @@
 #include <utility>
 
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/core/function_ref.hpp"
-#include "lockstep/core/stopped.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/observe/scores.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/checkpoint_plan.hpp"
 #include "lockstep/trainer/joint_work.hpp"
@@ -25,7 +25,7 @@ namespace lockstep {
 
 namespace detail {
 
-template <class Model, class Policies>
+template <class Job>
 class JobCheckpoints;
 
 }  // namespace detail
@@ -137,7 +137,7 @@ class Checkpoints {
   std::optional<std::string> best_path() const { return plan_.best_path(); }
 
  private:
-  template <class, class>
+  template <class>
   friend class detail::JobCheckpoints;
 
   template <class Wrapper>

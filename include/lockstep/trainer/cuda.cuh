@@ -13,12 +13,11 @@
 #include "lockstep/comm/backends/loopback.cuh"
 #include "lockstep/comm/backends/threads/communicator.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
-#include "lockstep/device/cuda/stay_near.cuh"
+#include "lockstep/device/cuda/batch.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
-#include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
 

@@ -6,7 +6,6 @@
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/rejected.hpp"
-#include "lockstep/trainer/replica_meeting.hpp"
 
 namespace lockstep {
 

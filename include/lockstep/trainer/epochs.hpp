@@ -1,24 +1,165 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`.
+/// @file `for (auto epoch : job.epochs(10)) for (const auto& batch : epoch.batches(train, 64))`:
+/// the loops of a trainer, and how far they are.
 
+#include <chrono>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
 #include <iterator>
+#include <optional>
 #include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
 
 #include "lockstep/comm/call.hpp"
-#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/share.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/trainer/job_agreement.hpp"
+#include "lockstep/observe/json_line.hpp"
+#include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/phase_times.hpp"
+#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/strategy/agreement.hpp"
+#include "lockstep/trainer/course_state.hpp"
+#include "lockstep/trainer/going_on.hpp"
+#include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/place_in_data.hpp"
+#include "lockstep/trainer/run_curve.hpp"
 
 namespace lockstep::detail {
+
+/// A policy's axis and the compiler's spelling of the policy, for the log.
+struct PolicySpelling {
+  std::string_view axis;
+  std::string_view policy;
+};
+
+/// How far the loops of a trainer are, their figures, and their lines and records. It knows neither
+/// model nor ranks: the trainer adds what needs them.
+class EpochProgress {
+ public:
+  EpochProgress(Rank rank, const TrainerOptions& options);
+
+  /// The first line that a run writes to its log: `{"run":{"time":...}}`.
+  void log_run(WorldSize world, Seed seed, std::uint64_t fingerprint,
+               const PolicySpelling* policies, std::size_t count);
+  /// Adds a field to the epoch's record; throws where lockstep has a field of that name.
+  void set_field(std::string_view name, JsonLine field);
+
+  SamplerState position() const { return place_.after(display.steps()); }
+  void resume(const SamplerState& position);
+  /// The next calls of `epochs` go on where `course` and `position` were taken.
+  void go_on(const CourseState& course, const std::optional<SamplerState>& position);
+
+  /// The epoch that is under way, or the last: its figures so far, and with the scores shown.
+  EpochSummary figures() const { return closed_ ? *closed_ : display.summary(); }
+  EpochSummary summary() const;
+  /// The scores of an evaluation, for the epoch's line.
+  void show(const Scores& scores, std::string_view name);
+  /// The updates that `Anomaly<Skip>` has left out so far.
+  void show_skipped(std::uint64_t skipped);
+
+  /// Is this a loop over data whose losses are yet to be added up? Is this any loop over data?
+  bool is_in_data() const { return opened_ && !closed_; }
+  bool is_in_loop() const { return under_way_ && loops_ != 0 && !loop_is_over_; }
+  bool is_in_epoch() const { return under_way_; }
+  bool is_last_epoch() const { return epoch_ + 1 >= epochs_; }
+  bool is_closed() const { return closed_.has_value(); }
+  /// The epoch that is under way, or the next; from 0.
+  std::uint64_t epoch_number() const { return next_epoch_; }
+
+  /// A call of `epochs` begins. Returns its first epoch: after `go_on` that one which was under
+  /// way, or none (`count`) where the call was over.
+  std::uint64_t begin_epochs(std::uint64_t count);
+  void begin_epoch(std::uint64_t number, std::uint64_t last);
+  /// An epoch's next loop over data begins, with a sampler in state `fresh` that draws `size`
+  /// samples. Returns where the sampler goes on, if not at its begin.
+  std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
+  bool loop_is_over() const { return loop_is_over_; }
+  void place_loop(const SamplerState& at) { place_.begin(at); }
+  /// The loop has so many batches. Returns the sum of losses and the samples that this rank goes on
+  /// with.
+  std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
+  /// The updates of the epoch's first loop say how long the learning rate's curve is.
+  template <class Wrapped>
+  void place_curve(Wrapped& wrapped, std::uint64_t updates) {
+    if (loops_ != 1) return;
+    curve.place(wrapped, epoch_, epochs_, updates,
+                resumes_loop_ ? resumed_->updates_before(updates) : 0);
+  }
+  /// The loop has the next batch; `over` counts it.
+  void note_batch(const SamplerState& over) { place_.note_batch(over, display.steps()); }
+  /// The loop is done with its batch, whether or not that was stepped.
+  void end_batch() { place_.end_batch(); }
+  /// Returns whether the loop was over already, when the job was saved.
+  bool end_loop() { return std::exchange(loop_is_over_, true); }
+  /// The losses of the epoch's data are added up: `now` has the mean over all ranks.
+  void close(const EpochSummary& now);
+  /// The epoch is over, whatever comes of its end.
+  void leave_epoch();
+  void abort_epoch() { under_way_ = false; }
+  /// The epoch's line and record, on rank 0.
+  void report_epoch(double learning_rate);
+  void mark_as_printed() { printed_ = true; }
+
+  /// For checkpoints: all but the losses of ranks; `now` are the figures of all ranks.
+  CourseState course(const EpochSummary& now) const;
+  bool has_loop() const { return under_way_ && loops_ != 0; }
+
+  ProgressDisplay display;
+  LogFile log;
+  PhaseTimes times;
+  RunCurve curve;
+
+ private:
+  std::vector<std::pair<std::string, JsonLine>> fields_;  // of the epoch's record
+  std::uint64_t runs_ = 0;                                // calls of `epochs`
+  std::uint64_t epoch_ = 0;
+  std::uint64_t next_epoch_ = 0;  // the epoch that is under way, or the one after the last
+  std::uint64_t epochs_ = 0;
+  std::uint64_t loops_ = 0;    // over data, in this epoch
+  std::uint64_t skipped_ = 0;  // steps that `Anomaly<Skip>` has left out so far
+  std::vector<Score> shown_scores_;
+  std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
+  std::optional<EpochSummary> closed_;
+  std::optional<GoingOn> resumed_;
+  PlaceInData place_;
+  bool under_way_ = false;  // an epoch that has not ended
+  bool opened_ = false;
+  bool printed_ = false;
+  bool loop_is_over_ = false;
+  bool resumes_loop_ = false;
+};
+
+/// The object that `on_rank0` gives its function: it prints and logs, and cannot communicate.
+class RunLog {
+ public:
+  explicit RunLog(EpochProgress& progress) : progress_(&progress) {}
+
+  /// Prints a line of text, kept apart from the progress bar.
+  void print(std::string_view line) { progress_->display.print(line); }
+
+  /// Prints anything with a `summary()`, such as an epoch, as one line.
+  template <class Summarised>
+    requires requires(const Summarised& what) { what.summary().text(); }
+  void print(const Summarised& what) {
+    what.mark_as_printed();
+    print(what.summary().text());
+  }
+
+  /// Writes a line to the file of `--log`, if there is one.
+  void write(const JsonLine& line) { progress_->log.write(line); }
+
+ private:
+  EpochProgress* progress_;
+};
 
 /// Tells, in a destructor, whether an exception ends the scope that the object was made in.
 class Unwinding {
@@ -27,6 +168,45 @@ class Unwinding {
 
  private:
   int at_first_ = std::uncaught_exceptions();
+};
+
+/// A rank with one batch more than another would wait for it forever. With `Exact` every rank knows
+/// that before the first batch: `most` are rank 0's, `least` the last rank's, from the place
+/// `begun` on, which another world has reached.
+[[noreturn]] void refuse_uneven_epoch(std::size_t most, std::size_t least, std::size_t begun,
+                                      Rank rank, WorldSize world);
+[[noreturn]] void refuse_empty_epoch(std::size_t samples, std::size_t batch_size, Rank rank,
+                                     WorldSize world);
+[[noreturn]] void refuse_negative_epochs(Rank rank);
+[[noreturn]] void refuse_inside_rank0(const char* operation, Rank rank);
+[[noreturn]] void refuse_short_epoch(std::size_t batches, std::size_t micro_batches, Rank rank);
+
+/// What all ranks must have alike, in words that an error can show.
+struct AgreedText {
+  std::string text;
+
+  /// Adds the options of an optimizer or schedule; `for_each` of options calls it.
+  struct Options {
+    std::string& text;
+    std::string whose;
+    void operator()(std::string_view name, double value) const;
+  };
+  void add_options(std::string whose, const auto& options) {
+    options.for_each(Options{text, std::move(whose)});
+  }
+  static std::string group_title(std::size_t group);
+  /// Data of which other sizes or seeds on a rank would leave samples out or take them twice. Ranks
+  /// that are fed must also be fed as far ahead.
+  static AgreedText of_data(std::size_t samples, const LoaderOptions& options, Seed seed,
+                            bool is_fed);
+  static AgreedText of_sampler(Seed seed);
+
+  std::string operator()() const { return text; }
+  /// **Ranks** all. **Host** blocks.
+  template <class Comm>
+  void require_same(Comm& comm) const {
+    require_agreement(comm, hash_of(text), *this);
+  }
 };
 
 /// This rank's batches of one epoch. The sampler knows the epoch, so it cannot be forgotten.
@@ -71,7 +251,7 @@ class EpochBatches {
    private:
     /// At the end of the data, ranks add up their losses.
     void look() {
-      batches_->trainer_.note_batch(batches_->sampler_.state());
+      batches_->trainer_.progress_.note_batch(batches_->sampler_.state());
       if (at_ == std::default_sentinel) {
         batches_->trainer_.leave_data(batches_->loader_.waited());
       }
@@ -82,19 +262,17 @@ class EpochBatches {
   };
 
   Iterator begin() {
-    const Seed seed = trainer_.sampler_options().seed;
     if constexpr (Trainer::joins) {
-      trainer_.own_wrapper().require_joined("batches");
+      trainer_.ddp().require_joined("batches");
       trainer_.begin_data(sampler_);
       const InJobCall in(JobCall::batches);
-      const std::size_t most = most_batches(trainer_.own_communicator(), size(), seed);
+      const std::size_t most = trainer_.most_batches(size());
       if (most == 0) refuse_nothing();
       trainer_.open_data(most);
     } else {
       {
         const InJobCall in(JobCall::batches);
-        require_same_data(trainer_.own_communicator(), sampler_.samples(), options_, seed,
-                          Trainer::feed::sends);
+        trainer_.require_same_data(sampler_.samples(), options_, Trainer::feed::sends);
       }
       trainer_.begin_data(sampler_);
       require_even();
@@ -109,7 +287,7 @@ class EpochBatches {
     if (!unwinds_.is_exception()) {
       trainer_.leave_data_after_break(loader_.waited());
     } else if constexpr (Trainer::joins) {
-      trainer_.own_wrapper().leave_join();
+      trainer_.ddp().leave_join();
     }
   }
   EpochBatches(const EpochBatches&) = delete;
@@ -129,32 +307,19 @@ class EpochBatches {
     return batch_count(share.size(), options_);
   }
 
-  /// A rank with one batch more than another would wait for it forever. With `Exact` every rank
-  /// knows that before the first batch.
   void require_even() const {
-    const std::size_t world = trainer_.world_size().value();
-    const Rank last{world - 1};
+    const WorldSize world = trainer_.world_size();
+    const Rank last{world.value() - 1};
     if (batches_from(0, Rank{0}) == 0 && batches_from(0, last) == 0) refuse_nothing();
     const std::size_t begun = sampler_.state().first;  // by another world, which has stopped
     const std::size_t most = batches_from(begun, Rank{0});
     const std::size_t least = batches_from(begun, last);
-    if (most == least) return;
-    throw Error("epoch",
-                "rank 0 has " + std::to_string(most) + " batches and rank " +
-                    std::to_string(world - 1) + " has " + std::to_string(least),
-                begun == 0
-                    ? "train with Padding, DropLast or Masked, with a batch size that divides, or "
-                      "with UnevenInputs<Join>"
-                    : "resume with a number of ranks or a batch size that divides what is left",
-                trainer_.rank());
+    if (most != least) refuse_uneven_epoch(most, least, begun, trainer_.rank(), world);
   }
 
   [[noreturn]] void refuse_nothing() const {
-    throw Error("epoch",
-                "there is no batch to train on: " + std::to_string(sampler_.samples()) +
-                    " samples among " + std::to_string(trainer_.world_size().value()) +
-                    " ranks, in batches of " + std::to_string(options_.batch_size),
-                "make batches smaller, or leave drop_last and DropLast out", trainer_.rank());
+    refuse_empty_epoch(sampler_.samples(), options_.batch_size, trainer_.rank(),
+                       trainer_.world_size());
   }
 
   Trainer& trainer_;
@@ -192,7 +357,7 @@ class TrainingEpoch {
 
   /// The figures of the epoch so far; over all ranks once the data is at its end.
   EpochSummary summary() const { return trainer_->summary(); }
-  void mark_as_printed() const { trainer_->mark_as_printed(); }
+  void mark_as_printed() const { trainer_->progress_.mark_as_printed(); }
 
  private:
   Trainer* trainer_;
@@ -232,7 +397,7 @@ class EpochRange {
   };
 
   Iterator begin() {
-    trainer_.begin_run();
+    trainer_.progress_.curve.begin_run();
     return {trainer_, first_, last_};
   }
   std::default_sentinel_t end() const { return {}; }

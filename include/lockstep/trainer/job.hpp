@@ -8,6 +8,7 @@
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
+#include "lockstep/model/tensor.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/trainer/axes.hpp"

@@ -10,34 +10,40 @@
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/observe/json_line.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/checkpoint_calls.hpp"
 #include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/course_state.hpp"
-#include "lockstep/trainer/job_epochs.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 #include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/run_log.hpp"
 #include "lockstep/trainer/saving.hpp"
 
 namespace lockstep::detail {
 
-/// `Checkpoints` of a trainer, which knows by itself where its loops are.
-template <class Model, class Policies>
-class JobCheckpoints : public JobEpochs<Model, Policies> {
-  using Base = JobEpochs<Model, Policies>;
+/// What a trainer saves and loads with: a member that ends before the model does, because threads
+/// may still be writing.
+struct JobSaves {
+  KeptValues kept;
+  CourseState course;                                        // of the latest save
+  Saver saver;                                               // of `save`
+  std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
+  std::unique_ptr<Checkpoints> checkpoints;
+  bool may_resume = true;    // nothing has begun
+  bool is_watching = false;  // something may be saved while steps go on
+};
 
- protected:
-  using Base::wrapped_;
-
+/// `Checkpoints` of a trainer, which knows by itself where its loops are: a base of `Job`, which it
+/// asks for its wrapper (`wrapped_`) and for how far it is (`progress_`, `course()`,
+/// `data_position()`).
+template <class Job>
+class JobCheckpoints {
  public:
-  using Base::resume;
-
   /// Checkpoints have the value of this variable of the program, each rank's own, and `resume`
   /// gives it back: a number, a bool, a text, a vector of numbers, a `RandomStream`. The variable
   /// must outlive the job's last step. To be called before anything is resumed.
@@ -45,45 +51,52 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   void keep(std::string_view name, T& value) {
     if (name.starts_with("lockstep/"))
       fail("keep", {"names that begin with lockstep/ are lockstep's own"},
-           "give the value another name", this->rank());
-    kept_.add(name, value);
+           "give the value another name", job().rank());
+    saves().kept.add(name, value);
   }
 
-  /// Saves the job as it is: between two batches of a loop, it goes on with the second. **Ranks**
-  /// all, with the same path. **Host** blocks until the file is written, or with `.asynchronous`
-  /// until all that is saved was copied.
+  /// Saves the job as it is: between two batches of a loop, it goes on with the second. Between the
+  /// micro-batches of a step the save is carried out after its update, when the loop's body has
+  /// ended; the values of the options must live until then. **Ranks** all, with the same path.
+  /// **Host** blocks until the file is written, or with `.asynchronous` until all that is saved was
+  /// copied.
   void save(const std::string& path, SaveOptions options = {}) {
-    [[maybe_unused]] const auto on = this->enter("save");
-    if (options.asynchronous) watch_steps();
-    saver_.save(wrapped_, path, save_options(std::move(options)));
+    [[maybe_unused]] const auto on = job().enter("save");
+    const bool waits = wrapped().micro_batches() != 0 && !options.parameters_only;
+    if (options.asynchronous || waits) watch_steps();
+    if (waits) {
+      saves().waiting.emplace_back(path, std::move(options));
+    } else {
+      save_now(path, std::move(options));
+    }
   }
 
   /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
   /// epochs of this job begin as they would have. **Ranks** all. **Host** blocks.
   LoadReport load(const std::string& path, const LoadOptions& options = {}) {
-    [[maybe_unused]] const auto on = this->enter("load");
-    const bool own_curve = this->has_own_curve();
-    LoadReport report = lockstep::load(wrapped_, path, options);
-    this->adopt_curve(own_curve);
+    [[maybe_unused]] const auto on = job().enter("load");
+    const bool own_curve = job().progress_.curve.is_own(job().wrapped_);
+    LoadReport report = lockstep::load(wrapped(), path, options);
+    job().progress_.curve.adopt(job().wrapped_, own_curve);
     return report;
   }
   /// Loads parameters and buffers from any safetensors file. **Ranks** all. **Host** blocks.
   LoadReport load_parameters(const std::string& path, const LoadOptions& options = {}) {
-    [[maybe_unused]] const auto on = this->enter("load_parameters");
-    return lockstep::load_parameters(wrapped_, path, options);
+    [[maybe_unused]] const auto on = job().enter("load_parameters");
+    return lockstep::load_parameters(wrapped(), path, options);
   }
 
   /// Goes on where a checkpoint was saved, or the newest valid one of a folder: loads all that
-  /// `load` does, the values that are kept and a step that was under way; the next calls of
-  /// `epochs` go on with the first batch that was not stepped. **Ranks** all. **Host** blocks.
+  /// `load` does and the values that are kept; the next calls of `epochs` go on with the first
+  /// batch that was not stepped. **Ranks** all. **Host** blocks.
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
-    [[maybe_unused]] const auto on = this->enter("resume");
+    [[maybe_unused]] const auto on = job().enter("resume");
     std::string path;
-    with_joint_ranks(wrapped_, JobCall::load,
+    with_joint_ranks(wrapped(), JobCall::load,
                      [&](const JointRanks& ranks) { path = checkpoint_at(ranks, where); });
     const Resumed resumed = resume_from(path, options);
-    may_resume_ = false;
-    if (checkpoints_) checkpoints_->begin_after(wrapped_, &resumed);
+    saves().may_resume = false;
+    if (saves().checkpoints) saves().checkpoints->begin_after(wrapped(), &resumed);
     return resumed;
   }
   /// The same from the job's own folder, now and not in the first call of `epochs`, if the job is
@@ -91,12 +104,13 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   /// not, or where there is no checkpoint; an error where all are damaged. **Ranks** all. **Host**
   /// blocks.
   std::optional<Resumed> resume() {
-    [[maybe_unused]] const auto on = this->enter("resume");
+    [[maybe_unused]] const auto on = job().enter("resume");
     open_checkpoints();
     std::optional<Resumed> resumed;
-    if (!checkpoints_ || !std::exchange(may_resume_, false)) return resumed;
-    if (const auto path = checkpoints_->find_newest(wrapped_)) resumed = resume_from(*path, {});
-    checkpoints_->begin_after(wrapped_, resumed ? &*resumed : nullptr);
+    if (!saves().checkpoints || !std::exchange(saves().may_resume, false)) return resumed;
+    if (const auto path = saves().checkpoints->find_newest(wrapped()))
+      resumed = resume_from(*path, {});
+    saves().checkpoints->begin_after(wrapped(), resumed ? &*resumed : nullptr);
     return resumed;
   }
 
@@ -105,160 +119,152 @@ class JobCheckpoints : public JobEpochs<Model, Policies> {
   /// `--checkpoint-every`, `--keep`, `--best`, `--resume`) have precedence over these. **Ranks**
   /// all, before `epochs`. **Host** blocks.
   void checkpoints(const CheckpointOptions& options) {
-    [[maybe_unused]] const auto on = this->enter("checkpoints");
-    checkpoints_.reset();
-    checkpoints_ = std::make_unique<Checkpoints>(wrapped_, this->options_.checkpoint.over(options));
+    [[maybe_unused]] const auto on = job().enter("checkpoints");
+    saves().checkpoints.reset();
+    saves().checkpoints =
+        std::make_unique<Checkpoints>(wrapped(), job().options_.checkpoint.over(options));
     watch_steps();
   }
   /// The folder: `latest()`, `best()`. Null where the job saves into none.
   Checkpoints* checkpoints() {
     open_checkpoints();
-    return checkpoints_.get();
+    return saves().checkpoints.get();
   }
 
   /// Waits until all checkpoints are written, and throws what went wrong; `launch` calls it when
   /// the program is done. **Ranks** all. **Host** blocks.
   void finish_saves() {
-    [[maybe_unused]] const auto on = this->enter("save");
-    if (!is_watching_) return;
-    saver_.finish(wrapped_);
-    if (checkpoints_) checkpoints_->finish(wrapped_);
+    [[maybe_unused]] const auto on = job().enter("save");
+    if (!saves().is_watching) return;
+    carry_out_waiting(AtEnd::yes);
+    saves().saver.finish(wrapped());
+    if (saves().checkpoints) saves().checkpoints->finish(wrapped());
   }
 
  protected:
-  template <class, Dataset>
-  friend class EpochBatches;
-  template <class>
-  friend class EpochRange;
-
-  using Base::Base;
-
   /// The first call of `epochs` comes after the program has set its numbers and kept its values.
   void resume_if_wanted() {
-    if (may_resume_) resume();
-    may_resume_ = false;
+    if (saves().may_resume) resume();
+    saves().may_resume = false;
   }
 
   /// Comes after every step of jobs that save. In a loop over data it is not yet time to: the
   /// loop's body may have more to do with its batch.
   [[gnu::cold, gnu::noinline]] void after_step() {
-    if (may_resume_) begin_without_epochs();
-    if (!is_watching_) return;
-    if constexpr (Base::is_one_process) {
-      saver_.rethrow();
+    if (saves().may_resume) begin_without_epochs();
+    if (!saves().is_watching) return;
+    if constexpr (Job::is_one_process) {
+      saves().saver.rethrow();
     } else {
-      tell_others_of<Base::traits::alone>(this->comm_, [&] { saver_.rethrow(); });
+      tell_others_of<Job::traits::alone>(job().comm_, [&] { saves().saver.rethrow(); });
     }
-    if (checkpoints_) checkpoints_->rethrow(wrapped_);
-    if (!this->is_in_loop()) save_if_due();
+    if (saves().checkpoints) saves().checkpoints->rethrow(wrapped());
+    if (!job().progress_.is_in_loop()) save_if_due();
   }
 
-  void end_batch() {
-    Base::end_batch();
-    if (checkpoints_) save_if_due();
-  }
-  /// Where some ranks are through before others, all of them save after the same update.
-  void leave_data(std::chrono::duration<double> waits) {
-    if constexpr (Base::traits::joins) {
-      if (checkpoints_ && wrapped_.is_joining())
-        save_if_due();  // the batch that a `break` has ended
+  /// Comes between two batches of a loop, and after each update of a rank that is through.
+  void save_if_due() {
+    if (!saves().checkpoints && saves().waiting.empty()) return;
+    const auto step = [&] {
+      if (!saves().waiting.empty()) carry_out_waiting();
+      if (saves().checkpoints)
+        saves().checkpoints->step(wrapped(), [&] { return save_options({}); });
+    };
+    if constexpr (Job::joins) {
+      const auto meeting = wrapped().all_meet();
+      step();
+    } else {
+      step();
     }
-    Base::leave_data(waits, [this] {
-      if (checkpoints_) save_if_due();
-    });
-  }
-  void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
-    Base::leave_data_after_break([&] { leave_data(waits); });
   }
 
-  void end_epoch() { end_epoch(this->is_last_epoch()); }
-  void end_epoch_after_break() noexcept {
-    this->after_break([this] {
-      if (this->is_in_epoch()) end_epoch(true);
-    });
+  /// Comes at the end of a loop over data, whose last update may be that of its tail.
+  void save_after_loop() {
+    if (!saves().waiting.empty()) carry_out_waiting();
+  }
+
+  /// Comes at the end of every epoch.
+  void save_epoch(bool is_last) {
+    if (!saves().checkpoints) return;
+    [[maybe_unused]] const auto on = job().enter("epochs");
+    saves().checkpoints->end_epoch(wrapped(), [&] { return save_options({}); }, is_last);
   }
 
  private:
-  void end_epoch(bool is_last) {
-    Base::end_epoch();
-    if (!checkpoints_) return;
-    [[maybe_unused]] const auto on = this->enter("epochs");
-    checkpoints_->end_epoch(wrapped_, [&] { return save_options({}); }, is_last);
-  }
+  Job& job() { return static_cast<Job&>(*this); }
+  auto& wrapped() { return job().wrapped_; }
+  JobSaves& saves() { return job().saves_; }
 
-  void save_if_due() {
-    if (!checkpoints_) return;
-    const auto step = [&] { checkpoints_->step(wrapped_, [&] { return save_options({}); }); };
-    if constexpr (Base::traits::joins) {
-      const auto meeting = wrapped_.all_meet();
-      step();
-    } else {
-      step();
-    }
+  void save_now(const std::string& path, SaveOptions options) {
+    saves().saver.save(wrapped(), path, save_options(std::move(options)));
+  }
+  /// Saves that were asked for between the micro-batches of a step, now that it is over. At the end
+  /// of the job there is none to wait for: micro-batches that no update has used are left out.
+  enum class AtEnd : bool { no, yes };
+  [[gnu::cold, gnu::noinline]] void carry_out_waiting(AtEnd at_end = AtEnd::no) {
+    if (saves().waiting.empty()) return;
+    if (at_end == AtEnd::yes) wrapped().drop_tail();
+    if (wrapped().micro_batches() != 0) return;
+    for (auto& [path, options] : std::exchange(saves().waiting, {}))
+      save_now(path, std::move(options));
   }
 
   void watch_steps() {
-    is_watching_ = true;
-    this->display_.look_at_every_step();
+    saves().is_watching = true;
+    job().progress_.display.look_at_every_step();
   }
 
   /// The folder that the command line names, unless the program has opened it.
   void open_checkpoints() {
-    if (!checkpoints_ && this->options_.checkpoint.any()) checkpoints(CheckpointOptions{});
+    if (!saves().checkpoints && job().options_.checkpoint.any()) checkpoints(CheckpointOptions{});
   }
 
   /// A program that steps without `epochs` has to say when its numbers are set.
   [[gnu::cold, gnu::noinline]] void begin_without_epochs() {
-    may_resume_ = false;
+    saves().may_resume = false;
     open_checkpoints();
-    if (!checkpoints_ || !checkpoints_->will_resume()) return;
+    if (!saves().checkpoints || !saves().checkpoints->will_resume()) return;
     throw Error("step", "the job is to go on from a checkpoint, and has begun without one",
-                "call job.resume() or job.epochs() before the first step", this->rank());
+                "call job.resume() or job.epochs() before the first step", job().rank());
   }
 
   /// The options with all that the trainer knows.
   SaveOptions save_options(SaveOptions options) {
     const InJobCall in(JobCall::save);
-    course_ = this->course();
-    options.epoch = this->epoch_number();
-    options.position = this->data_position();
-    if (options.scores.empty()) options.scores = this->summary().scores;
-    if (!options.best && checkpoints_) options.best = checkpoints_->best();
-    for (const KeptValue& value : kept_) options.values.add(value);
-    for (const KeptValue& value : course_.values()) options.common.add(value);
+    saves().course = job().course();
+    options.epoch = job().progress_.epoch_number();
+    options.position = job().data_position();
+    if (options.scores.empty()) options.scores = job().summary().scores;
+    if (!options.best && saves().checkpoints) options.best = saves().checkpoints->best();
+    for (const KeptValue& value : saves().kept) options.values.add(value);
+    for (const KeptValue& value : saves().course.values()) options.common.add(value);
     return options;
   }
 
   Resumed resume_from(const std::string& path, LoadOptions options) {
     CourseState course;
     bool knows_course = false;
-    with_joint_ranks(wrapped_, JobCall::load,
+    with_joint_ranks(wrapped(), JobCall::load,
                      [&](const JointRanks& ranks) { knows_course = has_course(ranks, path); });
-    for (const KeptValue& value : kept_) options.values.add(value);
+    for (const KeptValue& value : saves().kept) options.values.add(value);
     if (knows_course) {
       for (const KeptValue& value : course.values()) options.common.add(value);
     }
-    Resumed resumed = lockstep::resume(wrapped_, path, options);
+    Resumed resumed = lockstep::resume(wrapped(), path, options);
     if (!knows_course) {  // a loop of the program's own has saved it
       course.run = 1;
       course.epoch = resumed.epoch;
       course.loop = resumed.position ? 1 : 0;
     }
-    this->go_on(course, resumed.position);
-    if (this->log_) {
+    job().progress_.go_on(course, resumed.position);
+    if (job().progress_.log) {
       JsonLine line;
       line.add("from", resumed.path).add("epoch", begun_epochs(resumed)).add("step", resumed.step);
-      this->log_.write(JsonLine().add("resumed", line.add("world", resumed.world.value())));
+      job().progress_.log.write(
+          JsonLine().add("resumed", line.add("world", resumed.world.value())));
     }
     return resumed;
   }
-
-  KeptValues kept_;
-  CourseState course_;  // of the latest save
-  Saver saver_;         // of `save`
-  std::unique_ptr<Checkpoints> checkpoints_;
-  bool may_resume_ = true;    // nothing has begun
-  bool is_watching_ = false;  // something may be saved while steps go on
 };
 
 }  // namespace lockstep::detail

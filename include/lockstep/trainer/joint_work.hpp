@@ -9,9 +9,9 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/core/function_ref.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
 

@@ -12,10 +12,9 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/storage_progress.hpp"
-#include "lockstep/launch/temporary_file.hpp"
 #include "lockstep/trainer/joint_work.hpp"
 
 namespace lockstep::detail {

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "lockstep/bucket/kept_piece.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/trainer/joint_work.hpp"
@@ -29,7 +29,8 @@ struct SnapshotMemory {
 struct KeptJob {
   JointRanks ranks;
   KeptShape shape;
-  bool is_one_process = false;  ///< are all replicas of this process?
+  bool is_one_process = false;    ///< are all replicas of this process?
+  std::size_t micro_batches = 0;  ///< that are added up, and not yet used
   FunctionRef<std::vector<KeptPiece>(KeptFor)> pieces;
   FunctionRef<ReplicaProgress()> progress;
   FunctionRef<void(const ReplicaProgress&)> set_progress;

@@ -12,7 +12,7 @@ namespace lockstep::detail {
 /// It is the same on all ranks.
 struct KeptShape {
   std::size_t world = 1;     ///< ranks that save or load together
-  std::size_t replicas = 1;  ///< who add up gradients of their own: ranks, or replicas of DP
+  std::size_t replicas = 1;  ///< who have gradients of their own: ranks, or replicas of DP
   /// An update takes the sum of all replicas' gradients divided by this.
   double gradient_divisor = 1;
   std::size_t micro_batches = 1;   ///< of a step

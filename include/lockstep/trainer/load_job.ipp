@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/convert.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/core/share_work.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/trainer/joint_work.hpp"
@@ -26,7 +26,7 @@ class PieceReader {
   PieceReader(const KeptJob& job, const CheckpointReader& reader) : job_(job), reader_(reader) {}
 
   void read(const std::vector<LoadedPiece>& pieces);
-  void read_gradient(const LoadedPiece& loaded, double factor);
+  void read_sum(const LoadedPiece& loaded, double factor);
 
  private:
   /// Calls `f(part)` for parts of a piece that fit into staging memory.
@@ -88,7 +88,7 @@ LOCKSTEP_INLINE void PieceReader::read_through_staging(const KeptPiece& piece,
 
 /// Writes the sum of the sources times `factor`. Through `copy_in` also where it is one tensor: it
 /// notes that the parameter was used.
-LOCKSTEP_INLINE void PieceReader::read_gradient(const LoadedPiece& loaded, double factor) {
+LOCKSTEP_INLINE void PieceReader::read_sum(const LoadedPiece& loaded, double factor) {
   if (loaded.sources.size() == 1 && factor == 1)
     return read_through_staging(loaded.piece, *loaded.sources.front());
   const ElementKind kind = loaded.piece.whole.element;
@@ -115,16 +115,13 @@ LOCKSTEP_INLINE void note_seed(const KeptJob& job, LoadPlan& plan) {
                                " of the checkpoint, not from seed ", *own}));
 }
 
-/// Sets how far the job is. Returns by what saved gradients are multiplied: they are of a scaled
-/// loss, and a job whose replicas are more divides by more.
+/// Sets how far the job is. Returns by what saved residuals of gradients are multiplied: they are
+/// of a scaled loss, and a job whose replicas are more divides by more.
 LOCKSTEP_INLINE double set_progress(const KeptJob& job, const LoadPlan& plan, LoadWhat what) {
   ReplicaProgress progress = plan.facts.progress;
-  if (what != LoadWhat::job) {
-    progress.micro_batches = 0;
-    progress.random_seed.reset();  // a new run, from its own seed
-  }
+  if (what != LoadWhat::job) progress.random_seed.reset();  // a new run, from its own seed
   job.set_progress(progress);
-  if (plan.gradients.empty()) return 1;
+  if (plan.residuals.empty()) return 1;
   const auto scale = [](const ReplicaProgress& of) {
     return of.loss_scale ? static_cast<double>(of.loss_scale->scale) : 1.0;
   };
@@ -141,9 +138,9 @@ LOCKSTEP_INLINE Resumed load_job(const KeptJob& job, const std::string& path,
     if (what != LoadWhat::parameters) factor = set_progress(job, plan, what);
     PieceReader reader(job, *plan.reader);
     reader.read(plan.pieces);
-    for (const LoadedPiece& loaded : plan.gradients) reader.read_gradient(loaded, factor);
+    for (const LoadedPiece& loaded : plan.residuals) reader.read_sum(loaded, factor);
     for (const LoadedPiece& loaded : plan.averaged)
-      reader.read_gradient(loaded, 1 / static_cast<double>(loaded.sources.size()));
+      reader.read_sum(loaded, 1 / static_cast<double>(loaded.sources.size()));
     set_values(options.values, plan.values);
     set_values(options.common, plan.common);
     return std::string();

@@ -21,8 +21,8 @@ namespace lockstep::detail {
 /// The name of the call that loads it.
 std::string_view operation_of(LoadWhat what);
 
-/// A piece of the job, and the tensors of the file from which it is read: one, except for
-/// gradients and what ranks keep for themselves, which are the sums of all of them.
+/// A piece of the job, and the tensors of the file from which it is read: one, except for what
+/// ranks keep for themselves, which is the sum of all of them.
 struct LoadedPiece {
   KeptPiece piece;
   std::vector<const StoredTensor*> sources;
@@ -33,7 +33,7 @@ struct LoadPlan {
   std::unique_ptr<CheckpointReader> reader;
   CheckpointFacts facts;  // without the program's values
   std::vector<LoadedPiece> pieces;
-  std::vector<LoadedPiece> gradients;  // with what ranks have of gradients, and did not send
+  std::vector<LoadedPiece> residuals;  // what ranks have of gradients, and did not send
   std::vector<LoadedPiece> averaged;
   std::vector<SavedValue> values;
   std::vector<SavedValue> common;

@@ -58,7 +58,6 @@ class LoadPlanning {
   LoadPlan run() {
     open();
     judge(together([&] { return match().packed(); }));
-    judge_accumulation();
     return std::move(plan_);
   }
 
@@ -75,13 +74,12 @@ class LoadPlanning {
   void name_tensors();
   const StoredTensor* find(const std::string& name) const;
   void want(const KeptPiece& piece, LoadFindings& found, std::set<const StoredTensor*>& used);
-  void want_gradient(const KeptPiece& piece, LoadFindings& found);
+  void want_residual(const KeptPiece& piece, LoadFindings& found);
   void want_local(const KeptPiece& piece, LoadFindings& found);
   bool fits(const KeptPiece& piece, const StoredTensor& stored, LoadFindings& found) const;
   KeptPiece own_part(const KeptPiece& piece) const;
   void compare_kept_values(LoadFindings& found);
   void judge(const std::vector<std::string>& told);
-  void judge_accumulation();
 
   const KeptJob& job_;
   const std::string& path_;
@@ -155,8 +153,7 @@ LOCKSTEP_INLINE bool LoadPlanning::fits(const KeptPiece& piece, const StoredTens
     return false;
   }
   const bool convertible = is_floating(stored.kind()) && is_floating(piece.whole.element);
-  const bool may_differ = options_.convert || piece.role == KeptRole::gradient ||
-                          (piece.role == KeptRole::local && !piece.averaged);
+  const bool may_differ = options_.convert || (piece.role == KeptRole::local && !piece.averaged);
   if (stored.kind() == piece.whole.element || (convertible && may_differ)) return true;
   found.mismatches.push_back(
       text({"type mismatch for ", printable(stored.name), ": ", stored.element->name,
@@ -197,12 +194,8 @@ LOCKSTEP_INLINE void LoadPlanning::want(const KeptPiece& piece, LoadFindings& fo
   if (fits(piece, *stored, found)) plan_.pieces.push_back({own_part(piece), {stored}});
 }
 
-/// Replica r of n goes on with the gradients of the replicas r, r + n, ... that were saved, and
-/// likewise with what these had not sent of them.
-LOCKSTEP_INLINE void LoadPlanning::want_gradient(const KeptPiece& piece, LoadFindings& found) {
-  const bool is_residual = piece.role == KeptRole::local && what_ != LoadWhat::parameters;
-  const bool goes_on = what_ == LoadWhat::job && plan_.facts.progress.micro_batches != 0;
-  if (!is_residual && !goes_on) return;
+/// Replica r of n goes on with what the replicas r, r + n, ... had not sent of their gradients.
+LOCKSTEP_INLINE void LoadPlanning::want_residual(const KeptPiece& piece, LoadFindings& found) {
   LoadedPiece loaded{piece, {}};
   for (std::size_t k = piece.rank; k < plan_.facts.shape.replicas; k += job_.shape.replicas) {
     KeptPiece of_rank = piece;
@@ -210,14 +203,14 @@ LOCKSTEP_INLINE void LoadPlanning::want_gradient(const KeptPiece& piece, LoadFin
     const StoredTensor* const stored = find(stored_name(of_rank));
     if (stored != nullptr && fits(piece, *stored, found)) loaded.sources.push_back(stored);
   }
-  if (!loaded.sources.empty()) plan_.gradients.push_back(std::move(loaded));
+  if (!loaded.sources.empty()) plan_.residuals.push_back(std::move(loaded));
 }
 
 /// What a rank had for itself it has again. Where there were more ranks or fewer, all go on with
 /// the mean, as after the average that they would have made next.
 LOCKSTEP_INLINE void LoadPlanning::want_local(const KeptPiece& piece, LoadFindings& found) {
-  if (!piece.averaged) return want_gradient(piece, found);
   if (what_ == LoadWhat::parameters) return;
+  if (!piece.averaged) return want_residual(piece, found);
   LoadedPiece loaded{piece, {}};
   const bool same = plan_.facts.shape.replicas == job_.shape.replicas;
   for (std::size_t k = 0; k != plan_.facts.shape.replicas; ++k) {
@@ -238,9 +231,7 @@ LOCKSTEP_INLINE LoadFindings LoadPlanning::match() {
   for (const KeptPiece& piece : job_.pieces(KeptFor::loading)) {
     const bool is_plain = piece.role == KeptRole::parameter || piece.role == KeptRole::buffer;
     if (is_plain) known.insert(piece.name);
-    if (piece.role == KeptRole::gradient) {
-      want_gradient(piece, found);
-    } else if (piece.role == KeptRole::local) {
+    if (piece.role == KeptRole::local) {
       want_local(piece, found);
     } else if (is_plain || what_ != LoadWhat::parameters) {
       want(piece, found, used);
@@ -256,7 +247,13 @@ LOCKSTEP_INLINE LoadFindings LoadPlanning::match() {
                                   known.contains(parts.name);
     if (parts.kind == StoredName::Kind::plain || is_unknown_state) found.unused.push_back(name);
   }
-  if (what_ == LoadWhat::job) compare_kept_values(found);
+  if (what_ == LoadWhat::job) {
+    compare_kept_values(found);
+    if (const std::uint64_t batches = plan_.facts.micro_batches_under_way; batches != 0)
+      plan_.notes.push_back(text({"saved after ", batches,
+                                  " micro-batches of a step, which are forgotten: newer versions "
+                                  "save after updates"}));
+  }
   return found;
 }
 
@@ -282,24 +279,6 @@ LOCKSTEP_INLINE void LoadPlanning::compare_kept_values(LoadFindings& found) {
   } else if (!options_.values.empty()) {
     plan_.notes.push_back(text({"rank ", me, " is new, and its values stay as they are"}));
   }
-}
-
-/// A step that is under way goes on only in a job whose steps are as long.
-LOCKSTEP_INLINE void LoadPlanning::judge_accumulation() {
-  const std::size_t batches = plan_.facts.progress.micro_batches;
-  if (what_ != LoadWhat::job || batches == 0) return;
-  if (plan_.facts.shape.micro_batches == job_.shape.micro_batches) return;
-  const std::string difference =
-      text({"'", path_, "' was saved after ", batches, " of ", plan_.facts.shape.micro_batches,
-            " micro-batches of a step, and this job's steps have ", job_.shape.micro_batches});
-  if (options_.strict)
-    fail(operation(), {difference},
-         "use the same Accumulate<N>, or forget those batches with .strict = false",
-         job_.ranks.rank);
-  plan_.notes.push_back(difference + ": they are forgotten");
-  plan_.facts.progress.micro_batches = 0;
-  std::erase_if(plan_.gradients,
-                [](const LoadedPiece& loaded) { return loaded.piece.role == KeptRole::gradient; });
 }
 
 LOCKSTEP_INLINE std::string short_list(const Names& names) {

@@ -54,9 +54,9 @@ LoadReport load_parameters(Wrapper& wrapped, const std::string& path,
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::parameters).report;
 }
 
-/// Loads all that `load` does, and goes on where the job was saved: in the middle of a step of
-/// `Accumulate<N>` too, and with the program's values. The result says where, for `loader.resume`
-/// and the loop. **Ranks** all, with the same path. **Host** blocks.
+/// Loads all that `load` does, and goes on where the job was saved, with the program's values. The
+/// result says where, for `loader.resume` and the loop. **Ranks** all, with the same path. **Host**
+/// blocks.
 template <class Wrapper>
 Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
   return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::job);

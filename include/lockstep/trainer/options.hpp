@@ -11,9 +11,9 @@
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/terminal.hpp"
 #include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/terminal.hpp"
 
 namespace lockstep {
 
@@ -70,7 +70,3 @@ TrainerOptions leave_options_to_job(Session& session, TrainerOptions options, co
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/trainer/options.ipp"
-#endif

@@ -339,6 +339,9 @@ LOCKSTEP_INLINE bool SaverCore::save(const KeptJob& job, const std::string& path
   try {
     told = work_together(job.ranks, "save", [&] {
       writer_->rethrow();
+      if (job.micro_batches != 0 && !options.parameters_only)
+        fail("save", {"the job is between the micro-batches of a step"},
+             "save after the last one; a trainer's own save waits for it");
       const std::string token = random_token();
       const std::string values = pack_values(options.values);
       SaveAnnouncement mine;

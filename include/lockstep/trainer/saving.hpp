@@ -27,7 +27,8 @@ class Saver {
  public:
   /// Saves the job as it is now: parameters, buffers, which are synchronised first, the optimizer
   /// and what the options have. The file is replaced as a whole or stays as it is. An asynchronous
-  /// save returns when all that is saved was copied. False where it was skipped.
+  /// save returns when all that is saved was copied. False where it was skipped. An error between
+  /// the micro-batches of a step, whose gradients are no part of a checkpoint.
   ///
   /// What goes wrong on one rank is the same error on all, and the job may go on. An error of an
   /// asynchronous save is thrown by the next `save`, `finish` or `rethrow`.

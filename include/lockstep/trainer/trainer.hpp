@@ -2,53 +2,216 @@
 #pragma once
 /// @file `Trainer<Model, Policies...>`: a model and an order-free pack of policies as one job.
 
+#include <chrono>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
+#include <iterator>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collectives.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/random_stream.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/data/block_sampler.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/data/fed_batches.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/opened.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/tally.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/agreement.hpp"
+#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/members.hpp"
+#include "lockstep/strategy/phases.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/subgraph_step.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/topology/groups.hpp"
+#include "lockstep/trainer/connection.hpp"
+#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/epochs.hpp"
-#include "lockstep/trainer/fit.hpp"
-#include "lockstep/trainer/job_agreement.hpp"
+#include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
-#include "lockstep/trainer/job_collectives.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
 #include "lockstep/trainer/rejected_trainer.hpp"
-#include "lockstep/trainer/run_log.hpp"
 
 namespace lockstep {
 
+/// How `job.fit` trains.
+struct FitOptions {
+  std::uint64_t epochs = 1;
+  std::size_t batch_size = 1;       ///< of one rank, as in `epoch.batches`
+  std::size_t test_batch_size = 0;  ///< of the evaluation; 0: as `batch_size`
+};
+
 namespace detail {
+
+/// The trainer itself uses `communicator`, among ranks; `wrapper` runs the steps.
+template <class Model, class Policies>
+struct DdpTraining {
+  using communicator = CommunicatorOf<Policies>;
+  using wrapper = DdpOf<Model, Policies>;
+
+  /// **Ranks** all. **Host** blocks until all have come.
+  static communicator communicate(Session& session) { return make_communicator<Policies>(session); }
+  /// `source` is the model, what makes it, or `DefaultModel`.
+  template <class Source>
+  static wrapper make(Session& session, communicator& comm, Source&& source,
+                      const TrainerOptions& options) {
+    if (options.replicas) {
+      throw Error("launch", "--replicas was given to a job of ParallelStrategy<DDP>",
+                  "give it --ranks, or use ParallelStrategy<DP>", session.rank());
+    }
+    return wrapper(comm, std::forward<Source>(source), options.seed);
+  }
+};
+
+/// All replicas together are one rank, in a world of one.
+template <class Model, class Policies>
+struct DpTraining {
+  using communicator = LoopbackCommunicator;
+  using wrapper = DpOf<Model, Policies>;
+
+  static communicator communicate(Session& session) {
+    if (session.world() > WorldSize{1}) {
+      throw Error("ParallelStrategy<DP>",
+                  "the job has " + std::to_string(session.world().value()) +
+                      " ranks, and DP is for the devices of one process",
+                  "start it once, with --replicas, or use ParallelStrategy<DDP>", session.rank());
+    }
+    return communicator();
+  }
+  template <class Source>
+  static wrapper make(Session& session, communicator&, Source&& source,
+                      const TrainerOptions& options) {
+    DpOptions wanted;
+    if (options.replicas) wanted.replicas = *options.replicas;
+    wanted.seed = options.seed;
+    wanted.timeout = session.membership().timeout;
+    return wrapper(wanted, std::forward<Source>(source));
+  }
+};
+
+template <class Model, class Policies>
+using TrainingOf =
+    std::conditional_t<is_dp<Policies>, DpTraining<Model, Policies>, DdpTraining<Model, Policies>>;
+
+/// Feeding, where every rank reads its own batches.
+template <class Policies, class Wrapper>
+class JobFeed {
+ public:
+  static constexpr bool sends = false;
+  template <class Source, class Sampler>
+  using loader = DataLoader<Source, Sampler>;
+
+  constexpr JobFeed(Session&, const Wrapper&) {}
+};
+
+/// Some ranks read for others, through a communicator beside the job's: of the same kind, with
+/// threads, connections and on GPUs a stream of its own, so that batches come while ranks compute.
+template <class Policies, class Wrapper>
+  requires(Pick<axes::Feed, Policies>::sends)
+class JobFeed<Policies, Wrapper> {
+  using Joined = CanonicalPolicies<Pick<axes::Device, Policies>, Pick<axes::Backend, Policies>,
+                                   Pick<axes::World, Policies>>;
+  using Topo = typename Pick<axes::Groups,
+                             Policies>::template in_world<Pick<axes::World, Policies>::static_size>;
+  struct Select {
+    const Wrapper* wrapped;
+    auto operator()() const { return wrapped->on_device(); }
+  };
+  using Line = FeedLine<CommunicatorOf<Joined>, Select>;
+  template <class Source, class Sampler>
+  struct Fed : std::type_identity<DataLoader<Source, Sampler, FedBatches<Source, Sampler, Line>>> {
+    static_assert(
+        std::is_same_v<typename BatchesOf<Source, Sampler>::type, LocalBatches<Source, Sampler>>,
+        "lockstep: this data set has a loader of its own, because every rank has its "
+        "samples where it needs them; leave Feed out, or give the job a plain data set");
+  };
+
+ public:
+  static constexpr bool sends = true;
+  template <class Source, class Sampler>
+  using loader = typename Fed<Source, Sampler>::type;
+
+  /// **Ranks** all. **Host** blocks until all have come.
+  JobFeed(Session& session, const Wrapper& wrapped)
+      : line_(ConnectionOf<Joined>::template make<Joined>(session, "feed"),
+              feed_route<typename Pick<axes::Feed, Policies>::choice>(
+                  topology_for<Topo>(session.world()), session.rank()),
+              Select{&wrapped}) {}
+
+  Line& line() { return line_; }
+
+ private:
+  Line line_;
+};
+
+/// `fit` without a function of the program, or without data to evaluate on.
+struct NoCallback {
+  constexpr void operator()(const auto&...) const {}
+};
+struct NoData {};
+
+/// The failure of an epoch that a `break` has ended. One that nobody has seen is told as a late
+/// failure, unless an exception ends the job anyway.
+struct KeptFailure {
+  KeptFailure() = default;
+  KeptFailure(const KeptFailure&) = delete;
+  KeptFailure& operator=(const KeptFailure&) = delete;
+  ~KeptFailure() {
+    if (thrown && std::uncaught_exceptions() == 0) tell_late_failure({thrown, rank});
+  }
+
+  std::exception_ptr thrown;
+  Rank rank;
+};
 
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
-class BasicTrainer : public JobCheckpoints<Model, Policies>,
-                     public JobCollectives<BasicTrainer<Model, Policies>> {
-  using Base = JobCheckpoints<Model, Policies>;
-  using typename Base::traits;
+class BasicTrainer : public ComposedJob<Model, Policies>,
+                     public JobMembers<BasicTrainer<Model, Policies>>,
+                     public JobCheckpoints<BasicTrainer<Model, Policies>> {
+  using Composition = ComposedJob<Model, Policies>;
+  using Checkpointing = JobCheckpoints<BasicTrainer>;
+  using Training = TrainingOf<Model, Policies>;
+  using Comm = typename Training::communicator;
+  using traits = ReplicaTraits<Model, Policies>;
+  using Accumulation = Pick<axes::Accumulate, Policies>;
 
  public:
-  using Base::rank;
-  using Base::world_size;
-  using typename Base::layout;
-  using typename Base::wrapper;
+  using remainder = typename Composition::template policy<axes::Sampler>::remainder;
+  using sampler =
+      DistributedSampler<remainder, typename Composition::template policy<axes::Sampler>::order>;
+  using wrapper = typename Training::wrapper;
+  using feed = JobFeed<Policies, wrapper>;
+  /// What loads the batches of a kind of data set in this job.
+  template <class Source, class Sampler>
+  using loader = typename feed::template loader<Source, Sampler>;
+  static constexpr bool is_one_process = is_dp<Policies>;
+  /// May ranks have different numbers of batches?
+  static constexpr bool joins = traits::joins;
+  static constexpr bool ranks_are_threads = ConnectionOf<Policies>::ranks_are_threads;
+  static constexpr bool spans_processes = requires { ConnectionOf<Policies>::spans_processes; };
 
   /// Meets the other ranks and gives all of them rank 0's initial parameters. The model is
   /// constructed when they have met, by default or by a function, `[](Session&) { return
@@ -67,22 +230,66 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// The same with options that the program gives, instead of those of the command line.
   template <class M = Model>
   BasicTrainer(Session& session, DefaultModel, TrainerOptions options)
-      : Base(session, DefaultModel{}, std::move(options)) {}
+      : BasicTrainer(FromSource{}, session, DefaultModel{}, std::move(options)) {}
   template <ModelMaking<Model, Session> Make>
   BasicTrainer(Session& session, Make&& make, TrainerOptions options)
-      : Base(session, [&] { return made_by<Model>(make, session); }, std::move(options)) {}
+      : BasicTrainer(
+            FromSource{}, session, [&] { return made_by<Model>(make, session); },
+            std::move(options)) {}
   BasicTrainer(Session& session, Model model, TrainerOptions options)
-      : Base(session, std::move(model), std::move(options)) {}
+      : BasicTrainer(FromSource{}, session, std::move(model), std::move(options)) {}
+
+  Rank rank() const { return session_.rank(); }
+  WorldSize world_size() const { return session_.world(); }
+  const Membership& membership() const { return session_.membership(); }
+  /// An option of the program's own: `job.option("epochs", 8)` is 8, or what follows `--epochs`.
+  /// See `ProgramOptions::option`. All options are asked for before the job's first operation,
+  /// which is an error where the command line has one that nobody has asked for.
+  template <class T>
+  auto option(std::string_view name, T otherwise, std::string_view help = {}) {
+    return session_.options().option(name, otherwise, help);
+  }
+  /// The program's words that are neither the launcher's nor the trainer's and that no option has
+  /// taken, its name first.
+  const std::vector<std::string>& arguments() const { return session_.arguments(); }
+  /// The value of `--data`, for the program's data sets: `fashion_mnist("train", job.data())`.
+  const std::string& data() const { return options_.data; }
+
+  /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
+  /// `initial.random()` starts from the job's seed. **Ranks** all. **Host** blocks.
+  template <class F>
+  void initialize(F&& f) {
+    [[maybe_unused]] const auto on = enter("initialize");
+    wrapped_.initialize(f, options_.seed);
+  }
+
+  wrapper& ddp()
+    requires(!is_one_process)
+  {
+    return wrapped_;
+  }
+  wrapper& dp()
+    requires(is_one_process)
+  {
+    return wrapped_;
+  }
+
+  /// This rank's own seed and random numbers, different on every rank.
+  Seed seed() const { return rank_seed(options_.seed, rank()); }
+  RandomStream random() const { return RandomStream(seed()); }
+
+  /// How samplers and loaders of this job are made; batch sizes come with `batches`.
+  SamplerOptions& sampler_options() { return sampler_options_; }
+  LoaderOptions& loader_options() { return loader_options_; }
 
   /// `for (auto epoch : job.epochs(10))`. After `--resume`, or a restart, the first call goes on
   /// from the newest checkpoint. **Ranks** all.
   EpochRange<BasicTrainer> epochs(std::uint64_t count) {
-    this->end_asking();
-    if (count >> 63 != 0) [[unlikely]] {
-      detail::fail("epochs", {"their number is negative"}, "give it 0 or more", this->rank());
-    }
+    end_asking();
+    if (count >> 63 != 0) [[unlikely]]
+      refuse_negative_epochs(rank());
     this->resume_if_wanted();
-    return {*this, this->begin_epochs(count), count};
+    return {*this, progress_.begin_epochs(count), count};
   }
 
   /// One batch of this rank: forward, backward, reduce, update (the last two once per
@@ -111,22 +318,22 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// shows the scores under `name`. **Ranks** all. **Host** blocks.
   template <Dataset Source>
   Scores evaluate(const Source& source, std::size_t batch_size, std::string_view name = "test") {
-    [[maybe_unused]] const auto on = this->enter("evaluate");
+    [[maybe_unused]] const auto on = enter("evaluate");
     const InJobCall in(JobCall::evaluate);
-    const PhaseTimes::Evaluation evaluation(this->times_, this->is_in_data());
-    require_same_data(source, batch_size);
+    const PhaseTimes::Evaluation evaluation(progress_.times, progress_.is_in_data());
+    LoaderOptions options = loader_options_;
+    options.batch_size = batch_size;
+    require_same_batches(source.size(), batch_size);
     wrapped_.require_finite();
     if constexpr (traits::unites_buffers) wrapped_.synchronize_buffers();
     DistributedSampler<Exact, InOrder> shares(source.size(), world_size(), rank());
-    LoaderOptions options = this->loader_options();
-    options.batch_size = batch_size;
     Tally tally;
-    this->fetch([&] {
-      for (const auto& batch : this->make_loader(source, shares, options))
+    fetch([&] {
+      for (const auto& batch : make_loader(source, shares, options))
         wrapped_.evaluate(batch, tally);
     });
     const Scores scores = lockstep::reduce(comm_, tally);
-    this->show(scores, name);
+    progress_.show(scores, name);
     return scores;
   }
 
@@ -150,12 +357,12 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   template <Dataset Train, class OnEpoch = NoCallback, class OnStep = NoCallback>
   EpochSummary fit(const Train& train, const FitOptions& options, OnEpoch on_epoch = {},
                    OnStep on_step = {}) {
-    return detail::fit(*this, comm_, train, NoData{}, options, on_epoch, on_step);
+    return fit_both(train, NoData{}, options, on_epoch, on_step);
   }
   template <Dataset Train, Dataset Test, class OnEpoch = NoCallback, class OnStep = NoCallback>
   EpochSummary fit(const Train& train, const Test& test, const FitOptions& options,
                    OnEpoch on_epoch = {}, OnStep on_step = {}) {
-    return detail::fit(*this, comm_, train, test, options, on_epoch, on_step);
+    return fit_both(train, test, options, on_epoch, on_step);
   }
 
   /// The model's outputs for all samples of a data set, each predicted once in any world, in the
@@ -164,17 +371,17 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   template <Dataset Source>
   auto predict(const Source& source, const PredictOptions& options) {
     if constexpr (require_output<Model>()) {
-      [[maybe_unused]] const auto on = this->enter("predict");
+      [[maybe_unused]] const auto on = enter("predict");
       const InJobCall in(JobCall::predict);
-      require_same_data(source, options.batch_size);
+      require_same_batches(source.size(), options.batch_size);
       if constexpr (traits::unites_buffers) wrapped_.synchronize_buffers();
-      LoaderOptions loading = this->loader_options();
+      LoaderOptions loading = loader_options_;
       loading.batch_size = options.batch_size;
       loading.drop_last = false;
       BlockSampler block(source.size(), world_size(), rank());
-      return this->fetch([&] {
+      return fetch([&] {
         return predict_all<typename Model::Output>(
-            comm_, wrapped_, block, this->make_loader(source, block, loading), options.gather);
+            comm_, wrapped_, block, make_loader(source, block, loading), options.gather);
       });
     }
   }
@@ -189,15 +396,15 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// What goes wrong there ends all ranks, with its words. **Ranks** all. **Host** blocks.
   template <class Make>
   auto open(Make&& make) {
-    [[maybe_unused]] const auto on = this->enter("open");
+    [[maybe_unused]] const auto on = enter("open");
     const InJobCall in(JobCall::open);
-    if constexpr (Base::feed::sends) {
+    if constexpr (feed::sends) {
       using Source = std::remove_cvref_t<decltype(make())>;
       static_assert(Dataset<Source>,
                     "lockstep: job.open takes a function that returns a data set: size(), "
                     "batch_type and load(indices, out)");
       return tell_others_of<false>(
-          comm_, [&] { return Opened<Source>(comm_, this->feed_.line().reads(), make); });
+          comm_, [&] { return Opened<Source>(comm_, feed_.line().reads(), make); });
     } else {
       return tell_others_of<traits::alone>(comm_, make);
     }
@@ -207,37 +414,517 @@ class BasicTrainer : public JobCheckpoints<Model, Policies>,
   /// come, so it is an error at once.
   template <class F>
   void on_rank0(F&& f) {
-    this->end_asking();
+    end_asking();
     if (rank() != Rank{0}) return;
-    const typename Base::Rank0Only only(this->is_held_up_);
-    std::forward<F>(f)(RunLog(this->display_, this->log_));
+    const Rank0Only only(is_held_up_);
+    std::forward<F>(f)(RunLog(progress_));
+  }
+
+  /// Adds a field to the epoch's record in the file of `--log`: `job.log_field("reward", 3.5)`. The
+  /// last value counts; rank 0's is written. Between epochs it is the next epoch's.
+  template <JsonScalar T>
+  void log_field(std::string_view name, const T& value) {
+    if (progress_.log) progress_.set_field(name, JsonLine().add(name, value));
+  }
+
+  /// The position of the job in its data: after the last batch that was stepped. To go on from
+  /// there, with this number of ranks or another, call `resume` before `epochs`.
+  SamplerState position() const { return progress_.position(); }
+  using Checkpointing::resume;
+  void resume(const SamplerState& position) { progress_.resume(position); }
+
+  /// The epoch that is under way, or the last.
+  EpochSummary summary() const { return progress_.summary(); }
+
+  /// The means over the tallies of all ranks. **Ranks** all. **Host** blocks.
+  Scores reduce_metrics(const Tally& tally) {
+    [[maybe_unused]] const auto on = enter("reduce_metrics");
+    const InJobCall in(JobCall::reduce_metrics);
+    return lockstep::reduce(comm_, tally);
+  }
+
+  /// Through which the ranks of this job communicate: all collectives, and groups of ranks
+  /// (`new_group`, `join_groups`). With `ParallelStrategy<DP>` it is a world of one.
+  auto& communicator() { return comm_; }
+
+  /// The communicator of this rank's group, with `Groups<Grid<W, G>>`, and that of the ranks which
+  /// have its place in the other groups: `job.group().all_reduce(sum)`. **Ranks** the group's.
+  template <class W = wrapper>
+  decltype(auto) group() {
+    return static_cast<W&>(wrapped_).group();
+  }
+  template <class W = wrapper>
+  decltype(auto) across() {
+    return static_cast<W&>(wrapped_).across();
+  }
+
+  // Collectives over ranks, of one number, which is given and returned by value, or of memory: a
+  // span, a vector, an array or a view. On GPUs too, memory may be the host's; it is then staged
+  // and the host waits for the result. Device memory is reduced where it is.
+
+  /// `const double mean = job.all_reduce(loss, Average{});`, or data = op over ranks, on all ranks.
+  /// **Ranks** all. **Host** blocks, with device memory not.
+  template <class Data, class Op = Sum>
+  [[nodiscard("the result is returned")]] auto all_reduce(Data value, Op op = {})
+    requires(SingleElement<Data>)
+  {
+    [[maybe_unused]] const auto on = enter("all_reduce");
+    return comm_.all_reduce(value, op);
+  }
+  template <class Data, class Op = Sum>
+  void all_reduce(Data&& data, Op op = {})
+    requires(!SingleElement<std::remove_cvref_t<Data>>)
+  {
+    [[maybe_unused]] const auto on = enter("all_reduce");
+    comm_.all_reduce(data, op);
+  }
+
+  /// On root, the number or data = op over ranks; elsewhere what it was. **Ranks** all. **Host** as
+  /// `all_reduce`.
+  template <class Data, class Op = Sum>
+  [[nodiscard("the result is returned")]] auto reduce(Data value, Rank root = Rank{0}, Op op = {})
+    requires(SingleElement<Data>)
+  {
+    [[maybe_unused]] const auto on = enter("reduce");
+    return comm_.reduce(value, root, op);
+  }
+  template <class Data, class Op = Sum>
+  void reduce(Data&& data, Rank root = Rank{0}, Op op = {})
+    requires(!SingleElement<std::remove_cvref_t<Data>>)
+  {
+    [[maybe_unused]] const auto on = enter("reduce");
+    comm_.reduce(data, root, op);
+  }
+
+  /// Root's number, or data = root's data. **Ranks** all. **Host** as `all_reduce`.
+  template <class Data>
+  [[nodiscard("the result is returned")]] auto broadcast(Data value, Rank root = Rank{0})
+    requires(SingleElement<Data>)
+  {
+    [[maybe_unused]] const auto on = enter("broadcast");
+    return comm_.broadcast(value, root);
+  }
+  template <class Data>
+  void broadcast(Data&& data, Rank root = Rank{0})
+    requires(!SingleElement<std::remove_cvref_t<Data>>)
+  {
+    [[maybe_unused]] const auto on = enter("broadcast");
+    comm_.broadcast(data, root);
+  }
+
+  /// Every rank's number as a vector, by rank, or out = every rank's in. **Ranks** all. **Host** as
+  /// `all_reduce`.
+  template <SingleElement T>
+  [[nodiscard]] auto all_gather(T value) {
+    [[maybe_unused]] const auto on = enter("all_gather");
+    return comm_.all_gather(value);
+  }
+  template <class In, class Out>
+  void all_gather(const In& in, Out&& out) {
+    [[maybe_unused]] const auto on = enter("all_gather");
+    comm_.all_gather(in, out);
+  }
+
+  /// Every rank's elements, where ranks bring different numbers of them: a `Gathered`, on all ranks
+  /// or on `root`; or into `out`, with the counts as `GatheredPieces`. **Ranks** all. **Host**
+  /// blocks.
+  template <class In, class... Out>
+  auto all_gather_variable(const In& in, Out&&... out) {
+    [[maybe_unused]] const auto on = enter("all_gather_variable");
+    return comm_.all_gather_variable(in, out...);
+  }
+  template <class In, class... Where>
+  auto gather_variable(const In& in, Where&&... out_and_root) {
+    [[maybe_unused]] const auto on = enter("gather_variable");
+    return comm_.gather_variable(in, out_and_root...);
+  }
+
+  /// **Ranks** all. **Host** blocks.
+  void barrier() {
+    [[maybe_unused]] const auto on = enter("barrier");
+    if constexpr (is_one_process) wrapped_.synchronize();
+    comm_.barrier();
   }
 
  private:
-  using Base::comm_;
-  using Base::wrapped_;
+  friend Checkpointing;
+  friend class JobMembers<BasicTrainer>;
+  template <class, Dataset>
+  friend class EpochBatches;
+  template <class>
+  friend class TrainingEpoch;
+  template <class>
+  friend class EpochRange;
 
+  wrapper& first() { return wrapped_; }
+  const wrapper& first() const { return wrapped_; }
+
+  struct FromSource {};
+  /// `source` is the model, what makes it, or `DefaultModel`.
+  template <class Source>
+  BasicTrainer(FromSource, Session& session, Source&& source, TrainerOptions&& options)
+      : session_(session),
+        options_(leave_options_to_job(session, std::move(options), program_has_job<void>)),
+        comm_(Training::communicate(session)),
+        wrapped_(Training::make(session, comm_, std::forward<Source>(source), options_)),
+        feed_(session, wrapped_),
+        progress_(session.rank(), options_) {
+    sampler_options_.seed = options_.seed;
+    // Where ranks fill all cores, a loading thread would only take time from the model.
+    std::size_t busy = session.membership().local_world;
+    if constexpr (is_one_process) busy = wrapped_.replicas();
+    loader_options_.workers = has_free_core(busy) ? 1 : 0;
+    loader_options_.timed = !options_.log.empty() && session.rank() == Rank{0};
+    if (progress_.log) log_run(typename Policies::pack{});
+  }
+  template <class... Ps>
+  void log_run(PolicyPack<Ps...>) {
+    const PolicySpelling policies[] = {{Ps::axis::name, spelling<Ps>()}...};
+    progress_.log_run(world_size(), options_.seed, Composition::fingerprint(wrapped_.model()),
+                      policies, sizeof...(Ps));
+  }
+
+  // Which calls are refused.
+
+  /// Holds the job up while it lives: what it guards is called on rank 0 alone.
+  struct Rank0Only {
+    explicit Rank0Only(bool& flag) : flag(flag), before(std::exchange(flag, true)) {}
+    ~Rank0Only() { flag = before; }
+    Rank0Only(const Rank0Only&) = delete;
+    Rank0Only& operator=(const Rank0Only&) = delete;
+    bool& flag;
+    bool before;
+  };
+
+  void require_all_ranks(const char* operation) {
+    if (is_held_up_) [[unlikely]]
+      refuse(operation);
+  }
+  /// The begin of a call that all ranks make.
+  [[nodiscard]] auto enter(const char* operation) {
+    require_all_ranks(operation);
+    if constexpr (joins) wrapped_.require_joined(operation);
+    return wrapped_.on_device();
+  }
+  /// The program has asked for all of its options.
+  void end_asking() {
+    if (!is_asking_) return;
+    is_asking_ = is_held_up_ = false;
+    session_.options().close();
+  }
+  [[gnu::cold, gnu::noinline]] void refuse(const char* operation) {
+    if (is_asking_) return end_asking();
+    if (failure_.thrown) {
+      is_held_up_ = false;
+      std::rethrow_exception(std::exchange(failure_.thrown, nullptr));
+    }
+    refuse_inside_rank0(operation, rank());
+  }
+  /// Calls `f` in the destructor of a loop that a `break` has left. A destructor cannot throw: a
+  /// failure is thrown by this trainer's next call or, where there is none, told at its end.
+  template <class F>
+  void after_break(const F& f) noexcept {
+    try {
+      f();
+    } catch (const std::exception&) {
+      if (!failure_.thrown) {
+        failure_.thrown = std::current_exception();
+        failure_.rank = rank();
+      }
+      is_held_up_ = true;
+    }
+  }
+
+  // Steps and batches.
+
+  /// Ranks may step while others are through.
   template <class Batch, class Step>
   typename wrapper::Loss run_step(const Batch& batch, const Step& run) {
-    [[maybe_unused]] const auto on = this->enter_step();
-    const auto loss = this->feed_.tell_others(run);
+    require_all_ranks("step");
+    [[maybe_unused]] const auto on = wrapped_.on_device();
+    const auto loss = tell_fed_ranks(run);
     std::size_t samples = 1;
     if constexpr (requires { batch.size(); } || is_cut<Batch>) samples = row_count(batch);
-    if (this->count_step(loss, samples)) [[unlikely]]
+    losses_.add(loss, samples);
+    if constexpr (joins) own_samples_ += samples;
+    if (progress_.display.step(samples * world_size().value(), losses_.latest())) [[unlikely]]
       this->after_step();
     return loss;
   }
+  /// `run()`, a step. Where it throws, ranks that wait for a batch hear the same words as those
+  /// that wait for a gradient.
+  template <class Step>
+  auto tell_fed_ranks(const Step& run) -> decltype(run()) {
+    if constexpr (feed::sends) {
+      return tell_others_of<false>(feed_.line(), run);
+    } else {
+      return run();
+    }
+  }
 
-  template <class, Dataset>
-  friend class EpochBatches;
-  friend class JobCollectives<BasicTrainer>;
+  /// The loader of a loop over data, which `source` and `sampler` outlive.
+  template <class Source, class Sampler>
+  loader<Source, Sampler> make_loader(const Source& source, Sampler& sampler,
+                                      const LoaderOptions& options) {
+    if constexpr (feed::sends) {
+      return loader<Source, Sampler>(source, sampler, options, feed_.line());
+    } else {
+      return loader<Source, Sampler>(source, sampler, options);
+    }
+  }
+  /// `f()`, which takes batches from a loader. A reader's failure ends the ranks that it feeds; the
+  /// others are told of it.
+  template <class F>
+  auto fetch(const F& f) -> decltype(f()) {
+    if constexpr (feed::sends) {
+      try {
+        return f();
+      } catch (const std::exception& error) {
+        comm_.abandon(error.what());
+        throw;
+      }
+    } else {
+      return f();
+    }
+  }
 
-  template <Dataset Source>
-  void require_same_data(const Source& source, std::size_t batch_size) {
+  /// The loop of `fit`. `NoData` is evaluated on nothing.
+  template <class Train, class Test, class OnEpoch, class OnStep>
+  EpochSummary fit_both(const Train& train, const Test& test, const FitOptions& options,
+                        OnEpoch& on_epoch, OnStep& on_step) {
+    for (auto epoch : epochs(options.epochs)) {
+      for (const auto& batch : epoch.batches(train, options.batch_size)) {
+        const auto loss = step(batch);
+        if constexpr (!std::same_as<OnStep, NoCallback>) on_step(batch, loss);
+      }
+      Scores scores;
+      if constexpr (!std::same_as<Test, NoData>) {
+        scores = evaluate(
+            test, options.test_batch_size == 0 ? options.batch_size : options.test_batch_size);
+      }
+      if constexpr (!std::same_as<OnEpoch, NoCallback>) {
+        if (!goes_on_after(on_epoch, epoch, scores)) break;
+      }
+    }
+    return summary();
+  }
+  /// Calls `f(epoch, scores)` or `f(epoch)`, whichever it takes. A function that returns false on
+  /// any rank ends the training on all of them, so that ranks cannot part. **Ranks** all.
+  template <class F, class Epoch>
+  bool goes_on_after(F& f, Epoch& epoch, const Scores& scores) {
+    constexpr bool takes_scores = std::invocable<F&, Epoch&, const Scores&>;
+    constexpr bool is_callback = takes_scores || std::invocable<F&, Epoch&>;
+    static_assert(is_callback,
+                  "lockstep: fit calls its function after every epoch, as on_epoch(epoch) or "
+                  "on_epoch(epoch, scores)");
+    if constexpr (is_callback) {
+      const auto call = [&]() -> decltype(auto) {
+        if constexpr (takes_scores) {
+          return f(epoch, scores);
+        } else {
+          return f(epoch);
+        }
+      };
+      if constexpr (std::is_void_v<decltype(call())>) {
+        call();
+      } else {
+        std::uint8_t stops[] = {static_cast<bool>(call()) ? std::uint8_t{0} : std::uint8_t{1}};
+        comm_.all_reduce(stops, Max{});
+        return stops[0] == 0;
+      }
+    }
+    return true;
+  }
+
+  // What ranks compare before they train. **Ranks** all. **Host** blocks.
+
+  /// A different learning rate on one rank would be a silent error.
+  void require_same_options() {
+    AgreedText options;
+    for (std::size_t group = 0; group != traits::groups::count; ++group)
+      options.add_options(AgreedText::group_title(group), wrapped_.group_options().of(group));
+    options.add_options("schedule ", wrapped_.schedule());
+    options.require_same(comm_);
+  }
+  void require_same_data(std::size_t samples, const LoaderOptions& options, bool is_fed) {
+    if (world_size() == WorldSize{1}) return;
+    AgreedText::of_data(samples, options, sampler_options_.seed, is_fed).require_same(comm_);
+  }
+  void require_same_batches(std::size_t samples, std::size_t batch_size) {
     LoaderOptions options;
     options.batch_size = batch_size;
-    detail::require_same_data(comm_, source.size(), options, this->sampler_options().seed);
+    require_same_data(samples, options, false);
   }
+  /// The most batches of any rank, where ranks have data of their own.
+  std::size_t most_batches(std::size_t batches) {
+    AgreedText::of_sampler(sampler_options_.seed).require_same(comm_);
+    std::uint64_t most[] = {batches};
+    comm_.all_reduce(most, Max{});
+    return most[0];
+  }
+
+  // The loops of `epochs` and `batches` begin and end.
+
+  void begin_epoch(std::uint64_t number, std::uint64_t last) {
+    [[maybe_unused]] const auto on = enter("epochs");
+    const InJobCall in(JobCall::epochs);
+    require_same_options();
+    wrapped_.set_epoch(number);
+    progress_.begin_epoch(number, last);
+  }
+
+  /// An epoch's next loop over data begins; of a resumed epoch that one which was under way, at its
+  /// place.
+  void begin_data(sampler& fresh) {
+    fresh.start();
+    if (auto at = progress_.begin_loop(fresh.state(), fresh.size())) {
+      if constexpr (joins) {
+        if (!progress_.loop_is_over()) at = place_in_uneven(fresh, *at);
+      }
+      fresh.resume(*at);
+    }
+    progress_.place_loop(fresh.state());
+  }
+  void open_data(std::size_t batches) {
+    if (progress_.loop_is_over()) return;
+    const std::uint64_t updates = Accumulation::updates_of(batches);
+    if (updates == 0) refuse_short_epoch(batches, Accumulation::micro_batches, rank());
+    progress_.place_curve(wrapped_, updates);
+    const auto [sum, samples] = progress_.open_loop(batches, rank(), world_size());
+    losses_.reset();
+    if (samples != 0) losses_.set_totals({sum, samples});
+    own_samples_ = static_cast<std::uint64_t>(samples);
+    if constexpr (joins) wrapped_.begin_join();
+  }
+
+  /// The loop is done with its batch.
+  void end_batch() {
+    progress_.end_batch();
+    this->save_if_due();
+  }
+  /// The loop has no more batches, or a `break` has ended it. Where some ranks are through before
+  /// others, all of them save after the same update.
+  void leave_data(std::chrono::duration<double> waits) {
+    if constexpr (joins) {
+      if (wrapped_.is_joining()) this->save_if_due();  // the batch that a `break` has ended
+      wrapped_.finish_join([this] { this->save_if_due(); });
+    }
+    // A loop that was over when the job was saved has its averages already.
+    if (!progress_.end_loop()) average_buffers(JobCall::batches);
+    close_data(waits);
+    this->save_after_loop();
+  }
+  void leave_data_after_break(std::chrono::duration<double> waits) noexcept {
+    after_break([&] { leave_data(waits); });
+    if (is_held_up_) progress_.abort_epoch();
+  }
+
+  /// Adds up the losses of all ranks, once an epoch. `waits` is how long the loop waited for data.
+  void close_data(std::chrono::duration<double> waits = {}) {
+    if (!progress_.is_in_data()) return;
+    const InJobCall in(JobCall::batches);
+    [[maybe_unused]] const auto on = wrapped_.on_device();
+    end_accumulation();
+    wrapped_.require_finite();
+    EpochSummary now = progress_.display.summary();
+    progress_.times.set_waits(waits);
+    const auto [sum, samples] = losses_.totals();
+    double totals[] = {sum, samples};
+    comm_.all_reduce(totals, Sum{});
+    if (totals[1] > 0) now.loss = totals[0] / totals[1];
+    if constexpr (joins) count_all_ranks(now);
+    progress_.close(now);
+  }
+
+  void end_epoch() { end_epoch(progress_.is_last_epoch()); }
+  void end_epoch(bool is_last) {
+    progress_.leave_epoch();
+    close_data();
+    average_buffers(JobCall::epochs);  // of steps outside of loops over data
+    if (rank() == Rank{0}) progress_.report_epoch(wrapped_.learning_rate());
+    this->save_epoch(is_last);
+  }
+  void end_epoch_after_break() noexcept {
+    after_break([this] {
+      if (progress_.is_in_epoch()) end_epoch(true);
+    });
+  }
+
+  /// Ranks have different numbers of steps and samples. **Ranks** all. **Host** blocks.
+  void count_all_ranks(EpochSummary& summary) {
+    std::uint64_t samples[] = {own_samples_};
+    comm_.all_reduce(samples, Sum{});
+    std::uint64_t steps[] = {summary.steps};
+    comm_.all_reduce(steps, Max{});
+    summary.samples = samples[0];
+    summary.steps = steps[0];
+  }
+
+  /// With `Buffers<Synced>`. **Ranks** all. **Host** blocks, or on a GPU enqueues.
+  void average_buffers([[maybe_unused]] JobCall call) {
+    if constexpr (traits::averages_buffers) {
+      const InJobCall in(call);
+      wrapped_.synchronize_buffers();
+    }
+  }
+
+  /// What is too little for a step is no part of the next epoch's first one.
+  void end_accumulation() {
+    if constexpr (Accumulation::micro_batches > 1) {
+      if constexpr (Accumulation::tail == Tail::step) {
+        wrapped_.step_tail();
+      } else {
+        wrapped_.drop_tail();
+      }
+    }
+    if constexpr (traits::skips_anomalies) progress_.show_skipped(wrapped_.skipped_steps());
+  }
+
+  // For checkpoints. **Ranks** all. **Host** blocks.
+
+  /// How far the loops are.
+  CourseState course() {
+    EpochSummary now = progress_.figures();
+    if constexpr (joins) {
+      if (!progress_.is_closed()) count_all_ranks(now);
+    }
+    CourseState state = progress_.course(now);
+    if (!progress_.is_in_epoch()) return state;
+    const auto [sum, samples] = losses_.totals();
+    const double own[] = {sum, samples};
+    state.losses.resize(2 * world_size().value());
+    comm_.all_gather(own, state.losses);
+    return state;
+  }
+  /// The position in the data of the epoch that is under way. Ranks that are through have made
+  /// fewer draws than others.
+  std::optional<SamplerState> data_position() {
+    if (!progress_.has_loop()) return std::nullopt;
+    SamplerState at = position();
+    if constexpr (joins) {
+      std::uint64_t most[] = {at.position};
+      comm_.all_reduce(most, Max{});
+      at.position = most[0];
+    }
+    return at;
+  }
+
+  Session& session_;
+  TrainerOptions options_;
+  Comm comm_;
+  wrapper wrapped_;
+  [[no_unique_address]] feed feed_;
+  SamplerOptions sampler_options_;
+  LoaderOptions loader_options_;
+  EpochProgress progress_;
+  decltype(std::declval<wrapper&>().loss_meter()) losses_ = wrapped_.loss_meter();
+  std::uint64_t own_samples_ = 0;  // of this rank in this loop, where ranks have different numbers
+  KeptFailure failure_;
+  bool is_asking_ = true;  // the program, for its options
+  // Because the program asks for its options, by a failure, or because rank 0 alone is in
+  // `on_rank0`.
+  bool is_held_up_ = true;
+  JobSaves saves_;
 };
 
 }  // namespace detail

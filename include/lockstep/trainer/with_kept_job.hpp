@@ -15,11 +15,11 @@
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/core/function_ref.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/model/tensor_listing.hpp"
+#include "lockstep/model/tensor_list.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
@@ -167,6 +167,7 @@ void with_kept_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const KeptJo
   const KeptJob job{JointRanks{Parts::rank(wrapped), shape.world, gather},
                     shape,
                     Parts::is_one_process,
+                    wrapped.micro_batches(),
                     pieces,
                     progress,
                     set_progress,

@@ -24,7 +24,6 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep {

@@ -17,8 +17,8 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/messages.hpp"
-#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {

@@ -10,8 +10,8 @@
 
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/failure.hpp"
 

@@ -3,16 +3,91 @@
 /// @file Which GPU a rank uses, and the stream on which it computes.
 
 #include <cuda_runtime_api.h>
-
 #include <cstddef>
+#include <cstdlib>
 #include <string>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/logical_gpus.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
+
+namespace lockstep::detail {
+
+/// The devices that this process may use (CUDA_VISIBLE_DEVICES), 0 where there is no driver.
+inline std::size_t cuda_devices() {
+  int count = 0;
+  const cudaError_t error = cudaGetDeviceCount(&count);
+  if (error == cudaErrorNoDevice || error == cudaErrorInsufficientDriver ||
+      error == cudaErrorStubLibrary) {
+    static_cast<void>(cudaGetLastError());
+    return 0;
+  }
+  check_cuda(error, "cudaGetDeviceCount");
+  return static_cast<std::size_t>(count);
+}
+
+/// `LOCKSTEP_LOGICAL_GPUS=4`, which is for tests: the library counts four GPUs, whatever there is.
+/// 0 where it is not set. The environment is read once.
+inline std::size_t logical_gpus() {
+  static const std::size_t count = [] {
+    const char* const text = std::getenv("LOCKSTEP_LOGICAL_GPUS");
+    if (text == nullptr || *text == '\0') return std::size_t{0};
+    char* end = nullptr;
+    const unsigned long long number = std::strtoull(text, &end, 10);
+    if (*end == '\0' && *text >= '0' && *text <= '9' && number <= 64)
+      return static_cast<std::size_t>(number);
+    throw Error("Device<Cuda>", std::string("LOCKSTEP_LOGICAL_GPUS is ") + text,
+                "give it a number up to 64, or leave it out: it is for tests");
+  }();
+  return count;
+}
+
+/// The GPUs that this process may use.
+inline std::size_t visible_gpus() {
+  const std::size_t devices = cuda_devices();
+  return devices == 0 || logical_gpus() == 0 ? devices : logical_gpus();
+}
+
+/// The device of a GPU, for CUDA's functions. Logical GPUs have the devices by turns.
+inline int device_of(std::size_t gpu) {
+  return static_cast<int>(logical_gpus() == 0 ? gpu : gpu % cuda_devices());
+}
+
+/// Makes a device the calling thread's current one. Returns the one that was. Where they are the
+/// same, this costs one look at a variable of CUDA's.
+inline int select_device(int device) {
+  int before = 0;
+  check_cuda(cudaGetDevice(&before), "cudaGetDevice");
+  if (before != device) check_cuda(cudaSetDevice(device), "cudaSetDevice");
+  return before;
+}
+inline int select_gpu(std::size_t gpu) { return select_device(device_of(gpu)); }
+
+/// The calling thread uses another device for a while.
+class OnCudaDevice {
+ public:
+  explicit OnCudaDevice(int device)
+      : before_(select_device(device)), has_changed_(before_ != device) {}
+  OnCudaDevice(const OnCudaDevice&) = delete;
+  OnCudaDevice& operator=(const OnCudaDevice&) = delete;
+  ~OnCudaDevice() {
+    if (has_changed_) static_cast<void>(cudaSetDevice(before_));
+  }
+
+ private:
+  int before_;
+  bool has_changed_;
+};
+
+/// The same with a GPU as the library counts them.
+class OnGpu : public OnCudaDevice {
+ public:
+  explicit OnGpu(std::size_t gpu) : OnCudaDevice(device_of(gpu)) {}
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 

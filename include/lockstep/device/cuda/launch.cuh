@@ -3,7 +3,9 @@
 /// @file How every kernel of the library is launched.
 
 #include <cuda_runtime.h>
+#include <type_traits>
 
+#include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/check.cuh"
 
 namespace lockstep::detail {
@@ -26,5 +28,18 @@ void launch_kernel(const char* name, cudaStream_t stream, dim3 blocks, unsigned 
 #else
     ;
 #endif
+
+template <class T>
+LOCKSTEP_KERNEL store(T* to, T value) {
+  *to = value;
+}
+
+/// `*to = value` on the device. The value travels as a kernel's argument: unlike a copy's source it
+/// may change as soon as this returns. **Stream** in its order. **Host** does not block.
+template <class T>
+void launch_store(cudaStream_t stream, T* to, const std::type_identity_t<T>& value) {
+  static_assert(std::is_trivially_copyable_v<T> && sizeof(T) <= 2048);
+  launch_kernel<store<T>>("store", stream, 1, 1, to, value);
+}
 
 }  // namespace lockstep::detail

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-#include "lockstep/core/layer_random.hpp"
+#include "lockstep/core/random_stream.hpp"
 
 namespace lockstep {
 

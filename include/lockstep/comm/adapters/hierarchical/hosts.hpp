@@ -15,8 +15,8 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/names.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 

@@ -19,14 +19,14 @@
 #include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/end_of_scope.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/device/host_arena.hpp"
+#include "lockstep/device/device.hpp"
 
 namespace lockstep::detail::staged {
 

@@ -30,7 +30,7 @@
 #include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/names.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::over_gloo {

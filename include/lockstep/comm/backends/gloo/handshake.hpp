@@ -18,8 +18,8 @@
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
 #include "lockstep/comm/call.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/deadline.hpp"
 
 namespace lockstep::detail::over_gloo {
 

@@ -26,14 +26,13 @@
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/launch/deadline.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::nccl {

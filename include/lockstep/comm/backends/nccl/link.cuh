@@ -21,7 +21,7 @@
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/deadline.hpp"
+#include "lockstep/core/deadline.hpp"
 
 namespace lockstep::detail::nccl {
 

@@ -15,7 +15,7 @@
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/generic.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/device/cuda/on_gpu.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 
 namespace lockstep::detail::nccl {
 

@@ -17,8 +17,10 @@
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/watchdog.hpp"
+#include "lockstep/core/scope_guard.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/names.hpp"
+#include "lockstep/launch/failure.hpp"
 
 namespace lockstep::detail::nccl {
 

@@ -19,7 +19,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/descriptor.hpp"
+#include "lockstep/core/file.hpp"
 
 namespace lockstep::detail::shm {
 

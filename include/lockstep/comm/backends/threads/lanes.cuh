@@ -18,9 +18,8 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/device/cuda/check.cuh"
-#include "lockstep/device/cuda/logical_gpus.cuh"
+#include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 
 namespace lockstep::detail::threads {

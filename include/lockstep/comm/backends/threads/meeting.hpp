@@ -27,7 +27,7 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/end_of_scope.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 

@@ -20,7 +20,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/device/cuda/on_gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 

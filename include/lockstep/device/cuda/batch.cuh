@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file How batches reach a GPU.
+
+#include <cuda_runtime_api.h>
+#include <cstddef>
+#include <cstdio>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <utility>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/memory_pages.hpp"
+
+namespace lockstep {
+
+/// Makes the batch that a model gets. By default it is the batch itself, which holds pointers into
+/// device memory or is copied by the model. Specialised for batches that the library copies; a
+/// program may specialise it for its own.
+template <class Batch>
+class BatchUpload {
+ public:
+  const Batch& operator()(const Batch& batch, cudaStream_t) { return batch; }
+};
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Memory of the current GPU for what lies on another. It stays where it is until more is needed,
+/// as captured steps want it.
+class NearMemory {
+ public:
+  /// `from`, or a copy where that is another GPU's memory: from GPU to GPU, over the links between
+  /// them where there are any. **Stream** in its order. **Host** does not block, unless the copy is
+  /// larger than any before.
+  template <class T>
+  T* operator()(T* from, std::size_t count, cudaStream_t stream) {
+    const std::size_t bytes = count * sizeof(T);
+    if (bytes == 0 || from == nullptr) return from;
+    cudaPointerAttributes owner{};
+    check_cuda(cudaPointerGetAttributes(&owner, from), "cudaPointerGetAttributes");
+    int here = 0;
+    check_cuda(cudaGetDevice(&here), "cudaGetDevice");
+    if (owner.type != cudaMemoryTypeDevice || owner.device == here) return from;
+    if (!memory_ || memory_->bytes() < bytes) {
+      check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
+      memory_.emplace(align_up(bytes));
+    }
+    check_cuda(cudaMemcpyPeerAsync(memory_->data(), here, from, owner.device, bytes, stream),
+               "cudaMemcpyPeerAsync");
+    return reinterpret_cast<T*>(memory_->data());
+  }
+
+ private:
+  std::optional<DeviceArena> memory_;
+};
+
+/// Gives what a model reads of a `Batch` on the current GPU: `near(batch, stream)` is the batch, or
+/// one like it whose memory is this GPU's. Specialised for what is known to be device memory; other
+/// batches are handed on as they are.
+template <class Batch>
+class NearBatch {
+ public:
+  static constexpr bool copies = false;
+  const Batch& operator()(const Batch& batch, cudaStream_t) { return batch; }
+};
+
+template <class T, std::size_t... E>
+class NearBatch<View<DeviceMemory, T, E...>> {
+  using Tensor = View<DeviceMemory, T, E...>;
+
+ public:
+  static constexpr bool copies = true;
+  const Tensor& operator()(const Tensor& view, cudaStream_t stream) {
+    T* const data = memory_(view.data_handle(), view.size(), stream);
+    near_.emplace(data, view.extents());
+    return *near_;
+  }
+
+ private:
+  NearMemory memory_;
+  std::optional<Tensor> near_;
+};
+
+/// Tuples and pairs of batches.
+template <class Batches, class... Parts>
+class NearParts {
+ public:
+  static constexpr bool copies = true;
+  const Batches& operator()(const Batches& batches, cudaStream_t stream) {
+    near_.emplace([&]<std::size_t... I>(std::index_sequence<I...>) {
+      return Batches{std::get<I>(parts_)(std::get<I>(batches), stream)...};
+    }(std::index_sequence_for<Parts...>{}));
+    return *near_;
+  }
+
+ private:
+  std::tuple<NearBatch<Parts>...> parts_;
+  std::optional<Batches> near_;
+};
+
+template <class... Ts>
+  requires(NearBatch<Ts>::copies || ...)
+class NearBatch<std::tuple<Ts...>> : public NearParts<std::tuple<Ts...>, Ts...> {};
+template <class A, class B>
+  requires(NearBatch<A>::copies || NearBatch<B>::copies)
+class NearBatch<std::pair<A, B>> : public NearParts<std::pair<A, B>, A, B> {};
+
+/// The current GPU's place on the PCI bus, as /sys writes it.
+inline std::string pci_bus_id() {
+  int gpu = 0;
+  check_cuda(cudaGetDevice(&gpu), "cudaGetDevice");
+  char id[32] = {};
+  check_cuda(cudaDeviceGetPCIBusId(id, sizeof id, gpu), "cudaDeviceGetPCIBusId");
+  for (char& letter : id) {
+    if (letter >= 'A' && letter <= 'F') letter += 'a' - 'A';
+  }
+  return id;
+}
+
+/// Binds the calling thread, which is a rank's, to the NUMA node of its current GPU: copies between
+/// host and GPU, and launches, need not cross to another socket. Rank 0 says so. Does nothing where
+/// a host has one node or does not tell the GPU's, and never gives a thread more cores than it has.
+inline void stay_near_gpu(Rank rank) {
+  if (!wants_numa()) return;
+  const auto place = numa_place("/sys", pci_bus_id(), allowed_cores());
+  if (!place || !stay_at(*place) || rank != Rank{0}) return;
+  std::fputs(text({"lockstep: rank 0 stays near its GPU, on the cores ", cores_text(place->cores),
+                   " of NUMA node ", place->node,
+                   ", and so does every rank near its own; LOCKSTEP_NUMA=0 lets them be\n"})
+                 .c_str(),
+             stderr);
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,262 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A model's tensors: as constant tables of full names and infos, and of models that list
+/// them at run time, such as modules of another library.
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/model/declaration.hpp"
+#include "lockstep/model/tensor.hpp"
+
+namespace lockstep {
+
+/// The element types that a model's listed tensors can have. With one type, no types are
+/// distinguished at run time.
+template <Element... Ts>
+struct ElementList {
+  static constexpr std::array<ElementKind, sizeof...(Ts)> kinds{element_kind<Ts>()...};
+};
+
+/// Collects the tensors that a model lists in `void tensors(TensorList& list) const`:
+///
+///     list.parameter("fc1.weight", element_kind<float>(), {hidden, inputs});
+///     list.buffer("norm.mean", element_kind<float>(), {hidden});
+///
+/// Parameters are listed in forward order: their gradients are expected in reverse. A tensor's
+/// number is its place among those of its role.
+class TensorList {
+ public:
+  /// `kinds` are the element types that tensors can have.
+  explicit TensorList(std::span<const ElementKind> kinds) : kinds_(kinds) {}
+
+  void parameter(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
+    require(detail::is_floating(element), name,
+            "is a parameter of integers, which have no gradient", "list it as a buffer");
+    add(detail::TensorRole::parameter, std::move(name), element, extents);
+  }
+  /// A parameter that the model uses and does not train: it has no gradient, as those that `Frozen`
+  /// names.
+  void frozen_parameter(std::string name, ElementKind element,
+                        const std::vector<std::size_t>& extents) {
+    parameter(std::move(name), element, extents);
+    of(detail::TensorRole::parameter).infos.back().is_frozen = true;
+  }
+  void buffer(std::string name, ElementKind element, const std::vector<std::size_t>& extents) {
+    add(detail::TensorRole::buffer, std::move(name), element, extents);
+  }
+
+  /// One more name of a tensor that was listed: checkpoints have it under each of its names.
+  void alias(std::string name, std::string of) {
+    aliases_.push_back({std::move(name), std::move(of)});
+  }
+
+  /// The tensors of one role: `infos`, and their names.
+  struct Tensors {
+    std::vector<detail::TensorInfo> infos;
+    std::vector<std::string> names;
+    std::string_view name(std::size_t tensor) const { return names[tensor]; }
+  };
+  Tensors& of(detail::TensorRole role) { return roles_[static_cast<std::size_t>(role)]; }
+  std::vector<detail::NameAlias>& aliases() { return aliases_; }
+
+  /// Throws unless there is a parameter and every tensor has a name of its own.
+  void check() const {
+    std::vector<std::string_view> names(roles_[0].names.begin(), roles_[0].names.end());
+    if (names.empty()) throw Error("tensors", "the model lists no parameter", "list one at least");
+    names.insert(names.end(), roles_[1].names.begin(), roles_[1].names.end());
+    for (const detail::NameAlias& alias : aliases_)
+      require(std::ranges::find(names, alias.of) != names.end(), alias.name,
+              "is another name of a tensor that is not listed", "list that one first");
+    for (const detail::NameAlias& alias : aliases_) names.push_back(alias.name);
+    std::ranges::sort(names);
+    const auto twin = std::ranges::adjacent_find(names);
+    require(twin == names.end(), twin == names.end() ? "" : std::string(*twin), "is listed twice",
+            "give every parameter and buffer a name of its own");
+  }
+
+ private:
+  static void require(bool ok, const std::string& name, const char* problem, const char* advice) {
+    if (!ok) throw Error("tensors", "tensor '" + name + "' " + problem, advice);
+  }
+
+  void add(detail::TensorRole role, std::string name, ElementKind element,
+           const std::vector<std::size_t>& extents) {
+    require(!name.empty(), name, "has no name", "give every tensor one");
+    require(std::ranges::find(kinds_, element) != kinds_.end(), name,
+            "has an element type that the model's Elements do not list", "add it there");
+    require(extents.size() <= detail::max_tensor_rank, name, "has more than eight extents",
+            "merge some");
+    detail::TensorInfo info{element, extents.size(), {}};
+    std::ranges::copy(extents, info.extents.begin());
+    require(info.bytes() != detail::too_large, name, "is larger than memory can be",
+            "check its extents");
+    of(role).infos.push_back(info);
+    of(role).names.push_back(std::move(name));
+  }
+
+  std::span<const ElementKind> kinds_;
+  std::array<Tensors, 2> roles_;
+  std::vector<detail::NameAlias> aliases_;
+};
+
+/// A model that lists its tensors at run time: their number, names, element types and extents. It
+/// says which element types there can be (`using Elements = ElementList<float>;`), and its steps
+/// hand out tensors by number: `step.param(0)`, `step.grad(0)`, `step.ready(0)`. The list must stay
+/// the same as long as the model is trained.
+template <class M>
+concept TensorListing = requires(const M& model, TensorList& list) {
+  { M::Elements::kinds.size() } -> std::convertible_to<std::size_t>;
+  model.tensors(list);
+};
+
+namespace detail {
+/// The tensors of one role that a model lists.
+template <TensorListing Model>
+TensorList::Tensors listed_tensors(const Model& model, TensorRole role) {
+  TensorList list(Model::Elements::kinds);
+  model.tensors(list);
+  list.check();
+  return std::move(list.of(role));
+}
+
+/// Further names of the tensors that a model lists.
+template <TensorListing Model>
+std::vector<NameAlias> listed_aliases(const Model& model) {
+  TensorList list(Model::Elements::kinds);
+  model.tensors(list);
+  return std::move(list.aliases());
+}
+}  // namespace detail
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// The result of look-ups for a name that is not there.
+inline constexpr std::size_t not_found = static_cast<std::size_t>(-1);
+
+/// `Count` tensors, in declaration order.
+template <std::size_t Count, std::size_t Characters>
+struct TensorTable {
+  std::array<TensorInfo, Count> infos{};
+  std::array<std::size_t, Count> name_ends{};
+  std::array<char, Characters> text{};
+
+  static constexpr std::size_t size() { return Count; }
+
+  constexpr std::string_view name(std::size_t tensor) const {
+    const std::size_t begin = tensor == 0 ? 0 : name_ends[tensor - 1];
+    return {text.data() + begin, name_ends[tensor] - begin};
+  }
+};
+
+/// Names in the order of their hashes, for binary search: comparing a thousand names as text would
+/// cost the compiler seconds.
+template <std::size_t Count>
+struct NameIndex {
+  std::array<std::uint64_t, Count> hashes{};
+  std::array<std::uint32_t, Count> tensors{};
+
+  /// The tensor of this name, or `not_found`. Declared names of one hash count as duplicates and
+  /// are rejected; that an undeclared name has the hash of a declared one is left to chance, which
+  /// is 1 in 10^16 for a thousand names.
+  constexpr std::size_t find(std::string_view name) const {
+    const std::uint64_t hash = hash_of(name);
+    const auto found = std::lower_bound(hashes.begin(), hashes.end(), hash);
+    if (found == hashes.end() || *found != hash) return not_found;
+    return tensors[static_cast<std::size_t>(found - hashes.begin())];
+  }
+
+  /// A tensor whose name another one has too, or `not_found`.
+  constexpr std::size_t find_duplicate() const {
+    const auto found = std::adjacent_find(hashes.begin(), hashes.end());
+    return found == hashes.end() ? not_found
+                                 : tensors[static_cast<std::size_t>(found - hashes.begin())];
+  }
+};
+
+template <std::size_t Count, std::size_t Characters>
+consteval NameIndex<Count> make_name_index(const TensorTable<Count, Characters>& table) {
+  struct Entry {
+    std::uint64_t hash = 0;
+    std::uint32_t tensor = 0;
+  };
+  std::array<Entry, Count> entries{};
+  for (std::size_t i = 0; i != Count; ++i) {
+    entries[i] = {hash_of(table.name(i)), static_cast<std::uint32_t>(i)};
+  }
+  std::sort(entries.begin(), entries.end(),
+            [](const Entry& a, const Entry& b) { return a.hash < b.hash; });
+  NameIndex<Count> index;
+  for (std::size_t i = 0; i != Count; ++i) {
+    index.hashes[i] = entries[i].hash;
+    index.tensors[i] = entries[i].tensor;
+  }
+  return index;
+}
+
+template <class Model, TensorRole Role>
+struct ListOf {
+  using type = BufferList<>;
+};
+template <class Model>
+struct ListOf<Model, TensorRole::parameter> {
+  using type = typename Model::Parameters;
+};
+template <class Model>
+  requires requires { typename Model::Buffers; }
+struct ListOf<Model, TensorRole::buffer> {
+  using type = typename Model::Buffers;
+};
+
+/// A model's declarations of a role; an empty list for a model without buffers.
+template <class Model, TensorRole Role>
+using DeclaredList = typename ListOf<Model, Role>::type;
+
+// The tables of a model. Everything downstream is parameterised on the model, never on its list: a
+// symbol that spells a thousand parameters takes a compiler a minute. And each table that is read
+// once per name is a constant of its own, because nvcc copies the whole constant at every read.
+
+/// The declarations are walked once.
+template <class Model, TensorRole Role>
+inline constexpr auto tensor_table = [] {
+  using List = DeclaredList<Model, Role>;
+  TensorTable<List::tensors, List::characters> table;
+  TensorSink sink{table.text.data(), table.name_ends.data(), table.infos.data()};
+  List::declare(sink, nullptr);
+  return table;
+}();
+
+template <class Model, TensorRole Role>
+inline constexpr auto name_index = make_name_index(tensor_table<Model, Role>);
+
+/// How many tensors of a role a model has; `dynamic` where it lists them at run time.
+template <class Model, TensorRole Role>
+inline constexpr std::size_t tensor_count = [] {
+  if constexpr (TensorListing<Model>) {
+    return dynamic;
+  } else {
+    return tensor_table<Model, Role>.size();
+  }
+}();
+
+template <class Model>
+inline constexpr const auto& parameter_table = tensor_table<Model, TensorRole::parameter>;
+
+template <class Model>
+inline constexpr const auto& buffer_table = tensor_table<Model, TensorRole::buffer>;
+
+}  // namespace lockstep::detail

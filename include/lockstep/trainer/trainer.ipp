@@ -1,0 +1,335 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Definitions of this folder that are no templates: options, progress, records, refusals.
+
+#include <algorithm>
+#include <cstdio>
+#include <ctime>
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/launch/session.hpp"
+#include "lockstep/core/terminal.hpp"
+#include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/options.hpp"
+#include "lockstep/version.hpp"
+
+namespace lockstep {
+
+LOCKSTEP_INLINE TrainerOptions parse_trainer_options(const std::vector<std::string>& arguments) {
+  const std::vector<std::string_view> words(arguments.begin(), arguments.end());
+  detail::CutArguments cut = detail::cut_arguments(words, detail::trainer_flags);
+  TrainerOptions options;
+  options.arguments = std::move(cut.rest);
+  const auto dashes = std::find(options.arguments.begin(), options.arguments.end(), "--");
+  if (dashes != options.arguments.end()) options.arguments.erase(dashes);
+  options.checkpoint = detail::parse_checkpoint_flags(cut.given);
+  for (const auto& [name, value] : cut.given) {
+    if (name == "--seed") options.seed = Seed{detail::parse_number(name, value)};
+    if (name == "--replicas") options.replicas = detail::parse_number(name, value);
+    if (name == "--data") options.data = value;
+    if (name != "--log" && name != "--record") continue;
+    if (!options.log.empty()) {
+      detail::fail("launch", {"--log and --record are the same option, and both are given"},
+                   "give one of them");
+    }
+    options.log = value;
+  }
+  return options;
+}
+
+namespace detail {
+
+LOCKSTEP_INLINE TrainerOptions take_trainer_options(Session& session) {
+  ProgramOptions& command_line = session.options();
+  const bool is_first = command_line.takers() == 0;
+  try {
+    TrainerOptions options = parse_trainer_options(command_line.take(trainer_flags));
+    if (!is_first && options.checkpoint.any()) {
+      fail("launch",
+           {"the program makes several jobs, and all of them would save into the folder that "
+            "--checkpoint names"},
+           "leave --checkpoint and its companions out, and give each job a folder of its own: "
+           "job.checkpoints({.folder = \"...\"})");
+    }
+    if (!command_line.asks_for_help()) return options;
+    TrainerOptions harmless;  // nothing is written or resumed
+    harmless.data = options.data;
+    return harmless;
+  } catch (const Error& error) {
+    throw command_line.speaks() ? error : error.as_consequence();
+  }
+}
+
+LOCKSTEP_INLINE TrainerOptions leave_options_to_job(Session& session, TrainerOptions options,
+                                                    const bool& /*is_noted*/) {
+  session.options().leave_to_job();
+  return options;
+}
+
+// EpochProgress
+
+LOCKSTEP_INLINE EpochProgress::EpochProgress(Rank rank, const TrainerOptions& options)
+    : display(rank == Rank{0} ? detect_terminal(stdout, options.progress.value_or(progress_style()))
+                              : Terminal{}),
+      log(options.log.empty() ? LogFile() : LogFile(options.log, rank)) {}
+
+/// A policy without the library's namespaces.
+LOCKSTEP_INLINE std::string plain_policy(std::string_view spelling) {
+  std::string plain(spelling);
+  const std::string number = text({dynamic});
+  const auto replace_all = [&](std::string_view part, std::string_view by) {
+    for (std::size_t at = plain.find(part); at != std::string::npos; at = plain.find(part, at)) {
+      plain.replace(at, part.size(), by);
+      at += by.size();
+    }
+  };
+  replace_all("lockstep::", "");
+  replace_all("detail::", "");
+  replace_all(number, "dynamic");
+  return plain;
+}
+
+LOCKSTEP_INLINE void EpochProgress::log_run(WorldSize world, Seed seed, std::uint64_t fingerprint,
+                                            const PolicySpelling* policies, std::size_t count) {
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  ::gmtime_r(&now, &utc);
+  char time[32];
+  std::strftime(time, sizeof time, "%Y-%m-%dT%H:%M:%SZ", &utc);
+  char digits[32];
+  std::snprintf(digits, sizeof digits, "%016llx", static_cast<unsigned long long>(fingerprint));
+  JsonLine spelled;
+  for (std::size_t i = 0; i != count; ++i)
+    spelled.add(policies[i].axis, plain_policy(policies[i].policy));
+  JsonLine run;
+  run.add("time", static_cast<const char*>(time)).add("lockstep", version);
+  run.add("world", world.value()).add("seed", seed.value());
+  // As text: most readers of JSON round numbers of this size.
+  run.add("fingerprint", static_cast<const char*>(digits)).add("policies", spelled);
+  log.write(JsonLine().add("run", run));
+}
+
+LOCKSTEP_INLINE void EpochProgress::set_field(std::string_view name, JsonLine field) {
+  for (const std::string_view own :
+       {"epoch", "epochs", "steps", "samples", "seconds", "loss", "lr", "data_seconds",
+        "step_seconds", "evaluate_seconds", "epoch_seconds", "run"}) {
+    if (name == own) {
+      fail("log_field", {"'", name, "' is a field that lockstep writes"}, "give it another name",
+           Rank{0});
+    }
+  }
+  for (auto& [known, value] : fields_) {
+    if (known == name) {
+      value = std::move(field);
+      return;
+    }
+  }
+  fields_.emplace_back(name, std::move(field));
+}
+
+LOCKSTEP_INLINE void EpochProgress::resume(const SamplerState& position) {
+  resumed_ = GoingOn::at(position);
+  runs_ = 0;
+}
+
+LOCKSTEP_INLINE void EpochProgress::go_on(const CourseState& course,
+                                          const std::optional<SamplerState>& position) {
+  resumed_ = {course, position, true};
+  runs_ = 0;
+  curve.go_on(course);
+  skipped_ = course.skipped;
+  under_way_ = opened_ = false;
+  closed_.reset();
+  shown_scores_.clear();
+  if (course.loop != 0 || !course.is_closed) return;
+  closed_ = course.figures();  // of the last epoch, until the next begins
+  shown_scores_ = course.scores();
+}
+
+LOCKSTEP_INLINE EpochSummary EpochProgress::summary() const {
+  EpochSummary now = figures();
+  now.scores = Scores(shown_scores_);
+  return now;
+}
+
+LOCKSTEP_INLINE void EpochProgress::show(const Scores& scores, std::string_view name) {
+  for (Score score : scores) {
+    score.name.insert(0, std::string(name) + "_");
+    shown_scores_.push_back(std::move(score));
+  }
+}
+
+LOCKSTEP_INLINE void EpochProgress::show_skipped(std::uint64_t skipped) {
+  if (skipped != skipped_)
+    shown_scores_.push_back({"skipped", static_cast<double>(skipped - skipped_)});
+  skipped_ = skipped;
+}
+
+LOCKSTEP_INLINE std::uint64_t EpochProgress::begin_epochs(std::uint64_t count) {
+  ++runs_;
+  next_epoch_ = 0;
+  if (!resumed_ || runs_ > resumed_->course.run) {
+    resumed_.reset();
+    curve.forget();
+  } else {
+    next_epoch_ = runs_ < resumed_->course.run ? count : resumed_->course.epoch;
+  }
+  return next_epoch_;
+}
+
+LOCKSTEP_INLINE void EpochProgress::begin_epoch(std::uint64_t number, std::uint64_t last) {
+  if (resumed_ && number > resumed_->course.epoch) resumed_.reset();
+  next_epoch_ = epoch_ = number;
+  epochs_ = last;
+  times.begin_epoch();
+  shown_scores_.clear();
+  closed_.reset();
+  loops_ = 0;
+  opened_ = printed_ = false;
+  under_way_ = true;
+  display.begin_epoch(number + 1, last, 0);
+  if (!resumed_ || !resumed_->has_figures || resumed_->course.loop == 0) return;
+  const CourseState& course = resumed_->course;
+  shown_scores_ = course.scores();
+  scores_of_data_ = shown_scores_.size();
+  if (!course.is_closed) return;
+  display.go_on(course.figures());
+  closed_ = course.figures();
+  closed_->epochs = epochs_;
+  opened_ = true;
+}
+
+LOCKSTEP_INLINE std::optional<SamplerState> EpochProgress::begin_loop(const SamplerState& fresh,
+                                                                      std::size_t size) {
+  ++loops_;
+  loop_is_over_ = resumed_ && resumed_->is_over(loops_);
+  resumes_loop_ = resumed_ && resumed_->resumes(loops_);
+  if (loop_is_over_) {
+    SamplerState end = fresh;
+    end.position = size;
+    return end;
+  }
+  return resumes_loop_ ? resumed_->position : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t batches, Rank rank,
+                                                                   WorldSize world) {
+  opened_ = true;
+  display.begin_epoch(epoch_ + 1, epochs_, batches);
+  std::pair<double, double> own{};
+  if (resumes_loop_ && resumed_->has_figures) {
+    display.go_on(resumed_->course.figures());
+    const std::vector<double> losses = resumed_->course.losses_of(rank.value(), world.value());
+    own = {losses[0], losses[1]};
+  }
+  place_.set_steps(display.steps());
+  if (resumes_loop_) resumed_.reset();
+  return own;
+}
+
+LOCKSTEP_INLINE void EpochProgress::close(const EpochSummary& now) {
+  closed_ = now;
+  scores_of_data_ = shown_scores_.size();
+  display.clear();
+}
+
+LOCKSTEP_INLINE void EpochProgress::leave_epoch() {
+  under_way_ = false;
+  next_epoch_ = epoch_ + 1;
+}
+
+LOCKSTEP_INLINE void EpochProgress::report_epoch(double learning_rate) {
+  if (!closed_) return;
+  const EpochSummary now = summary();
+  if (!printed_ && !display.is_quiet()) display.print(now.text());
+  if (!log) return;
+  JsonLine record = now.json().add("lr", learning_rate);
+  record.add(times.json(closed_->seconds));
+  for (const auto& [name, field] : fields_) record.add(field);
+  fields_.clear();
+  log.write(record);
+}
+
+LOCKSTEP_INLINE CourseState EpochProgress::course(const EpochSummary& now) const {
+  CourseState state;
+  state.run = runs_;
+  state.epoch = next_epoch_;
+  curve.tell(state);
+  state.skipped = skipped_;
+  state.is_closed = closed_.has_value();
+  state.set_figures(now);
+  // The program evaluates once more when it goes on behind the data.
+  std::vector<Score> scores = shown_scores_;
+  if (under_way_ && loop_is_over_ && closed_) scores.resize(scores_of_data_);
+  state.set_scores(scores);
+  if (!under_way_) return state;
+  state.loop = loops_;
+  state.loop_is_over = loop_is_over_;
+  return state;
+}
+
+LOCKSTEP_INLINE void refuse_uneven_epoch(std::size_t most, std::size_t least, std::size_t begun,
+                                         Rank rank, WorldSize world) {
+  fail("epoch", {"rank 0 has ", most, " batches and rank ", world.value() - 1, " has ", least},
+       begun == 0 ? "train with Padding, DropLast or Masked, with a batch size that divides, or "
+                    "with UnevenInputs<Join>"
+                  : "resume with a number of ranks or a batch size that divides what is left",
+       rank);
+}
+
+LOCKSTEP_INLINE void refuse_empty_epoch(std::size_t samples, std::size_t batch_size, Rank rank,
+                                        WorldSize world) {
+  fail("epoch",
+       {"there is no batch to train on: ", samples, " samples among ", world.value(),
+        " ranks, in batches of ", batch_size},
+       "make batches smaller, or leave drop_last and DropLast out", rank);
+}
+
+LOCKSTEP_INLINE void AgreedText::Options::operator()(std::string_view name, double value) const {
+  char digits[32];
+  std::snprintf(digits, sizeof digits, " %.17g\n", value);
+  text.append(whose).append(name).append(digits);
+}
+
+LOCKSTEP_INLINE std::string AgreedText::group_title(std::size_t group) {
+  return group == 0 ? "optimizer " : detail::text({"optimizer of group ", group, ": "});
+}
+
+LOCKSTEP_INLINE AgreedText AgreedText::of_data(std::size_t samples, const LoaderOptions& options,
+                                               Seed seed, bool is_fed) {
+  AgreedText data{detail::text({"data of ", samples, " samples\nbatches of ", options.batch_size,
+                                " samples", options.drop_last ? ", full ones only" : "",
+                                "\na sampler with seed ", seed.value(), "\n"})};
+  if (is_fed) data.text += detail::text({"batches sent ", options.prefetch, " ahead\n"});
+  return data;
+}
+
+LOCKSTEP_INLINE AgreedText AgreedText::of_sampler(Seed seed) {
+  return {detail::text({"a sampler with seed ", seed.value(), "\n"})};
+}
+
+LOCKSTEP_INLINE void refuse_negative_epochs(Rank rank) {
+  fail("epochs", {"their number is negative"}, "give it 0 or more", rank);
+}
+
+LOCKSTEP_INLINE void refuse_inside_rank0(const char* operation, Rank rank) {
+  fail(operation, {"rank 0 alone has come here, inside on_rank0"}, "call it outside, on all ranks",
+       rank);
+}
+
+LOCKSTEP_INLINE void refuse_short_epoch(std::size_t batches, std::size_t micro_batches, Rank rank) {
+  fail("epoch",
+       {"it has ", batches, " batches, and Accumulate<", micro_batches,
+        ", Tail::drop> drops what is less than a step"},
+       "accumulate less, make batches smaller, or choose Tail::step", rank);
+}
+
+}  // namespace detail
+
+}  // namespace lockstep
