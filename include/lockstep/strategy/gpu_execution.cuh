@@ -12,6 +12,7 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/pack.cuh"
+#include "lockstep/checkpoint/snapshot.cuh"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/device/cuda/batch.cuh"
@@ -22,8 +23,7 @@
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
-#include "lockstep/strategy/gpu_updater.cuh"
-#include "lockstep/strategy/kept_copies.cuh"
+#include "lockstep/strategy/gpu_update.cuh"
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/random_step.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
@@ -111,6 +111,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Loss = DeviceLoss<Comm>;
   using Meter = DeviceLossMeter<Comm, Traits::skips_anomalies>;
   using Step = GpuStep<Traits, Comm>;
+  using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
   using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 

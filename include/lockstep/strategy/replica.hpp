@@ -31,12 +31,10 @@
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/strategy/agreement.hpp"
-#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradient_buckets.hpp"
 #include "lockstep/strategy/host_execution.hpp"
-#include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/norm_step.hpp"
@@ -45,6 +43,7 @@
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
 #include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
 
@@ -72,8 +71,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
  private:
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
-  using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
-  static_assert(detail::Updater<Updating, Gradients>);
+  using Updating = detail::Updater<traits, Comm, execution_type>;
   using drawing_step = detail::RandomStepOf<traits, typename execution_type::Step>;
 
  public:
@@ -887,7 +885,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
                                           execution_type> outputs_;
   [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
   [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, Nothing> hooked_before_;
-  [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;
+  [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
 
 }  // namespace lockstep

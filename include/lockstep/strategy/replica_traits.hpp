@@ -9,7 +9,6 @@
 
 #include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
@@ -39,6 +38,7 @@ namespace lockstep::detail {
 template <class Model, class Policies>
 struct ReplicaTraits {
   using model = Model;
+  using policies = Policies;
 
   template <class Axis>
   using policy = Pick<Axis, Policies>;
@@ -202,13 +202,6 @@ constexpr JobCall step_call() {
   if constexpr (Traits::has_own_passes) return Pass;
   return JobCall::step;
 }
-
-/// The groups of a replica's parameters; nothing where there is one group.
-template <class Traits>
-using GroupsOf = typename std::conditional_t<
-    Traits::has_groups,
-    std::type_identity<LayoutGroups<typename Traits::layout, typename Traits::groups>>,
-    std::type_identity<OneGroup>>::type;
 
 /// Where a model's parameters and buffers lie.
 template <class Traits>
