@@ -4,8 +4,6 @@
 // are.
 #include "lockstep/lockstep.ipp"
 
-template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
-
 template <>
 const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::hash_of(
     lockstep::version)>::is_linked = 1;

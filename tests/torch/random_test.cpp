@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/trainer/ddp.hpp"

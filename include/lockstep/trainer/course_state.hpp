@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/scores.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 
 namespace lockstep::detail {

@@ -33,7 +33,3 @@ class LogFile {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/observe/log_file.ipp"
-#endif
