@@ -22,7 +22,6 @@
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
-#include "lockstep/launch/restarts.hpp"
 #include "lockstep/observe/display.hpp"
 #include "lockstep/trainer/process_group.hpp"
 

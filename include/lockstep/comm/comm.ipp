@@ -23,7 +23,7 @@
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 namespace lockstep::detail {
 

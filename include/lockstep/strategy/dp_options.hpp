@@ -11,7 +11,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep {

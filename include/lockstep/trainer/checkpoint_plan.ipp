@@ -18,7 +18,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/restarts.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/trainer/checkpoint_contents.hpp"
 #include "lockstep/trainer/checkpoint_plan.hpp"
 

@@ -12,9 +12,9 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/launch/session.hpp"
 #include "lockstep/core/terminal.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/version.hpp"

@@ -16,9 +16,9 @@
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/queue.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/thread.hpp"
-#include "lockstep/launch/failure.hpp"
 #include "lockstep/core/text.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::over_gloo {
 

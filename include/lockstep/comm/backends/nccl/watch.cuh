@@ -19,9 +19,9 @@
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/thread.hpp"
-#include "lockstep/launch/failure.hpp"
 #include "lockstep/core/text.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::nccl {
 
