@@ -7,5 +7,5 @@
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 
 template <>
-const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::hash_of(
+const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::version_number(
     lockstep::version)>::is_linked = 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/gradients.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>
@@ -148,8 +148,8 @@ BOOST_AUTO_TEST_CASE(buckets_of_a_sub_graph_wait_for_its_parameters_alone) {
   pass.give("b"_p, 2);
   pass.give("a"_p, 1);
   pass.buckets.end_backward();
-  pass.buckets.forget_usage();
-  pass.buckets.subgraphs().choose(1);
+  pass.buckets.features().after_update();
+  pass.buckets.features().choose_subgraph(1);
   pass.begin(true);
   BOOST_TEST((pass.ends("c"_p) == Numbers{0, 0}));
   pass.give("d"_p, 4);
@@ -164,11 +164,11 @@ BOOST_AUTO_TEST_CASE(buckets_of_a_sub_graph_wait_for_its_parameters_alone) {
 BOOST_AUTO_TEST_CASE(buckets_that_no_rank_uses_do_not_travel) {
   Pass<8, UnusedParameters<Subgraphs<SameOnAllRanks, Subgraph<"bd", "b", "d">, Subgraph<"c", "c">>>>
       pass;
-  pass.buckets.subgraphs().choose(2);
+  pass.buckets.features().choose_subgraph(2);
   pass.begin(false);
   pass.give("c"_p, 3);
   pass.buckets.end_backward();
-  pass.buckets.subgraphs().choose(1);
+  pass.buckets.features().choose_subgraph(1);
   pass.begin(true, true);  // with what the micro-batch before has brought
   pass.give("b"_p, 2);
   BOOST_TEST(pass.comm.calls.empty());
@@ -178,7 +178,7 @@ BOOST_AUTO_TEST_CASE(buckets_that_no_rank_uses_do_not_travel) {
   pass.buckets.reduce();
   BOOST_TEST(
       (pass.comm.calls == Calls{"start 4", "start 3", "start 2", "wait 4", "wait 3", "wait 2"}));
-  pass.buckets.forget_usage();
+  pass.buckets.features().after_update();
   pass.begin(true);
   pass.give("b"_p, 2);
   BOOST_CHECK_EXCEPTION(pass.buckets.end_backward(), Error, [](const Error& error) {
@@ -231,7 +231,7 @@ BOOST_AUTO_TEST_CASE(unused_parameters_are_zero_and_who_used_what_is_agreed_on) 
   BOOST_TEST((pass.comm.calls == Calls{"start 44", "start 0", "start 2", "start 10", "wait 44",
                                        "wait 0", "wait 2", "wait 10", "max 1"}));
   BOOST_TEST((used == std::array<std::uint8_t, 4>{1, 1, 0, 1}));
-  pass.buckets.forget_usage();
+  pass.buckets.features().after_update();
   BOOST_TEST((pass.buckets.agree_on_usage() == std::array<std::uint8_t, 4>{}));
 }
 
@@ -255,11 +255,11 @@ BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {
 
 BOOST_AUTO_TEST_CASE(weighed_gradients_are_scaled_before_they_are_added_and_reduced) {
   Pass<8, ParallelStrategy<DP>> pass;
-  pass.buckets.weigh(0.5);
+  pass.buckets.features().weigh(0.5);
   pass.begin(false);
   pass.give("d"_p, 4);
   BOOST_TEST((pass.ends("d"_p) == Numbers{2, 2}));
-  pass.buckets.weigh(2);
+  pass.buckets.features().weigh(2);
   pass.begin(true, true);
   pass.give("d"_p, 10);
   BOOST_TEST((pass.comm.calls == Calls{"start 22"}));
@@ -283,7 +283,7 @@ BOOST_AUTO_TEST_CASE(reductions_that_are_forgotten_are_not_waited_for) {
   Pass<8> pass;
   pass.begin(true);
   pass.give("d"_p, 4);
-  pass.buckets.forget_reductions();
+  pass.buckets.reductions().forget();
   pass.buckets.reduce();
   BOOST_TEST((pass.comm.calls == Calls{"start 4"}));
 }

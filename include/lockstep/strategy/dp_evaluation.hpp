@@ -9,7 +9,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 
 namespace lockstep::detail {
 

@@ -27,7 +27,7 @@
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/random_step.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/written_check.cuh"
+#include "lockstep/strategy/feature/checked_gradients.cuh"
 
 namespace lockstep::detail {
 

@@ -32,7 +32,7 @@
 #include "lockstep/strategy/gpu_kept.cuh"
 #include "lockstep/strategy/published_parameters.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/riders.cuh"
+#include "lockstep/strategy/feature/join.cuh"
 #include "lockstep/strategy/update_pieces.hpp"
 
 namespace lockstep::detail {
@@ -114,8 +114,8 @@ class GpuUpdater
   void reduce_and_update(Gradients& gradients) {
     if constexpr (Traits::divides_by_live) {
       gradients.wait(0);
-      if (!gradients.is_averaged()) {
-        count_live_ranks(OptimizerPolicy{}, stream(), gradients.riders().device_live(),
+      if (!gradients.features().is_averaged()) {
+        count_live_ranks(OptimizerPolicy{}, stream(), gradients.features().join_flags().device_live(),
                          this->comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
       }
     }

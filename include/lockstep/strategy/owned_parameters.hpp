@@ -8,7 +8,7 @@
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"

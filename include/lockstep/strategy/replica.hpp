@@ -34,7 +34,7 @@
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
-#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/initial_values.hpp"
@@ -44,7 +44,7 @@
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
-#include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 
 namespace lockstep {
 
@@ -208,7 +208,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       broadcast(parameters_, layouts_.parameters.plan().all_bytes);
       if constexpr (traits::keeps_masters) updater_.kept().distribute_masters(masters);
     }
-    if constexpr (traits::joins) gradients_.forget_live();
+    if constexpr (traits::joins) gradients_.features().forget_live();
     broadcast(buffers_, layouts_.buffers.plan().bytes);
     await_device();  // who looks at the values next need not know of streams
   }
@@ -243,7 +243,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::uint64_t bytes_sent()
     requires(traits::is_hooked)
   {
-    return gradients_.hooked_reductions().bytes_sent();
+    return gradients_.reductions().bytes_sent();
   }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
@@ -268,14 +268,14 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The next micro-batch uses a sub-graph, by its number, or the whole model.
   void choose_subgraph([[maybe_unused]] std::size_t set) {
-    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
+    if constexpr (traits::has_subgraphs) gradients_.features().choose_subgraph(set);
   }
 
   /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
   /// since the last update, while the result lives.
   auto in_step() const {
     if constexpr (traits::compares_subgraphs) {
-      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
+      return detail::InJobCall(detail::step_of_subgraphs(gradients_.features().chosen_subgraphs()));
     } else {
       return 0;
     }
@@ -291,7 +291,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       average_buffers(part_of);
     } else {
       Rank root{0};
-      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.features().newest();
       broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
     }
   }
@@ -302,7 +302,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::has_subgraphs) {
       const bool adds = !traits::frees_gradients && micro_batches_ != 0;
       const auto& step = adds ? adding_step() : step_;
-      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
+      return detail::with_subgraph<subgraphs::count>(gradients_.features().subgraph(), [&](auto set) {
         detail::SubgraphStep<step_type, subgraphs, set> used(step);
         return f(used);
       });
@@ -378,7 +378,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void weigh(double weight)
     requires(traits::weighs_shares)
   {
-    gradients_.weigh(weight);
+    gradients_.features().weigh(weight);
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
@@ -486,13 +486,13 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::broadcasts_buffers)
       synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
     backward_without_samples(Sync::yes);
-    const bool goes_on = gradients_.live().count != 0;
+    const bool goes_on = gradients_.features().live(gradients_).count != 0;
     if (goes_on) {
       make_update();
     } else {
       gradients_.reduce();  // no bucket stays under way
       discard_gradients();
-      gradients_.forget_live();  // all have the newest buffers
+      gradients_.features().forget_live();  // all have the newest buffers
     }
     return goes_on;
   }
@@ -507,7 +507,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
         const auto average = [&](const auto& own) {
-          gradients_.hooked_reductions().count_sent(own.size_bytes());
+          gradients_.reductions().count_sent(own.size_bytes());
           comm_.all_reduce(own, Average{}, detail::JobCall::step);
         };
         if constexpr (traits::keeps_masters) {
@@ -533,7 +533,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// Forgets all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
     micro_batches_ = 0;
-    gradients_.forget_usage();
+    gradients_.features().after_update();
   }
 
   /// Adds up the losses of many steps.
@@ -645,57 +645,42 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The next micro-batch may be captured. Micro-batches that share a graph have equal results.
   std::uint64_t begin_graph() {
-    if constexpr (counts_hooks) {
-      auto& reductions = gradients_.hooked_reductions();
-      reductions.note_step(hooked_before_.steps, hooked_before_.bytes);
-      hooked_before_ = {reductions.steps(), reductions.bytes_sent()};
-      if (!completes_step()) return 0;
-      reductions.tell_step();
-      return reductions.phase();
-    }
-    return 0;
-  }
-  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
-  void note_subgraph() {
-    if constexpr (traits::has_subgraphs) gradients_.note_subgraph();
-  }
-  /// A number that differs where the work of a micro-batch does, because it or one before it uses
-  /// another sub-graph.
-  std::uint64_t graph_variant() const {
-    if constexpr (traits::has_subgraphs) {
-      return gradients_.subgraphs().variant();
+    if constexpr (traits::is_hooked) {
+      return gradients_.reductions().begin_graph(completes_step());
     } else {
       return 0;
     }
   }
+  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  void note_subgraph() {
+    if constexpr (traits::has_subgraphs) gradients_.features().note_subgraph();
+  }
+  /// A number that differs where the work of a micro-batch does, because it or one before it uses
+  /// another sub-graph.
+  std::uint64_t graph_variant() const {
+    return gradients_.features().graph_key();
+  }
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
-    if constexpr (counts_hooks) {
-      if (completes_step()) gradients_.hooked_reductions().note_replay();
+    if (completes_step()) {
+      if constexpr (traits::is_hooked) gradients_.reductions().replayed();
+      discard_gradients();
+    } else {
+      ++micro_batches_;
     }
-    if constexpr (traits::has_subgraphs) {
-      if (completes_step()) gradients_.forget_usage();
-    }
-    micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
     execution_.note_forward();
   }
   /// What a micro-batch that is captured may change on the host.
   auto before_capture() const {
-    if constexpr (traits::has_subgraphs) {
-      return std::pair(micro_batches_, gradients_.kept_usage());
-    } else {
-      return std::pair(micro_batches_, 0);
-    }
+    return std::pair(micro_batches_, gradients_.features().snapshot());
   }
   /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
   /// `before`.
   void undo_capture(const auto& before) {
-    gradients_.forget_reductions();
-    if constexpr (counts_hooks)
-      gradients_.hooked_reductions().go_back(hooked_before_.steps, hooked_before_.bytes);
+    gradients_.reductions().forget();
     if constexpr (traits::shards) updater_.gathers().forget();
     micro_batches_ = before.first;
-    if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
+    gradients_.features().rollback(before.second);
   }
 
  private:
@@ -826,7 +811,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
 
   void end_update() {
-    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
+    if constexpr (traits::is_hooked) gradients_.reductions().count_step();
     if constexpr (traits::averages_parameters) {
       if (traits::hooks::stages::averages_after(updates())) average_parameters();
     }
@@ -862,12 +847,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   struct EvaluatedSet {
     std::size_t number = detail::whole_model;
   };
-  /// Before the latest micro-batch.
-  struct HookCounts {
-    std::uint64_t steps = 0;
-    std::uint64_t bytes = 0;
-  };
-  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
 
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;
@@ -886,7 +865,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
-  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, Nothing> hooked_before_;
   [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;
 };
 

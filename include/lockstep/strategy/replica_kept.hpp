@@ -48,7 +48,7 @@ class ReplicaKept {
     self().updater_.tell_progress(progress);
     if constexpr (Self::traits::draws) progress.random_seed = self().random_.seed().value();
     if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
-      const Rank newest = self().gradients_.newest();
+      const Rank newest = self().gradients_.features().newest();
       if (newest != Rank{0}) progress.newest_buffers = newest.value();
     }
     return progress;
@@ -69,11 +69,11 @@ class ReplicaKept {
     if constexpr (Self::traits::joins) {
       // In another world any rank will do: all have the buffers that were saved.
       const std::uint64_t newest = progress.newest_buffers.value_or(0);
-      self().gradients_.forget_live(
+      self().gradients_.features().forget_live(
           Rank{newest < self().comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
     }
     if constexpr (Self::traits::is_hooked)
-      self().gradients_.hooked_reductions().begin_anew(progress.updates);
+      self().gradients_.reductions().begin_anew(progress.updates);
     self().await_device();
   }
 
@@ -237,7 +237,7 @@ class ReplicaKept {
   void give_hooks(const F& f) {
     if constexpr (Self::traits::is_hooked) {
       const auto& layout = self().layouts_.parameters;
-      self().gradients_.hooked_reductions().for_each_kept(
+      self().gradients_.reductions().for_each_kept(
           [&](std::size_t p, std::string_view state, auto values, Keeper keeper) {
             using T = typename decltype(values)::element_type;
             const bool own = keeper == Keeper::each_rank;

@@ -88,7 +88,7 @@ struct ReplicaTraits {
   /// in a world of one.
   static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
   static constexpr bool joins = sharding::joins;
-  static constexpr std::size_t riders = sharding::riders;
+  static constexpr std::size_t join_flags = sharding::join_flags;
   /// Are sums divided by the ranks that still have batches?
   static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;

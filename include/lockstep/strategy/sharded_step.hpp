@@ -8,7 +8,7 @@
 
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/tracked_step.hpp"
+#include "lockstep/strategy/gradients.hpp"
 
 namespace lockstep::detail {
 

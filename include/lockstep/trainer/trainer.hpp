@@ -44,7 +44,7 @@
 #include "lockstep/strategy/model_source.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/tell_others.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/connection.hpp"

@@ -8,12 +8,16 @@
 #include <cstring>
 #include <optional>
 #include <span>
+#include <string>
 #include <type_traits>
 
+#include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/strategy/feature/stages.hpp"
 
 namespace lockstep::detail {
 
@@ -51,7 +55,7 @@ struct Unwritten {
 
 /// The check on a device. `spoil` fills a gradient before a backward pass, `inspect` searches it
 /// when it is ready, and `take` gives the first element that any search has found since the last
-/// `take`. For the CPU here, for GPUs in written_check.cuh.
+/// `take`. For the CPU here, for GPUs in checked_gradients.cuh.
 template <class Device>
 class WrittenCheck;
 
@@ -85,9 +89,58 @@ class WrittenCheck<Cpu> {
   std::optional<Unwritten> found_;
 };
 
-/// Stands for the check where the mode is off.
-struct NoWrittenCheck {
-  explicit NoWrittenCheck(const auto& /*comm*/) {}
+/// Finds elements that a model has not written.
+template <class Traits>
+class CheckedGradients : public Stages<CheckedGradients<Traits>> {
+ public:
+  explicit CheckedGradients(auto& gradients) : check_(gradients.comm()) {}
+
+  /// Fills what the model is to write.
+  void before_backward(auto& gradients, bool /*live*/) {
+    if constexpr (!Traits::frees_gradients) {
+      if (gradients.pass().adds) gradients.second_arena();
+      for (std::size_t p = 0; p != gradients.layout().infos().size(); ++p) {
+        if (gradients.layout().plan().is_trained(p) && !gradients.readiness().is_ready(p))
+          spoil(gradients, p);
+      }
+    }
+  }
+  void bucket_claimed(auto& gradients, std::size_t bucket) {
+    for (const std::size_t p : gradients.layout().plan().members(bucket)) spoil(gradients, p);
+  }
+  template <class T>
+  void gradient_ready(auto& gradients, std::size_t p) {
+    check_.inspect(p, std::span<const T>(gradients.template written<T>(p)));
+  }
+  void after_backward(auto& gradients) {
+    const auto found = check_.take();
+    if (!found) return;
+    const auto& info = gradients.layout().infos()[found->parameter];
+    std::string index;  // of the element, the last axis first
+    std::size_t rest = found->element;
+    for (std::size_t axis = info.rank; axis-- > 0; rest /= info.extents[axis])
+      index.insert(0, (axis == 0 ? "" : ", ") + std::to_string(rest % info.extents[axis]));
+    fail("backward",
+         {"the gradient of ", gradients.layout().name(found->parameter),
+          " was marked ready, and its element (", index, ") had not been written"},
+         "write every element with =, before step.ready; += adds to what nobody has cleared");
+  }
+
+ private:
+  void spoil(auto& gradients, std::size_t p) {
+    Traits::with_element(
+        gradients.layout().infos()[p].element,
+        [&]<class T>(std::type_identity<T>) { check_.spoil(gradients.template written<T>(p)); });
+  }
+
+  WrittenCheck<typename Traits::device> check_;
+};
+
+struct CheckedGradientsFeature {
+  template <class Traits>
+  static constexpr bool applies = is_checked;
+  template <class Traits, class Comm>
+  using type = CheckedGradients<Traits>;
 };
 
 }  // namespace lockstep::detail

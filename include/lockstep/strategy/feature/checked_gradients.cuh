@@ -15,7 +15,7 @@
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/written_check.hpp"
+#include "lockstep/strategy/feature/checked_gradients.hpp"
 
 namespace lockstep::detail {
 

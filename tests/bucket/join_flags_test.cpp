@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Riders say which ranks have batches, whatever type they travel in and however they are averaged.
-#include "lockstep/bucket/riders.hpp"
+// Join flags say which ranks have batches, whatever type they travel in and however they are
+// averaged.
+#include "lockstep/bucket/join_flags.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>
@@ -10,7 +11,7 @@
 
 #include "lockstep/core/half.hpp"
 
-BOOST_AUTO_TEST_SUITE(riders)
+BOOST_AUTO_TEST_SUITE(join_flags)
 
 namespace {
 
@@ -22,16 +23,16 @@ using namespace lockstep::detail;
 template <class T>
 LiveRanks travel(const std::vector<bool>& live, double before, double after) {
   using A = Accumulator<T>;
-  std::vector<T> sum(riders_for(live.size()), T{});
+  std::vector<T> sum(join_flags_for(live.size()), T{});
   for (std::size_t r = 0; r != live.size(); ++r) {
-    for (std::size_t at = 0; at != sum.size(); ++at) {
+    for (std::size_t i = 0; i != sum.size(); ++i) {
       const T own =
-          static_cast<T>(static_cast<A>(rider_of<T>(at, r, live[r])) * static_cast<A>(before));
-      sum[at] = static_cast<T>(static_cast<A>(sum[at]) + static_cast<A>(own));
+          static_cast<T>(static_cast<A>(join_flag<T>(i, r, live[r])) * static_cast<A>(before));
+      sum[i] = static_cast<T>(static_cast<A>(sum[i]) + static_cast<A>(own));
     }
   }
   for (T& value : sum) value = static_cast<T>(static_cast<A>(value) * static_cast<A>(after));
-  return read_riders(sum.data(), sum.size(), 1 / (before * after), 17);
+  return read_join_flags(sum.data(), sum.size(), 1 / (before * after), 17);
 }
 
 template <class T>

@@ -8,7 +8,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/bucket/riders.hpp"
+#include "lockstep/bucket/join_flags.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
@@ -17,20 +17,20 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/step_numbers.hpp"
-#include "lockstep/strategy/riders.hpp"
+#include "lockstep/strategy/feature/join.hpp"
 
 namespace lockstep::detail {
 
 template <class T>
-LOCKSTEP_KERNEL write_riders(T* riders, std::size_t count, std::size_t rank, bool is_live) {
-  const std::size_t at = blockIdx.x * blockDim.x + threadIdx.x;
-  if (at < count) riders[at] = rider_of<T>(at, rank, is_live);
+LOCKSTEP_KERNEL write_join_flags(T* flags, std::size_t count, std::size_t rank, bool is_live) {
+  const std::size_t i = blockIdx.x * blockDim.x + threadIdx.x;
+  if (i < count) flags[i] = join_flag<T>(i, rank, is_live);
 }
 
 /// One thread reads all: they are few, and it runs while other buckets travel.
 template <class T>
-LOCKSTEP_KERNEL settle_riders(const T* riders, std::size_t count, double scale, LiveRanks* live) {
-  *live = read_riders(riders, count, scale, live->lowest);
+LOCKSTEP_KERNEL read_flags(const T* flags, std::size_t count, double scale, LiveRanks* live) {
+  *live = read_join_flags(flags, count, scale, live->lowest);
 }
 
 /// Divides by the live ranks instead of all: gradients count `world / live` times in the numbers of
@@ -54,28 +54,26 @@ void count_live_ranks(Optimizer<R>, cudaStream_t stream, const LiveRanks* live, 
                                reinterpret_cast<StepNumbers<R>*>(numbers), groups);
 }
 
-template <class Traits, class Comm>
-class Riders<Cuda, Traits, Comm> {
+template <class Comm>
+class JoinFlags<Cuda, Comm> {
  public:
-  explicit Riders(Comm& comm) : comm_(comm), live_(sizeof(LiveRanks)) {
-    require_riders<Traits>(comm.world_size(), comm.rank());
-  }
+  explicit JoinFlags(Comm& comm) : comm_(comm), live_(sizeof(LiveRanks)) {}
 
   template <class T>
-  void board(std::span<T> riders, bool is_live) {
+  void write(std::span<T> flags, bool is_live) {
     constexpr unsigned threads = 128;
-    launch_kernel<write_riders<SameElement<T>>>(
-        "riders", stream(), static_cast<unsigned>((riders.size() + threads - 1) / threads), threads,
-        riders.data(), riders.size(), comm_.rank().value(), is_live);
+    launch_kernel<write_join_flags<SameElement<T>>>(
+        "join flags", stream(), static_cast<unsigned>((flags.size() + threads - 1) / threads),
+        threads, flags.data(), flags.size(), comm_.rank().value(), is_live);
   }
   template <class T>
-  void settle(std::span<T> riders, double scale) {
-    launch_kernel<settle_riders<SameElement<T>>>("riders", stream(), 1, 1, riders.data(),
-                                                 riders.size(), scale, device_live());
+  void read(std::span<T> flags, double scale) {
+    launch_kernel<read_flags<SameElement<T>>>("join flags", stream(), 1, 1, flags.data(),
+                                              flags.size(), scale, device_live());
     is_known_ = false;
   }
 
-  /// The ranks of the latest round that was settled. **Host** blocks until that round's first
+  /// The ranks of the latest round that was read. **Host** blocks until that round's first
   /// bucket has landed.
   const LiveRanks& live() const {
     if (!is_known_) {
@@ -85,11 +83,11 @@ class Riders<Cuda, Traits, Comm> {
     }
     return known_;
   }
-  /// The same in device memory. **Stream** after the round was settled.
+  /// The same in device memory. **Stream** after the round was read.
   LiveRanks* device_live() const { return reinterpret_cast<LiveRanks*>(live_.data()); }
 
   /// No round has been since `lowest` was the lowest live rank. **Host** blocks.
-  void begin_anew(std::size_t lowest = 0) {
+  void reset(std::size_t lowest) {
     known_ = {0, lowest};
     is_known_ = true;
     comm_.synchronize();
