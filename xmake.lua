@@ -186,7 +186,7 @@ foreach(lockstep_component IN LISTS lockstep_FIND_COMPONENTS)
     find_path(lockstep_LMDB lmdb.h DOC "The folder that holds lmdb.h")
     find_library(lockstep_LMDB_LIBRARY lmdb HINTS "${lockstep_LMDB}/../lib")
     if(NOT EXISTS "${lockstep_LMDB}/lmdb.h" OR NOT lockstep_LMDB_LIBRARY)
-      set(lockstep_missing "lockstep's component lmdb reads LMDB files with liblmdb, which is not found; install its headers (Debian: liblmdb-dev), or set lockstep_LMDB to the folder that holds lmdb.h")
+      set(lockstep_missing "lockstep's component lmdb writes LMDB files with liblmdb, which is not found; install its headers (Debian: liblmdb-dev), or set lockstep_LMDB to the folder that holds lmdb.h")
     elseif(NOT TARGET lockstep::lmdb)
       add_library(lockstep::lmdb INTERFACE IMPORTED)
       target_include_directories(lockstep::lmdb SYSTEM INTERFACE "${lockstep_LMDB}")
@@ -282,7 +282,7 @@ Libs: -L${prefix}/lib -llockstep
 ]])
         write(path.join(target:installdir(), "lib/pkgconfig/lockstep-lmdb.pc"), [[
 Name: lockstep-lmdb
-Description: what lockstep needs to read and write LMDB files, beside lockstep or lockstep-compiled
+Description: what lockstep needs to write LMDB files, beside lockstep or lockstep-compiled
 Version: @VERSION@
 Requires: lockstep = @VERSION@ lmdb
 ]])

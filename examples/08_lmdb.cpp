@@ -14,7 +14,7 @@
 #include <string>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 #include "mlp.hpp"
 

@@ -16,10 +16,9 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/mapped_file.hpp"
-#include "lockstep/data/sample.hpp"
 
 using namespace lockstep;  // as every example has it
 

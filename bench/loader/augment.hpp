@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <span>
 
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 
 namespace bench {
 

@@ -14,11 +14,11 @@
 #include <vector>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/data/labelled_batch.hpp"
-#include "lockstep/data/npy_dataset.hpp"
+#include "lockstep/data/batch.hpp"
+#include "lockstep/data/npy.hpp"
 #include "processes.hpp"
 #if LOCKSTEP_LMDB
-#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 #endif
 

@@ -22,7 +22,7 @@
 #include "files.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "measure.hpp"
 #include "rate_table.hpp"
 #include "torch_loader.hpp"

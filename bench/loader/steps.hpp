@@ -16,7 +16,7 @@
 #include "files.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "lockstep/lockstep.hpp"
 #include "measure.hpp"
 #include "mlp.hpp"

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/distributed_sampler.hpp"
+#include "lockstep/data/sampler.hpp"
 
 using namespace lockstep;
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/lockstep.hpp"
 
 namespace bench {

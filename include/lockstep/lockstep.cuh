@@ -4,8 +4,8 @@
 
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/data/device_resident.cuh"
 #include "lockstep/data/pinned.cuh"
+#include "lockstep/data/resident.cuh"
 #include "lockstep/lockstep.hpp"
 #include "lockstep/norm/device_layer_norm.cuh"
 #include "lockstep/norm/device_norm.cuh"

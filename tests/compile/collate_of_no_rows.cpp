@@ -3,7 +3,7 @@
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 
 using namespace lockstep;
 

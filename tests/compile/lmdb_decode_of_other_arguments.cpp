@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/lmdb.hpp"
 
 using namespace lockstep;
 

@@ -2,7 +2,7 @@
 // expect: lockstep: map cannot call its function with the samples of this source
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 
 using namespace lockstep;
 

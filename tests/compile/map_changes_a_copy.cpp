@@ -2,7 +2,7 @@
 // expect: lockstep: map's function returns nothing and takes the sample by value
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 
 using namespace lockstep;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this model's forward keeps no outputs
-#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/trainer/ddp.hpp"
 
 using namespace lockstep;

@@ -12,8 +12,8 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/data/distributed_sampler.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/sampler.hpp"
 
 BOOST_AUTO_TEST_SUITE(data_block_shuffle)
 

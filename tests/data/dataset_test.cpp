@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
+#include "image_dataset.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "image_dataset.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 
 using namespace lockstep;

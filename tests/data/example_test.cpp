@@ -12,9 +12,9 @@
 #include "image_dataset.hpp"
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
-#include "lockstep/data/npy_dataset.hpp"
-#include "lockstep/data/token_dataset.hpp"
+#include "lockstep/data/npy.hpp"
+#include "lockstep/data/pipeline.hpp"
+#include "lockstep/data/tokens.hpp"
 #include "temporary_folder.hpp"
 
 using namespace lockstep;

@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/fed_loader.hpp"
-#include "lockstep/data/feed_line.hpp"
-#include "lockstep/data/feed_route.hpp"
+#include "lockstep/data/fed_batches.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/topology/grid.hpp"
 
 namespace fed {
@@ -91,7 +90,8 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
   Sampler own_sampler(samples, world, rank, drawing);
   Sampler fed_sampler(samples, world, rank, drawing);
   DataLoader own(all, own_sampler, options);
-  detail::FedLoader<Numbers, Sampler, Line> fed(mine, fed_sampler, options, line);
+  DataLoader<Numbers, Sampler, detail::FedBatches<Numbers, Sampler, Line>> fed(mine, fed_sampler,
+                                                                               options, line);
   const auto same = [&](const std::string& when, std::size_t most) {
     require(batches_of(fed, most) == batches_of(own, most), "the batches differ " + when);
     require(fed.state() == own.state(), "the position differs " + when);
@@ -122,7 +122,8 @@ void compare(Line& line, WorldSize world, std::size_t samples, const LoaderOptio
   for (const Rows& batch : fed) {
     around.push_back(batch);
     if (around.size() > 2) continue;
-    detail::FedLoader<Numbers, Sampler, Line> inner(mine, inner_sampler, options, line);
+    DataLoader<Numbers, Sampler, detail::FedBatches<Numbers, Sampler, Line>> inner(
+        mine, inner_sampler, options, line);
     within = batches_of(inner);
   }
   require(around == batches_of(own), "the batches differ around another loop");

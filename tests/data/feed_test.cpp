@@ -17,9 +17,8 @@
 #include "comm/ranks.hpp"
 #include "data/fed.hpp"
 #include "lockstep/comm/groups.hpp"
-#include "lockstep/data/padded_batch.hpp"
-#include "lockstep/data/ragged_batch.hpp"
-#include "lockstep/data/token_dataset.hpp"
+#include "lockstep/data/batch.hpp"
+#include "lockstep/data/tokens.hpp"
 #include "lockstep/topology/grid.hpp"
 
 using namespace lockstep;
@@ -216,8 +215,9 @@ BOOST_AUTO_TEST_CASE(what_a_reader_throws_is_thrown_by_all_that_it_feeds_in_plac
       // Rank 1 draws it in its fifth batch.
       const fed::Numbers numbers{40, line.reads(), 17};
       DistributedSampler<Padding, InOrder> sampler(40, comm.world_size(), comm.rank());
-      detail::FedLoader<fed::Numbers, decltype(sampler), decltype(line)> loader(
-          numbers, sampler, {.batch_size = 1, .workers = 2}, line);
+      DataLoader<fed::Numbers, decltype(sampler),
+                 detail::FedBatches<fed::Numbers, decltype(sampler), decltype(line)>>
+          loader(numbers, sampler, {.batch_size = 1, .workers = 2}, line);
       std::size_t batches = 0;
       std::string words;
       try {
@@ -251,8 +251,9 @@ BOOST_AUTO_TEST_CASE(an_exception_on_one_rank_does_not_wait_for_batches) {
           const auto loop = [&] {
             const fed::Numbers numbers{200, line.reads()};
             DistributedSampler<Padding, InOrder> sampler(200, comm.world_size(), comm.rank());
-            detail::FedLoader<fed::Numbers, decltype(sampler), decltype(line)> loader(
-                numbers, sampler, {.batch_size = 5}, line);
+            DataLoader<fed::Numbers, decltype(sampler),
+                       detail::FedBatches<fed::Numbers, decltype(sampler), decltype(line)>>
+                loader(numbers, sampler, {.batch_size = 5}, line);
             std::size_t batches = 0;
             for ([[maybe_unused]] const auto& batch : loader) {
               const bool is_culprit = comm.rank() == Rank{culprit};
@@ -282,8 +283,9 @@ BOOST_AUTO_TEST_CASE(a_reader_that_dies_is_named) {
             comm, fed::route_of(2, true, comm.world_size(), comm.rank()));
         const fed::Numbers numbers{200, line.reads()};
         DistributedSampler<Padding, InOrder> sampler(200, comm.world_size(), comm.rank());
-        detail::FedLoader<fed::Numbers, decltype(sampler), decltype(line)> loader(
-            numbers, sampler, {.batch_size = 5}, line);
+        DataLoader<fed::Numbers, decltype(sampler),
+                   detail::FedBatches<fed::Numbers, decltype(sampler), decltype(line)>>
+            loader(numbers, sampler, {.batch_size = 5}, line);
         std::size_t batches = 0;
         for ([[maybe_unused]] const auto& batch : loader) {
           if (++batches == 3 && comm.rank() == Rank{0}) kill(getpid(), SIGKILL);

@@ -19,8 +19,8 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/mapped_file.hpp"
-#include "lockstep/data/npy_dataset.hpp"
-#include "lockstep/data/token_dataset.hpp"
+#include "lockstep/data/npy.hpp"
+#include "lockstep/data/tokens.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
 #include "words_of.hpp"

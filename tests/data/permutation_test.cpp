@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/data/torch_permutation.hpp"
+#include "lockstep/data/permutation.hpp"
 
 #include <algorithm>
 #include <array>
@@ -13,9 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/block_order.hpp"
-#include "lockstep/data/keyed_permutation.hpp"
-#include "lockstep/data/mersenne_twister.hpp"
+#include "lockstep/data/order.hpp"
 
 using namespace lockstep;
 

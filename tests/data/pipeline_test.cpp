@@ -19,7 +19,7 @@
 #include "lockstep/data/collate.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "words_of.hpp"
 
 using namespace lockstep;

@@ -11,7 +11,6 @@
 
 #include "data/sha256.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
 #include "reference.hpp"
 
 using namespace lockstep;

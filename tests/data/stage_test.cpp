@@ -28,9 +28,7 @@
 #include "checkpoint/disk.hpp"
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/data/npy_dataset.hpp"
-#include "lockstep/data/stage_lock.hpp"
-#include "lockstep/data/stage_source.hpp"
+#include "lockstep/data/npy.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(data_stage, Watchdog)
@@ -345,19 +343,18 @@ BOOST_AUTO_TEST_CASE(a_source_that_changes_while_it_is_copied_is_an_error) {
   // At one moment exactly: a file of the folder goes, another comes, one is written to.
   const std::string folder = source / "set";
   static std::string victim;
-  const auto change = [](int, const std::string&, detail::StageSink sink) {
+  const auto change = [](const std::string& copied) {
+    if (!copied.ends_with("/a")) return;
     if (victim.ends_with("/b")) fs::remove(victim);
     if (!victim.ends_with("/b")) put(victim, "other");
-    sink({}, 0);
   };
-  const detail::StageRule rule{"stage_locally", "a copy", ".x", change};
-  for (const char* name : {"/b", "/new", "/data.x"}) {
+  for (const char* name : {"/b", "/new", "/a"}) {
     fs::create_directory(folder);
+    put(folder + "/a", "x");
     put(folder + "/b", "b");
-    put(folder + "/data.x", "x");
     victim = folder + name;
-    expect_error([&] { detail::stage(rule, folder, source.to.path, {}); },
-                 "changed while it was copied");
+    expect_error([&] { detail::stage_locally(folder, source.to.path, {}, change); },
+                 name == std::string("/b") ? "/b' cannot be read" : "changed while it was copied");
     BOOST_TEST((names_in(source.to.path) == Names{".a.lock", ".set.lock"}));
     fs::remove_all(folder);
   }
@@ -367,22 +364,17 @@ BOOST_AUTO_TEST_CASE(an_old_folder_comes_back_where_it_cannot_be_replaced) {
   const Source source;
   const std::string from = source / "set";
   fs::create_directory(from);
-  put(from + "/data.x", "first");
-  static std::string record;
-  record = source.to / ".set.staged";
-  const auto unpack = [](int, const std::string& path, detail::StageSink sink) {
-    const std::string bytes = content(path);
-    sink(std::as_bytes(std::span(bytes)), bytes.size());
-    if (bytes != "first") {  // the new record cannot take its place
-      fs::remove(record);
-      fs::create_directory(record);
-    }
-  };
-  const detail::StageRule rule{"stage_locally", "a copy", ".x", unpack};
-  const std::string local = detail::stage(rule, from, source.to.path, {});
+  put(from + "/data", "first");
+  const std::string record = source.to / ".set.staged";
+  const std::string local = stage_locally(from, source.to.path);
   BOOST_TEST(content(local + "/data") == "first");
-  put(from + "/data.x", "second");
-  expect_error([&] { detail::stage(rule, from, source.to.path, {}); }, "cannot be written");
+  put(from + "/data", "second");
+  const auto block = [&](const std::string&) {  // the new record cannot take its place
+    fs::remove(record);
+    fs::create_directory(record);
+  };
+  expect_error([&] { detail::stage_locally(from, source.to.path, {}, block); },
+               "cannot be written");
   BOOST_TEST(content(local + "/data") == "first");
   BOOST_TEST((names_in(source.to.path) == staged("set", {"data"})));
 }
@@ -391,7 +383,7 @@ BOOST_AUTO_TEST_CASE(others_wait_for_the_copier_and_say_for_whom) {
   const Source source;
   const std::string from = put(source / "a", "a");
   Process owner([&] {
-    detail::StageLock lock("stage_locally", source.to / ".a.lock", "a", {.patience = 10s});
+    detail::StageLock lock(source.to / ".a.lock", "a", {.patience = 10s});
     lock.progress(5, 10);
     say("locked");
     for (;;) ::pause();
@@ -404,8 +396,7 @@ BOOST_AUTO_TEST_CASE(others_wait_for_the_copier_and_say_for_whom) {
                "which has made no progress for 0.03 s; end that process, or give StageOptions a "
                "longer patience");
   Process other([&] {
-    detail::StageLock lock("stage_locally", source.to / ".a.lock", "a",
-                           {.patience = 20s, .first_line = 0ms});
+    detail::StageLock lock(source.to / ".a.lock", "a", {.patience = 20s, .first_line = 0ms});
     return 0;
   });
   const std::string line = other.words(150);

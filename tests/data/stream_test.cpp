@@ -16,18 +16,18 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/core/hash.hpp"
 #include "fashion_mnist.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
-#include "lockstep/data/npy_dataset.hpp"
+#include "lockstep/data/npy.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "lockstep/data/stage.hpp"
-#include "lockstep/data/token_dataset.hpp"
+#include "lockstep/data/tokens.hpp"
 #include "temporary_folder.hpp"
 #include "words_of.hpp"
 #if __has_include(<lmdb.h>)
-#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 #endif
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/data/lmdb_dataset.hpp"
+#include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/write_lmdb.hpp"
 
 #include "lockstep/data/feed.hpp"

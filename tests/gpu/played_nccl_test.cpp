@@ -408,8 +408,8 @@ BOOST_AUTO_TEST_CASE(ranks_are_fed_through_nccl_while_they_compute) {
             both.feed, fed::route_of(2, true, both.feed.world_size(), both.feed.rank()), select);
         const fed::Numbers numbers{90, line.reads()};
         Sampler sampler(90, both.feed.world_size(), both.feed.rank());
-        detail::FedLoader<fed::Numbers, Sampler, decltype(line)> loader(numbers, sampler,
-                                                                        {.batch_size = 4}, line);
+        DataLoader<fed::Numbers, Sampler, detail::FedBatches<fed::Numbers, Sampler, decltype(line)>>
+            loader(numbers, sampler, {.batch_size = 4}, line);
         const auto sums = both.work.allocate<float>(1000);
         std::size_t k = 0;
         for (const fed::Rows& batch : loader) {

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/core/view.hpp"
-#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/batch.hpp"
 
 using namespace lockstep;
 

@@ -17,7 +17,7 @@
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/torch/collate.hpp"
 #include "words_of.hpp"

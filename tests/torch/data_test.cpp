@@ -24,7 +24,7 @@
 #include "comm/ranks.hpp"
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/trainer.hpp"

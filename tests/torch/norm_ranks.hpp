@@ -15,7 +15,7 @@
 
 #include "comm/ranks.hpp"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/torch/synced_norms.hpp"
+#include "lockstep/torch/sync_batch_norm.hpp"
 
 namespace synced_ranks {
 

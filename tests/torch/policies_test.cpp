@@ -13,9 +13,8 @@
 #include <vector>
 
 #include "lockstep/hook/compress_to.hpp"
-#include "lockstep/torch/gradient_hooks.hpp"
+#include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/torch/unreached.hpp"
 #include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "temporary_folder.hpp"

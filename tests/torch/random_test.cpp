@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/torch/random.hpp"
+#include "lockstep/torch/step_tensors.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/cloneable.h>

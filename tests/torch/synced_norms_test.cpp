@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // LibTorch modules with batch norms in jobs of Norms<Synced>: PyTorch's figures.
-#include "lockstep/torch/synced_norms.hpp"
+#include "lockstep/torch/sync_batch_norm.hpp"
 
 #include <ATen/ATen.h>
 #include <torch/nn/cloneable.h>

@@ -11,10 +11,9 @@
 #include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/padded_batch.hpp"
+#include "lockstep/data/batch.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/ragged_batch.hpp"
-#include "lockstep/data/sample.hpp"
 
 namespace lockstep {
 

@@ -3,19 +3,45 @@
 /// @file A batch of labelled rows in a GPU's memory, and its upload.
 
 #include <cuda_runtime_api.h>
-
 #include <algorithm>
 #include <array>
 #include <cstddef>
 #include <cstring>
+#include <memory>
 #include <optional>
+#include <vector>
 
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/data/labelled_batch.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
+
+namespace lockstep::detail {
+
+/// One lane for each data set, which is known by what its batches share, `Key`. A lane ends when
+/// its data set is gone and another one comes.
+template <class Lane, class Key>
+class UploadLanes {
+ public:
+  Lane& of(const std::shared_ptr<Key>& key) {
+    for (const Entry& entry : lanes_)
+      if (!entry.key.owner_before(key) && !key.owner_before(entry.key)) return *entry.lane;
+    std::erase_if(lanes_, [](const Entry& entry) { return entry.key.expired(); });
+    lanes_.push_back({key, std::make_unique<Lane>(key)});
+    return *lanes_.back().lane;
+  }
+
+ private:
+  struct Entry {
+    std::weak_ptr<Key> key;
+    std::unique_ptr<Lane> lane;
+  };
+  std::vector<Entry> lanes_;
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 

@@ -10,9 +10,8 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/labelled_batch.hpp"
-#include "lockstep/data/sample.hpp"
 
 namespace lockstep {
 

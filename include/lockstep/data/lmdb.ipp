@@ -1,194 +1,232 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `lmdb.hpp`.
+/// @file Definitions of `write_lmdb.hpp`: the part of the library that needs liblmdb.
 
 #include <fcntl.h>
 #include <lmdb.h>
+#include <sys/file.h>
 #include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
 
-#include <atomic>
 #include <cerrno>
-#include <cstdlib>
-#include <exception>
-#include <mutex>
-#include <new>
+#include <cstdio>
+#include <filesystem>
+#include <string_view>
+#include <system_error>
+#include <utility>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/lmdb_file.hpp"
-#include "lockstep/data/lmdb_header.hpp"
-#include "lockstep/data/lmdb_key.hpp"
-#include "lockstep/data/lmdb_reading.hpp"
+#include "lockstep/data/write_lmdb.hpp"
 
 namespace lockstep::detail {
 
-/// Memory for so many places, all unknown: the system gives pages of it when they are written. None
-/// where there is not so much.
-LOCKSTEP_INLINE std::shared_ptr<LmdbRecord[]> lmdb_places(std::size_t count) {
-  auto* const places = static_cast<LmdbRecord*>(std::calloc(count, sizeof(LmdbRecord)));
-  if (places == nullptr) return nullptr;
-  return {places, [](LmdbRecord* memory) { std::free(memory); }};
-}
-
-LOCKSTEP_INLINE LmdbRecords::LmdbRecords(const std::string& path, const LmdbOptions& options) {
-  const std::string file = lmdb_file_of(path);
-  LmdbHeader header;
-  {
-    const Descriptor opened(::open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
-    if (!opened) fail_reading("lmdb_dataset", file, errno);
-    header = read_lmdb_header(opened.get(), file);
+/// A file or folder beside the one that it becomes. Who writes it holds a lock on it, by which
+/// others see that it is no leftover.
+class LmdbTemporary {
+ public:
+  LmdbTemporary(std::string path, bool is_folder)
+      : path_(std::move(path)), is_folder_(is_folder), folder_(folder_of(path_)) {
+    struct stat there{};
+    if (::lstat(path_.c_str(), &there) == 0) refuse_existing();
+    remove_leftovers();
+    do {
+      temporary_ = text({path_, temporary_infix, random_token()});
+      create();
+      // Between its making and this lock somebody may have taken it for a leftover.
+    } while (::flock(made_.get(), LOCK_EX) == 0 && !exists());
   }
-  const LmdbProcess::Key key{header, options.database, options.read_ahead};
-  file_ = LmdbProcess::get().find_or(key, [&] {
-    return std::make_shared<LmdbFile>(file, options.database, options.read_ahead, header);
-  });
-  LmdbReading& reading = file_->reading();
-  LmdbCursor cursor(file_->file(), reading);
-  size_ = cursor.statistics(reading.database).ms_entries;
-  const bool is_plain = cursor.flags(reading.database) == 0;
-  const auto is_at = [&](MDB_cursor_op end, std::size_t number) {
-    return cursor.move(end) && cursor.key() == LmdbKey(number).text();
-  };
-  if (size_ == 0) return;
-  const auto fail_count = [&] {
-    fail("lmdb_dataset",
-         {"'", file, "' is damaged: it has not the ", size_, " records that it names"},
-         "copy or download the file again, or write the set again");
-  };
-  if (size_ > header.used_bytes) fail_count();
-  const LmdbTree& tree = file_->tree();
-  const bool may_be_ours = is_plain && tree.flags == 0 && !options.is_sample;
-  if (may_be_ours) file_->pages().check_ends(tree);
-  if (may_be_ours && is_at(MDB_FIRST, 0) && is_at(MDB_LAST, size_ - 1)) {
-    if (size_ <= header.used_bytes / (8 * sizeof(LmdbRecord))) places_ = lmdb_places(size_);
-    return;
+  LmdbTemporary(const LmdbTemporary&) = delete;
+  LmdbTemporary& operator=(const LmdbTemporary&) = delete;
+  ~LmdbTemporary() { remove(temporary_); }
+
+  const std::string& path() const { return temporary_; }
+  const std::string& target() const { return path_; }
+
+  void bring_into_place() {
+    sync(temporary_);
+    if (is_folder_) sync(text({temporary_, "/data.mdb"}));
+    if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
+      if (errno == EEXIST) refuse_existing();
+      // Some file systems cannot rename with a condition. Who made the path meanwhile loses it, as
+      // a folder only where it is empty.
+      if ((errno != EINVAL && errno != ENOSYS) || ::rename(temporary_.c_str(), path_.c_str()) != 0)
+        fail_writing(errno);
+    }
+    temporary_.clear();
+    sync(folder_);
   }
-  places_ = lmdb_places(size_);
-  if (places_ == nullptr) throw std::bad_alloc();
-  file_->pages().check_all(tree);
-  std::size_t samples = 0;
-  std::size_t seen = 0;
-  for (bool more = cursor.move(MDB_FIRST); more; more = cursor.move(MDB_NEXT)) {
-    if (seen++ == size_) fail_count();
-    if (!options.is_sample || options.is_sample(cursor.key()))
-      places_.get()[samples++] = {cursor.value().data(), cursor.value().size()};
+
+  [[noreturn, gnu::cold]] void fail_writing(int error) const {
+    // liblmdb calls it an input/output error where a part of a page was written.
+    struct statvfs disk{};
+    const bool is_full =
+        error == EIO && ::statvfs(folder_.c_str(), &disk) == 0 && disk.f_bavail == 0;
+    detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
   }
-  if (seen != size_) fail_count();
-  size_ = samples;
-}
 
-LOCKSTEP_INLINE const std::string& LmdbRecords::file() const { return file_->file(); }
-
-LOCKSTEP_INLINE LmdbRecords::Reader::Reader(const LmdbRecords& records)
-    : records_(records), reading_(records.file_->reading()) {}
-
-LOCKSTEP_INLINE LmdbRecords::Reader::~Reader() {
-  if (transaction_ == nullptr) return;
-  const std::lock_guard lock(reading_.mutex);
-  reading_.transactions.push_back(static_cast<MDB_txn*>(transaction_));
-}
-
-LOCKSTEP_INLINE std::span<const std::byte> LmdbRecords::Reader::operator[](std::size_t index) {
-  if (index >= records_.size_) records_.fail_index(index);
-  if (records_.places_ == nullptr) {
-    const LmdbRecord record = look_up(index);
-    return {record.data, record.size};
+ private:
+  [[noreturn, gnu::cold]] void refuse_existing() const {
+    fail("write_lmdb", {"'", path_, "' is there already"},
+         "remove it first, or write to another path");
   }
-  // Several threads may look up the same record. The address comes last, and all find the same.
-  LmdbRecord& place = records_.places_.get()[index];
-  const std::atomic_ref data(place.data);
-  const std::atomic_ref size(place.size);
-  if (const std::byte* const known = data.load(std::memory_order_acquire))
-    return {known, size.load(std::memory_order_relaxed)};
-  const LmdbRecord record = look_up(index);
-  size.store(record.size, std::memory_order_relaxed);
-  data.store(record.data, std::memory_order_release);
-  return {record.data, record.size};
-}
 
-LOCKSTEP_INLINE LmdbRecord LmdbRecords::Reader::look_up(std::size_t index) {
-  if (transaction_ == nullptr) {
-    const std::lock_guard lock(reading_.mutex);
-    if (!reading_.transactions.empty()) {
-      transaction_ = reading_.transactions.back();
-      reading_.transactions.pop_back();
+  void create() {
+    if (is_folder_) {
+      if (::mkdir(temporary_.c_str(), 0777) != 0) fail_writing(errno);
+      made_ = Descriptor(::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     } else {
-      reading_.transactions.reserve(++reading_.begun);  // so that giving back cannot fail
+      made_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    }
+    if (made_) return;
+    const int error = errno;
+    remove(temporary_);
+    fail_writing(error);
+  }
+
+  bool exists() const {
+    struct stat status{};
+    return ::fstat(made_.get(), &status) == 0 && status.st_nlink != 0;
+  }
+
+  /// A leftover is one that nobody has locked.
+  void remove_leftovers() const {
+    const std::string begin = text({name_in_folder(path_), temporary_infix});
+    std::error_code none;
+    for (const auto& entry : std::filesystem::directory_iterator(folder_, none)) {
+      if (!entry.path().filename().string().starts_with(begin)) continue;
+      const Descriptor found(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
+      if (found && ::flock(found.get(), LOCK_EX | LOCK_NB) == 0) remove(entry.path().string());
     }
   }
-  if (transaction_ == nullptr) transaction_ = reading_.begin(records_.file());
-  const LmdbKey number(index);
-  records_.file_->pages().check_path(records_.file_->tree(), number.text());
-  MDB_val key{number.bytes.size(), const_cast<unsigned char*>(number.bytes.data())};
-  MDB_val value{};
-  const int code = mdb_get(static_cast<MDB_txn*>(transaction_), reading_.database, &key, &value);
-  if (code == MDB_NOTFOUND) {
-    fail("lmdb_dataset",
-         {"'", records_.file(), "' has no key ", index, ", though its first key is 0 and its last ",
-          records_.size_ - 1},
-         "give LmdbOptions::is_sample, which says by key what is a sample, or write the set again");
+
+  static void remove(const std::string& path) {
+    if (path.empty()) return;
+    std::error_code none;
+    std::filesystem::remove_all(path, none);
   }
-  if (code != MDB_SUCCESS) fail_lmdb(records_.file(), "cannot be read", code);
-  return {static_cast<const std::byte*>(value.mv_data), value.mv_size};
-}
 
-LOCKSTEP_INLINE void LmdbRecords::require_intact() const {
-  const Reader reader(*this);
-  const LmdbHeader& header = file_->header();
-  struct stat now{};
-  // Reading what was cut off would end the process. It does so still where the file is cut between
-  // this look and the read: nothing can be done about that.
-  if (::fstat(reader.reading_.descriptor, &now) != 0 ||
-      static_cast<std::size_t>(now.st_size) < header.used_bytes)
-    fail_lmdb_changed(file(), "was cut off");
-  if (now.st_mtim.tv_sec != header.changed_s || now.st_mtim.tv_nsec != header.changed_ns)
-    fail_lmdb_changed(file(), "was written to");
-  reader.require_unchanged();
-}
-
-LOCKSTEP_INLINE void LmdbRecords::Reader::require_unchanged() const {
-  MDB_envinfo info{};
-  mdb_env_info(reading_.environment, &info);
-  if (info.me_last_txnid != records_.file_->header().transaction)
-    fail_lmdb_changed(records_.file(), "was written to");
-}
-
-LOCKSTEP_INLINE void LmdbRecords::fetch(std::span<const std::size_t> indices) const {
-  const LmdbRecord* const places = places_.get();
-  if (places == nullptr) return;
-  for (const std::size_t index : indices) {
-    if (index < size_) __builtin_prefetch(&places[index]);
+  void sync(const std::string& path) const {
+    const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    // A file system that has nothing to sync for a folder says EINVAL.
+    if (!opened || (::fsync(opened.get()) != 0 && errno != EINVAL)) fail_writing(errno);
   }
-  for (const std::size_t index : indices) {
-    if (index >= size_) continue;
-    const std::atomic_ref data(places_.get()[index].data);
-    __builtin_prefetch(data.load(std::memory_order_relaxed));
+
+  std::string path_;
+  bool is_folder_;
+  std::string folder_;
+  std::string temporary_;
+  Descriptor made_;
+};
+
+/// The records that were not committed yet lie one behind another in memory, because a transaction
+/// that finds the map full is made again in a larger one.
+struct LmdbWriter::State {
+  State(const std::string& path, const LmdbWriteOptions& options)
+      : temporary(path, options.as_folder), commit_bytes(options.commit_bytes) {
+    require(mdb_env_create(&environment));
+    try {
+      require(mdb_env_set_mapsize(environment, map_bytes));
+      // What is written counts when it is in place: until then nothing is synced. Memory is not
+      // the file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
+      unsigned flags = MDB_NOLOCK | MDB_NOSYNC;
+      if (!options.as_folder) flags |= MDB_NOSUBDIR;
+      require(mdb_env_open(environment, temporary.path().c_str(), flags, 0666));
+    } catch (...) {
+      close();
+      throw;
+    }
   }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+  ~State() { close(); }
+
+  void close() {
+    if (environment != nullptr) mdb_env_close(std::exchange(environment, nullptr));
+  }
+
+  void require(int code) const {
+    if (code == MDB_SUCCESS) return;
+    if (code > 0) temporary.fail_writing(code);
+    fail("write_lmdb", {"'", temporary.target(), "' cannot be written: ", mdb_strerror(code)},
+         "look at the records and at the disk");
+  }
+
+  /// Puts all records that are held; MDB_MAP_FULL where they do not fit.
+  int put(MDB_txn* transaction) {
+    MDB_dbi database = 0;
+    int code = mdb_dbi_open(transaction, nullptr, 0, &database);
+    const std::byte* at = held.data();
+    for (std::size_t i = 0; i != sizes.size() && code == MDB_SUCCESS; ++i) {
+      auto number = lmdb_key(committed + i);
+      MDB_val key{number.size(), number.data()};
+      MDB_val value{sizes[i], const_cast<std::byte*>(at)};
+      code = mdb_put(transaction, database, &key, &value, MDB_APPEND);
+      at += sizes[i];
+    }
+    return code;
+  }
+
+  void commit() {
+    while (!sizes.empty()) {
+      MDB_txn* transaction = nullptr;
+      require(mdb_txn_begin(environment, nullptr, 0, &transaction));
+      int code = put(transaction);
+      if (code == MDB_SUCCESS) {
+        code = mdb_txn_commit(transaction);
+      } else {
+        mdb_txn_abort(transaction);
+      }
+      if (code == MDB_MAP_FULL) {
+        map_bytes *= 2;
+        require(mdb_env_set_mapsize(environment, map_bytes));
+        continue;
+      }
+      require(code);
+      committed += sizes.size();
+      sizes.clear();
+      held.clear();
+    }
+  }
+
+  LmdbTemporary temporary;
+  std::size_t commit_bytes;
+  MDB_env* environment = nullptr;
+  std::size_t map_bytes = 16_MiB;
+  std::size_t committed = 0;  ///< records
+  std::vector<std::byte> held;
+  std::vector<std::size_t> sizes;
+};
+
+LOCKSTEP_INLINE LmdbWriter::LmdbWriter(const std::string& path, const LmdbWriteOptions& options) {
+  std::string plain = path;
+  while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
+  state_ = std::make_unique<State>(plain, options);
 }
 
-LOCKSTEP_INLINE void LmdbRecords::fail_index(std::size_t index) const {
-  fail("lmdb_dataset", {"record ", index, " of '", file(), "', which has ", size_},
-       "draw numbers below size()");
+LOCKSTEP_INLINE LmdbWriter::~LmdbWriter() = default;
+
+LOCKSTEP_INLINE void LmdbWriter::add(std::span<const std::byte> record) {
+  State& state = *state_;
+  if (constexpr std::size_t most = 0xffffffff; record.size() > most) {
+    fail("write_lmdb",
+         {"record ", state.committed + state.sizes.size(), " has ", record.size(),
+          " bytes, and an LMDB holds records of at most ", most},
+         "cut large samples into several records");
+  }
+  state.held.insert(state.held.end(), record.begin(), record.end());
+  state.sizes.push_back(record.size());
+  if (state.held.size() >= state.commit_bytes) state.commit();
 }
 
-LOCKSTEP_INLINE void LmdbRecords::rethrow_decoding(std::size_t index, std::size_t bytes) const {
-  constexpr const char* advice = "look at this record, and at the function that decodes it";
-  const auto error = [&](std::string_view words, std::string_view cure) {
-    return Error("lmdb_dataset",
-                 text({"record ", index, " of '", file(), "', ", bytes, " bytes: ", words}), cure);
-  };
-  try {
-    throw;
-  } catch (const Stopped&) {
-    throw;
-  } catch (const Error& thrown) {
-    std::throw_with_nested(error(thrown.problem(), thrown.advice()));
-  } catch (const std::exception& thrown) {
-    std::throw_with_nested(error(thrown.what(), advice));
-  } catch (...) {
-    std::throw_with_nested(error("an exception that is no std::exception", advice));
-  }
+LOCKSTEP_INLINE void LmdbWriter::finish() {
+  state_->commit();
+  state_->require(mdb_env_sync(state_->environment, 1));
+  state_->close();
+  state_->temporary.bring_into_place();
 }
 
 }  // namespace lockstep::detail

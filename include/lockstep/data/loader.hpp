@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file DataLoader: the batches of an epoch, in order, loaded ahead by worker threads.
+/// @file DataLoader: the batches of an epoch, in order, made ahead by the threads of a source of
+/// batches.
 
 #include <algorithm>
 #include <chrono>
@@ -12,13 +13,74 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/data/batch_iterator.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/load_batch.hpp"
-#include "lockstep/data/load_queue.hpp"
-#include "lockstep/data/sampler_state.hpp"
-#include "lockstep/data/wait_meter.hpp"
+#include "lockstep/data/prefetch_queue.hpp"
+#include "lockstep/data/sampler.hpp"
+
+namespace lockstep::detail {
+
+/// Takes batches by the loader's `next()`, which returns null at their end.
+template <class Loader>
+class BatchIterator {
+ public:
+  using value_type = typename Loader::batch_type;
+  using difference_type = std::ptrdiff_t;
+
+  explicit BatchIterator(Loader& loader) : loader_(&loader), batch_(loader.next()) {}
+
+  const value_type& operator*() const { return *batch_; }
+  const value_type* operator->() const { return batch_; }
+  BatchIterator& operator++() {
+    batch_ = loader_->next();
+    return *this;
+  }
+  void operator++(int) { ++*this; }
+  bool operator==(std::default_sentinel_t) const { return batch_ == nullptr; }
+
+ private:
+  Loader* loader_;
+  const value_type* batch_;
+};
+
+/// Reading the clock takes as long as loading a small batch. So after a short wait the next fifteen
+/// are not measured but taken to be as long; long waits are measured one by one.
+class WaitMeter {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  /// Calls `f`, for which the loop waits, and returns its result.
+  template <class F>
+  decltype(auto) measure(F&& f) {
+    if (unmeasured_ != 0) {
+      --unmeasured_;
+      total_ += latest_;
+      return f();
+    }
+    const Stop stop{*this, Clock::now()};
+    return f();
+  }
+
+  std::chrono::duration<double> total() const { return total_; }
+
+ private:
+  struct Stop {
+    WaitMeter& meter;
+    Clock::time_point begin;
+    ~Stop() { meter.add(Clock::now() - begin); }
+  };
+
+  void add(Clock::duration wait) {
+    total_ += wait;
+    latest_ = wait;
+    unmeasured_ = wait < std::chrono::microseconds(2) ? 15 : 0;
+  }
+
+  Clock::duration total_{};
+  Clock::duration latest_{};
+  unsigned unmeasured_ = 0;
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 
@@ -79,6 +141,106 @@ inline LoaderOptions checked_loading(LoaderOptions options, std::size_t samples,
   return options;
 }
 
+/// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
+template <class Batch>
+struct LoadSlot {
+  std::vector<std::size_t> indices;
+  std::vector<float> weights;  ///< where the sampler masks
+  BatchPlace place;
+  Batch batch;
+
+  /// Asks for draws [first, end) of a sampler or a share; `sample(k)` is the sample of draw k.
+  template <bool Masks, class Sample>
+  void request(std::size_t first, std::size_t end, const auto& share, const Sample& sample) {
+    indices.clear();
+    weights.clear();
+    for (std::size_t k = first; k != end; ++k) {
+      indices.push_back(sample(k));
+      if constexpr (Masks) weights.push_back(share.weight(k));
+    }
+  }
+};
+
+/// Fills slots from a data set: what workers call.
+template <Dataset Source, Sampling Sampler>
+struct LoadsSlots {
+  using batch_type = typename Source::batch_type;
+  static_assert(!Sampler::masks || WeightedBatch<batch_type>,
+                "lockstep: Masked gives duplicates weight 0, and this data set's batches have no "
+                "weights; give its batch_type a member `weights`, or choose another remainder");
+
+  void operator()(LoadSlot<batch_type>& slot) const {
+    load_batch(*dataset, slot.indices, slot.place, slot.batch);
+    if constexpr (Sampler::masks)
+      std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
+  }
+
+  const Source* dataset;
+};
+
+/// Where a `DataLoader` has its batches from. The iterating thread begins loops and requests
+/// batches, by their number in the loop; a worker, or that thread itself, fills them. Where
+/// `collective` is true, all ranks request the same, and what was requested must be taken.
+template <class B, class Sampler>
+concept BatchSource = requires(B& batches, const B& made, Sampler& sampler, typename B::Slot& slot,
+                               std::size_t number) {
+  { B::collective } -> std::convertible_to<bool>;
+  { made.slots() } -> std::convertible_to<std::size_t>;
+  { made.workers() } -> std::convertible_to<std::size_t>;
+  /// Of a loop that gives `number` batches; returns how many are requested.
+  { batches.begin(sampler, number) } -> std::convertible_to<std::size_t>;
+  batches.request(slot, sampler, number);
+  batches.fill(slot);
+  slot.batch;
+};
+
+/// The batches that a rank loads for itself.
+template <Dataset Source, Sampling Sampler>
+class LocalBatches {
+ public:
+  using Slot = LoadSlot<typename Source::batch_type>;
+  static constexpr bool collective = false;
+
+  LocalBatches(const Source& dataset, const LoaderOptions& options)
+      : load_{&dataset}, options_(options) {}
+
+  std::size_t slots() const { return options_.workers * options_.prefetch + 1; }
+  std::size_t workers() const { return options_.workers; }
+
+  std::size_t begin(const Sampler& sampler, std::size_t batches) {
+    begun_ = sampler.position();
+    const SamplerState state = sampler.state();
+    first_ = {{state.seed, state.epoch}, begun_ / options_.batch_size};
+    return batches;
+  }
+
+  /// Draws are made only here, on the iterating thread: workers never use the sampler.
+  void request(Slot& slot, const Sampler& sampler, std::size_t number) const {
+    const std::size_t first = begun_ + number * options_.batch_size;
+    slot.place = first_;
+    slot.place.number += number;
+    // Where a batch is copied to may depend on its number in the epoch.
+    if constexpr (requires { slot.batch.take_turn(number); })
+      slot.batch.take_turn(slot.place.number);
+    slot.template request<Sampler::masks>(
+        first, first + std::min(options_.batch_size, sampler.size() - first), sampler,
+        [&](std::size_t k) { return sampler[k]; });
+  }
+
+  void fill(Slot& slot) const { load_(slot); }
+
+ private:
+  LoadsSlots<Source, Sampler> load_;
+  LoaderOptions options_;
+  std::size_t begun_ = 0;  ///< the draw at which the loop began
+  BatchPlace first_;       ///< of the loop's first batch
+};
+
+/// The source of batches of a kind of data set. Data sets that bring their batches another way
+/// specialise this in their header.
+template <class Source, class Sampler>
+struct BatchesOf : std::type_identity<LocalBatches<Source, Sampler>> {};
+
 }  // namespace detail
 
 /// `for (const auto& batch : loader)` is an epoch, or what is left of a resumed one. The batches
@@ -86,24 +248,32 @@ inline LoaderOptions checked_loading(LoaderOptions options, std::size_t samples,
 /// What loading a batch throws is thrown in place of the batch, as an `Error` that names the sample
 /// and in which the first exception is nested. Data set and sampler must outlive the loader; one
 /// thread iterates.
-template <Dataset Source, detail::Sampling Sampler>
+template <Dataset Source, detail::Sampling Sampler,
+          detail::BatchSource<Sampler> Batches = typename detail::BatchesOf<Source, Sampler>::type>
 class DataLoader {
  public:
   using batch_type = typename Source::batch_type;
-  static_assert(!Sampler::masks || WeightedBatch<batch_type>,
-                "lockstep: Masked gives duplicates weight 0, and this data set's batches have no "
-                "weights; give its batch_type a member `weights`, or choose another remainder");
 
-  DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options)
+  /// `more` is what the source of batches needs beside the data set.
+  template <class... More>
+  DataLoader(const Source& dataset, Sampler& sampler, LoaderOptions options, More&... more)
       : sampler_(sampler),
         options_(detail::checked_loading(options, dataset.size(), sampler.samples())),
-        queue_(options.workers * options.prefetch + 1, options.workers, Load{&dataset}) {}
-
+        batches_(dataset, options_, more...),
+        queue_(batches_.slots(), batches_.workers(), Fill{&batches_}) {}
   DataLoader(const Source&&, Sampler&,
              LoaderOptions) = delete;  // it would be gone by the first batch
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+  ~DataLoader() {
+    if constexpr (Batches::collective) {
+      batches_.leave();
+      drain();
+    }
+  }
 
   /// How many batches an epoch has; where another world has begun it, what was left then.
-  std::size_t size() const { return batches(sampler_.size()); }
+  std::size_t size() const { return detail::batch_count(sampler_.size(), options_); }
 
   /// How long the loop has waited for batches, where the options say `timed`: all of loading where
   /// the iterating thread loads, else what workers were late.
@@ -115,92 +285,89 @@ class DataLoader {
 
   using Iterator = detail::BatchIterator<DataLoader>;
 
+  /// Where ranks feed each other: **Ranks** all. **Host** blocks until the first batch is here.
   Iterator begin() {
-    queue_.clear();
+    drain();
     sampler_.start();
-    requested_ = sampler_.position();
-    left_ = unrequested_ = batches(sampler_.size() - requested_);
-    const SamplerState state = sampler_.state();
-    place_ = {{state.seed, state.epoch}, requested_ / options_.batch_size};
+    left_ = detail::batch_count(sampler_.size() - sampler_.position(), options_);
+    unrequested_ = batches_.begin(sampler_, left_);
+    next_ = 0;
     return Iterator(*this);
   }
   std::default_sentinel_t end() const { return {}; }
 
  private:
   friend Iterator;
+  using Slot = typename Batches::Slot;
 
-  struct Slot {
-    std::vector<std::size_t> indices;
-    std::vector<float> weights;
-    detail::BatchPlace place;
-    batch_type batch;
+  struct Fill {
+    Batches* batches;
+    void operator()(Slot& slot) const { batches->fill(slot); }
   };
-
-  /// Is a batch told its number in the epoch, because where it is copied to depends on that?
-  static constexpr bool takes_turns = requires(batch_type& batch) { batch.take_turn(0); };
-
-  struct Load {
-    const Source* dataset;
-    void operator()(Slot& slot) const {
-      detail::load_batch(*dataset, slot.indices, slot.place, slot.batch);
-      if constexpr (Sampler::masks)
-        std::copy(slot.weights.begin(), slot.weights.end(), std::begin(slot.batch.weights));
-    }
-  };
-
-  std::size_t batches(std::size_t draws) const { return detail::batch_count(draws, options_); }
 
   /// The next batch; null at the end of the epoch or after a failure.
   const batch_type* next() {
-    if (left_ == 0) return nullptr;
-    if (queue_.is_due()) {
-      for (; unrequested_ != 0 && !queue_.full(); --unrequested_) request();
-      queue_.publish();
-    }
     const std::size_t left = std::exchange(left_, 0);
-    Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return queue_.take(); })
-                                : queue_.take();
+    if (left == 0) {
+      // This rank may read for others that have more batches.
+      while (Batches::collective && pending_ + unrequested_ != 0) {
+        request();
+        take();
+      }
+      return nullptr;
+    }
+    request();
+    Slot& slot = options_.timed ? waits_.measure([this]() -> Slot& { return take(); }) : take();
     left_ = left - 1;
-    sampler_.advance(slot.indices.size());
+    sampler_.advance(std::min(options_.batch_size, sampler_.size() - sampler_.position()));
     return &slot.batch;
   }
 
-  /// Draws are made only here, on the iterating thread: workers never use the sampler.
   void request() {
-    queue_.request([this](Slot& slot) {
-      const std::size_t end =
-          requested_ + std::min(options_.batch_size, sampler_.size() - requested_);
-      slot.place = place_;
-      ++place_.number;
-      if constexpr (takes_turns) slot.batch.take_turn(slot.place.number);
-      slot.indices.clear();
-      slot.weights.clear();
-      for (; requested_ != end; ++requested_) {
-        slot.indices.push_back(sampler_[requested_]);
-        if constexpr (Sampler::masks) slot.weights.push_back(sampler_.weight(requested_));
+    if (!Batches::collective && !queue_.is_due()) return;
+    for (; unrequested_ != 0 && !queue_.full(); --unrequested_, ++pending_)
+      queue_.request([this](Slot& slot) { batches_.request(slot, sampler_, next_++); });
+    queue_.publish();
+  }
+
+  Slot& take() {
+    --pending_;
+    try {
+      return queue_.take();
+    } catch (...) {
+      unrequested_ = 0;  // the loop is over
+      throw;
+    }
+  }
+
+  /// What was requested and is not wanted.
+  void drain() noexcept {
+    unrequested_ = 0;
+    if constexpr (Batches::collective) {
+      while (pending_ != 0) {
+        try {
+          take();
+        } catch (...) {  // NOLINT(bugprone-empty-catch): the next call of this rank fails likewise
+        }
       }
-    });
+    } else {
+      queue_.clear();
+      pending_ = 0;
+    }
   }
 
   Sampler& sampler_;
   LoaderOptions options_;
-  detail::BatchPlace place_;     ///< of the next batch to request
-  std::size_t requested_ = 0;    ///< draws of the epoch that are in the queue or over
-  std::size_t unrequested_ = 0;  ///< batches not in the queue yet
   std::size_t left_ = 0;         ///< batches not given out yet
+  std::size_t unrequested_ = 0;  ///< of the loop
+  std::size_t pending_ = 0;      ///< requested and not taken
+  std::size_t next_ = 0;         ///< the number of the next request
   detail::WaitMeter waits_;
-  detail::LoadQueue<Slot, Load> queue_;
+  Batches batches_;
+  detail::PrefetchQueue<Slot, Fill> queue_;  ///< its threads use the batches
 };
 
-namespace detail {
-
-/// The loader of a kind of data set, made of the data set, a sampler and options. Data sets that
-/// bring their batches another way specialise this in their header.
 template <class Source, class Sampler>
-struct LoaderOf : std::type_identity<DataLoader<Source, Sampler>> {};
-template <class Source, class Sampler>
-using LoaderFor = typename LoaderOf<Source, Sampler>::type;
-
-}  // namespace detail
+DataLoader(const Source&, Sampler&, LoaderOptions) -> DataLoader<Source, Sampler>;
 
 }  // namespace lockstep

@@ -50,6 +50,9 @@ class MappedFile {
   /// window is microseconds instead of the whole job.)
   void require_intact() const;
 
+  /// Throws what `require_intact` throws for a file that was written to.
+  [[noreturn, gnu::cold]] void fail_written() const;
+
   /// Whether the parts that will be read should be announced.
   bool reads_at_random() const { return access_ == Access::random; }
 
@@ -67,7 +70,3 @@ class MappedFile {
 };
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/mapped_file.ipp"
-#endif

@@ -19,11 +19,10 @@
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/data/labelled_batch.hpp"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/upload_lanes.hpp"
 #include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"

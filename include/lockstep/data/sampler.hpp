@@ -3,12 +3,57 @@
 /// @file The sampler axis: which samples a rank sees, what happens when they do not divide, and in
 /// which order they come.
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <iterator>
 #include <string_view>
+#include <type_traits>
 
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/hash.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/data/order.hpp"
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
+
+/// Where an epoch is: what `state()` of samplers and loaders gives, and `resume` takes. The state
+/// is the same on every rank, so that one rank's restores all. Ranks draw places of the epoch's
+/// order in turn, so after `position` draws of each of `world` ranks, exactly the places up to
+/// `first + position * world` are over: that is all that another world has to know.
+struct SamplerState {
+  std::size_t samples = 0;
+  WorldSize world;
+  Seed seed;
+  std::uint64_t rule = 0;  ///< a hash of remainder and order
+  Epoch epoch;
+  std::size_t first = 0;     ///< places of the epoch that were over when this world began it
+  std::size_t position = 0;  ///< draws of each rank of this world that are over
+
+  friend bool operator==(const SamplerState&, const SamplerState&) = default;
+};
+
+namespace detail {
+
+/// Throws unless a sampler in state `own` draws in the same order as one in state `saved`, with any
+/// number of ranks.
+inline void require_same_draws(const SamplerState& own, const SamplerState& saved) {
+  const auto require = [](std::uint64_t here, std::uint64_t there, const char* what,
+                          const char* advice) {
+    if (here == there) return;
+    fail("DistributedSampler",
+         {"the saved state has ", what, " ", there, ", this sampler has ", here}, advice);
+  };
+  require(own.samples, saved.samples, "sample count", "resume with the same data set");
+  require(own.seed.value(), saved.seed.value(), "seed", "resume with the same seed");
+  if (own.rule != saved.rule) {
+    fail("DistributedSampler", {"the saved state was drawn by another rule"},
+         "resume with the same remainder policy, order and shuffle option");
+  }
+}
+
+}  // namespace detail
 
 namespace axes {
 struct Sampler {
@@ -16,9 +61,6 @@ struct Sampler {
 };
 struct Remainder {
   static constexpr std::string_view name = "Remainder";
-};
-struct Order {
-  static constexpr std::string_view name = "Order";
 };
 }  // namespace axes
 
@@ -47,34 +89,6 @@ struct Masked : Choice<axes::Remainder> {
   static constexpr std::string_view name = "Masked";
 };
 
-/// The permutation PyTorch makes, sample for sample. Every rank computes all of it and keeps its
-/// share.
-struct TorchShuffle : Choice<axes::Order> {
-  static constexpr std::string_view name = "TorchShuffle";
-};
-
-/// A keyed bijection: no memory, no start-up time, any number of samples.
-struct KeyedShuffle : Choice<axes::Order> {
-  static constexpr std::string_view name = "KeyedShuffle";
-};
-
-/// For disks that want to be read in sequence: blocks of so many neighbouring samples are shuffled,
-/// and the samples of so many blocks at a time among each other. `BlockShuffle<4096, 16>` draws
-/// from 16 pieces of 4,096 samples until they are used up. No memory, any number of samples.
-template <std::size_t Block, std::size_t Window>
-struct BlockShuffle : Choice<axes::Order> {
-  static_assert(Block != 0 && Window != 0,
-                "lockstep: BlockShuffle<Block, Window> needs blocks of one sample or more and "
-                "windows of one block or more; write BlockShuffle<4096, 16>, say");
-  static constexpr std::string_view name = "BlockShuffle";
-  static constexpr void fingerprint(detail::Hash& hash) { hash.number(Block).number(Window); }
-};
-
-/// Samples come in the order of the data set.
-struct InOrder : Choice<axes::Order> {
-  static constexpr std::string_view name = "InOrder";
-};
-
 /// The policy that says which samples a rank sees: `Sampler<Distributed, DropLast>`.
 template <class Scheme, class Rest = Padding, class Sequence = TorchShuffle>
 struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
@@ -91,3 +105,293 @@ struct Sampler : detail::ChoicePolicy<axes::Sampler, Scheme> {
 };
 
 }  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// A rank's share of the places [first, n) of an epoch's order; `first` is not 0 where another
+/// world has begun the epoch. Its k-th draw is the sample at place `(first + r + k*W) mod n`; the
+/// remainder policy says how many draws there are, and which of them count. Where padding exceeds
+/// the data set (n=3, W=8) the order is repeated as often as it takes.
+template <class Remainder>
+class Share {
+ public:
+  constexpr Share(std::size_t samples, WorldSize world, Rank rank, std::size_t first = 0)
+      : samples_(samples), world_(world.value()), rank_(rank.value()), first_(first) {
+    if (rank_ >= world_)
+      detail::fail("DistributedSampler", {"rank ", rank_, " of a world of ", world_},
+                   "ranks count from 0 and are below the world size");
+  }
+
+  constexpr std::size_t samples() const { return samples_; }
+  constexpr WorldSize world() const { return WorldSize{world_}; }
+  constexpr Rank rank() const { return Rank{rank_}; }
+  constexpr std::size_t first() const { return first_; }
+
+  /// The number of draws of the rank that has most.
+  constexpr std::size_t longest() const {
+    if constexpr (std::is_same_v<Remainder, DropLast>) return shared() / world_;
+    return shared() / world_ + (shared() % world_ != 0);
+  }
+
+  /// The number of draws of this rank.
+  constexpr std::size_t size() const {
+    if constexpr (std::is_same_v<Remainder, Exact>)
+      return shared() / world_ + (rank_ < shared() % world_);
+    return longest();
+  }
+
+  /// The place of draw k in the order of the epoch.
+  constexpr std::size_t place(std::size_t k) const {
+    const std::size_t at = first_ + rank_ + k * world_;
+    return at < samples_ ? at : at % samples_;
+  }
+
+  /// The weight of draw k: 0 for the duplicates that `Masked` adds, else 1.
+  constexpr float weight(std::size_t k) const {
+    if constexpr (std::is_same_v<Remainder, Masked>)
+      return first_ + rank_ + k * world_ < samples_ ? 1.f : 0.f;
+    return 1.f;
+  }
+
+  /// How many places are over when every rank has made `draws` draws. An epoch that is over is over
+  /// in any world, also where `DropLast` has left places out.
+  constexpr std::size_t over(std::size_t draws) const {
+    if (draws >= longest()) return samples_;
+    return first_ + draws * world_;
+  }
+
+ private:
+  constexpr std::size_t shared() const { return samples_ - first_; }
+
+  std::size_t samples_;
+  std::size_t world_;
+  std::size_t rank_;
+  std::size_t first_;
+};
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// How a `DistributedSampler` draws.
+struct SamplerOptions {
+  bool shuffle = true;  ///< false: in order, whatever the order policy
+  Seed seed{0};         ///< the same on every rank
+};
+
+/// PyTorch's DistributedSampler, index for index with `Padding` and `DropLast` under
+/// `TorchShuffle`.
+///
+/// Iterating begins at the epoch's first draw; after `resume` it goes on where the state was taken,
+/// by as many ranks or by others.
+/// Call `set_epoch` before every epoch, or every epoch has the same order.
+template <class Remainder = Padding, class Order = TorchShuffle>
+class DistributedSampler {
+  static_assert(detail::ChoiceOf<Remainder, axes::Remainder> &&
+                    detail::ChoiceOf<Order, axes::Order>,
+                "lockstep: DistributedSampler takes a remainder (Padding, DropLast, Exact, Masked) "
+                "and an order (TorchShuffle, KeyedShuffle, BlockShuffle<4096, 16>, InOrder)");
+
+ public:
+  /// Whether some draws have weight 0.
+  static constexpr bool masks = std::is_same_v<Remainder, Masked>;
+
+  DistributedSampler(std::size_t samples, WorldSize world, Rank rank, SamplerOptions options = {})
+      : share_(samples, world, rank), options_(options) {}
+
+  std::size_t samples() const { return share_.samples(); }
+  WorldSize world() const { return share_.world(); }
+  Rank rank() const { return share_.rank(); }
+  Epoch epoch() const { return epoch_; }
+
+  /// How many samples this rank draws in an epoch; where another world has begun it, in what was
+  /// left then.
+  std::size_t size() const { return share_.size(); }
+
+  /// The sample of draw k, for k < size(). The first call of an epoch makes its permutation, and
+  /// must return before other threads call.
+  std::size_t operator[](std::size_t k) const {
+    if (!options_.shuffle) return share_.place(k);
+    if (!prepared_) prepare();
+    return order_.at(share_, k);
+  }
+
+  /// The weight of draw k: 0 for duplicates under `Masked`, otherwise 1.
+  float weight(std::size_t k) const { return share_.weight(k); }
+
+  /// Begins another epoch. Setting the current epoch again changes nothing, so that a loop over
+  /// epochs can begin with the resumed one.
+  void set_epoch(Epoch epoch) {
+    if (epoch == epoch_) return;
+    epoch_ = epoch;
+    position_ = 0;
+    resumed_ = false;
+    prepared_ = false;
+    share_from(0);
+  }
+
+  /// How many draws are over, of those that `size` counts.
+  std::size_t position() const { return position_; }
+
+  /// Goes back to the first draw of the epoch, except once after `resume`.
+  void start() {
+    if (!resumed_) {
+      position_ = 0;
+      share_from(0);
+    }
+    resumed_ = false;
+  }
+
+  /// Counts draws as over.
+  void advance(std::size_t draws) { position_ += draws; }
+
+  SamplerState state() const {
+    return {share_.samples(), share_.world(), options_.seed, rule(),
+            epoch_,           share_.first(), position_};
+  }
+
+  /// Goes on where `state` was taken, on any rank of a job with the same data. Where the number of
+  /// ranks is another one, they share the places of the epoch's order that are not over: no sample
+  /// is lost or drawn twice, except for the remainder of what is left, by its policy.
+  void resume(SamplerState state) {
+    detail::require_same_draws(this->state(), state);
+    if (state.first > samples() || state.world.value() == 0)
+      detail::fail("DistributedSampler",
+                   {"the saved state has place ", state.first, " of ", samples(), " in a world of ",
+                    state.world.value()},
+                   "resume from a state that state() gave");
+    const detail::Share<Remainder> before(samples(), state.world, Rank{0}, state.first);
+    if (state.position > before.longest())
+      detail::fail(
+          "DistributedSampler",
+          {"the saved state is at draw ", state.position, " of an epoch of ", before.longest()},
+          "resume from a state that state() gave");
+    if (state.world != world()) {
+      state.first = before.over(state.position);
+      state.position = 0;
+    }
+    set_epoch(state.epoch);
+    share_from(state.first);
+    position_ = std::min(state.position, size());  // under Exact, ranks may differ by one
+    resumed_ = true;
+  }
+
+  // For a rank that reads for others.
+
+  /// A rank's share of what this world draws of the epoch.
+  detail::Share<Remainder> share_of(Rank rank) const {
+    return {samples(), world(), rank, share_.first()};
+  }
+  /// The epoch's order: its k-th draw is the sample at place k.
+  DistributedSampler<Exact, Order> whole() const {
+    DistributedSampler<Exact, Order> order(samples(), WorldSize{1}, Rank{0}, options_);
+    order.set_epoch(epoch_);
+    return order;
+  }
+
+  /// Iterates over draws; the current one counts as over.
+  class Iterator {
+   public:
+    using value_type = std::size_t;
+    using difference_type = std::ptrdiff_t;
+
+    explicit Iterator(DistributedSampler& sampler) : sampler_(&sampler) { ++*this; }
+
+    std::size_t operator*() const { return index_; }
+    Iterator& operator++() {
+      done_ = sampler_->position_ == sampler_->size();
+      if (!done_) index_ = (*sampler_)[sampler_->position_++];
+      return *this;
+    }
+    void operator++(int) { ++*this; }
+    bool operator==(std::default_sentinel_t) const { return done_; }
+
+   private:
+    DistributedSampler* sampler_;
+    std::size_t index_ = 0;
+    bool done_ = false;
+  };
+
+  Iterator begin() {
+    start();
+    return Iterator(*this);
+  }
+  std::default_sentinel_t end() const { return {}; }
+
+ private:
+  void share_from(std::size_t first) {
+    if (first == share_.first()) return;
+    share_ = detail::Share<Remainder>(samples(), world(), rank(), first);
+    prepared_ = false;
+  }
+
+  void prepare() const {
+    order_.prepare(share_, options_.seed, epoch_);
+    prepared_ = true;
+  }
+
+  std::uint64_t rule() const {
+    detail::Hash hash;
+    hash.text(Remainder::name);
+    options_.shuffle ? detail::add_choice<Order>(hash) : hash.text(InOrder::name);
+    return hash.value();
+  }
+
+  detail::Share<Remainder> share_;
+  SamplerOptions options_;
+  Epoch epoch_{0};
+  std::size_t position_ = 0;
+  bool resumed_ = false;
+  mutable bool prepared_ = false;
+  mutable detail::EpochOrder<Order> order_;
+};
+
+static_assert(std::input_iterator<DistributedSampler<>::Iterator>);
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Every rank but the last ones has ceil(n / W) samples, so that the blocks of all ranks, padded to
+/// that length, are the samples in order with all padding at the end. It has no epochs.
+class BlockSampler {
+ public:
+  static constexpr bool masks = false;
+
+  BlockSampler(std::size_t samples, WorldSize world, Rank rank)
+      : samples_(samples),
+        longest_((samples + world.value() - 1) / world.value()),
+        first_(std::min(rank.value() * longest_, samples)) {}
+
+  std::size_t samples() const { return samples_; }
+  /// The number of samples that the first rank has.
+  std::size_t longest() const { return longest_; }
+  std::size_t first() const { return first_; }
+  std::size_t size() const { return std::min(longest_, samples_ - first_); }
+  std::size_t operator[](std::size_t k) const { return first_ + k; }
+  static float weight(std::size_t) { return 1; }
+
+  // What loaders ask of every sampler.
+  std::size_t position() const { return position_; }
+  void start() { position_ = 0; }
+  void advance(std::size_t draws) { position_ += draws; }
+  SamplerState state() const { return {}; }
+  void resume(const SamplerState&) {}
+
+  // For a rank that reads for others: see DistributedSampler.
+  BlockSampler share_of(Rank rank) const {
+    BlockSampler share = *this;
+    share.first_ = std::min(rank.value() * longest_, samples_);
+    return share;
+  }
+  BlockSampler whole() const { return {samples_, WorldSize{1}, Rank{0}}; }
+  std::size_t place(std::size_t k) const { return first_ + k; }
+
+ private:
+  std::size_t samples_;
+  std::size_t longest_;
+  std::size_t first_;
+  std::size_t position_ = 0;
+};
+
+}  // namespace lockstep::detail

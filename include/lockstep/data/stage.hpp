@@ -3,9 +3,13 @@
 /// @file Copies data from slow or shared storage to a disk of the host, once for all its ranks.
 
 #include <chrono>
+#include <cstdint>
 #include <string>
+#include <string_view>
 
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
 
 namespace lockstep {
 
@@ -29,16 +33,40 @@ std::string stage_locally(const std::string& path, const std::string& folder,
 
 namespace detail {
 
-struct StageRule;
+/// The same; `copied(path)` is called after each file of the source was copied.
+std::string stage_locally(const std::string& path, std::string folder, const StageOptions& options,
+                          FunctionRef<void(const std::string& path)> copied);
 
-/// Stages by a rule: what `stage_locally` and `stage_unpacked` have in common.
-std::string stage(const StageRule& rule, const std::string& path, std::string folder,
-                  const StageOptions& options);
+/// Lets one process of a host stage something while others wait: an flock on a file in which its
+/// owner writes who it is and how much it has copied. The system frees the lock of a process that
+/// is dead, so the next one begins at once.
+class StageLock {
+ public:
+  struct Waiting {
+    /// For how long the owner may have nothing new to tell.
+    std::chrono::milliseconds patience;
+    /// When, and then how often, a line on stderr says for whom this process waits.
+    std::chrono::milliseconds first_line = std::chrono::seconds(5);
+    std::chrono::milliseconds next_lines = std::chrono::minutes(1);
+  };
+
+  /// Waits for the lock in the file `path`. `what` is what is staged.
+  StageLock(const std::string& path, std::string_view what, const Waiting& waiting);
+  ~StageLock();
+  StageLock(const StageLock&) = delete;
+  StageLock& operator=(const StageLock&) = delete;
+
+  /// Tells those who wait, at most a few times a second.
+  void progress(std::uint64_t bytes, std::uint64_t all);
+
+ private:
+  void say(std::string_view done);
+
+  Descriptor file_;
+  std::string owner_;
+  std::chrono::steady_clock::time_point said_{};
+};
 
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/stage.ipp"
-#endif

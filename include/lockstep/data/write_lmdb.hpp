@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <memory>
 #include <numeric>
 #include <span>
 #include <string>
@@ -13,16 +14,38 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/core/bytes.hpp"
 #include "lockstep/data/dataset.hpp"
-#include "lockstep/data/labelled_record.hpp"
-#include "lockstep/data/lmdb_writer.hpp"
-#include "lockstep/data/load_batch.hpp"
+#include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/sample.hpp"
 
 namespace lockstep {
 
+/// How `write_lmdb` writes.
+struct LmdbWriteOptions {
+  bool as_folder = false;  ///< a folder with data.mdb, as most programs write; else one file
+  std::size_t commit_bytes = 16_MiB;  ///< records are held in memory up to so many bytes
+};
+
 namespace detail {
+
+/// Records are numbered from 0 as they come. They go into a temporary beside `path`, which `finish`
+/// brings into place; without that, nothing stays. A temporary that a killed process has left is
+/// removed by the next that writes to the same path.
+class LmdbWriter {
+ public:
+  LmdbWriter(const std::string& path, const LmdbWriteOptions& options);
+  LmdbWriter(const LmdbWriter&) = delete;
+  LmdbWriter& operator=(const LmdbWriter&) = delete;
+  ~LmdbWriter();
+
+  void add(std::span<const std::byte> record);
+  void finish();
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
 
 using RecordBytes = std::vector<std::byte>;
 
@@ -145,3 +168,7 @@ void write_lmdb(const std::string& path, const Source& source,
 }
 
 }  // namespace lockstep
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/data/lmdb.ipp"
+#endif

@@ -13,9 +13,8 @@
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/norm/host_norm.hpp"
-#include "lockstep/norm/moments.hpp"
-#include "lockstep/norm/norm_views.hpp"
-#include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/statistics.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep {
 

@@ -1,23 +1,233 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The passes of batch norms that write a value for each: normalising, and the input's
-/// gradient. Both read what another pass has just read, so they begin at the tensor's end, which is
-/// still in the cache.
+/// @file The passes of batch norms on a GPU: what is summed over channels and what is made of the
+/// sums, and the passes that write a value for each. The latter read what another pass has just
+/// read, so they begin at the tensor's end, which is still in the cache.
 
 #include <cuda_runtime.h>
 
+#include <cmath>
 #include <cstddef>
+#include <cstdint>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
-#include "lockstep/norm/batch_norm_terms.cuh"
-#include "lockstep/norm/channel_numbers.cuh"
 #include "lockstep/norm/channel_sums.cuh"
-#include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/statistics.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
+
+/// Sums of deviations, and of their squares, from the first value of each channel. That one is as
+/// far from the mean as others are, so that in double nothing is lost when the mean is subtracted
+/// later. The few values that a thread holds at once are summed in their own arithmetic, as
+/// deviations from the first of them: that loses nothing either, even where the channel's first
+/// value is far from all others.
+template <class T>
+struct MomentTerm {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned packets = 4;
+  static constexpr unsigned column_packets = 8;
+  static constexpr bool stores = false;
+  struct Channel {
+    double origin;
+  };
+  template <std::size_t N>
+  using Loaded = Packet<T, N>;
+
+  const T* x;
+
+  __device__ Channel channel(std::size_t, std::size_t first) const {
+    return {static_cast<double>(static_cast<A>(x[first]))};
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at, std::size_t) const {
+    return load_packet<Caching::keep, N>(x + at);  // normalising reads it next
+  }
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel& channel, const L* loaded, const Place& where,
+                             ChannelSums& sums) {
+    const A first = static_cast<A>(loaded[where(0).packet].at[where(0).place]);
+    A sum = 0;
+    A squares = 0;
+#pragma unroll
+    for (unsigned k = 1; k < Count; ++k) {
+      const Where at = where(k);
+      const A deviation = static_cast<A>(loaded[at.packet].at[at.place]) - first;
+      sum += deviation;
+      squares = std::fma(deviation, deviation, squares);
+    }
+    const double apart = static_cast<double>(first) - channel.origin;
+    const double all = Count * apart;
+    sums.first += all + static_cast<double>(sum);
+    sums.second += static_cast<double>(squares) + apart * (all + 2 * static_cast<double>(sum));
+  }
+};
+
+/// The moments of `count` values from what a `MomentTerm` has summed.
+__device__ inline Moments moments_of(double origin, const ChannelSums& sums, double count) {
+  const double mean = sums.first / count;
+  const double m2 = sums.second - mean * sums.first;
+  return {origin + mean, m2 < 0 ? 0 : m2};  // NaN stays NaN
+}
+
+/// Writes the packet of this rank.
+struct KeepPacket {
+  static constexpr bool ends = false;
+  double* packet;
+  std::size_t channels;
+  double count;
+
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel& channel, const ChannelSums& sums) const {
+    const Moments moments = moments_of(channel.origin, sums, count);
+    packet[c] = moments.mean;
+    packet[channels + c] = moments.m2;
+    if (c == 0) packet[2 * channels] = count;
+  }
+};
+
+/// What a layer keeps from forward to backward, in device memory.
+struct KeptMoments {
+  KeptNumbers* channels;
+  double* share;  // of one value among all: 1 / their count
+};
+
+/// Keeps a channel's numbers, and updates its running statistics.
+template <class R>
+struct SettleChannel {
+  static constexpr bool ends = true;
+  KeptMoments kept;
+  BatchNormOptions options;
+  NormRunning<R> running;
+  double count;
+
+  /// Do channels read how many batches were tracked? Then counting this one waits for all of them.
+  __device__ bool waits() const { return options.momentum < 0; }
+
+  __device__ void settle(std::size_t c, const Moments& moments, double values) const {
+    using A = Accumulator<R>;
+    // All loads go first, so that they are under way at once.
+    const auto mean = static_cast<double>(static_cast<A>(running.mean[c]));
+    const auto variance = static_cast<double>(static_cast<A>(running.variance[c]));
+    const double share = running_share(options.momentum, waits() ? *running.batches : 0);
+    const auto update = [&](R& value, double before, double of_batch) {
+      value = static_cast<R>(static_cast<A>(updated_running(before, of_batch, share)));
+    };
+    kept.channels[c] = {moments.mean, inverse_deviation(moments.m2 / values, options.eps)};
+    if (c == 0) *kept.share = 1 / values;
+    update(running.mean[c], mean, moments.mean);
+    update(running.variance[c], variance, unbiased_variance(moments.m2, values));
+  }
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel& channel, const ChannelSums& sums) const {
+    settle(c, moments_of(channel.origin, sums, count), count);
+    if (c == 0 && !waits()) end();
+  }
+  /// Counts this batch.
+  __device__ void end() const { ++*running.batches; }
+};
+
+/// A loaded packet of the output, where it is read.
+template <class T, std::size_t N, bool Reads>
+struct OutputPacket {};
+template <class T, std::size_t N>
+struct OutputPacket<T, N, true> {
+  Packet<T, N> y;
+};
+
+/// Sums of the gradients that ReLU lets pass, and of their products with the deviations.
+template <Fusion F, class T, class W>
+struct GradientTerm {
+  using Element = T;
+  using A = Accumulator<T>;
+  static constexpr unsigned packets = 2;
+  static constexpr unsigned column_packets = 4;
+  static constexpr bool stores = F == Fusion::add_relu;
+  using Channel = ChannelNumbers<A>;
+  template <std::size_t N>
+  struct Loaded : OutputPacket<T, N, stores> {
+    Packet<T, N> x;
+    Packet<T, N> dy;
+  };
+
+  const T* x;
+  const T* y;
+  const T* dy;
+  T* dresidual;
+  const KeptNumbers* kept;
+  NormAffine<W> affine;
+
+  __device__ Channel channel(std::size_t c, std::size_t) const {
+    return Channel(load_kept(kept + c), affine, c);
+  }
+  template <std::size_t N>
+  __device__ Loaded<N> load(std::size_t at, std::size_t) const {
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::keep, N>(x + at);
+    loaded.dy = load_packet<Caching::keep, N>(dy + at);
+    if constexpr (stores) loaded.y = load_packet<Caching::stream, N>(y + at);
+    return loaded;
+  }
+  template <std::size_t N>
+  __device__ void store(std::size_t at, const Loaded<N>& loaded) const {
+    store_packet<Caching::keep>(dresidual + at, loaded.dy);
+  }
+  template <unsigned Count, class L, class Place>
+  __device__ static void add(const Channel& channel, L* loaded, const Place& where,
+                             ChannelSums& sums) {
+    A sum = 0;
+    A products = 0;
+#pragma unroll
+    for (unsigned k = 0; k < Count; ++k) {
+      const Where at = where(k);
+      L& own = loaded[at.packet];
+      const A deviation = channel.mean.deviation(static_cast<A>(own.x.at[at.place]));
+      A gradient = static_cast<A>(own.dy.at[at.place]);
+      if constexpr (F == Fusion::relu) {
+        if (is_stopped(static_cast<T>(channel.normalised(deviation)))) gradient = 0;
+      }
+      if constexpr (F == Fusion::add_relu) {
+        if (is_stopped(own.y.at[at.place])) gradient = 0;
+        own.dy.at[at.place] = static_cast<T>(gradient);
+      }
+      sum += gradient;
+      products = std::fma(gradient, deviation, products);
+    }
+    sums.first += static_cast<double>(sum);
+    sums.second += static_cast<double>(products);
+  }
+};
+
+/// Writes those gradients of weight and bias that are wanted.
+template <class G>
+__device__ void write_gradients(const NormAffineGradients<G>& gradients, std::size_t c, double bias,
+                                double weight) {
+  using A = Accumulator<G>;
+  if (gradients.bias != nullptr) gradients.bias[c] = static_cast<G>(static_cast<A>(bias));
+  if (gradients.weight != nullptr) gradients.weight[c] = static_cast<G>(static_cast<A>(weight));
+}
+
+/// Keeps the sums for the input's gradient, and writes those of weight and bias, which are of this
+/// rank's values alone.
+template <class G>
+struct KeepGradients {
+  static constexpr bool ends = false;
+  double* sums;
+  std::size_t channels;
+  const KeptNumbers* kept;
+  NormAffineGradients<G> gradients;
+
+  template <class Channel>
+  __device__ void operator()(std::size_t c, const Channel&, const ChannelSums& total) const {
+    sums[c] = total.first;
+    sums[channels + c] = total.second;
+    write_gradients(gradients, c, total.first, total.second * kept[c].inverse);
+  }
+};
 
 /// y = the normalised value, + residual, ReLU.
 template <Fusion F, class T, class W>

@@ -15,9 +15,8 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/norm/channel_sums.cuh"
 #include "lockstep/norm/device_norm.cuh"
-#include "lockstep/norm/layer_norm_gradients.cuh"
 #include "lockstep/norm/layer_norm_kernels.cuh"
-#include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
 

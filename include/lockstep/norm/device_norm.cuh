@@ -18,10 +18,9 @@
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/norm/batch_norm_kernels.cuh"
-#include "lockstep/norm/batch_norm_terms.cuh"
 #include "lockstep/norm/channel_sums.cuh"
-#include "lockstep/norm/moments.hpp"
-#include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/statistics.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
 

@@ -10,9 +10,9 @@
 #include "lockstep/bucket/write_gradient.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/norm/host_lanes.hpp"
-#include "lockstep/norm/moments.hpp"
-#include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/host_sums.hpp"
+#include "lockstep/norm/statistics.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep::detail {
 
@@ -32,11 +32,11 @@ class LayerNormWork<HostMemory> {
       const Moments moments = run_moments(x, features);
       const double inverse = inverse_deviation(moments.m2 / static_cast<double>(features), eps);
       if constexpr (Keeps) kept_[row] = {moments.mean, inverse};
-      const Centre<A> centre(moments.mean);
+      const SplitMean<A> mean(moments.mean);
       const A scale = static_cast<A>(inverse);
 #pragma GCC ivdep
       for (std::size_t i = 0; i != features; ++i)
-        y[i] = static_cast<T>(centre.apart(static_cast<A>(x[i])) * scale * weight[i] + bias[i]);
+        y[i] = static_cast<T>(mean.deviation(static_cast<A>(x[i])) * scale * weight[i] + bias[i]);
     }
   }
 
@@ -56,19 +56,19 @@ class LayerNormWork<HostMemory> {
       const std::size_t last = std::min(rows, first + rows_at_a_time);
       for (std::size_t row = first; row != last;
            ++row, x += features, dy += features, dx += features) {
-        const Centre<A> centre(kept_[row].mean);
+        const SplitMean<A> mean(kept_[row].mean);
         const double inverse = kept_[row].inverse;
-        const Means means = row_means(x, dy, weight, features, centre);
-        const A mean = static_cast<A>(means.gradient * share);
+        const Means means = row_means(x, dy, weight, features, mean);
+        const A mean_gradient = static_cast<A>(means.gradient * share);
         const A slope = static_cast<A>(means.product * share * (inverse * inverse));
         const A scale = static_cast<A>(inverse);
 #pragma GCC ivdep
         for (std::size_t i = 0; i != features; ++i) {
-          const A apart = centre.apart(static_cast<A>(x[i]));
+          const A deviation = mean.deviation(static_cast<A>(x[i]));
           const A g = static_cast<A>(dy[i]);
-          weights[i] += g * (apart * scale);
+          weights[i] += g * (deviation * scale);
           biases[i] += g;
-          dx[i] = static_cast<T>(((g * weight[i] - mean) - apart * slope) * scale);
+          dx[i] = static_cast<T>(((g * weight[i] - mean_gradient) - deviation * slope) * scale);
         }
       }
       for (std::size_t i = 0; i != features; ++i) {
@@ -98,14 +98,14 @@ class LayerNormWork<HostMemory> {
 
   template <class T, class A>
   static Means row_means(const T* x, const T* dy, const A* weight, std::size_t features,
-                         const Centre<A>& centre) {
+                         const SplitMean<A>& mean) {
     Means means;
     for (std::size_t first = 0; first < features; first += norm_piece) {
       const TwoSums<A> piece = lane_sums<A>(
           std::min(norm_piece, features - first), [&](std::size_t i, A& gradients, A& products) {
             const A g = static_cast<A>(dy[first + i]) * weight[first + i];
             gradients += g;
-            products += g * centre.apart(static_cast<A>(x[first + i]));
+            products += g * mean.deviation(static_cast<A>(x[first + i]));
           });
       means.gradient += piece.first;
       means.product += piece.second;

@@ -10,8 +10,7 @@
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/norm/host_layer_norm.hpp"
-#include "lockstep/norm/norm_views.hpp"
-#include "lockstep/norm/norm_work.hpp"
+#include "lockstep/norm/work.hpp"
 
 namespace lockstep {
 

@@ -6,7 +6,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/core/ScalarType.h>
 
-#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -16,11 +16,9 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/data/collate.hpp"
-#include "lockstep/data/sample.hpp"
-#include "lockstep/torch/as_tensor.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/torch/batch.hpp"
-#include "lockstep/torch/namespace.hpp"
-#include "lockstep/torch/tensor_parcel.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -23,15 +23,14 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/parcel.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/pipeline.hpp"
-#include "lockstep/data/sampler_state.hpp"
-#include "lockstep/data/spares.hpp"
+#include "lockstep/data/sampler.hpp"
+#include "lockstep/data/serialize.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/collate.hpp"
-#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -5,27 +5,222 @@
 
 #include <ATen/ThreadLocalState.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/stack.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/Stream.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <concepts>
 #include <cstddef>
+#include <cstdint>
 #include <exception>
+#include <initializer_list>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/torch/module_replica.hpp"
-#include "lockstep/torch/module_source.hpp"
-#include "lockstep/torch/namespace.hpp"
-#include "lockstep/torch/tensor_shares.hpp"
+#include "lockstep/torch/module.hpp"
+#include "lockstep/torch/tensors.hpp"
+
+namespace lockstep::detail {
+
+/// An argument for each of several replicas: a tensor is cut along its first axis as PyTorch's
+/// `chunk` does, everything else is given to all.
+template <class T>
+class ArgumentShares {
+ public:
+  ArgumentShares(const T& value, std::size_t) : value_(value) {}
+  static constexpr std::size_t count() { return 0; }
+  const T& share(std::size_t, at::Device) const { return value_; }
+
+ private:
+  const T& value_;
+};
+
+template <>
+class ArgumentShares<at::Tensor> {
+ public:
+  ArgumentShares(const at::Tensor& value, std::size_t most) {
+    if (value.dim() == 0) {
+      all_ = value;
+    } else {
+      shares_ = value.chunk(static_cast<std::int64_t>(most));
+    }
+  }
+  /// Nothing where the tensor is one number, which all get.
+  std::size_t count() const { return shares_.size(); }
+  at::Tensor share(std::size_t i, at::Device device) const {
+    const at::Tensor& mine = shares_.empty() ? all_ : shares_[i];
+    return mine.device() == device ? mine : mine.to(device);
+  }
+
+ private:
+  std::vector<at::Tensor> shares_;
+  at::Tensor all_;
+};
+
+/// The shares of an argument. (nvcc writes a constructor's call in a pack in a way that g++ does
+/// not take.)
+template <class T>
+ArgumentShares<T> shares_of(const T& argument, std::size_t most) {
+  return {argument, most};
+}
+
+/// How many shares there are of all arguments.
+inline std::size_t count_shares(std::initializer_list<std::size_t> counts) {
+  std::size_t common = 0;
+  for (const std::size_t count : counts) {
+    if (count == 0 || count == common) continue;
+    if (common != 0) {
+      throw Error("DataParallel",
+                  "one argument is cut into " + std::to_string(common) +
+                      " shares and another one into " + std::to_string(count),
+                  "give all tensors as many rows");
+    }
+    common = count;
+  }
+  return common == 0 ? 1 : common;
+}
+
+/// Outputs of replicas as those of one module, on a device: rows behind each other, and numbers as
+/// a row. Tuples, pairs and vectors of tensors are put together one by one.
+template <class Output>
+struct GatheredTensors {
+  static_assert(std::is_same_v<Output, at::Tensor>,
+                "lockstep: outputs of replicas are gathered if the module's forward returns a "
+                "tensor, or a tuple, pair or vector of tensors");
+  static Output gather(const std::vector<Output>& outputs, at::Device device);
+};
+
+template <>
+struct GatheredTensors<at::Tensor> {
+  static at::Tensor gather(const std::vector<at::Tensor>& outputs, at::Device device) {
+    std::vector<at::Tensor> near;
+    near.reserve(outputs.size());
+    for (const at::Tensor& output : outputs) near.push_back(output.to(device));
+    return near[0].dim() == 0 ? at::stack(near) : at::cat(near);
+  }
+};
+
+template <>
+struct GatheredTensors<std::vector<at::Tensor>> {
+  static std::vector<at::Tensor> gather(const std::vector<std::vector<at::Tensor>>& outputs,
+                                        at::Device device) {
+    std::vector<at::Tensor> gathered;
+    for (std::size_t i = 0; i != outputs[0].size(); ++i) {
+      std::vector<at::Tensor> parts;
+      parts.reserve(outputs.size());
+      for (const auto& output : outputs) parts.push_back(output.at(i));
+      gathered.push_back(GatheredTensors<at::Tensor>::gather(parts, device));
+    }
+    return gathered;
+  }
+};
+
+template <class... Parts>
+struct GatheredTensors<std::tuple<Parts...>> {
+  using Outputs = std::tuple<Parts...>;
+  static Outputs gather(const std::vector<Outputs>& outputs, at::Device device) {
+    return [&]<std::size_t... I>(std::index_sequence<I...>) {
+      return Outputs(gather_one<I>(outputs, device)...);
+    }(std::index_sequence_for<Parts...>{});
+  }
+
+ private:
+  template <std::size_t I>
+  static auto gather_one(const std::vector<Outputs>& outputs, at::Device device) {
+    using Part = std::tuple_element_t<I, Outputs>;
+    std::vector<Part> parts;
+    for (const Outputs& output : outputs) parts.push_back(std::get<I>(output));
+    return GatheredTensors<Part>::gather(parts, device);
+  }
+};
+
+template <class First, class Second>
+struct GatheredTensors<std::pair<First, Second>> {
+  using Outputs = std::pair<First, Second>;
+  static Outputs gather(const std::vector<Outputs>& outputs, at::Device device) {
+    std::vector<std::tuple<First, Second>> tuples(outputs.begin(), outputs.end());
+    auto [first, second] = GatheredTensors<std::tuple<First, Second>>::gather(tuples, device);
+    return {std::move(first), std::move(second)};
+  }
+};
+
+/// A deep copy of a module whose parameters are tensors that depend on the module's own: they have
+/// their values, in the same memory on the same device, and autograd leads gradients of any order
+/// on to them, also where several of the copy's are one of the module's. Buffers are copies.
+template <class Contained>
+class ModuleReplica {
+ public:
+  ModuleReplica(const Contained& original, at::Device device)
+      : device_(device), copy_(clone_of<Contained>(original)) {
+    parameters_ = copy_->parameters();
+    buffers_ = copy_->buffers();
+    for (at::Tensor& parameter : parameters_) parameter.set_requires_grad(false);
+    for (at::Tensor& buffer : buffers_) buffer.set_data(buffer.to(device));
+    for (ModuleTensor& buffer : module_buffers(*copy_, ties_of(original)))
+      for (at::Tensor& copy : buffer.copies) copy.set_data(buffer.tensor);
+  }
+
+  Contained& module() { return *copy_; }
+  at::Device device() const { return device_; }
+
+  /// Before a forward pass: takes values, modes and the module's place in autograd's graph anew.
+  void follow(Contained& original) {
+    const std::vector<at::Tensor> parameters = original.parameters();
+    const std::vector<at::Tensor> buffers = original.buffers();
+    if (parameters.size() != parameters_.size() || buffers.size() != buffers_.size()) [[unlikely]] {
+      throw Error("DataParallel",
+                  "the module has other tensors than its copy: it has got some since, or its "
+                  "reset() does not register all",
+                  "register everything in reset(), before the module is wrapped");
+    }
+    for (std::size_t i = 0; i != parameters.size(); ++i) follow(parameters_[i], parameters[i]);
+    {
+      // Autograd must not see it: a graph of a pass before may have the buffers, which a backward
+      // pass in training does not read.
+      const at::NoGradGuard quiet;
+      for (std::size_t i = 0; i != buffers.size(); ++i) buffers_[i].data().copy_(buffers[i]);
+    }
+    const auto from = original.modules(), to = copy_->modules();
+    // Outer modules come first, and set those inside.
+    for (std::size_t i = 0; i != from.size(); ++i)
+      if (to[i]->is_training() != from[i]->is_training()) to[i]->train(from[i]->is_training());
+  }
+
+ private:
+  void follow(at::Tensor& mine, const at::Tensor& original) const {
+    const bool is_near = original.device() == device_;
+    const at::Tensor value = is_near ? original.view_as(original) : original.to(device_);
+    mine.set_data(value.detach());
+    // Updates in place after this pass are seen by its backward pass, which refuses.
+    if (is_near)
+      ::torch::autograd::impl::set_version_counter(
+          mine, ::torch::autograd::impl::version_counter(original));
+    ::torch::autograd::impl::set_gradient_edge(
+        mine, value.requires_grad() ? ::torch::autograd::impl::gradient_edge(value)
+                                    : ::torch::autograd::Edge());
+  }
+
+  at::Device device_;
+  std::shared_ptr<Contained> copy_;
+  std::vector<at::Tensor> parameters_;
+  std::vector<at::Tensor> buffers_;
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep::torch_loops {
 

@@ -22,16 +22,10 @@
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/tensor_list.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
-#include "lockstep/torch/elements.hpp"
-#include "lockstep/torch/evaluation_mode.hpp"
-#include "lockstep/torch/gradient_hooks.hpp"
-#include "lockstep/torch/module_source.hpp"
-#include "lockstep/torch/module_tensors.hpp"
-#include "lockstep/torch/namespace.hpp"
-#include "lockstep/torch/random.hpp"
+#include "lockstep/torch/module.hpp"
 #include "lockstep/torch/step_tensors.hpp"
-#include "lockstep/torch/synced_norms.hpp"
-#include "lockstep/torch/unreached.hpp"
+#include "lockstep/torch/sync_batch_norm.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

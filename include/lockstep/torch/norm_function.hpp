@@ -1,28 +1,230 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A batch norm over several ranks as a function of autograd.
+/// @file A batch norm over several ranks as a function of autograd, which may be differentiated
+/// twice; and the ranks of a step as a LibTorch operator sees them.
 
+#include <ATen/TensorOperators.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/rsqrt.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <memory>
+#include <new>
 #include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
+#include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/torch/device_norm_passes.hpp"
-#include "lockstep/torch/host_norm_passes.hpp"
-#include "lockstep/torch/norm_derivatives.hpp"
-#include "lockstep/torch/norm_exchange.hpp"
-#include "lockstep/torch/norm_marks.hpp"
-#include "lockstep/torch/norm_numbers.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/torch/module.hpp"
+#include "lockstep/torch/norm_passes.hpp"
 
 namespace lockstep::detail {
+
+/// The ranks with which norms share their statistics: what `step.norm_ranks()` returns, behind
+/// pointers to functions.
+class NormExchange {
+ public:
+  /// The ranks may be others than before; those of a step are the same throughout a job.
+  template <class Ranks>
+  void use(const Ranks& ranks) {
+    world_ = ranks.world();
+    rank_.reset();
+    calls_ = nullptr;
+    if constexpr (Ranks::communicates) {
+      static_assert(std::is_trivially_copyable_v<Ranks> && sizeof(Ranks) <= sizeof(ranks_),
+                    "lockstep: the ranks of norms are a few pointers");
+      std::memcpy(ranks_, &ranks, sizeof(Ranks));
+      rank_ = ranks.rank();
+      calls_ = &calls_of<Ranks>;
+    }
+  }
+  /// The job has ended, and its communicator with it.
+  void end() { has_ended_ = true; }
+
+  /// Do norms share statistics, as the policy `Norms<Synced>` says?
+  bool communicates() const { return calls_ != nullptr; }
+  bool has_ended() const { return has_ended_; }
+  std::size_t world() const { return world_; }
+  std::optional<Rank> rank() const { return rank_; }
+
+  /// all = every rank's own, by rank. **Ranks** all of these, in the order of their norms. **Host**
+  /// blocks, or on a GPU enqueues. **Stream** the step's.
+  void all_gather(std::span<const double> own, std::span<double> all) const {
+    calls_->gather_doubles(ranks_, own, all);
+  }
+  void all_gather(std::span<const float> own, std::span<float> all) const {
+    calls_->gather_floats(ranks_, own, all);
+  }
+  /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
+  void all_reduce(std::span<double> values) const { calls_->reduce_doubles(ranks_, values); }
+  void all_reduce(std::span<float> values) const { calls_->reduce_floats(ranks_, values); }
+  /// The same of tensors, of doubles or floats without gaps.
+  void all_gather(const at::Tensor& own, const at::Tensor& all) const {
+    if (own.scalar_type() == at::kDouble) {
+      all_gather(std::span<const double>(values_of<double>(own)), values_of<double>(all));
+    } else {
+      all_gather(std::span<const float>(values_of<float>(own)), values_of<float>(all));
+    }
+  }
+  void all_reduce(const at::Tensor& values) const {
+    if (values.scalar_type() == at::kDouble) {
+      all_reduce(values_of<double>(values));
+    } else {
+      all_reduce(values_of<float>(values));
+    }
+  }
+
+ private:
+  struct Calls {
+    void (*gather_doubles)(const std::byte*, std::span<const double>, std::span<double>);
+    void (*gather_floats)(const std::byte*, std::span<const float>, std::span<float>);
+    void (*reduce_doubles)(const std::byte*, std::span<double>);
+    void (*reduce_floats)(const std::byte*, std::span<float>);
+  };
+
+  template <class T>
+  static std::span<T> values_of(const at::Tensor& tensor) {
+    return {tensor.mutable_data_ptr<T>(), static_cast<std::size_t>(tensor.numel())};
+  }
+  template <class Ranks>
+  static const Ranks& ranks_at(const std::byte* ranks) {
+    return *std::launder(reinterpret_cast<const Ranks*>(ranks));
+  }
+  template <class Ranks, class T>
+  static void gather(const std::byte* ranks, std::span<const T> own, std::span<T> all) {
+    ranks_at<Ranks>(ranks).all_gather(own, all);
+  }
+  template <class Ranks, class T>
+  static void reduce(const std::byte* ranks, std::span<T> values) {
+    ranks_at<Ranks>(ranks).all_reduce(values);
+  }
+  template <class Ranks>
+  static constexpr Calls calls_of{gather<Ranks, double>, gather<Ranks, float>,
+                                  reduce<Ranks, double>, reduce<Ranks, float>};
+
+  alignas(std::max_align_t) std::byte ranks_[32] = {};
+  const Calls* calls_ = nullptr;
+  std::size_t world_ = 1;
+  std::optional<Rank> rank_;
+  bool has_ended_ = false;
+};
+
+/// The ranks of the step that runs on this thread, or null.
+inline std::shared_ptr<NormExchange>& current_norm_exchange() {
+  static thread_local std::shared_ptr<NormExchange> current;
+  return current;
+}
+
+/// While it lives, the norms that run on this thread find these ranks.
+class [[nodiscard]] NormScope {
+ public:
+  explicit NormScope(std::shared_ptr<NormExchange> exchange)
+      : before_(std::exchange(current_norm_exchange(), std::move(exchange))) {}
+  NormScope(const NormScope&) = delete;
+  NormScope& operator=(const NormScope&) = delete;
+  ~NormScope() { current_norm_exchange() = std::move(before_); }
+
+ private:
+  std::shared_ptr<NormExchange> before_;
+};
+
+/// The sum of a tensor over ranks. A rank's value is part of every rank's sum, so that its gradient
+/// is the sum of all ranks' gradients: the same function.
+class SumOverRanks : public ::torch::autograd::Function<SumOverRanks> {
+ public:
+  using Exchange = std::shared_ptr<const NormExchange>;
+
+  static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& own,
+                            const Exchange& exchange) {
+    context->saved_data[name] = c10::IValue::make_capsule(c10::make_intrusive<Kept>(exchange));
+    at::Tensor sum = own.clone(at::MemoryFormat::Contiguous);
+    exchange->all_reduce(sum);
+    return sum;
+  }
+  static ::torch::autograd::variable_list backward(
+      ::torch::autograd::AutogradContext* context,
+      const ::torch::autograd::variable_list& gradients) {
+    const auto kept = context->saved_data[name].toCapsule();
+    return {apply(gradients[0], static_cast<const Kept&>(*kept).exchange), at::Tensor()};
+  }
+
+ private:
+  struct Kept : ::torch::CustomClassHolder {
+    explicit Kept(Exchange ranks) : exchange(std::move(ranks)) {}
+    Exchange exchange;
+  };
+  static constexpr const char* name = "ranks";
+};
+
+/// The gradients of a norm as a graph over x, weight and the gradient of y. Statistics are computed
+/// once more, from x. **Ranks** all, here and in the backward pass of the result. **Host** blocks,
+/// or on a GPU enqueues.
+inline NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tensor& gradient,
+                                         const NormNeeds& needs, double eps,
+                                         const at::Tensor& all_count,
+                                         const std::shared_ptr<const NormExchange>& exchange) {
+  const at::ScalarType type =
+      norm.x.is_cpu() || norm.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+  std::vector<std::int64_t> over;
+  std::vector<std::int64_t> channels(static_cast<std::size_t>(norm.x.dim()), 1);
+  channels[1] = norm.x.size(1);
+  for (std::int64_t axis = 0; axis != norm.x.dim(); ++axis) {
+    if (axis != 1) over.push_back(axis);
+  }
+  const auto sum = [&](const at::Tensor& values) { return values.sum(over); };
+  const auto mean_over_ranks = [&](const at::Tensor& own) {
+    return (SumOverRanks::apply(own, exchange) / all_count).view(channels);
+  };
+  const at::Tensor x = norm.x.to(type);
+  const at::Tensor dy = gradient.to(type);
+  const at::Tensor apart = x - mean_over_ranks(sum(x));
+  const at::Tensor inverse = at::rsqrt(mean_over_ranks(sum(apart * apart)) + eps);
+  const at::Tensor sum_dy = sum(dy);
+  const at::Tensor sum_product = sum(dy * apart);
+  NormGradients gradients;
+  if (needs.x) {
+    const at::Tensor slope = mean_over_ranks(sum_product) * inverse * inverse;
+    at::Tensor dx = (dy - mean_over_ranks(sum_dy) - apart * slope) * inverse;
+    if (norm.weight.defined()) dx = dx * norm.weight.to(type).view(channels);
+    gradients.x = dx.to(norm.x.scalar_type());
+  }
+  if (needs.weight)
+    gradients.weight = (sum_product * inverse.view(-1)).to(norm.weight.scalar_type());
+  if (needs.bias) gradients.bias = sum_dy.to(norm.bias.scalar_type());
+  return gradients;
+}
+
+/// One norm that shares its statistics.
+struct NormMark {
+  /// The name in the module that was converted.
+  std::string name;
+  /// The tensor by which the norm is found. While the mark stands, its address is no other's.
+  c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
+  std::weak_ptr<const ::torch::nn::Module> module;
+  /// Is the tensor a weight of ones that only serves to find the norm?
+  bool is_tag = false;
+
+  /// A norm without running statistics normalises with the batch's in an evaluation too, and then
+  /// with its own rank's. A module that is no shared pointer's cannot be asked.
+  bool trains() const {
+    const auto norm = module.lock();
+    return norm == nullptr || is_in_training(*norm);
+  }
+};
 
 /// What a norm's forward pass leaves for its backward pass, which may run on another thread.
 struct NormPassing : ::torch::CustomClassHolder {
@@ -33,7 +235,7 @@ struct NormPassing : ::torch::CustomClassHolder {
   std::shared_ptr<const NormExchange> exchange;
   std::shared_ptr<const NormMark> mark;
   NormNumbers numbers;
-  std::variant<HostNormPasses, DeviceNormPasses> passes;
+  std::variant<HostTensorNorm, DeviceTensorNorm> work;
 };
 
 /// Statistics are those of all ranks' samples: their means and squared deviations are merged by
@@ -50,11 +252,15 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
                             const NormTensors& norm) {
     context->save_for_backward({x, weight.value_or(at::Tensor()), bias.value_or(at::Tensor())});
     context->saved_data[name] = c10::IValue::make_capsule(passing);
-    if (x.is_cpu())
-      return passing->passes.emplace<HostNormPasses>().forward(
-          norm, passing->numbers, *passing->exchange, passing->mark->name);
-    return passing->passes.emplace<DeviceNormPasses>().forward(norm, passing->numbers,
-                                                               *passing->exchange);
+    const auto run = [&](auto& work) {
+      const at::Tensor dense = dense_tensor(x);
+      work.measure(dense, passing->numbers.eps, passing->exchange->world());
+      passing->exchange->all_gather(work.own(), work.all());
+      work.settle(norm, passing->numbers, passing->mark->name);
+      return x.numel() == 0 ? at::empty_like(dense) : work.normalise(norm, dense);
+    };
+    return x.is_cpu() ? run(passing->work.emplace<HostTensorNorm>())
+                      : run(passing->work.emplace<DeviceTensorNorm>());
   }
 
   static ::torch::autograd::variable_list backward(
@@ -71,16 +277,14 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
            "run backward while the job that ran forward is there");
     const NormTensors norm{saved[0], saved[1], saved[2], {}, {}};
     const NormNeeds needs = needed(*context, norm);
-    NormGradients result;
-    if (at::GradMode::is_enabled()) {
-      result = norm_gradient_graph(norm, gradients[0], needs, passing.numbers.eps,
-                                   count_of(passing), passing.exchange);
-    } else if (auto* const host = std::get_if<HostNormPasses>(&passing.passes)) {
-      result = host->backward(norm, gradients[0], needs, exchange);
-    } else {
-      result =
-          std::get<DeviceNormPasses>(passing.passes).backward(norm, gradients[0], needs, exchange);
-    }
+    const NormGradients result = std::visit(
+        [&](auto& work) {
+          return at::GradMode::is_enabled()
+                     ? norm_gradient_graph(norm, gradients[0], needs, passing.numbers.eps,
+                                           work.count(), passing.exchange)
+                     : gradients_of(work, norm, gradients[0], needs, exchange);
+        },
+        passing.work);
     return {result.x, result.weight, result.bias, at::Tensor(), at::Tensor()};
   }
 
@@ -98,10 +302,18 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
     return needs;
   }
 
-  static at::Tensor count_of(const NormPassing& passing) {
-    if (const auto* const host = std::get_if<HostNormPasses>(&passing.passes))
-      return at::scalar_tensor(std::max(host->count(), 1.0), at::kDouble);
-    return std::get<DeviceNormPasses>(passing.passes).count();
+  /// Those of weight and bias are sums over this rank's samples alone, which the job averages.
+  template <class Work>
+  static NormGradients gradients_of(Work& work, const NormTensors& norm, const at::Tensor& gradient,
+                                    const NormNeeds& needs, const NormExchange& exchange) {
+    const at::Tensor x = dense_tensor(norm.x);
+    const at::Tensor dy = gradient.contiguous(format_of(x));
+    NormGradients gradients = work.reduce_backward(norm, x, dy, needs);
+    if (needs.x) {
+      exchange.all_reduce(work.sums());
+      gradients.x = x.numel() == 0 ? at::empty_like(x) : work.input_gradient(norm, x, dy);
+    }
+    return gradients;
   }
 };
 

@@ -24,9 +24,8 @@
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/torch/elements.hpp"
-#include "lockstep/torch/module_tensors.hpp"
-#include "lockstep/torch/namespace.hpp"
+#include "lockstep/torch/module.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

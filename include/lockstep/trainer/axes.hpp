@@ -7,7 +7,7 @@
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/frozen.hpp"
 #include "lockstep/comm/backend.hpp"
-#include "lockstep/data/feed_policy.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hooks.hpp"

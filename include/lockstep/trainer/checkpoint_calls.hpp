@@ -11,7 +11,7 @@
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/trainer/kept_values.hpp"
 

@@ -16,7 +16,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/optim/replica_progress.hpp"
 #include "lockstep/trainer/kept_shape.hpp"

@@ -7,7 +7,7 @@
 #include <optional>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/trainer/course_state.hpp"
 
 namespace lockstep::detail {

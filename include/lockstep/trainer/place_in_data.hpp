@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <utility>
 
-#include "lockstep/data/sampler_state.hpp"
+#include "lockstep/data/sampler.hpp"
 
 namespace lockstep::detail {
 

@@ -14,7 +14,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/data/block_sampler.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/model/output.hpp"
 
 namespace lockstep {

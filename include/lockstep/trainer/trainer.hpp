@@ -21,20 +21,16 @@
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/data/block_sampler.hpp"
-#include "lockstep/data/distributed_sampler.hpp"
-#include "lockstep/data/fed_loader.hpp"
-#include "lockstep/data/feed_line.hpp"
-#include "lockstep/data/feed_policy.hpp"
-#include "lockstep/data/feed_route.hpp"
+#include "lockstep/data/fed_batches.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/loader.hpp"
-#include "lockstep/data/opened.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/phase_times.hpp"
@@ -124,7 +120,7 @@ class JobFeed {
  public:
   static constexpr bool sends = false;
   template <class Source, class Sampler>
-  using loader = LoaderFor<Source, Sampler>;
+  using loader = DataLoader<Source, Sampler>;
 
   constexpr JobFeed(Session&, const Wrapper&) {}
 };
@@ -144,10 +140,11 @@ class JobFeed<Policies, Wrapper> {
   };
   using Line = FeedLine<CommunicatorOf<Joined>, Select>;
   template <class Source, class Sampler>
-  struct Fed : std::type_identity<FedLoader<Source, Sampler, Line>> {
-    static_assert(std::is_same_v<LoaderFor<Source, Sampler>, DataLoader<Source, Sampler>>,
-                  "lockstep: this data set has a loader of its own, because every rank has its "
-                  "samples where it needs them; leave Feed out, or give the job a plain data set");
+  struct Fed : std::type_identity<DataLoader<Source, Sampler, FedBatches<Source, Sampler, Line>>> {
+    static_assert(
+        std::is_same_v<typename BatchesOf<Source, Sampler>::type, LocalBatches<Source, Sampler>>,
+        "lockstep: this data set has a loader of its own, because every rank has its "
+        "samples where it needs them; leave Feed out, or give the job a plain data set");
   };
 
  public:

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: tensors takes samples with `inputs` and `label`
 #include "lockstep/data/in_memory_dataset.hpp"
-#include "lockstep/data/map.hpp"
+#include "lockstep/data/pipeline.hpp"
 #include "lockstep/torch/collate.hpp"
 
 using namespace lockstep;

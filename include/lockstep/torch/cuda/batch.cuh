@@ -21,11 +21,9 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/torch/as_tensor.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/cuda/step_tensors.cuh"
-#include "lockstep/torch/elements.hpp"
-#include "lockstep/torch/tensor_fields.hpp"
+#include "lockstep/torch/tensors.hpp"
 
 namespace lockstep {
 

@@ -28,7 +28,7 @@
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/torch/cuda/step_tensors.cuh"
-#include "lockstep/torch/loop_streams.hpp"
+#include "lockstep/torch/loop_gradients.hpp"
 
 namespace lockstep::detail {
 

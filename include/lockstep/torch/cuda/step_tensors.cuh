@@ -18,7 +18,6 @@
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/cuda/gradient_copies.cuh"
-#include "lockstep/torch/random.hpp"
 #include "lockstep/torch/step_tensors.hpp"
 
 namespace lockstep::detail {

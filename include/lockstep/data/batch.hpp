@@ -1,0 +1,157 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A batch of rows with a label each, for classifiers and regressions.
+
+#include <cstddef>
+#include <span>
+#include <vector>
+
+#include "lockstep/data/dataset.hpp"
+
+namespace lockstep {
+
+/// A batch whose rows a data set writes where they lie: `resize(rows, width)` makes room for
+/// samples of weight 1 and keeps memory, `row(i)` is memory for one sample's inputs.
+template <class B>
+concept LabelledRows = requires(B& batch, std::size_t n) {
+  batch.resize(n, n);
+  batch.row(n).data()[n] = batch.row(n).data()[n];
+  batch.labels[n] = batch.labels[n];
+} && WeightedBatch<B>;
+
+/// Samples with a label and a weight each.
+template <class X, class Y>
+struct LabelledBatch {
+  std::vector<X> inputs;  ///< row-major, `width` columns
+  std::vector<Y> labels;
+  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::size_t width = 0;
+
+  std::size_t size() const { return labels.size(); }
+
+  std::span<X> row(std::size_t i) { return std::span(inputs).subspan(i * width, width); }
+  std::span<const X> row(std::size_t i) const {
+    return std::span(inputs).subspan(i * width, width);
+  }
+
+  /// Copies samples [first, first + count) into another batch, whose memory is kept.
+  void slice(std::size_t first, std::size_t count, LabelledBatch& out) const {
+    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
+      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
+      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
+    };
+    out.width = width;
+    part(inputs, first * width, count * width, out.inputs);
+    part(labels, first, count, out.labels);
+    part(weights, first, count, out.weights);
+  }
+
+  /// Makes room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
+  /// allocates nothing.
+  void resize(std::size_t rows, std::size_t columns) {
+    width = columns;
+    inputs.resize(rows * columns);
+    labels.resize(rows);
+    weights.assign(rows, 1.f);
+  }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, LabelledBatch& batch) {
+    parcel(batch.width, batch.inputs, batch.labels, batch.weights);
+  }
+};
+
+static_assert(LabelledRows<LabelledBatch<float, int>>);
+
+/// Rows as long as the longest sample; what is behind the end of a shorter one was filled up.
+template <class X, class Y>
+struct PaddedBatch {
+  std::vector<X> inputs;             ///< row-major, `width` columns
+  std::vector<std::size_t> lengths;  ///< of each sample, without what was filled up
+  std::vector<Y> labels;
+  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::size_t width = 0;
+
+  std::size_t size() const { return labels.size(); }
+
+  /// The whole row.
+  std::span<X> row(std::size_t i) { return std::span(inputs).subspan(i * width, width); }
+  std::span<const X> row(std::size_t i) const {
+    return std::span(inputs).subspan(i * width, width);
+  }
+  /// The sample's own part of its row.
+  std::span<const X> sample(std::size_t i) const { return row(i).first(lengths[i]); }
+
+  /// Copies samples [first, first + count), with rows of the same width, into another batch, whose
+  /// memory is kept.
+  void slice(std::size_t first, std::size_t count, PaddedBatch& out) const {
+    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
+      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
+      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
+    };
+    out.width = width;
+    part(inputs, first * width, count * width, out.inputs);
+    part(lengths, first, count, out.lengths);
+    part(labels, first, count, out.labels);
+    part(weights, first, count, out.weights);
+  }
+
+  /// Makes room for `rows` samples of weight 1 in rows of `columns`; memory is kept.
+  void resize(std::size_t rows, std::size_t columns) {
+    width = columns;
+    inputs.resize(rows * columns);
+    lengths.assign(rows, columns);
+    labels.resize(rows);
+    weights.assign(rows, 1.f);
+  }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, PaddedBatch& batch) {
+    parcel(batch.width, batch.inputs, batch.lengths, batch.labels, batch.weights);
+  }
+};
+
+static_assert(WeightedBatch<PaddedBatch<float, int>>);
+
+/// Samples one behind the other: sample i is inputs [offsets[i], offsets[i + 1]).
+template <class X, class Y>
+struct RaggedBatch {
+  std::vector<X> inputs;
+  std::vector<std::size_t> offsets;  ///< one more than samples; the last is the end
+  std::vector<Y> labels;
+  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+
+  std::size_t size() const { return labels.size(); }
+
+  std::span<X> row(std::size_t i) {
+    return std::span(inputs).subspan(offsets[i], offsets[i + 1] - offsets[i]);
+  }
+  std::span<const X> row(std::size_t i) const {
+    return std::span(inputs).subspan(offsets[i], offsets[i + 1] - offsets[i]);
+  }
+
+  /// Copies samples [first, first + count) into another batch, whose memory is kept.
+  void slice(std::size_t first, std::size_t count, RaggedBatch& out) const {
+    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
+      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
+      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
+    };
+    const std::size_t begin = offsets.empty() ? 0 : offsets[first];
+    const std::size_t end = offsets.empty() ? 0 : offsets[first + count];
+    part(inputs, begin, end - begin, out.inputs);
+    out.offsets.assign(1, 0);
+    for (std::size_t i = first; i != first + count; ++i)
+      out.offsets.push_back(offsets[i + 1] - begin);
+    part(labels, first, count, out.labels);
+    part(weights, first, count, out.weights);
+  }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, RaggedBatch& batch) {
+    parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
+  }
+};
+
+static_assert(WeightedBatch<RaggedBatch<float, int>>);
+
+}  // namespace lockstep

@@ -1,0 +1,646 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The rows of a data set in the memory of GPUs, and the kernel that gathers some of them.
+
+#include <cuda_runtime.h>
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <iterator>
+#include <limits>
+#include <memory>
+#include <mutex>
+#include <numeric>
+#include <optional>
+#include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/data/batch.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/device_batch.cuh"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/data/sampler.hpp"
+#include "lockstep/device/cuda/batch.cuh"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/device/cuda/stream.cuh"
+#include "lockstep/device/cuda/vector.cuh"
+
+namespace lockstep::detail {
+
+/// A sample that a batch holds, and its weight there.
+struct Draw {
+  std::uint32_t sample;
+  float weight;
+};
+
+/// All that a gather reads and writes: batches of `rows` samples, the last maybe of fewer, whose
+/// draws and whose places in memory are one stride apart.
+template <class X, class Y, class Stored>
+struct GatherCall {
+  const Stored* inputs = nullptr;  ///< of all samples
+  const Y* labels = nullptr;
+  const X* values = nullptr;    ///< what each stored byte stands for, where X is not what is stored
+  const Draw* draws = nullptr;  ///< of the first batch
+  X* to_inputs = nullptr;
+  Y* to_labels = nullptr;
+  float* to_weights = nullptr;
+  std::uint32_t rows = 0;
+  std::uint32_t last_rows = 0;
+  std::uint32_t batches = 0;
+  std::uint32_t width = 0;
+  std::size_t draw_stride = 0;
+  std::size_t byte_stride = 0;
+
+  /// The same memory of a later batch.
+  template <class T>
+  LOCKSTEP_HOST_DEVICE T* later(T* memory, std::uint32_t batch) const {
+    return reinterpret_cast<T*>(reinterpret_cast<char*>(memory) + batch * byte_stride);
+  }
+};
+
+/// A thread for each packet of N neighbours in a row.
+template <std::size_t N, class X, class Y, class Stored>
+LOCKSTEP_KERNEL gather_rows(GatherCall<X, Y, Stored> call) {
+  const std::uint32_t packets = call.width / N;
+  const std::uint32_t at = blockIdx.x * blockDim.x + threadIdx.x;
+  const std::uint32_t all_rows = at / packets;
+  const std::uint32_t batch = all_rows / call.rows;
+  const std::uint32_t row = all_rows - batch * call.rows;
+  if (batch >= call.batches || (batch + 1 == call.batches && row >= call.last_rows)) return;
+  const Draw draw = call.draws[batch * call.draw_stride + row];
+  const std::size_t column = std::size_t{at - all_rows * packets} * N;
+  const Stored* const from = call.inputs + std::size_t{draw.sample} * call.width + column;
+  X* const to = call.later(call.to_inputs, batch) + std::size_t{row} * call.width + column;
+  if constexpr (N == 1) {
+    if constexpr (std::is_same_v<X, Stored>) {
+      *to = *from;
+    } else {
+      *to = call.values[*from];
+    }
+  } else {
+    const Packet<Stored, N> stored = load_packet<Caching::keep, N>(from);
+    if constexpr (std::is_same_v<X, Stored>) {
+      store_packet<Caching::keep>(to, stored);
+    } else {
+      Packet<X, N> packet;
+#pragma unroll
+      for (std::size_t i = 0; i < N; ++i) packet.at[i] = call.values[stored.at[i]];
+      store_packet<Caching::keep>(to, packet);
+    }
+  }
+  if (column == 0) {
+    call.later(call.to_labels, batch)[row] = call.labels[draw.sample];
+    call.later(call.to_weights, batch)[row] = draw.weight;
+  }
+}
+
+/// **Stream** in its order. **Host** does not block.
+template <class X, class Y, class Stored>
+void launch_gather(cudaStream_t stream, const GatherCall<X, Y, Stored>& call) {
+  constexpr unsigned threads = 128;
+  constexpr bool is_even = 16 % sizeof(X) == 0 && 16 % sizeof(Stored) == 0;
+  constexpr std::size_t packet = is_even ? packet_size<X, Stored> : 1;
+  const auto blocks = [&](std::size_t size) {
+    const std::size_t packets = std::size_t{call.batches} * call.rows * (call.width / size);
+    return static_cast<unsigned>((packets + threads - 1) / threads);
+  };
+  if (call.width % packet == 0) {
+    launch_kernel<gather_rows<packet, X, Y, Stored>>("gather_rows", stream, blocks(packet), threads,
+                                                     call);
+  } else {
+    launch_kernel<gather_rows<1, X, Y, Stored>>("gather_rows", stream, blocks(1), threads, call);
+  }
+}
+
+/// A data set whose rows are bytes, of which `values()` says what they stand for.
+template <class D>
+concept ByteRows = requires(const D& data) {
+  { data.pixels() } -> std::convertible_to<std::span<const std::uint8_t>>;
+  { data.labels() } -> std::convertible_to<std::span<const std::uint8_t>>;
+  { data.values() } -> std::convertible_to<std::span<const float, 256>>;
+  { data.width() } -> std::convertible_to<std::size_t>;
+};
+
+/// A data set whose batches are rows with a label each.
+template <class D>
+concept LabelledSet =
+    Dataset<D> && LabelledRows<typename D::batch_type> && requires(typename D::batch_type& batch) {
+      batch.inputs.data();
+      batch.labels.data();
+      { batch.width } -> std::convertible_to<std::size_t>;
+    };
+
+/// The types of a row: as the model gets it, and what is kept of an input, which is a byte where
+/// that is what the data set has. Another data set's are some, so that what it is refused with
+/// stays the only error.
+template <class D>
+struct RowTypes {
+  using Input = float;
+  using Label = std::int32_t;
+  using Stored = float;
+};
+template <LabelledSet D>
+struct RowTypes<D> {
+  using Batch = typename D::batch_type;
+  using Input = std::remove_cvref_t<decltype(std::declval<Batch&>().inputs[0])>;
+  using Label = std::remove_cvref_t<decltype(std::declval<Batch&>().labels[0])>;
+  using Stored = std::conditional_t<ByteRows<D>, std::uint8_t, Input>;
+};
+
+/// All rows, on the GPU that was current when they were uploaded and on those that asked for them
+/// since. Members may be called by several threads at once.
+template <class X, class Y, class Stored>
+class ResidentRows {
+ public:
+  using input_type = X;
+  using label_type = Y;
+  using stored_type = Stored;
+
+  /// The rows in the memory of one GPU.
+  struct Copy {
+    Copy(int device, std::size_t rows, std::size_t width)
+        : device(device),
+          inputs(rows * width * sizeof(Stored)),
+          labels(rows * sizeof(Y)),
+          values(std::is_same_v<X, Stored> ? 0 : 256 * sizeof(X)) {}
+
+    int device;
+    DeviceArena inputs;
+    DeviceArena labels;
+    DeviceArena values;
+  };
+
+  /// **Host** blocks until all rows are on the current GPU.
+  template <class Source>
+  explicit ResidentRows(const Source& source) : size_(source.size()) {
+    if (size_ == 0) return;
+    if (size_ > std::numeric_limits<std::uint32_t>::max())
+      fail("DeviceResident", {size_, " samples, and a GPU's batches are drawn from at most 2^32"},
+           "divide the data set");
+    if constexpr (ByteRows<Source>) {
+      width_ = source.width();
+      require_columns();
+      if constexpr (requires { source.prepare({}); }) source.prepare({});
+      const Copy& copy = make_copy();
+      copy_now(copy.inputs.data(), source.pixels().data(), copy.inputs.bytes());
+      copy_now(copy.values.data(), source.values().data(), copy.values.bytes());
+      const std::vector<Y> labels(source.labels().begin(), source.labels().end());
+      copy_now(copy.labels.data(), labels.data(), copy.labels.bytes());
+    } else if constexpr (LabelledSet<Source>) {
+      upload_in_pieces(source);
+    }
+  }
+
+  std::size_t size() const { return size_; }
+  std::size_t width() const { return width_; }
+
+  /// The rows in the current GPU's memory. They come from the GPU that has them, at the first call
+  /// on each. **Host** blocks then.
+  const Copy& here() const {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    const std::lock_guard lock(mutex_);
+    for (const auto& copy : copies_)
+      if (copy->device == device) return *copy;
+    const Copy& first = *copies_.front();
+    const Copy& own = make_copy();
+    const auto bring = [&](const DeviceArena& to, const DeviceArena& from) {
+      if (from.bytes() == 0) return;
+      check_cuda(
+          cudaMemcpyPeerAsync(to.data(), device, from.data(), first.device, from.bytes(), nullptr),
+          "cudaMemcpyPeerAsync");
+    };
+    bring(own.inputs, first.inputs);
+    bring(own.labels, first.labels);
+    bring(own.values, first.values);
+    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    return own;
+  }
+
+ private:
+  void require_columns() const {
+    if (width_ == 0 || width_ > std::numeric_limits<std::uint32_t>::max())
+      fail("DeviceResident", {"samples of ", width_, " columns"},
+           "give every sample inputs, fewer than 2^32");
+  }
+
+  const Copy& make_copy() const {
+    int device = 0;
+    check_cuda(cudaGetDevice(&device), "cudaGetDevice");
+    try {
+      copies_.push_back(std::make_unique<const Copy>(device, size_, width_));
+    } catch (const Error& error) {
+      fail("DeviceResident",
+           {"GPU ", device, " has no room for ", size_ * (width_ * sizeof(Stored) + sizeof(Y)),
+            " bytes of data (", error.problem(), ")"},
+           "keep the data on the host (Pinned), or give every rank a part of it", rank_of_thread());
+    }
+    return *copies_.back();
+  }
+
+  /// What the data set loads as a batch, some megabytes at a time.
+  template <class Source>
+  void upload_in_pieces(const Source& source) {
+    typename Source::batch_type batch;
+    std::vector<std::size_t> indices{0};
+    load_batch(source, indices, BatchPlace{}, batch);
+    width_ = batch.width;
+    require_columns();
+    const Copy& copy = make_copy();
+    const std::size_t piece = std::max<std::size_t>(1, 4_MiB / row_bytes());
+    for (std::size_t first = 0; first < size_; first += piece) {
+      indices.resize(std::min(piece, size_ - first));
+      std::iota(indices.begin(), indices.end(), first);
+      load_batch(source, indices, BatchPlace{}, batch);
+      if (batch.width != width_)
+        fail("DeviceResident", {"samples of ", width_, " and of ", batch.width, " columns"},
+             "give all samples the same width");
+      copy_now(copy.inputs.data() + first * row_bytes(), batch.inputs.data(),
+               indices.size() * row_bytes());
+      copy_now(copy.labels.data() + first * sizeof(Y), batch.labels.data(),
+               indices.size() * sizeof(Y));
+    }
+  }
+  std::size_t row_bytes() const { return width_ * sizeof(X); }
+
+  std::size_t size_;
+  std::size_t width_ = 0;
+  mutable std::mutex mutex_;
+  mutable std::vector<std::unique_ptr<const Copy>> copies_;
+};
+
+template <class D>
+using ResidentRowsOf = ResidentRows<typename RowTypes<D>::Input, typename RowTypes<D>::Label,
+                                    typename RowTypes<D>::Stored>;
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+namespace detail {
+
+/// The draws of one loop over the data. More are drawn while the loop goes on, always some batches
+/// ahead of the one that it has.
+struct ResidentLoop {
+  std::uint64_t number = next_number();  ///< no other loop of the process has it
+  std::size_t total = 0;                 ///< draws of the whole loop
+  std::size_t batch_size = 0;
+  std::vector<Draw> draws;
+
+  static std::uint64_t next_number() {
+    static std::atomic<std::uint64_t> count{0};
+    return ++count;
+  }
+};
+
+/// Which samples a batch holds: draws [first, first + rows) of a loop over `data`.
+template <class X, class Y, class Stored>
+struct ResidentPart {
+  std::shared_ptr<const ResidentRows<X, Y, Stored>> data;
+  std::shared_ptr<ResidentLoop> loop;
+  std::size_t first = 0;
+  std::size_t rows = 0;
+};
+
+}  // namespace detail
+
+/// Some samples of a `DeviceResident`. They are gathered when the batch is used, by `job.step`,
+/// `evaluate` and the like: a model gets them as a `DeviceBatch`.
+template <class X, class Y, class Stored>
+struct ResidentBatch {
+  std::size_t size() const { return part.rows; }
+
+  /// Samples [first, first + count).
+  ResidentBatch slice(std::size_t first, std::size_t count) const {
+    ResidentBatch some = *this;
+    some.part.first += first;
+    some.part.rows = count;
+    return some;
+  }
+
+  detail::ResidentPart<X, Y, Stored> part;  ///< the library's own
+};
+
+namespace detail {
+
+/// The batches of one data set on the way to one replica, and the draws of the loop under way. A
+/// batch that is not there is gathered with those behind it, by one kernel in front of the step:
+/// each by itself would cost as much as any other kernel of a small step, and on a stream beside
+/// the step more than that. All memory stays where it is, as captured steps need it, until a loop
+/// has larger batches or more draws. The draws go up in pieces, in stream order.
+template <class X, class Y, class Stored>
+class ResidentLane {
+  using Rows = ResidentRows<X, Y, Stored>;
+  using Part = ResidentPart<X, Y, Stored>;
+
+ public:
+  explicit ResidentLane(const std::shared_ptr<const Rows>& data)
+      : width_(data->width()), copy_(data->here()) {}
+
+  /// Gathers a batch, unless it was gathered with one before. Memory is made for `room` samples at
+  /// least. **Stream** in its order.
+  const DeviceBatch<X, Y>& place(const Part& part, std::size_t room, cudaStream_t stream) {
+    stream_ = stream;
+    const ResidentLoop& loop = *part.loop;
+    if (loop.number != loop_) begin_loop(loop);
+    reserve(std::max(room, part.rows));
+    upload(loop);
+    // Batches have their places in memory by those in the loop: so ranks that are captured together
+    // have the same.
+    const std::size_t stride = std::max<std::size_t>(1, loop.batch_size);
+    const std::size_t place = part.first / stride % places_;
+    if (held_[place] != Held{part.first, part.rows}) gather(part, place, stride);
+    placed_ = batch_in(place, part.rows);
+    return placed_;
+  }
+
+ private:
+  /// What a place holds: samples from this draw on.
+  struct Held {
+    std::size_t first = 0;
+    std::size_t rows = 0;  // 0: nothing
+    friend bool operator==(const Held&, const Held&) = default;
+  };
+  /// Each place has a graph, where steps are captured.
+  static constexpr std::size_t most_places = 16;
+  static constexpr std::size_t most_bytes = std::size_t{64} << 20;
+  static constexpr std::size_t piece = 8192;  // draws
+  /// Host memory that must not be written before it has been copied.
+  struct Staging {
+    PinnedArena memory{piece * sizeof(Draw)};
+    CudaEvent copied;
+  };
+
+  Draw* draws() const { return reinterpret_cast<Draw*>(draws_->data()); }
+  RowsLayout<X, Y> layout() const { return {room_, width_}; }
+  /// A batch in its place. A smaller one lies as the largest would.
+  DeviceBatch<X, Y> batch_in(std::size_t place, std::size_t rows) const {
+    DeviceBatch<X, Y> batch = layout().at(memory_->data() + place * layout().bytes());
+    batch.rows = rows;
+    return batch;
+  }
+
+  /// Gathers a batch, and those behind it whose samples are drawn, into the places from its own on.
+  /// Batches of a loop, or a replica's shares of them, begin `stride` draws apart.
+  void gather(const Part& part, std::size_t place, std::size_t stride) {
+    const DeviceBatch<X, Y> to = batch_in(place, part.rows);
+    GatherCall<X, Y, Stored> call;
+    call.inputs = reinterpret_cast<const Stored*>(copy_.inputs.data());
+    call.labels = reinterpret_cast<const Y*>(copy_.labels.data());
+    call.values = reinterpret_cast<const X*>(copy_.values.data());
+    call.draws = draws() + part.first;
+    call.to_inputs = const_cast<X*>(to.inputs);
+    call.to_labels = const_cast<Y*>(to.labels);
+    call.to_weights = const_cast<float*>(to.weights);
+    call.rows = static_cast<std::uint32_t>(part.rows);
+    call.width = static_cast<std::uint32_t>(width_);
+    call.draw_stride = stride;
+    call.byte_stride = layout().bytes();
+    for (std::size_t first = part.first; place != places_; ++place, first += stride) {
+      const std::size_t drawn = first < uploaded_ ? uploaded_ - first : 0;
+      const std::size_t rows = std::min(part.rows, drawn);
+      // The last batch of a loop may be smaller; a batch that is not drawn to its end comes later.
+      if (rows == 0 || (rows != part.rows && uploaded_ != part.loop->total)) break;
+      held_[place] = {first, rows};
+      call.last_rows = static_cast<std::uint32_t>(rows);
+      ++call.batches;
+    }
+    launch_gather(stream_, call);
+  }
+
+  void begin_loop(const ResidentLoop& loop) {
+    loop_ = loop.number;
+    uploaded_ = 0;
+    held_.fill({});
+    if (!draws_ || draws_->bytes() < loop.total * sizeof(Draw)) {
+      finish();
+      draws_.emplace(align_up(loop.total * sizeof(Draw)));
+    }
+  }
+
+  void reserve(std::size_t rows) {
+    if (memory_ && rows <= room_) return;
+    if (rows > std::numeric_limits<std::uint32_t>::max() / width_)
+      fail("DeviceResident", {"a batch of ", rows, " samples of ", width_, " columns"},
+           "make batches smaller: a GPU gathers fewer than 2^32 numbers at a time");
+    finish();
+    room_ = rows;
+    places_ = std::clamp<std::size_t>(most_bytes / layout().bytes(), 1, most_places);
+    memory_.emplace(places_ * layout().bytes());
+    held_.fill({});
+  }
+
+  /// Sends up what was drawn since the last call.
+  void upload(const ResidentLoop& loop) {
+    while (uploaded_ != loop.draws.size()) {
+      Staging& staging = stagings_[staged_ ^= 1];
+      const std::size_t count = std::min(piece, loop.draws.size() - uploaded_);
+      staging.copied.synchronize();
+      std::memcpy(staging.memory.data(), loop.draws.data() + uploaded_, count * sizeof(Draw));
+      check_cuda(cudaMemcpyAsync(draws() + uploaded_, staging.memory.data(), count * sizeof(Draw),
+                                 cudaMemcpyHostToDevice, stream_),
+                 "cudaMemcpyAsync");
+      staging.copied.record(stream_);
+      uploaded_ += count;
+    }
+  }
+
+  /// Memory may be in use.
+  void finish() { check_cuda(cudaStreamSynchronize(stream_), "cudaStreamSynchronize"); }
+
+  std::size_t width_;
+  const typename Rows::Copy& copy_;
+  std::array<Staging, 2> stagings_;
+  std::optional<DeviceArena> draws_;  // is freed before the stagings, which waits for copies
+  std::optional<DeviceArena> memory_;
+  std::size_t room_ = 0;
+  std::size_t places_ = 0;
+  cudaStream_t stream_ = nullptr;
+  std::uint64_t loop_ = 0;
+  std::size_t uploaded_ = 0;
+  std::size_t staged_ = 0;
+  std::array<Held, most_places> held_{};
+  DeviceBatch<X, Y> placed_;
+};
+
+}  // namespace detail
+
+/// A replica's lanes, one for each data set that it was given batches of.
+template <class X, class Y, class Stored>
+class BatchUpload<ResidentBatch<X, Y, Stored>> {
+  using Lane = detail::ResidentLane<X, Y, Stored>;
+
+ public:
+  const auto& operator()(const ResidentBatch<X, Y, Stored>& batch, cudaStream_t stream) {
+    const detail::ResidentLoop& loop = *batch.part.loop;
+    return lane_of(batch.part).place(batch.part, std::min(loop.batch_size, loop.total), stream);
+  }
+
+  /// A share of a batch, with room for at least `room` samples.
+  const DeviceBatch<X, Y>& operator()(const ResidentBatch<X, Y, Stored>& batch, std::size_t first,
+                                      std::size_t count, std::size_t room, cudaStream_t stream) {
+    const auto share = batch.slice(first, count);
+    return lane_of(share.part).place(share.part, room, stream);
+  }
+
+ private:
+  Lane& lane_of(const detail::ResidentPart<X, Y, Stored>& part) { return lanes_.of(part.data); }
+
+  detail::UploadLanes<Lane, const detail::ResidentRows<X, Y, Stored>> lanes_;
+};
+
+namespace detail {
+
+/// Says in words what cannot be uploaded. Returns whether it can.
+template <class Source>
+consteval bool require_residence() {
+  static_assert(
+      LabelledSet<Source>,
+      "lockstep: DeviceResident uploads data sets whose batches are LabelledBatches; give "
+      "samples `inputs` of one width and `label`, or upload other batches in the step "
+      "(BatchUpload)");
+  if constexpr (LabelledSet<Source>) {
+    constexpr bool stays = !changes_by_pass<Source>();
+    static_assert(stays,
+                  "lockstep: this data set draws random numbers, and DeviceResident would freeze "
+                  "them, because it uploads samples once; draw them in the model (step.random), "
+                  "or keep the data on the host (Pinned)");
+    return stays;
+  }
+  return false;
+}
+
+}  // namespace detail
+
+/// A data set of labelled rows in the memory of the GPU that is current when this is made: in a
+/// job's function that is the rank's. Bytes stay bytes there and become floats when a batch is
+/// gathered, with the bits that the host's loader gives them. Where a job's replicas are on several
+/// GPUs (`ParallelStrategy<DP>`), every GPU gets a copy when it first needs one.
+///
+/// `epoch.batches(train, 64)`, `job.evaluate`, `fit`, `predict` and `DataLoader` take it. The
+/// sampler is the same as on the host; no batch is copied from there. Copies of this object share
+/// the rows.
+template <class Source>
+class DeviceResident {
+  static constexpr bool is_fine = detail::require_residence<Source>();
+  using Rows = detail::ResidentRowsOf<Source>;
+
+ public:
+  using batch_type = ResidentBatch<typename Rows::input_type, typename Rows::label_type,
+                                   typename Rows::stored_type>;
+
+  /// **Host** blocks until all rows are on the GPU. `source` is not needed any more then.
+  explicit DeviceResident(const Source& source) : rows_(std::make_shared<const Rows>(source)) {}
+
+  std::size_t size() const { return rows_->size(); }
+  std::size_t width() const { return rows_->width(); }
+
+  /// A batch of any samples: for programs that choose them by rules of their own.
+  void load(std::span<const std::size_t> indices, batch_type& out) const {
+    auto& part = out.part;
+    part.data = rows_;
+    // Whoever has the batch that was there still has its loop.
+    if (part.loop == nullptr || part.loop.use_count() != 1)
+      part.loop = std::make_shared<detail::ResidentLoop>();
+    detail::ResidentLoop& loop = *part.loop;
+    loop.number = detail::ResidentLoop::next_number();
+    loop.total = loop.batch_size = indices.size();
+    loop.draws.clear();
+    for (const std::size_t index : indices) loop.draws.push_back(draw(index, 1));
+    part.first = 0;
+    part.rows = indices.size();
+  }
+
+  // What the loader needs.
+
+  const std::shared_ptr<const Rows>& resident_rows() const { return rows_; }
+  detail::Draw draw(std::size_t index, float weight) const {
+    if (index >= size()) [[unlikely]]
+      refuse(index);
+    return {static_cast<std::uint32_t>(index), weight};
+  }
+
+ private:
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse(std::size_t index) const {
+    detail::fail("DeviceResident", {"sample ", index, " of ", size()},
+                 "draw from the samples that there are");
+  }
+
+  std::shared_ptr<const Rows> rows_;
+};
+
+namespace detail {
+
+/// The samples of an epoch are drawn by the iterating thread, a few thousand at a time, and
+/// gathered where they are used: workers, and what they load ahead, are not needed.
+template <class Source, Sampling Sampler>
+class ResidentBatches {
+ public:
+  struct Slot {
+    const Sampler* sampler = nullptr;
+    typename DeviceResident<Source>::batch_type batch;
+  };
+  static constexpr bool collective = false;
+
+  ResidentBatches(const DeviceResident<Source>& dataset, const LoaderOptions& options)
+      : dataset_(dataset), batch_size_(options.batch_size) {}
+
+  std::size_t slots() const { return 1; }
+  std::size_t workers() const { return 0; }
+
+  std::size_t begin(const Sampler& sampler, std::size_t batches) {
+    begun_ = sampler.position();
+    loop_ = std::make_shared<ResidentLoop>();
+    loop_->total = sampler.size() - begun_;
+    loop_->batch_size = batch_size_;
+    loop_->draws.reserve(loop_->total);
+    return batches;
+  }
+
+  void request(Slot& slot, const Sampler& sampler, std::size_t number) const {
+    slot.sampler = &sampler;
+    auto& part = slot.batch.part;
+    if (part.loop != loop_) part = {dataset_.resident_rows(), loop_, 0, 0};
+    part.first = number * batch_size_;
+    part.rows = std::min(batch_size_, loop_->total - part.first);
+  }
+
+  void fill(Slot& slot) const {
+    const std::size_t drawn = loop_->draws.size();
+    const std::size_t needed = slot.batch.part.first + slot.batch.part.rows;
+    if (drawn >= needed) return;
+    const std::size_t end = std::min(loop_->total, std::max(needed, drawn + draws_at_a_time));
+    for (std::size_t k = begun_ + drawn; k != begun_ + end; ++k) {
+      const float weight = Sampler::masks ? slot.sampler->weight(k) : 1.f;
+      loop_->draws.push_back(dataset_.draw((*slot.sampler)[k], weight));
+    }
+  }
+
+ private:
+  static constexpr std::size_t draws_at_a_time = 8192;
+
+  const DeviceResident<Source> dataset_;
+  std::size_t batch_size_;
+  std::size_t begun_ = 0;  ///< the draw at which the loop began
+  std::shared_ptr<ResidentLoop> loop_;
+};
+
+template <class Source, class Sampler>
+struct BatchesOf<DeviceResident<Source>, Sampler>
+    : std::type_identity<ResidentBatches<Source, Sampler>> {};
+
+}  // namespace detail
+
+}  // namespace lockstep

@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Files of tokens, as language models are trained on: windows of consecutive tokens.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <iterator>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/data/dataset.hpp"
+#include "lockstep/data/mapped_file.hpp"
+
+namespace lockstep {
+
+/// Windows of tokens: what a model reads, and shifted by one what it should predict.
+template <class Token>
+struct TokenBatch {
+  std::vector<Token> tokens;   ///< row-major, `length` + 1 in a row
+  std::vector<float> weights;  ///< of each sample: 1, or 0 for a duplicate under `Masked`
+  std::size_t length = 0;
+
+  std::size_t size() const { return weights.size(); }
+
+  /// The whole window of a sample, and its two halves, which overlap.
+  std::span<Token> row(std::size_t i) {
+    return std::span(tokens).subspan(i * (length + 1), length + 1);
+  }
+  std::span<const Token> row(std::size_t i) const {
+    return std::span(tokens).subspan(i * (length + 1), length + 1);
+  }
+  std::span<const Token> inputs(std::size_t i) const { return row(i).first(length); }
+  std::span<const Token> targets(std::size_t i) const { return row(i).last(length); }
+
+  /// Makes room for `rows` windows of weight 1. Memory is kept.
+  void resize(std::size_t rows, std::size_t window_length) {
+    length = window_length;
+    tokens.resize(rows * (length + 1));
+    weights.assign(rows, 1.f);
+  }
+
+  /// Copies samples [first, first + count) into another batch, whose memory is kept.
+  void slice(std::size_t first, std::size_t count, TokenBatch& out) const {
+    out.resize(count, length);
+    std::copy_n(tokens.data() + first * (length + 1), count * (length + 1), out.tokens.data());
+    std::copy_n(weights.data() + first, count, out.weights.data());
+  }
+
+  /// For ranks that are fed: see parcel.hpp.
+  friend void pack(auto& parcel, TokenBatch& batch) {
+    parcel(batch.length, batch.tokens, batch.weights);
+  }
+};
+
+static_assert(WeightedBatch<TokenBatch<std::uint16_t>>);
+
+/// How a file of tokens is cut into windows.
+struct TokenOptions {
+  std::size_t stride = 0;        ///< tokens from one window to the next; 0: the length of a window
+  std::size_t header_bytes = 0;  ///< what the file has before its tokens (llm.c: 1024)
+  std::uint64_t vocabulary = 0;  ///< a loaded token that is not below it is an error; 0: any
+  Access access = Access::automatic;
+};
+
+namespace detail {
+
+/// A mapped file of tokens.
+struct TokenFile {
+  std::shared_ptr<const MappedFile> file;
+  std::size_t begin = 0;         ///< the byte at which the tokens begin
+  std::size_t first_window = 0;  ///< the sample that is its first window
+};
+
+/// Files of tokens, one after the other, and how they are cut.
+class TokenFiles {
+ public:
+  TokenFiles(std::span<const std::string> paths, ElementKind token, std::size_t length,
+             const TokenOptions& options);
+
+  std::size_t size() const { return windows_; }
+
+  /// Where a window lies: its file, and the byte at which it begins there.
+  struct Place {
+    const MappedFile& file;
+    std::size_t byte;
+  };
+  Place place_of(std::size_t window) const {
+    if (window >= windows_) [[unlikely]]
+      fail_window(window);
+    const TokenFile& file = *std::prev(
+        std::ranges::upper_bound(files_, window, std::ranges::less{}, &TokenFile::first_window));
+    return {*file.file, file.begin + (window - file.first_window) * stride_bytes_};
+  }
+
+ private:
+  [[noreturn, gnu::cold]] void fail_window(std::size_t window) const;
+
+  std::vector<TokenFile> files_;
+  std::size_t stride_bytes_;
+  std::size_t windows_ = 0;
+};
+
+[[noreturn, gnu::cold]] void fail_token(const std::string& path, std::size_t place,
+                                        std::int64_t token, std::uint64_t vocabulary);
+
+}  // namespace detail
+
+/// Sample i is the `length` + 1 tokens from i * stride on: as many inputs as `length`, and as many
+/// targets. What is left at the end of the file and fills no window is left out. The file is plain
+/// tokens of this type, little-endian, behind `header_bytes` of anything, or a `.npy` file of one
+/// axis. It is mapped, and may be larger than memory. The windows of several files follow each
+/// other, and no window is in two files.
+template <IntegerElement Token>
+class TokenDataset {
+ public:
+  using batch_type = TokenBatch<Token>;
+  using sample_type = std::span<const Token>;  ///< a window
+
+  TokenDataset(const std::string& path, std::size_t length, const TokenOptions& options = {})
+      : TokenDataset(std::span(&path, 1), length, options) {}
+  TokenDataset(std::span<const std::string> paths, std::size_t length,
+               const TokenOptions& options = {})
+      : files_(paths, element_kind<Token>(), length, options),
+        length_(length),
+        vocabulary_(options.vocabulary) {}
+
+  std::size_t size() const { return files_.size(); }
+  std::size_t length() const { return length_; }
+
+  void load(std::span<const std::size_t> indices, batch_type& out) const {
+    prepare(indices);
+    out.resize(indices.size(), length_);
+    sample_type window;
+    for (std::size_t i = 0; i != indices.size(); ++i) {
+      read(indices[i], window);
+      std::copy_n(window.data(), window.size(), out.row(i).data());
+    }
+  }
+
+  void read(std::size_t index, sample_type& out) const {
+    const auto [file, byte] = files_.place_of(index);
+    out = {reinterpret_cast<const Token*>(file.bytes().data() + byte), length_ + 1};
+    if (vocabulary_ != 0) check(out, file, byte);
+  }
+
+  /// What must be done once before the samples of a batch are read one by one; `load` does it.
+  void prepare(std::span<const std::size_t> indices) const {
+    const MappedFile* last = nullptr;
+    for (const std::size_t i : indices) {
+      const auto [file, byte] = files_.place_of(i);
+      if (std::exchange(last, &file) != &file) file.require_intact();
+      if (file.reads_at_random()) file.will_read(byte, (length_ + 1) * sizeof(Token));
+    }
+  }
+
+ private:
+  void check(std::span<const Token> window, const MappedFile& file, std::size_t byte) const {
+    // The largest is found without a branch for every token; a negative one is larger than all.
+    std::uint64_t largest = 0;
+    for (const Token token : window) largest = std::max(largest, static_cast<std::uint64_t>(token));
+    if (largest < vocabulary_) [[likely]]
+      return;
+    for (std::size_t i = 0; i != window.size(); ++i) {
+      if (static_cast<std::uint64_t>(window[i]) >= vocabulary_)
+        detail::fail_token(file.path(), byte + i * sizeof(Token),
+                           static_cast<std::int64_t>(window[i]), vocabulary_);
+    }
+  }
+
+  detail::TokenFiles files_;
+  std::size_t length_;
+  std::uint64_t vocabulary_;
+};
+
+static_assert(Dataset<TokenDataset<std::uint16_t>>);
+static_assert(SampleSource<TokenDataset<std::uint16_t>>);
+
+}  // namespace lockstep

@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The statistics of a batch norm: mean and squared deviations of values, merged over ranks
+/// by Chan's method, and what training makes of them. Host and device share this arithmetic.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+
+namespace lockstep {
+
+/// The momentum of running statistics that are plain averages over all batches, as PyTorch's
+/// `momentum=None`.
+inline constexpr double cumulative_average = -1;
+
+/// `BatchNorm<"bn1", 64> norm1{{.eps = 1e-3, .momentum = 0.01}};`
+struct BatchNormOptions {
+  /// It is added to the variance.
+  double eps = 1e-5;
+  /// The share of a batch in the running statistics.
+  double momentum = 0.1;
+};
+
+namespace detail {
+
+/// The mean of some values, and the sum of their squared deviations from it.
+struct Moments {
+  double mean = 0;
+  double m2 = 0;
+};
+
+/// The moments of a + b values (Chan, Golub, LeVeque: Updating Formulae and a Pairwise Algorithm
+/// for Computing Sample Variances, 1979). No large numbers are subtracted from each other.
+LOCKSTEP_HOST_DEVICE constexpr Moments merged(Moments a, double a_count, Moments b,
+                                              double b_count) {
+  if (b_count == 0) return a;
+  if (a_count == 0) return b;
+  const double share = b_count / (a_count + b_count);
+  const double apart = b.mean - a.mean;
+  return {a.mean + apart * share, a.m2 + b.m2 + apart * apart * (a_count * share)};
+}
+
+/// The statistics of one rank are a packet of doubles: a mean for every channel, the squared
+/// deviations of every channel, and how many values a channel has.
+LOCKSTEP_HOST_DEVICE constexpr std::size_t packet_doubles(std::size_t channels) {
+  return 2 * channels + 1;
+}
+
+/// How many values the packets of all ranks count in each channel.
+LOCKSTEP_HOST_DEVICE constexpr double count_of_packets(const double* packets, std::size_t world,
+                                                       std::size_t channels) {
+  double count = 0;
+  for (std::size_t rank = 0; rank != world; ++rank)
+    count += packets[(rank + 1) * packet_doubles(channels) - 1];
+  return count;
+}
+
+/// The moments of one channel over all ranks, merged in their order: the same bits everywhere.
+LOCKSTEP_HOST_DEVICE constexpr Moments merged_packets(const double* packets, std::size_t world,
+                                                      std::size_t channels, std::size_t channel) {
+  Moments all;
+  double count = 0;
+  for (std::size_t rank = 0; rank != world; ++rank) {
+    const double* const packet = packets + rank * packet_doubles(channels);
+    const double own = packet[2 * channels];
+    all = merged(all, count, {packet[channel], packet[channels + channel]}, own);
+    count += own;
+  }
+  return all;
+}
+
+/// What a value's deviation from the mean is multiplied by.
+LOCKSTEP_HOST_DEVICE inline double inverse_deviation(double variance, double eps) {
+  return 1 / std::sqrt(variance + eps);
+}
+
+/// The share of a new batch in the running statistics; `batches` were tracked before it.
+LOCKSTEP_HOST_DEVICE constexpr double running_share(double momentum, std::int64_t batches) {
+  return momentum < 0 ? 1 / static_cast<double>(batches + 1) : momentum;
+}
+
+/// The running variance estimates that of all data, from which a batch is a sample.
+LOCKSTEP_HOST_DEVICE constexpr double unbiased_variance(double m2, double count) {
+  return m2 / (count > 1 ? count - 1 : 1);
+}
+
+/// A running statistic after a batch.
+LOCKSTEP_HOST_DEVICE constexpr double updated_running(double running, double of_batch,
+                                                      double share) {
+  return (1 - share) * running + share * of_batch;
+}
+
+/// A mean of double precision in the arithmetic of elements. A float has 24 bits of it, which would
+/// be a deviation where means are large, so it is a sum of two: (x - high) is exact where x is near
+/// the mean.
+template <class A>
+struct SplitMean {
+  A high;
+  A low;
+
+  SplitMean() = default;
+  LOCKSTEP_HOST_DEVICE explicit SplitMean(double mean)
+      : high(static_cast<A>(mean)), low(static_cast<A>(mean - static_cast<double>(high))) {}
+  LOCKSTEP_HOST_DEVICE A deviation(A value) const { return (value - high) - low; }
+};
+
+/// Does ReLU stop the gradient of this output? It lets NaN pass, as it does forward.
+template <class T>
+LOCKSTEP_HOST_DEVICE bool is_stopped(T output) {
+  return static_cast<Accumulator<T>>(output) <= 0;
+}
+
+/// Throws the error about a channel with one value, whose variance trains nothing.
+[[noreturn, gnu::cold]] void refuse_single_value(std::string_view layer);
+
+/// The statistics of all channels of one batch norm on the host, from forward to backward: this
+/// rank's packet and those of all, what they say together, and the sums of gradients.
+class HostStatistics {
+ public:
+  /// Room for all numbers of channels. Returns whether it was missing.
+  bool reserve(std::size_t channels, std::size_t world);
+
+  std::span<double> own() { return {packets_.data(), packet_doubles(channels_)}; }
+  std::span<double> all(std::size_t world) {
+    return {packets_.data() + packet_doubles(channels_), world * packet_doubles(channels_)};
+  }
+  std::span<double> sums() { return {sums_.data(), 2 * channels_}; }
+
+  /// Means, inverse deviations and the count of all ranks, from their packets. Throws where the
+  /// count is one.
+  void merge(const double* packets, std::size_t world, double eps, std::string_view name);
+
+  std::size_t channels() const { return channels_; }
+  /// How many values a channel has on all ranks.
+  double count() const { return count_; }
+  const std::vector<double>& means() const { return mean_; }
+  const std::vector<double>& inverses() const { return inverse_; }
+  double variance(std::size_t c) const { return count_ == 0 ? 0 : m2_[c] / count_; }
+
+  /// Moves running statistics towards the batch's, of which `share` is new.
+  template <class R>
+  void track(R* mean, R* variance, double share) const {
+    for (std::size_t c = 0; c != channels_; ++c) {
+      mean[c] = converted<R>(updated_running(converted<double>(mean[c]), mean_[c], share));
+      variance[c] = converted<R>(updated_running(converted<double>(variance[c]),
+                                                 unbiased_variance(m2_[c], count_), share));
+    }
+  }
+  /// Takes running statistics in place of a batch's.
+  template <class R>
+  void use_running(const R* mean, const R* variance, double eps) {
+    for (std::size_t c = 0; c != channels_; ++c) {
+      mean_[c] = converted<double>(mean[c]);
+      inverse_[c] = inverse_deviation(converted<double>(variance[c]), eps);
+    }
+  }
+
+ private:
+  std::size_t channels_ = 0;
+  double count_ = 0;
+  std::vector<double> packets_;  // this rank's, then those of all
+  std::vector<double> mean_;
+  std::vector<double> m2_;
+  std::vector<double> inverse_;
+  std::vector<double> sums_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep

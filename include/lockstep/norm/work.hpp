@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file What a norm asks of the memory that it works in: `NormWork<HostMemory>` is in
+/// host_norm.hpp, `LayerNormWork<HostMemory>` in host_layer_norm.hpp, a GPU's in device_norm.cuh
+/// and device_layer_norm.cuh; and which views it takes, and the errors about them.
+
+#include <cstddef>
+#include <cstdint>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/utility.hpp"
+#include "lockstep/core/view.hpp"
+
+namespace lockstep::detail {
+
+/// The passes that are done together with normalising.
+enum class Fusion : std::uint8_t { none, relu, add_relu };
+
+/// A tensor as samples of channels, each of which has its positions one behind the other. The rows
+/// of a matrix, and channels-last images, have one position.
+struct NormShape {
+  std::size_t samples = 0;
+  std::size_t channels = 0;
+  std::size_t positions = 1;
+
+  /// How many values a channel has.
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t count() const { return samples * positions; }
+  LOCKSTEP_HOST_DEVICE constexpr std::size_t size() const { return count() * channels; }
+  constexpr bool operator==(const NormShape&) const = default;
+};
+
+/// The trained scale and shift of all channels, as W elements.
+template <class W>
+struct NormAffine {
+  const W* weight = nullptr;
+  const W* bias = nullptr;
+};
+
+/// Their gradients; null for a frozen one.
+template <class G>
+struct NormAffineGradients {
+  G* weight = nullptr;
+  G* bias = nullptr;
+};
+
+/// The running statistics of all channels, as R elements.
+template <class R>
+struct NormRunning {
+  R* mean = nullptr;
+  R* variance = nullptr;
+  std::int64_t* batches = nullptr;
+};
+
+/// The stream of the host, which does everything at once.
+struct HostStream {};
+
+/// One layer's statistics and the passes over its activations. T is the activations' type, which
+/// are read and written once per pass; numbers of channels are doubles. All calls are enqueued on
+/// `stream`. A copy is a fresh object.
+///
+/// - `bool reserve(channels, world)` makes room, and says whether it had to. Called in every
+///   forward pass, before everything else.
+/// - `measure(stream, shape, x)` finds the packet of this rank, `own()` of
+/// `packet_doubles(channels)`
+///   doubles; an empty one has a count of zero.
+/// - `all(world)` is where the packets of all ranks are gathered, and
+///   `settle(stream, shape, world, options, running, name)` merges them, keeps the means, inverse
+///   deviations and count for `normalise` and backward, and updates the running statistics (not if
+///   the count is zero). Where the host knows that the count is one, it refuses.
+/// - `measure_alone(stream, shape, x, options, running)` does both for one rank, which has another
+///   number of values than one.
+/// - `settle_from_running(stream, shape, options, running)` keeps these instead, for an evaluation.
+/// - `normalise<Fusion>(stream, shape, x, affine, residual, y)`:
+///   y = (x - mean) * (weight * inverse deviation) + bias, + residual, ReLU, rounded once.
+/// - `reduce_backward<Fusion>(stream, shape, x, y, dy, affine, gradients, dresidual)`: with g = dy
+///   where forward's ReLU let the value pass, and else 0, finds this rank's `sums()`: sum of g of
+///   every channel, then sum of g * (x - mean) of every channel; writes the gradients from them.
+///   With `relu` the mask is recomputed from x as forward rounded it (y is null); with `add_relu`
+///   it is y's, and g is written to dresidual, which may be dy. Without ReLU y and dresidual are
+///   null.
+/// - `sums()` are 2 * channels doubles, which are then summed over ranks.
+/// - `input_gradient<Fusion>(stream, shape, x, dy, affine, dx)`: dx = (g - sum(g) / count -
+///   (x - mean) * inverse deviation^2 * sum(g * (x - mean)) / count) * weight * inverse deviation,
+///   where count is that of all ranks. dx may be dy. Called with `none` after `add_relu`, with
+///   dresidual as dy.
+template <class Memory>
+class NormWork {
+  static_assert(sizeof(Memory) == 0,
+                "lockstep: a norm in a GPU's memory needs lockstep.cuh or nccl.cuh; include it "
+                "instead of lockstep.hpp");
+};
+
+/// A layer norm's, over the `features` of each of `rows` rows.
+///
+/// - `forward<Keeps>(stream, rows, features, eps, x, affine, y)`:
+///   y = (x - mean) * inverse deviation * weight + bias, where mean and deviation are the row's.
+///   `Keeps`: they are kept for backward.
+/// - `backward(stream, rows, features, x, dy, affine, gradients, dx)`: with g = dy * weight,
+///   dx = (g - mean of g - (x - mean) * inverse deviation^2 * mean of g * (x - mean)) * inverse
+///   deviation. dx may be dy.
+template <class Memory>
+class LayerNormWork {
+  static_assert(sizeof(Memory) == 0,
+                "lockstep: a norm in a GPU's memory needs lockstep.cuh or nccl.cuh; include it "
+                "instead of lockstep.hpp");
+};
+
+/// Throws the error about a tensor with another extent than the layer has features.
+[[noreturn, gnu::cold]] void refuse_features(std::string_view layer, std::size_t given,
+                                             std::size_t features);
+/// Throws the error about two views of a layer that have different shapes.
+[[noreturn, gnu::cold]] void refuse_shapes(std::string_view layer);
+/// Throws the error about a backward pass of which there was no forward pass.
+[[noreturn, gnu::cold]] void refuse_backward(std::string_view layer);
+/// Throws the error about two views of one memory, of which the second call reads what the first
+/// has written.
+[[noreturn, gnu::cold]] void refuse_same_memory(std::string_view layer, std::string_view views,
+                                                std::string_view cure);
+
+template <class V, class Memory>
+inline constexpr bool is_view_in = false;
+template <class Memory, class T, std::size_t... E>
+inline constexpr bool is_view_in<View<Memory, T, E...>, Memory> = true;
+
+/// Says in words which views a layer does not take. Returns whether it takes them.
+template <class Memory, class X, class... Others>
+consteval bool require_norm_views() {
+  constexpr bool views = is_view<X> && (is_view<Others> && ...);
+  static_assert(views,
+                "lockstep: a norm takes views: HostView<const float, dynamic, 64> x(data, rows)");
+  if constexpr (views) {
+    constexpr bool near = is_view_in<X, Memory> && (is_view_in<Others, Memory> && ...);
+    static_assert(near,
+                  "lockstep: a norm's views are of the memory of its step: HostView in a job on "
+                  "the CPU, DeviceView in one on a GPU");
+    constexpr bool alike =
+        (std::is_same_v<typename X::value_type, typename Others::value_type> && ...) &&
+        ((X::rank() == Others::rank()) && ...);
+    static_assert(alike, "lockstep: the views that a norm is given have one element type and rank");
+    constexpr bool floating = FloatingElement<typename X::value_type>;
+    static_assert(floating,
+                  "lockstep: a norm's activations are of float, double, Half or BFloat16");
+    return near && alike && floating;
+  } else {
+    return false;
+  }
+}
+
+/// Says in words that an extent which the compiler knows is not that of the layer's features.
+template <std::size_t Given, std::size_t Features>
+consteval bool require_features() {
+  constexpr bool fits = Given == Features || Given == dynamic || Features == dynamic;
+  static_assert(fits,
+                "lockstep: a norm is given a tensor with another number of channels than it has "
+                "features; they are the second extent of a batch norm's, the last of a layer "
+                "norm's");
+  return fits;
+}
+
+/// Throws unless all views have the extents of the first.
+template <class X, class... Others>
+void require_equal_shapes(std::string_view layer, const X& x, const Others&... others) {
+  bool same = true;
+  for (std::size_t axis = 0; axis != X::rank(); ++axis)
+    same = same && ((others.extent(axis) == x.extent(axis)) && ...);
+  if (!same) [[unlikely]]
+    refuse_shapes(layer);
+}
+
+/// Throws if the output of a training step lies where its input does, which backward reads.
+template <class X, class Y>
+void require_input_kept(std::string_view layer, const X& x, const Y& y) {
+  if (x.size() != 0 && x.data_handle() == y.data_handle()) [[unlikely]]
+    refuse_same_memory(layer, "x and y", "give y memory of its own: backward reads x");
+}
+
+/// A view of rank 2, 3 or 4 as samples of channels.
+template <class X>
+NormShape channel_shape(std::string_view layer, const X& x, std::size_t features) {
+  NormShape shape{x.extent(0), x.extent(1), 1};
+  for (std::size_t axis = 2; axis < X::rank(); ++axis) shape.positions *= x.extent(axis);
+  if (shape.channels != features) [[unlikely]]
+    refuse_features(layer, shape.channels, features);
+  return shape;
+}
+
+/// The rows of a view: all axes but the last.
+template <class X>
+std::size_t leading_rows(const X& x) {
+  std::size_t rows = 1;
+  for (std::size_t axis = 0; axis + 1 < X::rank(); ++axis) rows *= x.extent(axis);
+  return rows;
+}
+
+/// Where the gradients of weight and bias are written. A frozen one has none.
+template <class Weight, class Bias, class Step>
+auto affine_gradients(Step& step) {
+  NormAffineGradients<typename decltype(step.param(Weight{}))::value_type> to;
+  if constexpr (trains<Step>(Weight{})) to.weight = step.grad(Weight{}).data_handle();
+  if constexpr (trains<Step>(Bias{})) to.bias = step.grad(Bias{}).data_handle();
+  return to;
+}
+/// Says that they are written, the last one first.
+template <class Weight, class Bias, class Step>
+void say_ready(Step& step) {
+  if constexpr (trains<Step>(Bias{})) step.ready(Bias{});
+  if constexpr (trains<Step>(Weight{})) step.ready(Weight{});
+}
+
+/// The stream of a step.
+template <class Step>
+auto stream_of([[maybe_unused]] const Step& step) {
+  if constexpr (requires { step.stream(); }) {
+    return step.stream();
+  } else {
+    return HostStream{};
+  }
+}
+
+/// What a layer keeps from forward to backward, in the memory of its steps. The copy of a layer
+/// belongs to another replica and begins with nothing.
+class LayerMemory {
+ public:
+  LayerMemory() = default;
+  LayerMemory(const LayerMemory&) {}
+  LayerMemory& operator=(const LayerMemory& other) {
+    if (this != &other) *this = LayerMemory();
+    return *this;
+  }
+  LayerMemory(LayerMemory&&) = default;
+  LayerMemory& operator=(LayerMemory&&) = default;
+  ~LayerMemory() = default;
+
+  template <class Work>
+  Work& get() {
+    return kept_.get<Work>();
+  }
+
+  /// Forward has kept the statistics of a tensor of this shape; of none if it has no channels.
+  void keep(const NormShape& shape) { shape_ = shape; }
+  /// Throws unless backward's tensor has the shape of the one that forward was given.
+  void require_kept(std::string_view layer, const NormShape& shape) const {
+    if (shape != shape_) [[unlikely]]
+      refuse_backward(layer);
+  }
+
+ private:
+  TypedStorage kept_;
+  NormShape shape_;
+};
+
+}  // namespace lockstep::detail

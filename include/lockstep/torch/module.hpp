@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A LibTorch module as a model keeps it: by a pointer, or in a holder such as
+/// `torch::nn::Sequential`; its tensors, each once, under its names; its modes.
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/torch/tensors.hpp"
+
+namespace lockstep::detail {
+
+/// Is a module in training? LibTorch's modules answer virtually: tests/dispatch lets a step call
+/// this function through a pointer.
+inline bool is_in_training(const ::torch::nn::Module& module) { return module.is_training(); }
+
+/// A module that can be cloned, or an error that says how it can be.
+template <class Contained>
+std::shared_ptr<Contained> clone_of(const ::torch::nn::Module& module) {
+  std::shared_ptr<::torch::nn::Module> copy;
+  try {
+    copy = module.clone();
+  } catch (const c10::Error&) {
+    throw Error("torch",
+                "module " + module.name() + " cannot be copied, and every replica needs one",
+                "derive it from torch::nn::Cloneable<" + module.name() +
+                    "> and register everything in its reset()");
+  }
+  // A clone trains what its original does not, until it is told.
+  const auto originals = module.named_parameters();
+  for (auto& parameter : copy->named_parameters()) {
+    if (const at::Tensor* original = originals.find(parameter.key()))
+      parameter.value().set_requires_grad(original->requires_grad());
+  }
+  return std::dynamic_pointer_cast<Contained>(copy);
+}
+
+/// A module's class, or a holder of one.
+template <class Net>
+concept ModuleOrHolder =
+    std::derived_from<Net, ::torch::nn::Module> || requires { typename Net::ContainedType; };
+
+/// A module class, `struct Net : torch::nn::Module`.
+template <class Net>
+struct ModuleSource {
+  using Contained = Net;
+  using Held = std::shared_ptr<Net>;
+
+  template <class... Arguments>
+  static Held make(Arguments&&... arguments) {
+    return std::make_shared<Net>(std::forward<Arguments>(arguments)...);
+  }
+  static Held hold(Held module) { return module; }
+  static Held clone(const Held& module) { return clone_of<Net>(*module); }
+  static Net& get(const Held& module) { return *module; }
+  static ::torch::nn::Module& base(const Held& module) { return *module; }
+  static bool is_shared(const Held& module) { return module.use_count() > 1; }
+};
+
+/// A holder, which `TORCH_MODULE` makes: programs write `net->forward(x)`.
+template <class Holder>
+  requires requires { typename Holder::ContainedType; }
+struct ModuleSource<Holder> {
+  using Contained = typename Holder::ContainedType;
+  using Held = Holder;
+
+  template <class... Arguments>
+  static Held make(Arguments&&... arguments) {
+    return Holder(std::make_shared<Contained>(std::forward<Arguments>(arguments)...));
+  }
+  static Held hold(std::shared_ptr<Contained> module) { return Holder(std::move(module)); }
+  static Held clone(const Held& holder) { return Holder(clone_of<Contained>(*holder.ptr())); }
+  static Holder& get(Held& holder) { return holder; }
+  static const Holder& get(const Held& holder) {
+    return holder;  // NOLINT(bugprone-return-const-ref-from-parameter): models keep their holders
+  }
+  static ::torch::nn::Module& base(const Held& holder) { return *holder.ptr(); }
+  static bool is_shared(const Held& holder) { return holder.ptr().use_count() > 1; }
+};
+
+/// A tensor of a module. Modules may share one: then it has one place here, and its first name.
+struct ModuleTensor {
+  std::string name;
+  at::Tensor tensor;
+  std::vector<std::string> other_names;
+  /// In a copy of a module, tensors that were one in the original (`TensorTies`).
+  std::vector<at::Tensor> copies;
+  /// The kind of its elements when it was looked up: in a step they may have another.
+  ElementKind listed = kind_of(tensor.scalar_type());
+};
+
+/// The names that share a tensor: from each but the first to the first. LibTorch's `clone()` makes
+/// of a tensor that several submodules have one for each of them; a copy's names say what they
+/// were.
+using TensorTies = std::unordered_map<std::string, std::string>;
+
+/// The tensors of a dictionary, each once. Tensors are the same where their implementation is, or
+/// where `ties` say so: two parameters that share memory only are two.
+template <class Dictionary>
+std::vector<ModuleTensor> unique_tensors(const Dictionary& dictionary, const TensorTies& ties) {
+  std::vector<ModuleTensor> tensors;
+  std::unordered_map<const void*, std::size_t> places;
+  std::unordered_map<std::string, std::size_t> names;
+  for (const auto& item : dictionary) {
+    if (!item.value().defined()) continue;
+    std::size_t at = tensors.size();
+    if (const auto tie = ties.find(item.key()); tie != ties.end()) {
+      if (const auto first = names.find(tie->second); first != names.end()) at = first->second;
+    }
+    const auto [place, is_new] = places.try_emplace(item.value().unsafeGetTensorImpl(), at);
+    at = place->second;
+    if (at == tensors.size()) {
+      tensors.push_back(ModuleTensor{item.key(), item.value(), {}, {}});
+      if (!ties.empty()) names.emplace(item.key(), at);
+    } else {
+      tensors[at].other_names.push_back(item.key());
+      if (is_new) tensors[at].copies.push_back(item.value());
+    }
+  }
+  return tensors;
+}
+
+/// Parameters in the order in which the module registers them, which forward passes follow.
+inline std::vector<ModuleTensor> module_parameters(const ::torch::nn::Module& module,
+                                                   const TensorTies& ties = {}) {
+  return unique_tensors(module.named_parameters(), ties);
+}
+inline std::vector<ModuleTensor> module_buffers(const ::torch::nn::Module& module,
+                                                const TensorTies& ties = {}) {
+  return unique_tensors(module.named_buffers(), ties);
+}
+
+/// What a copy of a module must tie, from the original's own `ties` and tensors.
+inline TensorTies ties_of(const ::torch::nn::Module& module, const TensorTies& ties = {}) {
+  TensorTies all;
+  const auto add = [&](const std::vector<ModuleTensor>& tensors) {
+    for (const ModuleTensor& each : tensors)
+      for (const std::string& other : each.other_names) all.emplace(other, each.name);
+  };
+  add(module_parameters(module, ties));
+  add(module_buffers(module, ties));
+  return all;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+inline namespace torch_modules {
+
+/// Puts a module and all modules inside into evaluation, and each back into its own mode at the
+/// end: a norm that a program keeps in evaluation while the rest trains stays there.
+class [[nodiscard]] EvaluationMode {
+ public:
+  explicit EvaluationMode(::torch::nn::Module& module) : module_(module) {
+    was_training_ = module.is_training();
+    inner_ = module.modules(/*include_self=*/false);
+    for (const auto& inner : inner_) inner_training_.push_back(inner->is_training());
+    module_.eval();
+  }
+  ~EvaluationMode() {
+    // `train` of an outer module sets the inner ones, which are listed behind it.
+    module_.train(was_training_);
+    for (std::size_t i = 0; i != inner_.size(); ++i) inner_[i]->train(inner_training_[i]);
+  }
+  EvaluationMode(const EvaluationMode&) = delete;
+  EvaluationMode& operator=(const EvaluationMode&) = delete;
+
+ private:
+  ::torch::nn::Module& module_;
+  bool was_training_ = true;
+  std::vector<std::shared_ptr<::torch::nn::Module>> inner_;
+  std::vector<bool> inner_training_;
+};
+
+}  // namespace torch_modules
+
+}  // namespace lockstep

@@ -1,0 +1,310 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The passes of a batch norm over several ranks on LibTorch's tensors, by LibTorch's
+/// kernels, so that they use its threads, vectors and types.
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/batch_norm_backward_elemt.h>
+#include <ATen/ops/batch_norm_backward_reduce.h>
+#include <ATen/ops/batch_norm_elemt.h>
+#include <ATen/ops/batch_norm_gather_stats_with_counts.h>
+#include <ATen/ops/batch_norm_stats.h>
+#include <ATen/ops/batch_norm_update_stats.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/native_batch_norm.h>
+#include <ATen/ops/native_batch_norm_backward.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/core/MemoryFormat.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string_view>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/norm/statistics.hpp"
+
+namespace lockstep::detail {
+
+/// The tensors of a norm. All but x may be undefined.
+struct NormTensors {
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+  at::Tensor running_mean;
+  at::Tensor running_var;
+};
+
+struct NormNumbers {
+  double eps = 0;
+  /// The share of this batch in the running statistics.
+  double momentum = 0;
+};
+
+/// Which gradients autograd asks for.
+struct NormNeeds {
+  bool x = false;
+  bool weight = false;
+  bool bias = false;
+};
+
+struct NormGradients {
+  at::Tensor x;
+  at::Tensor weight;
+  at::Tensor bias;
+};
+
+/// The order of a tensor's elements in memory: channels first or last, whichever is nearest.
+inline at::MemoryFormat format_of(const at::Tensor& x) {
+  return x.is_contiguous() ? at::MemoryFormat::Contiguous : x.suggest_memory_format();
+}
+/// The tensor without gaps, in that order.
+inline at::Tensor dense_tensor(const at::Tensor& x) { return x.contiguous(format_of(x)); }
+
+/// What `NormWork` describes, on tensors in host memory: passes over activations are LibTorch's, so
+/// that they use its threads and vectors, and statistics are those of lockstep's norms.
+///
+/// - `measure`, then `all()` is gathered from every rank's `own()`, then `settle` and `normalise`;
+/// - `reduce_backward`, then `sums()` are summed over ranks, then `input_gradient`.
+class HostTensorNorm {
+ public:
+  /// The packet of this rank: the mean and the squared deviations of every channel, and their
+  /// count.
+  void measure(const at::Tensor& x, double, std::size_t world) {
+    const std::int64_t channels = x.size(1);
+    const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    for (at::Tensor* const statistic : {&mean_, &variance_, &inverse_})
+      *statistic = at::empty({channels}, type);
+    world_ = world;
+    statistics_.reserve(static_cast<std::size_t>(channels), world);
+    if (x.numel() == 0) return;
+    // Statistics of 16-bit numbers are floats if running ones are, which nobody reads.
+    const at::Tensor typed = x.scalar_type() != type ? at::zeros_like(mean_) : at::Tensor();
+    const auto [mean, variance] = at::batch_norm_update_stats(x, typed, typed, 0);
+    const auto count = static_cast<double>(x.numel() / channels);
+    double* const packet = statistics_.own().data();
+    read(mean, packet);
+    read(variance, packet + channels);
+    for (std::int64_t c = 0; c != channels; ++c) packet[channels + c] *= count;
+    packet[2 * channels] = count;
+  }
+
+  std::span<const double> own() { return statistics_.own(); }
+  std::span<double> all() { return statistics_.all(world_); }
+  std::span<double> sums() { return statistics_.sums(); }
+
+  /// Merges what all ranks measured, and moves the running statistics, if there are any.
+  void settle(const NormTensors& norm, const NormNumbers& numbers, std::string_view name) {
+    eps_ = numbers.eps;
+    statistics_.merge(all().data(), world_, eps_, name);
+    const std::size_t channels = statistics_.channels();
+    std::vector<double> variances(channels);
+    for (std::size_t c = 0; c != channels; ++c) variances[c] = statistics_.variance(c);
+    write(statistics_.means(), mean_);
+    write(variances, variance_);
+    write(statistics_.inverses(), inverse_);
+    if (!norm.running_mean.defined() || statistics_.count() == 0) return;
+    std::vector<double> means(channels);
+    read(norm.running_mean, means.data());
+    read(norm.running_var, variances.data());
+    statistics_.track(means.data(), variances.data(), numbers.momentum);
+    write(means, norm.running_mean);
+    write(variances, norm.running_var);
+    norm.running_mean.unsafeGetTensorImpl()->bump_version();
+    norm.running_var.unsafeGetTensorImpl()->bump_version();
+  }
+
+  /// (x - mean) * inverse deviation * weight + bias.
+  at::Tensor normalise(const NormTensors& norm, const at::Tensor& x) const {
+    return normal(x, like_statistics(norm.weight), like_statistics(norm.bias));
+  }
+
+  /// The sums of dy and of dy * (x - mean) * the inverse deviation: gradients of bias and weight.
+  NormGradients reduce_backward(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy,
+                                const NormNeeds& needs) {
+    at::Tensor sum = at::zeros_like(mean_);
+    at::Tensor product = sum;
+    if (x.numel() != 0) {
+      std::tie(std::ignore, product, sum) =
+          at::native_batch_norm_backward(dy, x, like_statistics(norm.weight), mean_, variance_,
+                                         mean_, inverse_, true, eps_, {false, true, true});
+    }
+    read(sum, sums().data());
+    read(product, sums().data() + statistics_.channels());
+    NormGradients gradients;
+    if (needs.weight) gradients.weight = product.to(norm.weight.scalar_type());
+    if (needs.bias) gradients.bias = sum.to(norm.bias.scalar_type());
+    return gradients;
+  }
+
+  /// dx = (dy - mean of dy - (x - mean) * inverse^2 * mean of dy * (x - mean)) * weight * inverse,
+  /// where means of dy are over all ranks. What is not dy's term is a norm of x.
+  at::Tensor input_gradient(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy) {
+    const std::size_t channels = statistics_.channels();
+    std::vector<double> scales(channels, 1.0), shifts(channels), slopes(channels);
+    if (norm.weight.defined()) read(norm.weight, scales.data());
+    for (std::size_t c = 0; c != channels; ++c) {
+      scales[c] *= statistics_.inverses()[c];
+      shifts[c] = -sums()[c] / statistics_.count() * scales[c];
+      slopes[c] = -sums()[channels + c] / statistics_.count() * scales[c];
+    }
+    const at::Tensor slope = at::empty_like(mean_);
+    const at::Tensor shift = at::empty_like(mean_);
+    std::vector<std::int64_t> along(static_cast<std::size_t>(x.dim()), 1);
+    along[1] = mean_.numel();
+    const at::Tensor scale = at::empty(along, mean_.options());
+    write(slopes, slope);
+    write(shifts, shift);
+    write(scales, scale);
+    return normal(x, slope, shift).addcmul_(dy, scale.to(x.scalar_type()));
+  }
+
+  /// How many values a channel has on all ranks.
+  at::Tensor count() const {
+    return at::scalar_tensor(std::max(statistics_.count(), 1.0), at::kDouble);
+  }
+
+ private:
+  at::Tensor normal(const at::Tensor& x, const at::Tensor& weight, const at::Tensor& bias) const {
+    return std::get<0>(at::native_batch_norm(x, weight, bias, mean_, variance_, false, 0, eps_));
+  }
+
+  /// Weight or bias in the type of statistics.
+  at::Tensor like_statistics(const at::Tensor& tensor) const {
+    return tensor.defined() ? tensor.to(mean_.scalar_type()) : tensor;
+  }
+
+  /// The numbers of channels, which are few: a tensor's operation takes longer than a loop. (clang
+  /// since 18 has another name for `const_data_ptr<float>` than g++, which compiled LibTorch.)
+  static void read(const at::Tensor& from, double* to) {
+    const auto copy = [&](const auto* values) { std::copy_n(values, from.numel(), to); };
+    if (from.scalar_type() == at::kFloat && from.is_contiguous()) {
+      copy(static_cast<const float*>(from.const_data_ptr()));
+    } else {
+      const at::Tensor wide = from.to(at::kDouble).contiguous();
+      copy(static_cast<const double*>(wide.const_data_ptr()));
+    }
+  }
+  static void write(const std::vector<double>& from, const at::Tensor& to) {
+    const auto copy = [&](auto* values) {
+      using T = std::remove_pointer_t<decltype(values)>;
+      std::ranges::transform(from, values, [](double value) { return static_cast<T>(value); });
+    };
+    if (to.scalar_type() == at::kFloat && to.is_contiguous()) {
+      copy(to.mutable_data_ptr<float>());
+    } else if (to.scalar_type() == at::kDouble && to.is_contiguous()) {
+      copy(to.mutable_data_ptr<double>());
+    } else {
+      to.copy_(at::tensor(at::ArrayRef<double>(from), at::kDouble).view_as(to));
+    }
+  }
+
+  HostStatistics statistics_;
+  std::size_t world_ = 1;
+  double eps_ = 0;
+  at::Tensor mean_;  // for LibTorch's passes
+  at::Tensor variance_;
+  at::Tensor inverse_;
+};
+
+/// The same on a GPU's tensors, by the kernels of PyTorch's `SyncBatchNorm`. Nothing here waits for
+/// the GPU, so that a step can be captured; so it is not seen either whether all ranks have no
+/// values at all, in which case running statistics move towards zero. **Stream** LibTorch's current
+/// one, which must be the step's; of a backward pass that of the forward pass.
+class DeviceTensorNorm {
+ public:
+  void measure(const at::Tensor& x, double eps, std::size_t world) {
+    const std::int64_t channels = x.size(1);
+    const at::ScalarType type = x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
+    const auto options = x.options().dtype(type).memory_format(std::nullopt);
+    all_ = at::empty({static_cast<std::int64_t>(world), 2 * channels + 1}, options);
+    if (x.numel() == 0) {
+      // A rank without values counts almost none: a zero would be divided by where it comes first,
+      // and leaving ranks out needs their counts on the host.
+      own_ = at::cat({at::zeros({channels}, options), at::full({channels}, 1.0, options),
+                      at::full({1}, 1e-30, options)});
+    } else {
+      const auto [mean, inverse] = at::batch_norm_stats(x, eps);
+      const auto count = static_cast<double>(x.numel() / channels);
+      own_ = at::cat({mean, inverse, at::full({1}, count, options)});
+    }
+  }
+
+  const at::Tensor& own() const { return own_; }
+  const at::Tensor& all() const { return all_; }
+  const at::Tensor& sums() const { return sums_; }
+
+  void settle(const NormTensors& norm, const NormNumbers& numbers, std::string_view) {
+    const std::int64_t channels = (all_.size(1) - 1) / 2;
+    counts_ = all_.select(1, 2 * channels).contiguous();
+    // The kernel takes running statistics of the others' type, which may be wider than the norm's.
+    const at::Tensor running_mean = like(all_, norm.running_mean);
+    const at::Tensor running_var = like(all_, norm.running_var);
+    std::tie(mean_, inverse_) = at::batch_norm_gather_stats_with_counts(
+        all_, all_.narrow(1, 0, channels).contiguous(),
+        all_.narrow(1, channels, channels).contiguous(), running_mean, running_var,
+        numbers.momentum, numbers.eps, counts_);
+    if (!running_mean.is_same(norm.running_mean)) {
+      norm.running_mean.copy_(running_mean);
+      norm.running_var.copy_(running_var);
+    }
+    own_.reset();
+    all_.reset();
+    eps_ = numbers.eps;
+  }
+
+  at::Tensor normalise(const NormTensors& norm, const at::Tensor& x) const {
+    return at::batch_norm_elemt(x, norm.weight, norm.bias, mean_, inverse_, eps_);
+  }
+
+  NormGradients reduce_backward(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy,
+                                const NormNeeds& needs) {
+    NormGradients gradients;
+    if (x.numel() == 0) {
+      sums_ = at::zeros({2, x.size(1)}, mean_.options());
+      if (needs.weight) gradients.weight = at::zeros_like(norm.weight);
+      if (needs.bias) gradients.bias = at::zeros_like(norm.bias);
+      return gradients;
+    }
+    at::Tensor sum, product;
+    std::tie(sum, product, gradients.weight, gradients.bias) = at::batch_norm_backward_reduce(
+        dy, x, mean_, inverse_, norm.weight, needs.x, needs.weight, needs.bias);
+    if (needs.x) sums_ = at::stack({sum, product});
+    return gradients;
+  }
+
+  at::Tensor input_gradient(const NormTensors& norm, const at::Tensor& x, const at::Tensor& dy) {
+    const at::Tensor sums = std::exchange(sums_, at::Tensor());
+    return at::batch_norm_backward_elemt(dy, x, mean_, inverse_, like(mean_, norm.weight),
+                                         sums.select(0, 0), sums.select(0, 1),
+                                         counts_.to(at::kInt));
+  }
+
+  at::Tensor count() const { return counts_.to(at::kLong).sum(); }
+
+ private:
+  static at::Tensor like(const at::Tensor& all, const at::Tensor& tensor) {
+    return tensor.defined() ? tensor.to(all.scalar_type()) : tensor;
+  }
+
+  double eps_ = 0;
+  at::Tensor own_;
+  at::Tensor all_;
+  at::Tensor counts_;
+  at::Tensor mean_;
+  at::Tensor inverse_;
+  at::Tensor sums_;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,361 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The words of LibTorch's tensors in lockstep: namespaces, element types, the fields of a
+/// batch, and memory of the program's as a tensor.
+///
+/// A batch that has tensors and nothing else, eight at most, needs nothing:
+///
+///     struct Images { torch::Tensor inputs, labels; };
+///
+/// Others name their fields once, for all that is done with them (data/parcel.hpp):
+///
+///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, batch.labels); }
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <ranges>
+#include <span>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/tensor_list.hpp"
+
+namespace torch {}
+
+namespace lockstep {
+
+/// What stands here is found as `lockstep::X` and as `lockstep::torch::X`.
+inline namespace torch_modules {}
+
+/// An alias, not a namespace of its own: with one, `torch::Tensor` would be ambiguous in every
+/// program that says `using namespace lockstep`.
+namespace torch = ::torch;
+
+}  // namespace lockstep
+
+namespace torch {
+
+/// LibTorch's own names come first: a directive is looked at only where `torch` has no such name.
+using namespace ::lockstep::torch_modules;
+
+}  // namespace torch
+
+namespace lockstep::detail {
+
+/// The kind of a tensor's elements; `unsupported` where lockstep has none. Booleans travel as the
+/// bytes that they are.
+constexpr ElementKind kind_of(at::ScalarType type) {
+  switch (type) {
+    case at::kDouble:
+      return ElementKind::f64;
+    case at::kFloat:
+      return ElementKind::f32;
+    case at::kHalf:
+      return ElementKind::f16;
+    case at::kBFloat16:
+      return ElementKind::bf16;
+    case at::kChar:
+      return ElementKind::i8;
+    case at::kShort:
+      return ElementKind::i16;
+    case at::kInt:
+      return ElementKind::i32;
+    case at::kLong:
+      return ElementKind::i64;
+    case at::kByte:
+    case at::kBool:
+      return ElementKind::u8;
+    case at::kUInt16:
+      return ElementKind::u16;
+    case at::kUInt32:
+      return ElementKind::u32;
+    case at::kUInt64:
+      return ElementKind::u64;
+    default:
+      return ElementKind::unsupported;
+  }
+}
+
+/// The type of tensors whose elements are of this kind.
+constexpr at::ScalarType scalar_type_of(ElementKind kind) {
+  constexpr at::ScalarType types[element_kinds] = {at::ScalarType::Undefined,
+                                                   at::kDouble,
+                                                   at::kFloat,
+                                                   at::kHalf,
+                                                   at::kBFloat16,
+                                                   at::kChar,
+                                                   at::kShort,
+                                                   at::kInt,
+                                                   at::kLong,
+                                                   at::kByte,
+                                                   at::kUInt16,
+                                                   at::kUInt32,
+                                                   at::kUInt64};
+  return types[static_cast<std::size_t>(kind)];
+}
+
+/// The type of tensors with elements T.
+template <Element T>
+inline constexpr at::ScalarType scalar_type = scalar_type_of(element_kind<T>());
+
+/// The element types of a module's tensors: those of its parameters, and what buffers have besides,
+/// which are counts and masks.
+template <Element... Ts>
+struct TorchElements : ElementList<Ts..., std::int64_t, std::uint8_t> {
+  static constexpr bool contains(ElementKind kind) {
+    return std::ranges::find(TorchElements::kinds, kind) != TorchElements::kinds.end();
+  }
+  /// Calls `f(std::type_identity<T>{})` with the type behind a kind, of any tensor.
+  template <class F>
+  static void with(ElementKind kind, const F& f) {
+    with_one_of<Ts..., std::int64_t, std::uint8_t>(kind, f);
+  }
+  /// The same for parameters: nothing is decided at run time where all have one type.
+  template <class F>
+  static void with_parameter(ElementKind kind, const F& f) {
+    if constexpr (sizeof...(Ts) == 1) {
+      (f(std::type_identity<Ts>{}), ...);
+    } else {
+      with_one_of<Ts...>(kind, f);
+    }
+  }
+
+ private:
+  template <class... Us, class F>
+  static void with_one_of(ElementKind kind, const F& f) {
+    static_cast<void>(((kind == element_kind<Us>() && (f(std::type_identity<Us>{}), true)) || ...));
+  }
+};
+template <>
+struct TorchElements<> : TorchElements<float> {};
+
+static_assert(kind_of(scalar_type<float>) == ElementKind::f32);
+static_assert(kind_of(scalar_type<std::int64_t>) == ElementKind::i64);
+static_assert(kind_of(scalar_type<BFloat16>) == ElementKind::bf16);
+
+/// A parcel to which nothing happens.
+struct NoParcel {
+  template <class... Fields>
+  void operator()(Fields&...) {}
+};
+
+/// A type that names its fields.
+template <class B>
+concept NamingFields = requires(NoParcel& parcel, B& batch) { pack(parcel, batch); };
+
+/// A tensor, for expansions by number. (nvcc writes an alias out before the expansion, which then
+/// has nothing to expand.)
+template <std::size_t>
+at::Tensor some_tensor();
+
+/// Whether `B` can be made from so many tensors, where nested structs count as what is in them, and
+/// where each of them is one member.
+template <class B, std::size_t... I>
+constexpr bool is_made_flat(std::index_sequence<I...>) {
+  return requires { B{some_tensor<I>()...}; };
+}
+template <class B, std::size_t... I>
+constexpr bool is_made_by_members(std::index_sequence<I...>) {
+  return requires { B{{some_tensor<I>()}...}; };
+}
+
+inline constexpr std::size_t most_tensor_fields = 8;
+
+/// The number of members of a struct of tensors; 0 where it is none, or has too many or others.
+template <class B, std::size_t N = most_tensor_fields + 1>
+constexpr std::size_t tensor_field_count() {
+  if constexpr (N == 0 || !std::is_aggregate_v<B> || std::is_array_v<B>) {
+    return 0;
+  } else if constexpr (!is_made_flat<B>(std::make_index_sequence<N>{})) {
+    return tensor_field_count<B, N - 1>();
+  } else if constexpr (N > most_tensor_fields || sizeof(B) != N * sizeof(at::Tensor) ||
+                       !is_made_by_members<B>(std::make_index_sequence<N>{})) {
+    return 0;
+  } else {
+    return N;
+  }
+}
+
+/// References to the members of a struct that has so many.
+template <std::size_t N, class B>
+auto members_of(B& b) {
+  if constexpr (N == 1) {
+    auto& [x0] = b;
+    return std::tie(x0);
+  } else if constexpr (N == 2) {
+    auto& [x0, x1] = b;
+    return std::tie(x0, x1);
+  } else if constexpr (N == 3) {
+    auto& [x0, x1, x2] = b;
+    return std::tie(x0, x1, x2);
+  } else if constexpr (N == 4) {
+    auto& [x0, x1, x2, x3] = b;
+    return std::tie(x0, x1, x2, x3);
+  } else if constexpr (N == 5) {
+    auto& [x0, x1, x2, x3, x4] = b;
+    return std::tie(x0, x1, x2, x3, x4);
+  } else if constexpr (N == 6) {
+    auto& [x0, x1, x2, x3, x4, x5] = b;
+    return std::tie(x0, x1, x2, x3, x4, x5);
+  } else if constexpr (N == 7) {
+    auto& [x0, x1, x2, x3, x4, x5, x6] = b;
+    return std::tie(x0, x1, x2, x3, x4, x5, x6);
+  } else if constexpr (N == 8) {
+    auto& [x0, x1, x2, x3, x4, x5, x6, x7] = b;
+    return std::tie(x0, x1, x2, x3, x4, x5, x6, x7);
+  } else {
+    return std::tie();
+  }
+}
+
+template <class Members>
+inline constexpr bool are_tensors = false;
+template <class... Ts>
+inline constexpr bool are_tensors<std::tuple<Ts&...>> =
+    sizeof...(Ts) != 0 && (std::is_same_v<Ts, at::Tensor> && ...);
+
+template <class B>
+constexpr bool is_tensor_struct() {
+  if constexpr (std::is_class_v<B> && !std::is_same_v<B, at::Tensor> &&
+                !requires { std::tuple_size<B>::value; }) {
+    return are_tensors<decltype(members_of<tensor_field_count<B>()>(std::declval<B&>()))>;
+  } else {
+    return false;
+  }
+}
+
+/// A struct that has tensors and nothing else, and does not name them.
+template <class B>
+concept TensorStruct = !NamingFields<B> && is_tensor_struct<B>();
+
+/// A batch whose fields can be walked over.
+template <class B>
+concept WithFields = NamingFields<B> || TensorStruct<B>;
+
+/// Calls `f(field)` for each field.
+template <WithFields B, class F>
+  requires(!std::is_const_v<B>)
+void for_each_field(B& batch, const F& f) {
+  if constexpr (NamingFields<B>) {
+    const auto walk = [&](auto&... fields) { (f(fields), ...); };
+    pack(walk, batch);
+  } else {
+    std::apply([&](auto&... fields) { (f(fields), ...); },
+               members_of<tensor_field_count<B>()>(batch));
+  }
+}
+/// The same with fields that must not be changed: a `pack` takes its batch without const because it
+/// also unpacks.
+template <WithFields B, class F>
+void for_each_field(const B& batch, const F& f) {
+  for_each_field(const_cast<B&>(batch),  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+                 [&]<class Field>(Field& field) { f(static_cast<const Field&>(field)); });
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+namespace detail {
+
+/// An element of lockstep's, or `bool`.
+template <class T>
+concept TensorElement = Element<T> || std::is_same_v<T, bool>;
+
+template <TensorElement T>
+constexpr at::ScalarType scalar_type_for() {
+  if constexpr (std::is_same_v<T, bool>) {
+    return at::kBool;
+  } else {
+    return scalar_type<T>;
+  }
+}
+
+/// Vectors, arrays, spans: elements one behind the other.
+template <class R>
+concept ElementRange = std::ranges::contiguous_range<R> && std::ranges::sized_range<R> &&
+                       TensorElement<std::ranges::range_value_t<R>>;
+
+/// Views of lockstep's and mdspans.
+template <class V>
+concept ElementView = requires(const V& view) {
+  { V::rank() } -> std::convertible_to<std::size_t>;
+  { view.extent(0) } -> std::convertible_to<std::size_t>;
+  view.data_handle();
+} && TensorElement<std::remove_cv_t<typename V::element_type>>;
+
+/// Tensors do not know memory that must not be written, so the constness of `data` is lost.
+template <class T>
+void* untyped(T* data) {
+  return const_cast<std::remove_const_t<T>*>(
+      data);  // NOLINT(cppcoreguidelines-pro-type-const-cast)
+}
+
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// A vector, an array or a span as a tensor of one extent, or of the extents in `sizes`. Nothing is
+/// copied: the memory must live as long as the tensor is used, and a tensor of constant elements
+/// must not be written.
+template <class R>
+  requires detail::ElementRange<R>
+at::Tensor as_tensor(R&& elements, at::IntArrayRef sizes) {
+  static_assert(std::ranges::borrowed_range<R>,
+                "lockstep: as_tensor refers to memory, and this vector or array would be gone; "
+                "give it a name first");
+  std::int64_t count = 1;
+  for (const std::int64_t size : sizes) count *= size;
+  if (count != static_cast<std::int64_t>(std::ranges::size(elements)))
+    detail::fail("as_tensor",
+                 {"the extents have room for ", count, " elements, and there are ",
+                  std::ranges::size(elements)},
+                 "give extents whose product is the number of elements");
+  return at::from_blob(detail::untyped(std::ranges::data(elements)), sizes,
+                       at::TensorOptions(detail::scalar_type_for<std::ranges::range_value_t<R>>()));
+}
+template <class R>
+  requires detail::ElementRange<R>
+at::Tensor as_tensor(R&& elements) {
+  const auto size = static_cast<std::int64_t>(std::ranges::size(elements));
+  return as_tensor(std::forward<R>(elements), at::IntArrayRef(&size, 1));
+}
+
+/// A view or an mdspan as a tensor of its extents and strides.
+template <detail::ElementView V>
+at::Tensor as_tensor(const V& view) {
+  constexpr std::size_t rank = V::rank();
+  std::array<std::int64_t, rank + 1> sizes{};
+  std::array<std::int64_t, rank + 1> strides{};
+  std::int64_t stride = 1;
+  for (std::size_t axis = rank; axis-- != 0;) {
+    sizes[axis] = static_cast<std::int64_t>(view.extent(axis));
+    strides[axis] = stride;
+    stride *= sizes[axis];
+    if constexpr (requires { view.stride(axis); })
+      strides[axis] = static_cast<std::int64_t>(view.stride(axis));
+  }
+  at::TensorOptions options(detail::scalar_type_for<std::remove_cv_t<typename V::element_type>>());
+  if constexpr (requires { typename V::memory; }) {
+    // LibTorch finds out itself which GPU has the memory.
+    if (std::is_same_v<typename V::memory, DeviceMemory>) options = options.device(at::kCUDA);
+  }
+  return at::from_blob(detail::untyped(view.data_handle()), at::IntArrayRef(sizes.data(), rank),
+                       at::IntArrayRef(strides.data(), rank), options);
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep
