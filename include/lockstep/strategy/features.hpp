@@ -9,13 +9,24 @@
 #include <utility>
 
 #include "lockstep/strategy/feature/accumulate.hpp"
+#include "lockstep/strategy/feature/buffers.hpp"
 #include "lockstep/strategy/feature/checked_gradients.hpp"
 #include "lockstep/strategy/feature/join.hpp"
+#include "lockstep/strategy/feature/random.hpp"
 #include "lockstep/strategy/feature/share_weights.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/sync_norms.hpp"
 #include "lockstep/strategy/feature/unused_parameters.hpp"
 
 namespace lockstep::detail {
+
+template <class Step, class... F>
+struct StackedView {
+  using type = Step;
+};
+template <class Step, class First, class... Rest>
+struct StackedView<Step, First, Rest...>
+    : StackedView<typename First::template View<Step>, Rest...> {};
 
 /// All features of a job, one after the other at every stage: see `Stages`. Those that do not apply
 /// are not instantiated, and a job without features has an empty set.
@@ -23,6 +34,12 @@ template <class... F>
 struct FeatureSet : F... {
   explicit FeatureSet([[maybe_unused]] auto& gradients) : F(gradients)... {}
 
+  void prepare([[maybe_unused]] std::uint64_t updates, [[maybe_unused]] std::size_t micro_batch) {
+    (F::prepare(updates, micro_batch), ...);
+  }
+  void before_forward([[maybe_unused]] auto& replica, [[maybe_unused]] JobCall part_of) {
+    (F::before_forward(replica, part_of), ...);
+  }
   void before_backward([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
     (F::before_backward(gradients, live), ...);
   }
@@ -47,6 +64,14 @@ struct FeatureSet : F... {
   double divisor([[maybe_unused]] auto& gradients) { return (1.0 * ... * F::divisor(gradients)); }
   void after_update() { (F::after_update(), ...); }
 
+  /// The step that the model sees: `step` with what all features add to it.
+  template <class Step>
+  using View = typename StackedView<Step, F...>::type;
+  template <class Step>
+  View<Step> view(const Step& step, [[maybe_unused]] auto& replica) {
+    return stack<F...>(step, replica);
+  }
+
   std::uint64_t graph_key() const {
     std::uint64_t key = 0;
     ((key = 31 * key + F::graph_key()), ...);
@@ -57,6 +82,17 @@ struct FeatureSet : F... {
     [&]<std::size_t... I>(std::index_sequence<I...>) {
       (F::rollback(std::get<I>(all)), ...);
     }(std::index_sequence_for<F...>{});
+  }
+
+ private:
+  template <class... Rest, class Step>
+    requires(sizeof...(Rest) == 0)
+  static const Step& stack(const Step& step, auto& /*replica*/) {
+    return step;
+  }
+  template <class First, class... Rest, class Step>
+  auto stack(const Step& step, auto& replica) {
+    return stack<Rest...>(First::view(step, replica), replica);
   }
 };
 
@@ -84,6 +120,9 @@ using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,  //
                                            JoinFeature,                 //
                                            CheckedGradientsFeature,     //
                                            ShareWeightsFeature,         //
-                                           AccumulationFeature>::type;
+                                           AccumulationFeature,         //
+                                           BuffersFeature,              //
+                                           RandomFeature,               //
+                                           SyncNormsFeature>::type;
 
 }  // namespace lockstep::detail

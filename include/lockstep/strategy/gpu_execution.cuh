@@ -25,7 +25,7 @@
 #include "lockstep/strategy/gpu_updater.cuh"
 #include "lockstep/strategy/kept_copies.cuh"
 #include "lockstep/strategy/on_device.cuh"
-#include "lockstep/strategy/random_step.cuh"
+#include "lockstep/strategy/feature/random.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/feature/checked_gradients.cuh"
 

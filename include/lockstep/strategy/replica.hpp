@@ -33,18 +33,16 @@
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
-#include "lockstep/strategy/norm_step.hpp"
-#include "lockstep/strategy/random_step.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
 
 namespace lockstep {
 
@@ -74,10 +72,9 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
   using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
   static_assert(detail::Updater<Updating, Gradients>);
-  using drawing_step = detail::RandomStepOf<traits, typename execution_type::Step>;
 
  public:
-  using bare_step = detail::NormStepOf<traits, Comm, drawing_step>;
+  using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -102,7 +99,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
-        random_(comm),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
     if constexpr (traits::shards_groups) {
@@ -253,9 +249,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The model draws other random numbers from now on, those of the next micro-batch. It comes
   /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
-  void draw_anew() {
-    if constexpr (traits::draws) random_.move_to(updates(), micro_batches_);
-  }
+  void draw_anew() { gradients_.features().prepare(updates(), micro_batches_); }
 
   /// How many micro-batches are added up.
   std::size_t micro_batches() const { return micro_batches_; }
@@ -288,10 +282,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
-      average_buffers(part_of);
+      detail::average_buffers<traits>(comm_, layouts_.buffers, buffers_, part_of);
     } else {
       Rank root{0};
-      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.features().newest();
+      if constexpr (traits::joins && traits::broadcasts_buffers)
+        root = gradients_.features().newest();
       broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
     }
   }
@@ -302,10 +297,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::has_subgraphs) {
       const bool adds = !traits::frees_gradients && micro_batches_ != 0;
       const auto& step = adds ? adding_step() : step_;
-      return detail::with_subgraph<subgraphs::count>(gradients_.features().subgraph(), [&](auto set) {
-        detail::SubgraphStep<step_type, subgraphs, set> used(step);
-        return f(used);
-      });
+      return detail::with_subgraph<subgraphs::count>(
+          gradients_.features().subgraph(), [&](auto set) {
+            detail::SubgraphStep<step_type, subgraphs, set> used(step);
+            return f(used);
+          });
     } else if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
@@ -319,9 +315,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
-      if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
-      }
+      if (sync == Sync::yes)
+        gradients_.features().before_forward(*this, detail::step_call<traits>());
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
@@ -454,8 +449,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      if constexpr (traits::broadcasts_buffers)
-        synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
+      gradients_.features().before_forward(*this,
+                                           detail::step_call<traits, detail::JobCall::forward>());
       if (traits::micro_batches > 1 && micro_batches != traits::micro_batches)
         gradients_.scale_own(static_cast<double>(traits::micro_batches) /
                              static_cast<double>(micro_batches));
@@ -483,8 +478,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   bool answer_others(const F& make_update)
     requires(traits::joins)
   {
-    if constexpr (traits::broadcasts_buffers)
-      synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
+    gradients_.features().before_forward(*this,
+                                         detail::step_call<traits, detail::JobCall::forward>());
     backward_without_samples(Sync::yes);
     const bool goes_on = gradients_.features().live(gradients_).count != 0;
     if (goes_on) {
@@ -613,9 +608,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
-    if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers();
-    }
+    if (sync == Sync::yes) gradients_.features().before_forward(*this, detail::current_job_call());
     reserve_outputs(rows);
     const auto loss = with_step([&](auto& step) {
       model_.predict(step, placed, outputs_.outputs({0, rows}));
@@ -657,9 +650,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
   /// A number that differs where the work of a micro-batch does, because it or one before it uses
   /// another sub-graph.
-  std::uint64_t graph_variant() const {
-    return gradients_.features().graph_key();
-  }
+  std::uint64_t graph_variant() const { return gradients_.features().graph_key(); }
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
     if (completes_step()) {
@@ -718,20 +709,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if (size == 0) return;
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
   }
-  /// One call for each element type that buffers have.
-  void average_buffers(detail::JobCall part_of) {
-    for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
-      detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
-          bucket.element, [&]<class T>(std::type_identity<T>) {
-            const auto values = detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes);
-            if constexpr (FloatingElement<T>) {
-              comm_.all_reduce(values, Average{}, part_of);
-            } else {
-              comm_.all_reduce(values, Max{}, part_of);
-            }
-          });
-    }
-  }
   void reserve_outputs(std::size_t rows) {
     if (rows <= outputs_.capacity()) return;
     await_device();  // the memory may be in use
@@ -747,7 +724,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       settle_allocations();
       seed = Seed{comm_.broadcast(seed.value(), Rank{0})};
     }
-    random_.start(seed, comm_.rank());
+    gradients_.features().start(seed, comm_.rank());
   }
   /// Room for weights of higher precision; nothing where there are none.
   auto allocate_masters() const {
@@ -778,7 +755,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The step whose gradients lie in that arena.
   auto make_step(std::byte* gradients) {
-    const auto bare = make_bare_step({parameters_, gradients, buffers_});
+    const bare_step bare = gradients_.features().view(
+        execution_.step(layouts_, detail::Arenas{parameters_, gradients, buffers_}), *this);
     if constexpr (traits::shards) {
       return step_type(bare, gradients_, updater_.gathers());
     } else if constexpr (traits::tracks) {
@@ -791,23 +769,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   auto& adding_step() {
     if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
     return *adding_step_;
-  }
-  auto make_bare_step(const detail::Arenas& arenas) {
-    const drawing_step step = make_drawing_step(arenas);
-    if constexpr (traits::syncs_norms) {
-      return bare_step{step, detail::NormRanks<traits, Comm>(comm_, groups_)};
-    } else if constexpr (!std::is_same_v<bare_step, drawing_step>) {
-      return bare_step{step, detail::UnsyncedNormRanks{comm_.world_size().value()}};
-    } else {
-      return step;
-    }
-  }
-  auto make_drawing_step(const detail::Arenas& arenas) {
-    if constexpr (traits::draws) {
-      return drawing_step{execution_.step(layouts_, arenas), random_.keys(), random_.host_keys()};
-    } else {
-      return drawing_step(execution_.step(layouts_, arenas));
-    }
   }
 
   void end_update() {
@@ -858,7 +819,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
-  [[no_unique_address]] detail::RandomPositionOf<traits, Comm> random_;
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first

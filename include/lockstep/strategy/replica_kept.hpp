@@ -46,7 +46,7 @@ class ReplicaKept {
     [[maybe_unused]] const auto on = self().on_device();
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
-    if constexpr (Self::traits::draws) progress.random_seed = self().random_.seed().value();
+    if constexpr (Self::traits::draws) progress.random_seed = self().gradients_.features().seed().value();
     if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
       const Rank newest = self().gradients_.features().newest();
       if (newest != Rank{0}) progress.newest_buffers = newest.value();
@@ -64,7 +64,7 @@ class ReplicaKept {
     if constexpr (Self::traits::tracks) self().discard_gradients();
     if constexpr (Self::traits::draws) {
       if (progress.random_seed)
-        self().random_.start(Seed{*progress.random_seed}, self().comm_.rank());
+        self().gradients_.features().start(Seed{*progress.random_seed}, self().comm_.rank());
     }
     if constexpr (Self::traits::joins) {
       // In another world any rank will do: all have the buffers that were saved.

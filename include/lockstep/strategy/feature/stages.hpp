@@ -5,18 +5,25 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "lockstep/comm/call.hpp"
+
 namespace lockstep::detail {
 
 /// Every stage as a no-op: a feature derives from this and hides the stages at which it acts. It is
 /// a template so that the empty bases of several features are distinct types.
 ///
-/// `gradients` are the job's `GradientBuckets`, which have what features share: the communicator,
-/// the execution, the layout, the memory of gradients, which of them are there, and the pass. A
-/// feature is constructed from them, allocates in its constructor alone, and names no other
-/// feature. Stages from `before_backward` to `after_update` are captured where steps are: what
-/// varies from step to step must be part of `graph_key`, or be written before a graph begins.
+/// `replica` is the job's `Replica`; `gradients` are its `GradientBuckets`, which have what
+/// features share: the communicator, the execution, the layout, the memory of gradients, which of
+/// them are there, and the pass. A feature is constructed from them, allocates in its constructor
+/// alone, and names no other feature. Stages from `before_backward` to `after_update` are captured
+/// where steps are: what varies from step to step must be part of `graph_key`, or be written before
+/// a graph begins.
 template <class Feature>
 struct Stages {
+  /// Before every micro-batch, replayed or not; it is not captured.
+  static constexpr void prepare(std::uint64_t /*updates*/, std::size_t /*micro_batch*/) {}
+  /// A forward pass begins, of a micro-batch that synchronizes.
+  static constexpr void before_forward(auto& /*replica*/, JobCall) {}
   /// A backward pass begins; no gradient is there. `live`: this rank has a batch.
   static constexpr void before_backward(auto&, bool /*live*/) {}
   /// Buckets may travel from now on.
@@ -37,6 +44,14 @@ struct Stages {
   static constexpr double divisor(auto&) { return 1; }
   /// The optimizer has updated the parameters, or all gradients were forgotten.
   static constexpr void after_update() {}
+
+  /// The step that the model sees, with what the feature adds to it.
+  template <class Step>
+  using View = Step;
+  template <class Step>
+  static constexpr const Step& view(const Step& step, auto& /*replica*/) {
+    return step;
+  }
 
   // Around a graph. These are not captured.
 

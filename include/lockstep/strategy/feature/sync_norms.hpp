@@ -9,6 +9,7 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/tensor_list.hpp"
+#include "lockstep/strategy/feature/stages.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
@@ -88,18 +89,32 @@ class NormStep : public Step {
   Ranks ranks_;
 };
 
-template <class Traits, class Comm, class Step>
-auto choose_norm_step() {
-  if constexpr (Traits::syncs_norms) {
-    return std::type_identity<NormStep<Step, NormRanks<Traits, Comm>>>{};
-  } else if constexpr (!Traits::alone && TensorListing<typename Traits::model>) {
-    return std::type_identity<NormStep<Step, UnsyncedNormRanks>>{};
-  } else {
-    return std::type_identity<Step>{};
+/// The model's step knows the ranks of its norms, where these share statistics or may ask.
+template <class Traits, class Comm>
+struct SyncNorms : Stages<SyncNorms<Traits, Comm>> {
+  constexpr explicit SyncNorms(const auto& /*gradients*/) {}
+
+  using Ranks =
+      typename std::conditional_t<Traits::syncs_norms, std::type_identity<NormRanks<Traits, Comm>>,
+                                  std::type_identity<UnsyncedNormRanks>>::type;
+  template <class Step>
+  using View = NormStep<Step, Ranks>;
+  template <class Step>
+  static View<Step> view(const Step& step, auto& replica) {
+    if constexpr (Traits::syncs_norms) {
+      return {step, Ranks(replica.communicator(), replica.groups())};
+    } else {
+      return {step, Ranks{replica.communicator().world_size().value()}};
+    }
   }
-}
-/// The step of an execution, with the ranks of its norms where these share statistics or may ask.
-template <class Traits, class Comm, class Step>
-using NormStepOf = typename decltype(choose_norm_step<Traits, Comm, Step>())::type;
+};
+
+struct SyncNormsFeature {
+  template <class Traits>
+  static constexpr bool applies =
+      Traits::syncs_norms || (!Traits::alone && TensorListing<typename Traits::model>);
+  template <class Traits, class Comm>
+  using type = SyncNorms<Traits, Comm>;
+};
 
 }  // namespace lockstep::detail

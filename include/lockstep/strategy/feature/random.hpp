@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The step of a model that draws random numbers, and where these come from.
+/// @file Random numbers of a model's layers: the step that draws them, and where these come from.
 
 #include <cstddef>
 #include <cstdint>
@@ -11,6 +11,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/device.hpp"
+#include "lockstep/strategy/feature/stages.hpp"
 
 namespace lockstep::detail {
 
@@ -21,7 +22,7 @@ struct RandomKeys {
 };
 
 /// The numbers of a layer from a key in this memory: a value on the host, a place on a GPU.
-/// Specialised for every memory: `HostMemory` here, `DeviceMemory` in random_step.cuh.
+/// Specialised for every memory: `HostMemory` here, `DeviceMemory` in random.cuh.
 template <class Memory>
 struct RandomIn;
 template <>
@@ -83,14 +84,6 @@ class RandomPosition {
   RandomKeyStore<Device, Comm> store_;
 };
 
-/// What a replica has instead whose model draws nothing.
-struct NoRandom {
-  constexpr explicit NoRandom(const auto&) {}
-};
-template <class Traits, class Comm>
-using RandomPositionOf =
-    std::conditional_t<Traits::draws, RandomPosition<typename Traits::device, Comm>, NoRandom>;
-
 /// An execution's step with random numbers.
 template <class Step, class Memory>
 class RandomStep : public Step {
@@ -128,10 +121,29 @@ class RandomStep : public Step {
   const RandomKeys* host_keys_;
 };
 
-template <class Traits, class Step>
-using RandomStepOf =
-    typename std::conditional_t<Traits::draws,
-                                std::type_identity<RandomStep<Step, typename Traits::memory>>,
-                                std::type_identity<Step>>::type;
+/// Every micro-batch draws from a key of its own.
+template <class Traits, class Comm>
+class RandomNumbers : public Stages<RandomNumbers<Traits, Comm>>,
+                      public RandomPosition<typename Traits::device, Comm> {
+ public:
+  explicit RandomNumbers(auto& gradients) : RandomNumbers::RandomPosition(gradients.comm()) {}
+
+  void prepare(std::uint64_t updates, std::size_t micro_batch) {
+    this->move_to(updates, micro_batch);
+  }
+  template <class Step>
+  using View = RandomStep<Step, typename Traits::memory>;
+  template <class Step>
+  View<Step> view(const Step& step, auto& /*replica*/) const {
+    return {step, this->keys(), this->host_keys()};
+  }
+};
+
+struct RandomFeature {
+  template <class Traits>
+  static constexpr bool applies = Traits::draws;
+  template <class Traits, class Comm>
+  using type = RandomNumbers<Traits, Comm>;
+};
 
 }  // namespace lockstep::detail

@@ -11,7 +11,7 @@
 #include "lockstep/device/cuda/layer_random.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/random_step.hpp"
+#include "lockstep/strategy/feature/random.hpp"
 
 namespace lockstep::detail {
 
