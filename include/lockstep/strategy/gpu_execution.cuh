@@ -18,16 +18,16 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.cuh"
-#include "lockstep/hook/low_rank.cuh"
+#include "lockstep/hook/power_sgd.cuh"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
+#include "lockstep/strategy/feature/checked_gradients.cuh"
+#include "lockstep/strategy/feature/random.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
 #include "lockstep/strategy/kept_copies.cuh"
 #include "lockstep/strategy/on_device.cuh"
-#include "lockstep/strategy/feature/random.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/feature/checked_gradients.cuh"
 
 namespace lockstep::detail {
 
