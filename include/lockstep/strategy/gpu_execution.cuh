@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/pack.cuh"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/device/cuda/batch.cuh"

@@ -8,7 +8,6 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/element.hpp"
@@ -46,7 +45,8 @@ class ReplicaKept {
     [[maybe_unused]] const auto on = self().on_device();
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
-    if constexpr (Self::traits::draws) progress.random_seed = self().gradients_.features().seed().value();
+    if constexpr (Self::traits::draws)
+      progress.random_seed = self().gradients_.features().seed().value();
     if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
       const Rank newest = self().gradients_.features().newest();
       if (newest != Rank{0}) progress.newest_buffers = newest.value();

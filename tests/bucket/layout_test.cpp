@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/bucket/element_types.hpp"
+#include "lockstep/bucket/layout.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <type_traits>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/runs.hpp"
+#include "lockstep/bucket/step.hpp"
 
 using namespace lockstep;
 
