@@ -29,19 +29,6 @@
 
 namespace lockstep::detail {
 
-/// Every tensor in the type in which the model declares it.
-struct DeclaredTypes {
-  static constexpr ElementKind of(ElementKind declared) { return declared; }
-};
-
-/// Floating tensors in type T, such as BFloat16; the others as declared.
-template <class T>
-struct FloatingAs {
-  static constexpr ElementKind of(ElementKind declared) {
-    return is_floating(declared) ? element_kind<T>() : declared;
-  }
-};
-
 template <class Types, class Infos>
 constexpr Infos in_types(Infos infos) {
   for (TensorInfo& info : infos) info.element = Types::of(info.element);

@@ -6,7 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/buckets.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/policy/policy.hpp"
 
