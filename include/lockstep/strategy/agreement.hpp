@@ -73,7 +73,3 @@ void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& descr
 }
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/strategy/agreement.ipp"
-#endif

@@ -29,7 +29,6 @@
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"

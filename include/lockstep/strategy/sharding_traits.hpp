@@ -17,7 +17,6 @@
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/shards.hpp"
 #include "lockstep/topology/world.hpp"
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `agreement.hpp`.
+/// @file Definitions of strategy/ that are no templates.
 
 #include "lockstep/core/text.hpp"
 #include "lockstep/strategy/agreement.hpp"
