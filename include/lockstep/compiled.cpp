@@ -7,5 +7,4 @@
 template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
 
 template <>
-const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::version_number(
-    lockstep::version)>::is_linked = 1;
+const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::version_key()>::is_linked = 1;

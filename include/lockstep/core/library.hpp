@@ -10,11 +10,11 @@
 
 namespace lockstep::detail {
 
-/// The version as a number. (`hash.hpp` includes macros.hpp, which includes this header.)
-constexpr std::uint64_t version_number(std::string_view text) {
-  std::uint64_t number = 0;
-  for (const char c : text) number = 131 * number + static_cast<unsigned char>(c);
-  return number;
+/// FNV-1a of the version. Everything includes this header, `Hash` too, which cannot be used here.
+constexpr std::uint64_t version_key() {
+  std::uint64_t key = 0xcbf29ce484222325U;
+  for (const char c : version) key = (key ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return key;
 }
 
 template <std::uint64_t Version>
@@ -24,9 +24,9 @@ struct LibraryOfThisVersion {
 
 /// Declared before it is used, as the standard wants it of what the library specialises.
 template <>
-const char LibraryOfThisVersion<version_number(version)>::is_linked;
+const char LibraryOfThisVersion<version_key()>::is_linked;
 
 [[maybe_unused, gnu::used]] static const char* const library =
-    &LibraryOfThisVersion<version_number(version)>::is_linked;
+    &LibraryOfThisVersion<version_key()>::is_linked;
 
 }  // namespace lockstep::detail

@@ -12,6 +12,7 @@
 
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/bucket/step.hpp"
+#include "lockstep/checkpoint/snapshot.cuh"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/device/cuda/batch.cuh"
@@ -24,8 +25,8 @@
 #include "lockstep/strategy/device_loss.cuh"
 #include "lockstep/strategy/feature/checked_gradients.cuh"
 #include "lockstep/strategy/feature/random.cuh"
+#include "lockstep/strategy/gpu_update.cuh"
 #include "lockstep/strategy/gpu_updater.cuh"
-#include "lockstep/strategy/kept_copies.cuh"
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 
@@ -111,6 +112,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
   using Loss = DeviceLoss<Comm>;
   using Meter = DeviceLossMeter<Comm, Traits::skips_anomalies>;
   using Step = GpuStep<Traits, Comm>;
+  using UpdatePasses = GpuUpdate<Traits, Comm>;
   using OnDevice = OnDeviceOf<Comm>;
   using BuiltOnDevice = BuiltOnDeviceOf<Comm>;
 

@@ -31,18 +31,17 @@
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/strategy/agreement.hpp"
-#include "lockstep/strategy/anomaly_error.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/host_execution.hpp"
-#include "lockstep/strategy/host_updater.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
+#include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
 
@@ -70,8 +69,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
  private:
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
-  using Updating = typename detail::UpdaterOn<typename traits::device, traits, Comm>::type;
-  static_assert(detail::Updater<Updating, Gradients>);
+  using Updating = detail::Updater<traits, Comm, execution_type>;
 
  public:
   using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
@@ -825,7 +823,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
-  [[no_unique_address]] detail::KeptCopies<typename traits::device, Comm> copies_;
+  [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
 
 }  // namespace lockstep

@@ -8,7 +8,6 @@
 #include <utility>
 
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
@@ -38,6 +37,7 @@ namespace lockstep::detail {
 template <class Model, class Policies>
 struct ReplicaTraits {
   using model = Model;
+  using policies = Policies;
 
   template <class Axis>
   using policy = Pick<Axis, Policies>;
@@ -201,13 +201,6 @@ constexpr JobCall step_call() {
   if constexpr (Traits::has_own_passes) return Pass;
   return JobCall::step;
 }
-
-/// The groups of a replica's parameters; nothing where there is one group.
-template <class Traits>
-using GroupsOf = typename std::conditional_t<
-    Traits::has_groups,
-    std::type_identity<LayoutGroups<typename Traits::layout, typename Traits::groups>>,
-    std::type_identity<OneGroup>>::type;
 
 /// Where a model's parameters and buffers lie.
 template <class Traits>

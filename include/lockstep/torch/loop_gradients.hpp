@@ -27,7 +27,7 @@
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/gradients.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/torch/step_tensors.hpp"

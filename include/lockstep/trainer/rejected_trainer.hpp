@@ -11,6 +11,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
@@ -19,9 +20,7 @@
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
 #include "lockstep/observe/tally.hpp"
-#include "lockstep/strategy/model_source.hpp"
-#include "lockstep/trainer/checkpoint_calls.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
+#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 

@@ -16,7 +16,7 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/optimizer.hpp"
-#include "lockstep/optim/step_numbers.hpp"
+#include "lockstep/optim/constants.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 
 namespace lockstep::detail {
