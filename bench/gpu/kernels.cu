@@ -10,6 +10,7 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/optim/adam.hpp"
+#include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"

@@ -5,5 +5,4 @@
 #include "lockstep/lockstep.ipp"
 
 template <>
-const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::hash_of(
-    lockstep::version)>::is_linked = 1;
+const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::version_key()>::is_linked = 1;

@@ -2,6 +2,7 @@
 #pragma once
 /// @file Everything a CPU job needs.
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
@@ -32,9 +33,7 @@
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
-#include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/process_group.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
 

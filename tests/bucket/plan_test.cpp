@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "lockstep/bucket/frozen.hpp"
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/runs.hpp"
 #include "reference.hpp"
@@ -214,13 +213,6 @@ BOOST_AUTO_TEST_CASE(a_plan_beyond_four_gibibytes_is_counted_right) {
   static_assert(runs.size == 2 && runs.begin()[0].count() == 3 * billion + 128);
   static_assert(runs.begin()[1].offset == plan.placements[0].offset &&
                 runs.begin()[1].count() == 3 * billion);
-
-  // Pieces of two groups, the second of which begins beyond 2^32.
-  constexpr auto groups =
-      detail::make_group_table(plan, [](std::size_t p) -> std::size_t { return p == 0 ? 1 : 0; });
-  static_assert(groups.size == 2 && groups.begin()[0].end == plan.placements[0].offset);
-  static_assert(groups.begin()[1].end == plan.bytes);
-  static_assert(groups.at(5 * billion)->group == 0 && groups.at(7 * billion)->group == 1);
 
   // Views lie where the plan says, without a look at the memory.
   std::byte nothing{};

@@ -190,7 +190,7 @@ struct Seen {
   bool has_joined(std::size_t) const { return true; }
   bool has_left(std::size_t w) const { return !said[w].empty(); }
   bool has_died(std::size_t) const { return false; }
-  std::string words(std::size_t w) const { return said[w]; }
+  std::string abort_reason(std::size_t w) const { return said[w]; }
   std::uint64_t calls_made(std::size_t) const { return 1; }
 };
 

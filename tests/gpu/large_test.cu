@@ -139,15 +139,16 @@ BOOST_AUTO_TEST_CASE(parameters_are_updated_with_masters_and_in_groups) {
   }
   // The border between two groups is the first multiple of 256 bytes inside of the last 128.
   constexpr std::size_t border = (std::size_t{1} << 32) / sizeof(BFloat16);
-  const std::vector<detail::GroupPiece> pieces{{border * sizeof(BFloat16), 0},
+  const std::vector<detail::TablePiece> pieces{{border * sizeof(BFloat16), 0},
                                                {large::count * sizeof(BFloat16) + 128, 1}};
-  const DeviceArena on_gpu(pieces.size() * sizeof(detail::GroupPiece));
+  const DeviceArena on_gpu(pieces.size() * sizeof(detail::TablePiece));
   detail::copy_now(on_gpu.data(), pieces.data(), on_gpu.bytes());
   large::write(parameters.data(), large::count, Pattern{10});
   const DeviceArena numbers = numbers_of(stream, {1, 2});
-  detail::launch_group_update<SGD, BFloat16, BFloat16>(
-      stream, as_numbers(numbers),
-      {reinterpret_cast<const detail::GroupPiece*>(on_gpu.data()), pieces.size(), 0},
+  detail::launch_update_by_table<SGD, BFloat16, BFloat16>(
+      stream, as_numbers(numbers), as_numbers(numbers),
+      {reinterpret_cast<const detail::TablePiece*>(on_gpu.data()), pieces.size(), 0,
+       sizeof(BFloat16)},
       parameters.data(), gradients.data(), {}, parameters.data(), large::count);
   BOOST_TEST(parameters.difference(
                  Halved{{Pattern{10}, Pattern{3}, -1}, {Pattern{10}, Pattern{3}, -2}, border},

@@ -13,6 +13,7 @@
 #include "lockstep/bucket/pack.cuh"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/optim/adam.hpp"
+#include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/sgd.hpp"
 #include "lockstep/optim/update.cuh"
 

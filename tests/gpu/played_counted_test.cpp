@@ -16,7 +16,7 @@
 #include "gpu/played_machine.hpp"
 #include "gpu/thread_ranks.cuh"
 #include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/counted_update.cuh"
+#include "lockstep/optim/constants.cuh"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 #include "train/filter_case.hpp"
@@ -55,7 +55,7 @@ BOOST_AUTO_TEST_CASE(the_test_for_zero_finds_what_a_loop_finds) {
   std::mt19937 random(11);
   for (int round = 0; round < 20; ++round) {
     const std::size_t parameters = random() % 6 + 1;
-    std::vector<detail::GroupPiece> pieces;
+    std::vector<detail::TablePiece> pieces;
     std::vector<float> values;
     std::vector<std::uint8_t> want(parameters + 1);
     for (std::size_t p = 0; p != parameters; ++p) {
@@ -79,8 +79,7 @@ BOOST_AUTO_TEST_CASE(the_test_for_zero_finds_what_a_loop_finds) {
     const DeviceArena used(parameters + 1);
     const DeviceArena sums(detail::most_norm_blocks * sizeof(double));
     const DeviceArena same_sums(sums.bytes());
-    const detail::ParameterPieces where{as<detail::GroupPiece>(table), pieces.size(), 0,
-                                        sizeof(float)};
+    const detail::TablePieces where{as<detail::TablePiece>(table), pieces.size(), 0, sizeof(float)};
     const auto flags = [&] {
       auto found = downloaded(as<std::uint8_t>(used), parameters + 1);
       check_cuda(cudaMemset(used.data(), 0, used.bytes()), "cudaMemset");

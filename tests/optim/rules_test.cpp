@@ -41,10 +41,16 @@ double worst_error(const typename Rule::Options& options, const auto& plain_rule
       gradients[i] = static_cast<T>(static_cast<A>(gradient_at(s, i)));
     detail::StatesOf<Rule, T> states{};
     for (std::size_t k = 0; k < Rule::states; ++k) states[k] = memory[k].data();
-    const detail::UpdatePass<Rule, T, detail::Unscaled> pass{
-        Rule::template at<A>(options, options.lr, s), parameters.data(), states, 0, {}};
-    pass(0, std::span<const T>(gradients).first(16));
-    pass(16, std::span<const T>(gradients).subspan(16));
+    const auto rule = Rule::template at<A>(options, options.lr, s);
+    const auto update = [&](std::size_t first, std::size_t last) {
+      auto here = states;
+      for (auto& state : here) state += first;
+      detail::update_elements<Rule, false, T>(rule, parameters.data() + first,
+                                              gradients.data() + first, here, last - first,
+                                              detail::Unscaled{});
+    };
+    update(0, 16);
+    update(16, count);
     for (std::size_t i = 0; i < count; ++i) {
       rules[i].update(expected[i], static_cast<double>(static_cast<A>(gradients[i])));
       const double have = static_cast<double>(static_cast<A>(parameters[i]));
@@ -98,9 +104,8 @@ BOOST_AUTO_TEST_CASE(adamw_decays_the_parameter) {
 BOOST_AUTO_TEST_CASE(a_pass_scales_before_the_rule) {
   std::array<double, 2> parameters{1, 2};
   const std::array<double, 2> gradients{4, 8};
-  const detail::UpdatePass<SGD, double, detail::Scaled<double>> pass{
-      SGD::at<double>({}, 0.5, 1), parameters.data(), {}, 0, {0.25}};
-  pass(0, gradients);
+  detail::update_elements<SGD, false, double>(SGD::at<double>({}, 0.5, 1), parameters.data(),
+                                              gradients.data(), {}, 2, detail::Scaled{0.25});
   BOOST_TEST(parameters[0] == 0.5);
   BOOST_TEST(parameters[1] == 1.0);
 }

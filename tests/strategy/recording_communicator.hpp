@@ -13,9 +13,9 @@
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
 
 namespace recording {
 

@@ -138,7 +138,3 @@ class JsonEntry {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/json.ipp"
-#endif

@@ -65,7 +65,3 @@ class JsonCursor {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/json_cursor.ipp"
-#endif

@@ -13,9 +13,9 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
 
 namespace lockstep::detail {
 
@@ -41,7 +41,7 @@ consteval bool holds_elements() {
   using Plain = std::remove_cvref_t<Data>;
   if constexpr (packs_bits<Plain>) {
     return true;
-  } else if constexpr (DenseView<Plain> || requires(Plain& data) { std::span(data); }) {
+  } else if constexpr (DenseView<Plain> || ContiguousMemory<Plain>) {
     return SingleElement<std::remove_const_t<FlatElement<Data>>>;
   } else {
     return false;

@@ -21,6 +21,7 @@
 #include "lockstep/comm/backends/shm/memory.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -296,27 +297,25 @@ LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
 }
 
 LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
-    : rank_(rank.value()),
-      world_(world.value()),
-      timeout_(timeout),
-      budget_(SpinBudget::for_ranks(world_)),
+    : Engine(rank, world, Mapping(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
+             timeout) {}
+
+LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file,
+                               Milliseconds timeout)
+    : SharedPeers(rank, world, &reinterpret_cast<RankBlock*>(blocks.data())->state,
+                  sizeof(RankBlock), timeout, &file_),
       file_(std::move(file)),
-      blocks_(file_, 0, world_ * sizeof(RankBlock)),
-      file_bytes_(align_up(world_ * sizeof(RankBlock), page)),
-      arenas_(rank_) {
+      blocks_(std::move(blocks)),
+      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)),
+      arenas_(rank.value()) {
   file_.lock_byte(rank);
   own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
-}
-
-LOCKSTEP_INLINE Engine::~Engine() {
-  if (scope_.is_failure()) abandon(ended_by_exception);
-  own().left.store(1, std::memory_order_release);
 }
 
 LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes) {
   const std::size_t offset = file_bytes_;
   const std::size_t stride = Arenas::stride(bytes);
-  return arenas_.add(map_more(bytes, world_ * stride), offset, stride);
+  return arenas_.add(map_more(bytes, world() * stride), offset, stride);
 }
 
 LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
@@ -325,7 +324,7 @@ LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
 
 LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) {
   try {
-    if (rank_ == 0) file_.reserve(file_bytes_ + length);
+    if (rank() == Rank{0}) file_.reserve(file_bytes_ + length);
   } catch (const Error& error) {
     fail(error.on(rank()));
   }
@@ -346,52 +345,93 @@ LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) 
   }
 }
 
-LOCKSTEP_INLINE void Engine::fail(const Error& error) {
-  give_up(error, error.text());
-  throw error;
-}
-
 LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
   const auto call_of = [&](std::size_t w) -> const Call& { return slot(w, ticket).call; };
-  if (const auto error = find_disagreement(ticket, world_, call_of, rank())) fail(*error);
+  if (const auto error = find_disagreement(ticket, world(), call_of, rank())) fail(*error);
   std::terminate();  // it is called only where calls differ
 }
 
-LOCKSTEP_INLINE void Engine::abandon(std::string_view reason) {
-  give_up(gave_up("shared memory", reason, rank()), reason);
-}
-
-LOCKSTEP_INLINE void Engine::give_up(const Error& error, std::string_view words) {
-  if (!fault_.note(error)) return;
-  auto& last = own().last_words;
-  const std::size_t n = std::min(words.size(), last.size() - 1);
-  std::memcpy(last.data(), words.data(), n);
-  last[n] = '\0';
-  own().failed.store(1, std::memory_order_release);
-}
-
-LOCKSTEP_INLINE bool Engine::has_died(std::size_t w) const {
-  const std::uint32_t process = block(w).process.load(std::memory_order_acquire);
-  return !has_left(w) && process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
-         !file_.is_locked(Rank{w});
-}
-
-LOCKSTEP_INLINE std::string Engine::words(std::size_t w) const {
-  if (block(w).failed.load(std::memory_order_acquire) == 0) return "";
-  return block(w).last_words.data();
-}
-
-LOCKSTEP_INLINE void Engine::look(std::size_t behind, const Call& call,
-                                  std::chrono::steady_clock::time_point begin) {
-  fault_.raise();  // another thread of this rank may have given up
-  const auto is_behind = [&](std::size_t w) { return w == behind; };
-  if (const auto fault = find_fault(*this, call, is_behind)) fail(*fault);
-  if (std::chrono::steady_clock::now() - begin < timeout_) return;
-  // Every rank that has made fewer calls is missing; if there is none, the one that is waited for.
-  const bool all_have_come = all_others([&](std::size_t w) { return calls_made(w) >= posted_; });
-  fail(find_missing(*this, call, timeout_, [&](std::size_t w) {
-    return all_have_come ? is_behind(w) : calls_made(w) < posted_;
-  }));
-}
-
 }  // namespace lockstep::detail::shm
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE SharedPeers::SharedPeers(Rank rank, WorldSize world, RankState* first,
+                                         std::size_t stride, Milliseconds timeout,
+                                         const shm::MemoryFile* file, std::mutex* working,
+                                         Counter* done)
+    : rank_(rank.value()),
+      world_(world.value()),
+      first_(first),
+      stride_(stride),
+      file_(file),
+      working_(working),
+      done_(done),
+      timeout_(timeout),
+      budget_(SpinBudget::for_ranks(world_)) {}
+
+LOCKSTEP_INLINE bool SharedPeers::has_died(std::size_t w) const {
+  const std::uint32_t process = state(w).process.load(std::memory_order_acquire);
+  return process != 0 && process != static_cast<std::uint32_t>(::getpid()) &&
+         state(w).left.load(std::memory_order_acquire) == 0 && !file_->is_locked(Rank{w});
+}
+
+LOCKSTEP_INLINE std::string SharedPeers::abort_reason(std::size_t w) const {
+  if (state(w).has_reason.load(std::memory_order_acquire) == 0) return "";
+  return state(w).reason.data();
+}
+
+LOCKSTEP_INLINE std::unique_lock<std::mutex> SharedPeers::stop_work() const {
+  return working_ != nullptr ? std::unique_lock(*working_) : std::unique_lock<std::mutex>();
+}
+
+LOCKSTEP_INLINE void SharedPeers::fail(const Error& error) {
+  give_up(error, error.is_consequence() ? "" : error.text());
+  throw Error(error);
+}
+
+LOCKSTEP_INLINE void SharedPeers::abandon(std::string_view reason) {
+  give_up(gave_up("Backend<Shm>", reason, rank()), reason);
+}
+
+LOCKSTEP_INLINE void SharedPeers::give_up(const Error& error, std::string_view reason) {
+  {
+    const auto working = stop_work();
+    const std::lock_guard lock(mutex_);
+    if (is_broken()) return;
+    fault_.emplace(error);
+    auto& shown = own().reason;
+    const std::size_t n = std::min(reason.size(), shown.size() - 1);
+    std::memcpy(shown.data(), reason.data(), n);
+    shown[n] = '\0';
+    own().has_reason.store(n == 0 ? 0 : 1, std::memory_order_release);
+    own().failed.store(1, std::memory_order_release);
+  }
+  if (done_ != nullptr) wake(*done_);
+}
+
+LOCKSTEP_INLINE void SharedPeers::leave() {
+  if (scope_.is_failure()) abandon(ended_by_exception);
+  {
+    const auto working = stop_work();
+    own().left.store(1, std::memory_order_release);
+  }
+  if (done_ != nullptr) wake(*done_);
+}
+
+LOCKSTEP_INLINE void SharedPeers::raise_now() const {
+  const std::lock_guard lock(mutex_);
+  if (fault_) throw Error(*fault_);
+  std::terminate();  // it is called only where a fault is noted
+}
+
+LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const Awaited& awaited,
+                                                        Clock::time_point begin) const {
+  const auto lacks = [&](std::size_t w) {
+    return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
+  };
+  if (auto fault = find_fault(*this, call, lacks)) return fault;
+  if (Clock::now() - begin < timeout_) return std::nullopt;
+  return find_missing(*this, call, timeout_, lacks);
+}
+
+}  // namespace lockstep::detail

@@ -4,11 +4,18 @@
 /// the library of its own version.
 
 #include <cstdint>
+#include <string_view>
 
-#include "lockstep/core/hash.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
+
+/// FNV-1a of the version. Everything includes this header, `Hash` too, which cannot be used here.
+constexpr std::uint64_t version_key() {
+  std::uint64_t key = 0xcbf29ce484222325U;
+  for (const char c : version) key = (key ^ static_cast<unsigned char>(c)) * 0x100000001b3U;
+  return key;
+}
 
 template <std::uint64_t Version>
 struct LibraryOfThisVersion {
@@ -17,9 +24,9 @@ struct LibraryOfThisVersion {
 
 /// Declared before it is used, as the standard wants it of what the library specialises.
 template <>
-const char LibraryOfThisVersion<hash_of(version)>::is_linked;
+const char LibraryOfThisVersion<version_key()>::is_linked;
 
 [[maybe_unused, gnu::used]] static const char* const library =
-    &LibraryOfThisVersion<hash_of(version)>::is_linked;
+    &LibraryOfThisVersion<version_key()>::is_linked;
 
 }  // namespace lockstep::detail

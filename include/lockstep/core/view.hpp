@@ -9,8 +9,11 @@
 
 #include <concepts>
 #include <cstddef>
+#include <iterator>
+#include <span>
 #include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -42,6 +45,24 @@ struct Extents {
 };
 
 namespace detail {
+
+/// A pointer as it is, or the one inside of a class that stands for a pointer: Thrust's
+/// `device_ptr` and `universal_ptr` have it as `get()`.
+template <class T>
+LOCKSTEP_HOST_DEVICE constexpr T* raw_pointer(T* pointer) {
+  return pointer;
+}
+template <class P>
+  requires requires(const P& pointer) { raw_pointer(pointer.get()); }
+LOCKSTEP_HOST_DEVICE constexpr auto* raw_pointer(const P& pointer) {
+  return pointer.get();
+}
+
+/// A class that stands for a pointer to T.
+template <class P, class T>
+concept PointerTo = !std::is_pointer_v<P> && requires(const P& pointer) {
+  { raw_pointer(pointer) } -> std::convertible_to<T*>;
+};
 
 /// The base of all views of one rank whose extents the compiler knows.
 template <class Memory, class T, std::size_t Rank, bool IsDynamic>
@@ -126,6 +147,11 @@ class View : public ViewBase<Memory, T, sizeof...(E), ((E == dynamic) || ...)> {
     requires(sizeof...(N) > 0 && std::constructible_from<Extents<E...>, N...>)
   LOCKSTEP_HOST_DEVICE constexpr explicit View(T* data, N... extents)
       : Base(data, Extents<E...>(extents...).all) {}
+  /// From a class that stands for a pointer, such as Thrust's: `DeviceView<float, 2, 3>(v.data())`.
+  template <PointerTo<T> P, std::convertible_to<std::size_t>... N>
+    requires(sizeof...(N) == 0 ? !is_dynamic : std::constructible_from<Extents<E...>, N...>)
+  LOCKSTEP_HOST_DEVICE constexpr explicit View(const P& data, N... extents)
+      : Base(raw_pointer(data), Extents<E...>(extents...).all) {}
   /// A view of T is a view of const T.
   template <std::same_as<std::remove_const_t<T>> U>
     requires std::is_const_v<T>
@@ -220,5 +246,57 @@ using DeviceView = detail::View<DeviceMemory, T, E...>;
 
 static_assert(detail::is_checked || sizeof(HostView<float, 128, 784>) == sizeof(float*));
 static_assert(std::is_trivially_copyable_v<DeviceView<float, dynamic, 784>>);
+
+namespace detail {
+
+/// An mdspan over plain memory, the host's or a GPU's, that has no gaps.
+template <class V>
+concept DenseView = requires(const V& view) {
+  { view.data_handle() } -> std::convertible_to<typename V::element_type*>;
+  { view.is_exhaustive() } -> std::convertible_to<bool>;
+};
+
+/// A range whose elements lie one behind the other, in memory that the host need not be able to
+/// read.
+template <class R>
+concept ContiguousMemory = requires(R& range) {
+  raw_pointer(std::data(range));
+  { std::size(range) } -> std::convertible_to<std::size_t>;
+};
+
+/// `std::vector<bool>` has no elements that a span could show.
+template <class R>
+inline constexpr bool packs_bits = false;
+template <class Allocator>
+inline constexpr bool packs_bits<std::vector<bool, Allocator>> = true;
+
+}  // namespace detail
+
+/// The elements of a view, a vector (the standard library's or Thrust's), an array or a span, in
+/// memory order.
+template <detail::DenseView V>
+constexpr auto flat(const V& view) {
+  return std::span<typename V::element_type>(view.data_handle(), view.size());
+}
+template <class R>
+  requires(!detail::DenseView<std::remove_cvref_t<R>>)
+constexpr auto flat(R&& range) {
+  constexpr bool packed = detail::packs_bits<std::remove_cvref_t<R>>;
+  static_assert(!packed,
+                "lockstep: std::vector<bool> packs its elements into bits; give an array of bool, "
+                "or a std::vector<std::uint8_t>");
+  if constexpr (packed) {
+    return std::span<bool>();
+  } else {
+    return std::span(detail::raw_pointer(std::data(range)), std::size(range));
+  }
+}
+
+namespace detail {
+
+template <class S>
+using FlatElement = typename decltype(flat(std::declval<S&>()))::element_type;
+
+}  // namespace detail
 
 }  // namespace lockstep

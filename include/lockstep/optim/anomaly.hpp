@@ -5,9 +5,14 @@
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
+#include <span>
+#include <string>
 #include <string_view>
 #include <type_traits>
 
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/policy/policy.hpp"
 
@@ -65,7 +70,7 @@ struct AnomalyRecord {
   static constexpr unsigned long long nowhere = ~0ULL;
 
   std::uint64_t step = 0;                 // the first bad one, from 1; 0: there is none
-  unsigned long long gradient = nowhere;  // the lowest address of a gradient that is not finite
+  unsigned long long gradient = nowhere;  // the lowest offset of a gradient that is not finite
   bool loss = false;                      // the loss was not finite
   bool scale = false;                     // the loss scale has become too small
 };
@@ -75,6 +80,81 @@ struct AnomalyWatch {
   AnomalyRecord* record = nullptr;
   std::uint32_t* seen = nullptr;  // host memory, which the host reads without waiting
   const double* loss = nullptr;
+};
+
+// What a job says of an anomaly.
+
+inline Error anomaly_error(const std::string& what, std::uint64_t step) {
+  return {"step " + std::to_string(step), what,
+          "lower the learning rate, clip gradients (Clip<1.0>) or look at the batch; "
+          "Anomaly<Skip> leaves such steps out, Anomaly<Ignore> goes on"};
+}
+
+/// The error of a gradient at an offset in the arena.
+template <class Layout>
+Error anomaly_error(const Layout& layout, std::size_t offset, const std::string& value,
+                    const std::string& whose, std::uint64_t step) {
+  const auto& placements = layout.plan().placements;
+  std::size_t p = 0;
+  while (p + 1 < placements.size() &&
+         !(offset >= placements[p].offset && offset - placements[p].offset < placements[p].bytes))
+    ++p;
+  const std::size_t size = placements[p].bytes / layout.infos()[p].count();
+  return anomaly_error("the gradient of " + std::string(layout.name(p)) + " is " + value +
+                           " at element " + std::to_string((offset - placements[p].offset) / size) +
+                           (whose.empty() ? "" : ", " + whose),
+                       step);
+}
+
+/// The first gradient of an update on the host that is not finite. It is noted in a pass, which
+/// another thread may be running, and thrown after it.
+class NotedAnomaly {
+ public:
+  bool is_there() const { return found_.has_value(); }
+
+  /// Notes the first of these averages that is not finite, which begin with element `at` of those
+  /// from `offset` of the arena on. `sources` are all ranks' gradients, where they are at hand.
+  template <class T, class... Sources>
+  [[gnu::cold, gnu::noinline]] void note(std::size_t offset, std::size_t at,
+                                         std::span<const T> averages, Sources... sources) {
+    using A = Accumulator<T>;
+    if (found_) return;
+    std::size_t i = 0;
+    while (i + 1 < averages.size() && is_finite(static_cast<A>(averages[i]))) ++i;
+    Found found{offset + (at + i) * sizeof(T), static_cast<double>(static_cast<A>(averages[i]))};
+    [[maybe_unused]] const auto look = [&](std::span<T* const> all) {
+      for (std::size_t w = all.size(); w-- != 0;) {
+        if (is_finite(static_cast<A>(all[w][at + i]))) continue;
+        ++found.ranks;
+        found.first_rank = w;
+      }
+    };
+    (look(sources), ...);
+    found_ = found;
+  }
+
+  /// Throws it and forgets it. `average` says what the gradient is, where no rank is known that
+  /// gave it.
+  template <class Layout>
+  [[noreturn, gnu::cold, gnu::noinline]] void report(const Layout& layout, const char* average,
+                                                     std::uint64_t step) {
+    const Found found = found_.value_or(Found{});
+    found_.reset();
+    std::string whose = average;
+    if (found.ranks != 0) whose = "of rank " + std::to_string(found.first_rank);
+    if (found.ranks > 1) whose += " and " + std::to_string(found.ranks - 1) + " more";
+    throw anomaly_error(layout, found.offset, std::to_string(found.value), whose, step);
+  }
+
+ private:
+  /// A gradient that is not finite, and the ranks that gave it.
+  struct Found {
+    std::size_t offset = 0;  // bytes
+    double value = 0;
+    std::size_t ranks = 0;
+    std::size_t first_rank = 0;
+  };
+  std::optional<Found> found_;
 };
 
 }  // namespace detail

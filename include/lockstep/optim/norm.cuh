@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The norm of gradients on the device, the same bits every time, and numbers that need it.
+/// @file The first pass over averages on the device: the sum of squares, the same bits every time,
+/// and which parameters have a gradient that is not zero.
 
 #include <cuda_runtime.h>
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <cub/block/block_reduce.cuh>
 
 #include "lockstep/core/dynamic.hpp"
@@ -13,8 +15,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/vector.cuh"
-#include "lockstep/optim/anomaly.cuh"
-#include "lockstep/optim/step_numbers.hpp"
+#include "lockstep/optim/update.cuh"
 
 namespace lockstep::detail {
 
@@ -63,26 +64,6 @@ LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
 
 inline constexpr unsigned decide_threads = 512;
 
-template <class Rule>
-LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
-    decide(const StepInputs<Rule>* inputs, const double* partials, std::size_t count,
-           StepLimits limits, StepState* state, StepNumbers<Rule>* numbers) {
-  double mine = 0;
-  for (std::size_t i = threadIdx.x; i < count; i += decide_threads) mine += partials[i];
-  using Reduce = cub::BlockReduce<double, decide_threads>;
-  __shared__ typename Reduce::TempStorage storage;
-  const double squares = Reduce(storage).Sum(mine);
-  if (threadIdx.x != 0) return;
-  StepState next = *state;
-  *numbers = decide_step(*inputs, squares, limits, next);
-  if (limits.scales_loss && inputs->watch.record != nullptr &&
-      next.loss_scale.scale < smallest_loss_scale) {
-    inputs->watch.record->scale = true;
-    tell_anomaly(inputs->watch, next.updates + next.skips);
-  }
-  *state = next;
-}
-
 /// sum = the sum of all partials.
 template <class T>
 LOCKSTEP_KERNEL __launch_bounds__(decide_threads)
@@ -121,15 +102,91 @@ inline void launch_add_partials(cudaStream_t stream, const double* partials, std
                                       sum);
 }
 
-/// Computes the numbers of this step and the state of the next from all `partials`. All values that
-/// change from step to step lie in device memory, so a graph may hold this. **Stream** in its
-/// order. **Host** does not block.
-template <class Rule>
-void launch_decide(cudaStream_t stream, const StepInputs<Rule>* inputs, const double* partials,
-                   std::size_t count, const StepLimits& limits, StepState* state,
-                   StepNumbers<Rule>* numbers) {
-  launch_kernel<decide<Rule>>("step numbers", stream, 1, decide_threads, inputs, partials, count,
-                              limits, state, numbers);
+/// Notes every parameter that has an element other than zero; NaN is one. With `Squares` it is the
+/// norm's pass too.
+template <class T, bool Squares>
+struct UsedPass {
+  static constexpr std::size_t several = static_cast<std::size_t>(-1);
+
+  SquaresPass<T> squares;
+  const TablePieces& where;
+  std::uint8_t* used;     // by parameter
+  std::size_t parameter;  // of the whole tile, or `several`
+
+  template <std::size_t N>
+  __device__ Packet<T, N> load(std::size_t at) const {
+    return squares.template load<N>(at);
+  }
+  template <std::size_t N>
+  __device__ void finish(std::size_t at, const Packet<T, N>& loaded) {
+    if constexpr (Squares) squares.template finish<N>(at, loaded);
+    bool any = false;
+#pragma unroll
+    for (std::size_t i = 0; i < N; ++i)
+      any |= static_cast<Accumulator<T>>(loaded.at[i]) != Accumulator<T>{0};
+    if (!any) return;
+    const std::size_t p = parameter == several ? where.at(at)->row : parameter;
+    if (__ldcg(used + p) == 0) __stcg(used + p, std::uint8_t{1});
+  }
+};
+
+/// Blocks write nothing but ones, so their order does not matter. A tile of a parameter that is
+/// known to be used is not read, unless its squares are wanted.
+template <class T, bool Squares>
+LOCKSTEP_KERNEL __launch_bounds__(SquaresShape::threads)
+    find_used(const T* values, TablePieces where, std::uint8_t* used, double* partials,
+              std::size_t count) {
+  constexpr std::size_t packet = packet_size<T>;
+  constexpr std::size_t length = SquaresShape::tile * packet;
+  const std::size_t tiles = tiles_of<SquaresShape, packet>(count);
+  UsedPass<T, Squares> pass{{values}, where, used, 0};
+  for (std::size_t tile = blockIdx.x; tile < tiles; tile += gridDim.x) {
+    const std::size_t first = tile * length;
+    const std::size_t last = (first + length < count ? first + length : count) - 1;
+    const TablePiece* const piece = where.at(first);
+    const bool one = where.holds(piece, last);
+    if constexpr (!Squares) {
+      if (one && __ldcg(used + piece->row) != 0) continue;
+    }
+    pass.parameter = one ? piece->row : pass.several;
+    sweep_tile<SquaresShape, packet>(pass, tile, count);
+  }
+  if constexpr (Squares) {
+    using Reduce = cub::BlockReduce<double, SquaresShape::threads>;
+    __shared__ typename Reduce::TempStorage storage;
+    const double sum = Reduce(storage).Sum(pass.squares.sum);
+    if (threadIdx.x == 0) partials[blockIdx.x] = sum;
+  }
+}
+
+/// Sets `used[p]` for every parameter with an element other than zero among `count` values, and
+/// clears none. If `partials` are wanted, they are those of `launch_squares`, from the same pass.
+/// **Stream** in its order. **Host** does not block.
+template <class T>
+void launch_find_used(cudaStream_t stream, const T* values, const TablePieces& where,
+                      std::uint8_t* used, double* partials, std::size_t count) {
+  if (count == 0) return;
+  require_alignment("test for zero gradients", {values});
+  const auto blocks = static_cast<unsigned>(square_partials<T>(count));
+  if (partials != nullptr) {
+    launch_kernel<find_used<T, true>>("squares and test for zero", stream, blocks,
+                                      SquaresShape::threads, values, where, used, partials, count);
+  } else {
+    launch_kernel<find_used<T, false>>("test for zero", stream, blocks, SquaresShape::threads,
+                                       values, where, used, partials, count);
+  }
+}
+
+template <ElementKind Kind, std::size_t Count>
+void squares_by_kind(cudaStream_t stream, std::byte* values, double* partials, std::size_t count) {
+  launch_squares<ElementOf<Kind>, Count>(stream, as<Kind>(values), partials, count);
+}
+
+/// See `launch_find_used`; a row is a parameter.
+template <ElementKind Kind>
+void find_used_by_kind(cudaStream_t stream, std::byte* values, const TablePieces& where,
+                       std::uint8_t* used, double* partials, std::size_t count) {
+  launch_find_used<ElementOf<Kind>>(stream, as<Kind>(values), where, used, partials, count);
 }
 
 }  // namespace lockstep::detail

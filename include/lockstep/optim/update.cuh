@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file An optimizer's pass over a contiguous piece of a bucket, on the device: unscale, clip and
-/// update in one, every byte read and written once.
+/// update in one, every byte read and written once. All elements have the same constants, or those
+/// of their rows of a table.
 
 #include <cuda_runtime.h>
 
 #include <cstddef>
 #include <type_traits>
 
-#include "lockstep/bucket/group_pieces.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
@@ -16,16 +16,25 @@
 #include "lockstep/device/cuda/vector.cuh"
 #include "lockstep/optim/anomaly.cuh"
 #include "lockstep/optim/anomaly.hpp"
-#include "lockstep/optim/step_numbers.hpp"
+#include "lockstep/optim/constants.hpp"
+#include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/update.hpp"
 
 namespace lockstep::detail {
 
 using UpdateShape = PassShape<256, 2>;
 
+/// Where a piece that is watched begins, in bytes from the start of the parameters' arena.
+template <bool Watches>
+struct WatchedPiece {};
+template <>
+struct WatchedPiece<true> {
+  std::size_t offset = 0;
+};
+
 /// The arrays of a piece. As a kernel's argument its type depends on element types alone.
-template <class Rule, class Master, class Gradient, class Param>
-struct UpdateArrays {
+template <class Rule, class Master, class Gradient, class Param, bool Watches = false>
+struct UpdateArrays : WatchedPiece<Watches> {
   using A = Accumulator<Master>;
   static constexpr std::size_t states = Rule::states;
   static constexpr std::size_t slots = states == 0 ? 1 : states;  // arrays have an element
@@ -43,7 +52,7 @@ struct UpdateArrays {
 /// watches looks for gradients that are not finite.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
 struct UpdateSweep {
-  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
+  using Arrays = UpdateArrays<Rule, Master, Gradient, Param, Watches>;
   using A = typename Arrays::A;
   using State = typename Arrays::State;
   static constexpr std::size_t states = Arrays::states;
@@ -117,7 +126,7 @@ struct UpdateSweep {
     for (std::size_t i = 0; i < N; ++i) {
       if (blemish(static_cast<Accumulator<Gradient>>(gradients.at[i])) == 0) continue;
       atomicMin(&step->watch.record->gradient,
-                reinterpret_cast<unsigned long long>(arrays.gradients + at + i));
+                static_cast<unsigned long long>(arrays.offset + (at + i) * sizeof(Param)));
       break;
     }
     tell_anomaly(step->watch, step->step);
@@ -145,51 +154,40 @@ __device__ bool is_skipped(const StepNumbers<Rule>* numbers) {
 template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
           class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
-    update(const StepNumbers<Rule>* numbers, UpdateArrays<Rule, Master, Gradient, Param> arrays,
-           Size<Count> count) {
+    update(const StepNumbers<Rule>* numbers,
+           UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays, Size<Count> count) {
   const bool skip = is_skipped<Watches>(numbers);
   const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
       arrays, numbers->template in<Accumulator<Master>>(), skip, numbers};
   sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
 }
 
-/// The piece that holds the byte at `offset`; the host's twin is `GroupTable::at`.
-__device__ inline const GroupPiece* group_piece(const GroupPiece* piece, std::size_t count,
-                                                std::size_t offset) {
-  while (count != 0) {
-    const std::size_t half = count / 2;
-    if (piece[half].end <= offset) {
-      piece += half + 1;
-      count -= half + 1;
-    } else {
-      count = half;
-    }
-  }
-  return piece;
-}
-
-/// The pieces of an arena by group, in device memory.
-struct GroupPieces {
-  const GroupPiece* pieces;
+/// The pieces of a table of constants, as a kernel finds them from a piece of the arena.
+struct TablePieces {
+  const TablePiece* pieces;
   std::size_t count;
-  std::size_t offset;  // bytes from the arena's start to the arrays
+  std::size_t offset;   // bytes from the arena's start to the kernel's arrays
+  std::size_t element;  // bytes of an element in the arena
 
-  template <class Param>
-  __device__ const GroupPiece* at(std::size_t element) const {
-    return group_piece(pieces, count, offset + element * sizeof(Param));
+  /// The piece that holds an element of the kernel's arrays.
+  __device__ const TablePiece* at(std::size_t index) const {
+    return table_piece_at(pieces, count, offset + index * element);
+  }
+  /// Does this piece hold the element too?
+  __device__ bool holds(const TablePiece* piece, std::size_t index) const {
+    return piece->end > offset + index * element;
   }
 };
 
-/// The pass over a tile whose elements are in several groups. Pieces begin at multiples of 256
-/// bytes, so that no packet has elements of two.
+/// The pass over a tile whose elements have different rows. Pieces begin at multiples of 256 bytes,
+/// so that no packet has elements of two.
 template <class Rule, class Master, class Gradient, class Param, class Shape, bool Watches>
-struct GroupedSweep {
+struct TableSweep {
   using Sweep = UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches>;
 
-  const UpdateArrays<Rule, Master, Gradient, Param>& arrays;
-  const StepNumbers<Rule>* numbers;  // by group
-  const GroupPieces& groups;
-  bool skip;
+  const UpdateArrays<Rule, Master, Gradient, Param, Watches>& arrays;
+  const StepNumbers<Rule>* rows;
+  const TablePieces& where;
 
   template <std::size_t N>
   __device__ auto load(std::size_t at) const {
@@ -197,43 +195,47 @@ struct GroupedSweep {
   }
   template <std::size_t N>
   __device__ void finish(std::size_t at, const typename Sweep::template Loaded<N>& loaded) const {
-    const StepNumbers<Rule>& own = numbers[groups.template at<Param>(at)->group];
-    const Sweep sweep{arrays, own.template in<Accumulator<Master>>(), skip, &own};
+    const StepNumbers<Rule>& own = rows[where.at(at)->row];
+    if (own.skip) return;
+    const Sweep sweep{arrays, own.template in<Accumulator<Master>>(), false, &own};
     sweep.template finish<N>(at, loaded);
   }
 };
 
-template <class Shape, std::size_t Count, bool Watches, class Rule, class Master, class Gradient,
-          class Param>
+/// Every element is updated as the numbers of its row say, unless those of the `step` skip all.
+template <class Shape, bool Watches, class Rule, class Master, class Gradient, class Param>
 LOCKSTEP_KERNEL __launch_bounds__(Shape::threads)
-    update_groups(const StepNumbers<Rule>* numbers, GroupPieces groups,
-                  UpdateArrays<Rule, Master, Gradient, Param> arrays, Size<Count> count) {
+    update_by_table(const StepNumbers<Rule>* step, const StepNumbers<Rule>* rows, TablePieces where,
+                    UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays,
+                    std::size_t count) {
+  if (is_skipped<Watches>(step)) return;
   constexpr std::size_t tile = Shape::tile * arrays.packet;
   const std::size_t first = blockIdx.x * tile;
-  const std::size_t last = (first + tile < count.value() ? first + tile : count.value()) - 1;
-  const GroupPiece* const piece = groups.at<Param>(first);
-  const bool skip = is_skipped<Watches>(numbers);  // all groups or none
-  if (piece->end > groups.offset + last * sizeof(Param)) {
-    const StepNumbers<Rule>& own = numbers[piece->group];
+  const std::size_t last = (first + tile < count ? first + tile : count) - 1;
+  const TablePiece* const piece = where.at(first);
+  if (where.holds(piece, last)) {
+    const StepNumbers<Rule>& own = rows[piece->row];
+    if (own.skip) return;  // and nothing of it is read
     const UpdateSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{
-        arrays, own.template in<Accumulator<Master>>(), skip, &own};
-    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+        arrays, own.template in<Accumulator<Master>>(), false, &own};
+    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count);
   } else {
-    const GroupedSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{arrays, numbers, groups,
-                                                                            skip};
-    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count.value());
+    const TableSweep<Rule, Master, Gradient, Param, Shape, Watches> sweep{arrays, rows, where};
+    sweep_tile<Shape, arrays.packet>(sweep, blockIdx.x, count);
   }
 }
 
 /// The arrays as a kernel's argument. Throws if one begins inside of a packet.
-template <class Rule, class Master, class Gradient, class Param>
-UpdateArrays<Rule, Master, Gradient, Param> update_arrays(Master* master, const Gradient* gradients,
-                                                          const StatesOf<Rule, Master>& states,
-                                                          Param* parameters) {
-  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
-  Arrays arrays{master, gradients, parameters, {}};
+template <class Rule, class Master, class Gradient, class Param, bool Watches>
+auto update_arrays(Master* master, const Gradient* gradients, const StatesOf<Rule, Master>& states,
+                   Param* parameters, [[maybe_unused]] std::size_t offset) {
+  UpdateArrays<Rule, Master, Gradient, Param, Watches> arrays{};
+  if constexpr (Watches) arrays.offset = offset;
+  arrays.master = master;
+  arrays.gradients = gradients;
+  arrays.parameters = parameters;
   require_alignment("update", {master, gradients});
-  if constexpr (Arrays::copies) require_alignment("update", {parameters});
+  if constexpr (arrays.copies) require_alignment("update", {parameters});
   if constexpr (Rule::states != 0) {
     for (std::size_t s = 0; s != Rule::states; ++s) {
       require_alignment("update", {states[s]});
@@ -246,38 +248,73 @@ UpdateArrays<Rule, Master, Gradient, Param> update_arrays(Master* master, const 
 /// Updates `count` elements as `numbers` says: reads gradients, reads and writes `master` and
 /// `states`. If Param is another type, the new masters are also written to `parameters` in that
 /// type; otherwise `parameters` is not used. A `Count` that the compiler knows becomes part of the
-/// kernel. With `Watches` it looks for anomalies, as the numbers say. **Stream** in its order.
-/// **Host** does not block.
+/// kernel. With `Watches` it looks for anomalies, as the numbers say, and tells where they are from
+/// byte `offset` of the parameters' arena on. **Stream** in its order. **Host** does not block.
 template <class Rule, class Master, class Gradient, class Param = Master,
           std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
 void launch_update(cudaStream_t stream, const StepNumbers<Rule>* numbers, Master* master,
                    const Gradient* gradients, const StatesOf<Rule, Master>& states,
-                   std::type_identity_t<Param>* parameters, std::size_t count = Count) {
-  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
+                   std::type_identity_t<Param>* parameters, std::size_t count = Count,
+                   std::size_t offset = 0) {
   if (count == 0) return;
-  const Arrays arrays =
-      update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters);
-  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
+  const auto arrays = update_arrays<Rule, Master, Gradient, Param, Watches>(
+      master, gradients, states, parameters, offset);
+  const auto blocks = static_cast<unsigned>(tiles_of<Shape, arrays.packet>(count));
   launch_kernel<update<Shape, Count, Watches, Rule, Master, Gradient, Param>>(
       "update", stream, blocks, Shape::threads, numbers, arrays, make_size<Count>(count));
 }
 
-/// Updates every element as the numbers of its group say, which lie one behind the other, in one
-/// launch. **Stream** in its order. **Host** does not block.
-template <class Rule, class Master, class Gradient, class Param = Master,
-          std::size_t Count = dynamic, bool Watches = false, class Shape = UpdateShape>
-void launch_group_update(cudaStream_t stream, const StepNumbers<Rule>* numbers,
-                         const GroupPieces& groups, Master* master, const Gradient* gradients,
-                         const StatesOf<Rule, Master>& states,
-                         std::type_identity_t<Param>* parameters, std::size_t count = Count) {
-  using Arrays = UpdateArrays<Rule, Master, Gradient, Param>;
+/// Updates every element as the numbers of its row say, in one launch. **Stream** in its order.
+/// **Host** does not block.
+template <class Rule, class Master, class Gradient, class Param = Master, bool Watches = false>
+void launch_update_by_table(cudaStream_t stream, const StepNumbers<Rule>* step,
+                            const StepNumbers<Rule>* rows, const TablePieces& where, Master* master,
+                            const Gradient* gradients, const StatesOf<Rule, Master>& states,
+                            std::type_identity_t<Param>* parameters, std::size_t count) {
   if (count == 0) return;
-  const Arrays arrays =
-      update_arrays<Rule, Master, Gradient, Param>(master, gradients, states, parameters);
-  const auto blocks = static_cast<unsigned>(tiles_of<Shape, Arrays::packet>(count));
-  launch_kernel<update_groups<Shape, Count, Watches, Rule, Master, Gradient, Param>>(
-      "update of groups", stream, blocks, Shape::threads, numbers, groups, arrays,
-      make_size<Count>(count));
+  const auto arrays = update_arrays<Rule, Master, Gradient, Param, Watches>(
+      master, gradients, states, parameters, where.offset);
+  const auto blocks = static_cast<unsigned>(tiles_of<UpdateShape, arrays.packet>(count));
+  launch_kernel<update_by_table<UpdateShape, Watches, Rule, Master, Gradient, Param>>(
+      "update by table", stream, blocks, UpdateShape::threads, step, rows, where, arrays, count);
+}
+
+// nvcc writes a type into a kernel's host stub the way it was reached, and cannot write the names
+// and numbers that policies have for arguments. So the functions below, and those of constants.cuh
+// and norm.cuh, see addresses, element kinds and a deduced rule, and nothing of a job's type.
+
+template <ElementKind Kind>
+auto* as(std::byte* data) {
+  return reinterpret_cast<ElementOf<Kind>*>(data);
+}
+
+template <class R, ElementKind Master>
+StatesOf<R, ElementOf<Master>> states_as(std::byte* const* states) {
+  StatesOf<R, ElementOf<Master>> typed;
+  for (std::size_t k = 0; k != R::states; ++k)
+    typed[k] = reinterpret_cast<Accumulator<ElementOf<Master>>*>(states[k]);
+  return typed;
+}
+
+template <ElementKind Master, ElementKind Gradient, ElementKind Param, std::size_t Count,
+          bool Watches, class R>
+void update_by_kind(Optimizer<R>, cudaStream_t stream, const std::byte* numbers, std::byte* master,
+                    std::byte* gradients, std::byte* const* states, std::byte* parameters,
+                    std::size_t count, std::size_t offset) {
+  launch_update<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Count, Watches>(
+      stream, reinterpret_cast<const StepNumbers<R>*>(numbers), as<Master>(master),
+      as<Gradient>(gradients), states_as<R, Master>(states), as<Param>(parameters), count, offset);
+}
+
+template <ElementKind Master, ElementKind Gradient, ElementKind Param, bool Watches, class R>
+void update_by_table_and_kind(Optimizer<R>, cudaStream_t stream, const std::byte* step,
+                              const std::byte* rows, const TablePieces& where, std::byte* master,
+                              std::byte* gradients, std::byte* const* states, std::byte* parameters,
+                              std::size_t count) {
+  launch_update_by_table<R, ElementOf<Master>, ElementOf<Gradient>, ElementOf<Param>, Watches>(
+      stream, reinterpret_cast<const StepNumbers<R>*>(step),
+      reinterpret_cast<const StepNumbers<R>*>(rows), where, as<Master>(master),
+      as<Gradient>(gradients), states_as<R, Master>(states), as<Param>(parameters), count);
 }
 
 }  // namespace lockstep::detail

@@ -4,7 +4,6 @@
 
 #include <array>
 #include <cstddef>
-#include <span>
 #include <tuple>
 
 #include "lockstep/core/element.hpp"
@@ -50,30 +49,6 @@ template <class A>
 struct Scaled {
   A factor;
   constexpr A operator()(A gradient) const { return factor * gradient; }
-};
-
-/// A pass that is given its gradients piece by piece. `parameters` begin at element 0, `states` at
-/// element `first`.
-template <class Rule, class T, class Scale, bool Watches = false>
-struct UpdatePass {
-  using Update = decltype(Rule::template at<Accumulator<T>>({}, 0.0, 1));
-
-  Update update;
-  T* parameters;
-  StatesOf<Rule, T> states;
-  std::size_t first;
-  Scale scale;
-
-  bool operator()(std::size_t at, std::span<const T> gradients) const {
-    return with(update, at, gradients);
-  }
-  /// Updates with other constants of the rule. Returns whether the gradients were finite.
-  bool with(const Update& constants, std::size_t at, std::span<const T> gradients) const {
-    StatesOf<Rule, T> here = states;
-    for (auto& state : here) state += at - first;
-    return update_elements<Rule, Watches, T>(constants, parameters + at, gradients.data(), here,
-                                             gradients.size(), scale);
-  }
 };
 
 }  // namespace lockstep::detail

@@ -7,10 +7,9 @@
 #include <string>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/optim/named_numbers.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/schedule.hpp"
 
 namespace lockstep::detail {
@@ -87,7 +86,6 @@ class UpdateClock {
     return rate;
   }
 
- protected:
   /// The rate of a group in the update that has begun: the schedule's factor is that of all.
   double rate_of(const typename Rule::Options& options) const { return options.lr * factor_; }
 

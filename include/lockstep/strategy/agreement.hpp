@@ -27,6 +27,10 @@ std::string_view spelling() {
   const std::size_t begin = text.find("T = ") + 4;
   return text.substr(begin, text.find_first_of(";]", begin) - begin);
 }
+template <class... Ps>
+std::vector<std::string> policy_names(PolicyPack<Ps...>) {
+  return {std::string(spelling<Ps>())...};
+}
 
 /// Adds a line about a tensor.
 void describe(std::string& text, std::string_view role, std::string_view name,
@@ -73,7 +77,3 @@ void require_agreement(C& comm, std::uint64_t fingerprint, const Describe& descr
 }
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/strategy/agreement.ipp"
-#endif

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file The concepts by which the layers of a replica know each other: executions, sources of
-/// gradients, updaters, and communicators that capture.
+/// gradients, and communicators that capture.
 
 #include <concepts>
 #include <cstddef>
@@ -85,42 +85,14 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
 /// - `wait(bucket)`: averages a bucket over ranks, or waits for its reduction that is under way.
 ///   **Ranks** all, in the order of buckets. `reduce()` does it for all buckets.
 /// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type it travelled in.
-/// - `agree_on_usage()`: which parameters any rank has used since the last update. **Ranks** all.
+/// - `agree_on_usage()`, where updates leave parameters out: which parameters any rank has used since the last update. **Ranks** all.
 template <class G>
 concept GradientSource = requires(G& gradients, std::size_t n) {
   { gradients.template own<float>(n, n) } -> std::same_as<std::span<float>>;
   gradients.wait(n);
   gradients.reduce();
   { gradients.template averages<float>(n, n).size() } -> std::same_as<std::size_t>;
-  { gradients.agree_on_usage() } -> std::same_as<const typename G::Usage&>;
 };
-
-/// A replica's optimizer. It keeps its numbers (`options`, `schedule`) and the states of the
-/// parameters that this rank updates: all, or a slice. An update is `begin()`, which settles the
-/// learning rate, and then one of these, after which all ranks have new parameters. **Ranks** all.
-/// - `reduce_and_update(gradients)` from gradients that are each rank's own.
-/// - `update_averaged(gradients)` after `gradients.reduce()`.
-template <class U, class Gradients>
-concept Updater = GradientSource<Gradients> && requires(U& updater, Gradients& gradients) {
-  updater.options().lr;
-  updater.schedule();
-  { updater.learning_rate() } -> std::same_as<double>;
-  { updater.steps() } -> std::same_as<std::uint64_t>;
-  updater.set_epoch(std::uint64_t{1});
-  updater.begin_schedule(std::uint64_t{0});
-  updater.begin();
-  updater.begin(std::size_t{1});
-  updater.require_finite();
-  { updater.skipped() } -> std::same_as<std::uint64_t>;
-  updater.reduce_and_update(gradients);
-  updater.update_averaged(gradients);
-};
-
-/// The updater of a device under a job's policies, as `type`. It is made from the communicator, the
-/// execution, the layout of the parameters and the arena in which they lie. Specialised for every
-/// device: `Cpu` in host_updater.hpp, `Cuda` in gpu_updater.cuh.
-template <class Device, class Traits, class Comm>
-struct UpdaterOn;
 
 /// A communicator whose work is enqueued on a stream: `synchronize` blocks the host until the
 /// stream is empty, and throws the fault, if there is one.

@@ -2,80 +2,163 @@
 #pragma once
 /// @file `ParallelStrategy<DDP>`: a model wrapped so that ranks train it together.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
+#include <exception>
+#include <span>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/strategy/join_scope.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/device/device.hpp"
+#include "lockstep/optim/progress.hpp"
+#include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/strategy/scatter.hpp"
 #include "lockstep/strategy/step_graphs.hpp"
-#include "lockstep/strategy/tell_others.hpp"
 
 namespace lockstep::detail {
+
+/// Says that the model is constructed by default, once its device is selected. `{}` means this
+/// rather than a model, because it converts to an enumeration without a constructor:
+/// `Job job(session, {}, options)`.
+enum class DefaultModel : std::uint8_t {};
+
+/// A function that makes a `Model`, from `Arguments` or from nothing.
+template <class F, class Model, class... Arguments>
+concept ModelMaking = requires(F& make, Arguments&... arguments) {
+  { make(arguments...) } -> std::same_as<Model>;
+} || requires(F& make) {
+  { make() } -> std::same_as<Model>;
+};
+
+/// Calls such a function.
+template <class Model, class F, class... Arguments>
+Model made_by(F& make, Arguments&... arguments) {
+  if constexpr (std::invocable<F&, Arguments&...>) {
+    return make(arguments...);
+  } else {
+    return make();
+  }
+}
+
+/// A model from its default constructor.
+template <class Model>
+Model default_model() {
+  static_assert(std::is_default_constructible_v<Model>,
+                "lockstep: this model has no default constructor; give the job a function that "
+                "makes one, [] { return Model(...); }, or a model");
+  if constexpr (std::is_default_constructible_v<Model>) {
+    return Model{};
+  } else {
+    std::terminate();  // never reached: the assertion above fails
+  }
+}
+
+/// Calls a function that makes a `Model`. A model whose initial values come from the random numbers
+/// of another library has `static Model make_seeded(Seed, Rank, on_gpu, make)`, in which that
+/// library draws from the job's seed.
+template <class Model, class Device, class F>
+Model make_seeded(Seed seed, Rank rank, const F& make) {
+  constexpr bool on_gpu = std::is_same_v<Device, Cuda>;
+  if constexpr (requires { Model::make_seeded(seed, rank, on_gpu, make); }) {
+    return Model::make_seeded(seed, rank, on_gpu, make);
+  } else {
+    return make();
+  }
+}
+
+/// A model for another replica: a copy, or the result of `replicate()`.
+template <class Model>
+Model replicate(const Model& model) {
+  constexpr bool replicates = requires { model.replicate(); };
+  static_assert(
+      replicates || std::copy_constructible<Model>,
+      "lockstep: ParallelStrategy<DP> gives every replica a model of its own, and this one "
+      "cannot be copied; let it be, or give it Model replicate() const");
+  if constexpr (replicates) {
+    return model.replicate();
+  } else if constexpr (std::copy_constructible<Model>) {
+    return model;
+  } else {
+    std::terminate();  // never reached: the assertion above fails
+  }
+}
+
+/// Nothing is called after an update.
+struct NoUpdateCall {
+  constexpr void operator()() const {}
+};
+
+/// Ends with `finish`, or with its scope: this rank then answers the others until no rank has a
+/// batch. An exception that ends the scope is a failure of this rank, which answers nobody.
+/// `after_update()` is called after each step that is made here.
+template <class Ddp, class AfterUpdate = NoUpdateCall>
+class [[nodiscard(
+    "the scope ends at once unless it has a name: auto joined = ddp.join();")]] JoinScope {
+ public:
+  explicit JoinScope(Ddp& ddp, AfterUpdate after_update = {})
+      : ddp_(ddp), after_update_(std::move(after_update)) {
+    ddp.begin_join();
+  }
+  JoinScope(const JoinScope&) = delete;
+  JoinScope& operator=(const JoinScope&) = delete;
+
+  /// A destructor cannot throw: what fails here is printed, and the next call of the wrapper fails
+  /// with the same words.
+  ~JoinScope() {
+    if (!ddp_.is_joining()) return;
+    if (std::uncaught_exceptions() > at_first_) {
+      ddp_.leave_join();
+      return;
+    }
+    try {
+      finish();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "%s\n", error.what());
+    }
+  }
+
+  /// This rank has no more batches. **Ranks** all, each when it is through. **Host** blocks until
+  /// all are.
+  void finish() { ddp_.finish_join(after_update_); }
+  /// The same with another function that is called after each step.
+  template <class F>
+    requires std::is_same_v<AfterUpdate, NoUpdateCall>
+  void finish(const F& after_update) {
+    ddp_.finish_join(after_update);
+  }
+
+ private:
+  Ddp& ddp_;
+  [[no_unique_address]] AfterUpdate after_update_;
+  int at_first_ = std::uncaught_exceptions();
+};
 
 /// The replica of this rank. It tells all other ranks of an exception before it throws it, so that
 /// every rank ends with the words of the first failure.
 template <class Model, class Policies, class Comm>
-class BasicDdp : private Replica<Model, Policies, Comm>,
+class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
                  public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
-  using Base = Replica<Model, Policies, Comm>;
-  using Phases = OutOfOrder<BasicDdp>;
-  using typename Base::traits;
-  using OnDevice = typename Base::execution_type::OnDevice;
+  using ThisReplica = Replica<Model, Policies, Comm>;
+  using OnDevice = typename ThisReplica::execution_type::OnDevice;
 
  public:
+  using traits = typename ThisReplica::traits;
+  static constexpr bool is_one_process = false;
   using model_type = Model;
-  using typename Base::bare_step;
-  using typename Base::evaluation_step;
-  using typename Base::Loss;
-  using typename Base::step_type;
-  using typename Base::subgraphs;
-
-  using Base::await_copies;
-  using Base::begin_schedule;
-  using Base::buffer;
-  using Base::bytes_sent;
-  using Base::communicator;
-  using Base::copy_in;
-  using Base::copy_out;
-  using Base::copy_outputs;
-  using Base::evaluate_subgraph;
-  using Base::for_each_buffer;
-  using Base::for_each_gradient;
-  using Base::for_each_kept;
-  using Base::for_each_parameter;
-  using Base::for_each_state;
-  using Base::grad;
-  using Base::gradient_bytes;
-  using Base::group_options;
-  using Base::learning_rate;
-  using Base::loss_meter;
-  using Base::make_kept_memory;
-  using Base::micro_batches;
-  using Base::model;
-  using Base::on_device;
-  using Base::optimizer;
-  using Base::param;
-  using Base::progress;
-  using Base::schedule;
-  using Base::set_epoch;
-  using Base::set_progress;
-  using Base::skipped_steps;
-  using Base::state_bytes;
-  using Base::synchronize_buffers;
-  using Base::updates;
-  using Phases::backward;
-  using Phases::reduce;
-  using Phases::reduce_and_update;
-  using Phases::update;
+  using Loss = typename ThisReplica::Loss;
+  using bare_step = typename ThisReplica::bare_step;
+  using evaluation_step = typename ThisReplica::evaluation_step;
+  using step_type = typename ThisReplica::step_type;
+  using subgraphs = typename ThisReplica::subgraphs;
 
   /// Compares the job over ranks, then gives all of them rank 0's initial values. The model is
   /// constructed here, by default or by a function, `[] { return Model(...); }`: on a GPU that is
@@ -95,30 +178,58 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
                                                }),
                  seed) {}
   BasicDdp(Comm& comm, Model model, Seed seed = {})
-      : Base(
-            comm,
-            tell_others_of<traits::alone>(comm, [&] { return typename Base::layouts_type(model); }),
-            std::move(model)) {
-    tell([&] { this->initialize_from_model(seed); });
+      : replica_(comm,
+                 tell_others_of<traits::alone>(
+                     comm, [&] { return typename ThisReplica::layouts_type(model); }),
+                 std::move(model)) {
+    tell([&] { replica_.initialize_from_model(seed); });
   }
+
+  /// The replica itself, for those who run a step by parts.
+  ThisReplica& first() { return replica_; }
+  const ThisReplica& first() const { return replica_; }
+  Comm& communicator() { return replica_.communicator(); }
+
+  void set_epoch(std::uint64_t epoch) { replica_.set_epoch(epoch); }
+  void begin_schedule(std::uint64_t step) { replica_.begin_schedule(step); }
+  /// Gives all ranks rank 0's buffers, or with `Buffers<Synced>` their average. **Ranks** all.
+  /// **Host** blocks, or on a GPU enqueues.
+  void synchronize_buffers() { replica_.synchronize_buffers(); }
+  /// The bytes that this rank has sent for gradients, with `Hooks<...>`.
+  auto bytes_sent()
+    requires(traits::is_hooked)
+  {
+    return replica_.bytes_sent();
+  }
+
+  // For checkpoints: see `Replica`.
+
+  void list_state(StateUse use, std::vector<StateEntry>& to) { replica_.list_state(use, to); }
+  JobShape job_shape() const { return replica_.job_shape(); }
+  auto progress() const { return replica_.progress(); }
+  void set_progress(const ReplicaProgress& progress) { replica_.set_progress(progress); }
+  void copy_out(std::span<const StateCopy> copies) { replica_.copy_out(copies); }
+  void await_copies() { replica_.await_copies(); }
+  void copy_in(const StateEntry& piece, const std::byte* from) { replica_.copy_in(piece, from); }
+  auto make_kept_memory(std::size_t bytes) const { return replica_.make_kept_memory(bytes); }
 
   /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of
   /// any rank ends its calls too. **Host** and **Stream** as the job's communicator.
   template <class T = traits>
   decltype(auto) group() {
     if constexpr (require_groups<T>()) {
-      return (this->groups().group());
+      return (replica_.groups().group());
     } else {
-      return (this->communicator());  // never reached: the missing policy has been reported
+      return (communicator());  // never reached: the missing policy has been reported
     }
   }
   /// The communicator of the ranks that have this rank's place in the other groups.
   template <class T = traits>
   decltype(auto) across() {
     if constexpr (require_groups<T>()) {
-      return (this->groups().across());
+      return (replica_.groups().across());
     } else {
-      return (this->communicator());  // never reached: the missing policy has been reported
+      return (communicator());  // never reached: the missing policy has been reported
     }
   }
 
@@ -126,7 +237,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
-    tell([&] { Base::initialize(f, seed); });
+    tell([&] { replica_.initialize(f, seed); });
   }
 
   /// One micro-batch: forward, backward and, with the last of `Accumulate<N>`, reduce and update.
@@ -134,9 +245,9 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// **Host** blocks, or on a GPU enqueues. **Stream** the step's own.
   template <class Batch>
   Loss step(const Batch& batch) {
-    [[maybe_unused]] const auto on = on_device();
-    const auto& placed = this->place(batch);
-    return tell_others(replica(), [&] { return run_step(replica(), runner_, placed); });
+    [[maybe_unused]] const auto on = this->on_device();
+    const auto& placed = replica_.place(batch);
+    return tell_others(replica_, [&] { return run_step(replica_, runner_, placed); });
   }
   /// The same with one of `Subgraphs`: `ddp.step<"with_adapter"_s>(batch)`, or with a choice at run
   /// time, `ddp.step(ddp.subgraph("with_adapter"), batch)`. Micro-batches of one step may use
@@ -147,31 +258,29 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
-    [[maybe_unused]] const auto on = on_device();
-    const auto& placed = this->place(batch);
-    const std::size_t number = subgraph_number<typename Base::subgraphs>(set);
-    return tell_others(replica(), [&] { return run_step(replica(), runner_, placed, number); });
+    [[maybe_unused]] const auto on = this->on_device();
+    const auto& placed = replica_.place(batch);
+    const std::size_t number = subgraph_number<subgraphs>(set);
+    return tell_others(replica_, [&] { return run_step(replica_, runner_, placed, number); });
   }
   /// A sub-graph by a name that is known at run time; another name is an error.
-  static SubgraphChoice subgraph(std::string_view name) {
-    return find_subgraph<typename Base::subgraphs>(name);
-  }
+  static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Ranks** all, after as
   /// many batches. **Host** as `step`.
   void step_tail() {
-    tell([&] { Base::step_tail(); });
+    tell([&] { replica_.step_tail(); });
   }
   /// Forgets the gradients of such batches. **Ranks** all.
-  void drop_tail() { this->discard_gradients(); }
+  void drop_tail() { replica_.discard_gradients(); }
 
   /// With `LocalSGD`: all ranks' parameters become their average, before the model is used
   /// elsewhere in the middle of a period. **Ranks** all. **Host** as `step`.
   void average_parameters()
     requires(traits::averages_parameters)
   {
-    tell([&] { Base::average_parameters(); });
+    tell([&] { replica_.average_parameters(); });
   }
 
   /// With `UnevenInputs<Join>`: ranks may step different numbers of batches until the result ends,
@@ -206,19 +315,19 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   void finish_join(const F& after_update) {
     if (!is_joining_) return;
     is_joining_ = false;
-    const std::uint64_t before = updates();
+    const std::uint64_t before = this->updates();
     tell([&] {
       if constexpr (traits::template policy<axes::Accumulate>::tail == Tail::step) {
-        Base::step_tail();
+        replica_.step_tail();
       } else {
-        this->discard_gradients();
+        replica_.discard_gradients();
       }
     });
-    if (updates() != before) after_update();
+    if (this->updates() != before) after_update();
     if constexpr (traits::joins) {
       const auto answer = [&] {
         bool goes_on = false;
-        tell([&] { goes_on = this->answer_others(); });
+        tell([&] { goes_on = replica_.answer_others(); });
         return goes_on;
       };
       while (answer()) after_update();
@@ -239,7 +348,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
   /// does otherwise. **Host** blocks until all steps are done.
   void require_finite() {
-    tell([&] { Base::require_finite(); });
+    tell([&] { replica_.require_finite(); });
   }
 
   /// A hand-written loop: `ddp.forward(batch).backward().reduce().update()`. Each phase is a type
@@ -247,7 +356,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   /// **Host** blocks.
   template <class Batch>
   auto forward(const Batch& batch) {
-    return forward_phase<detail::Sync::yes>(replica(), batch);
+    return forward_phase<detail::Sync::yes>(replica_, batch);
   }
   template <class Batch>
   void forward(const Batch&& batch) = delete;  // backward needs it again
@@ -258,8 +367,7 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   }
   template <class Set, class Batch>
   auto forward(const Set& set, const Batch& batch) {
-    return forward_phase<detail::Sync::yes>(replica(), batch,
-                                            subgraph_number<typename Base::subgraphs>(set));
+    return forward_phase<detail::Sync::yes>(replica_, batch, subgraph_number<subgraphs>(set));
   }
 
   /// Batches whose gradients are only added up on this rank, and are reduced together with those of
@@ -273,22 +381,24 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
                   "lockstep: with Sharding<ZeroRedundancy, Gradients> every batch's gradients are "
                   "scattered at once, which no_sync would put off; use Accumulate<N>, or "
                   "ZeroRedundancy alone");
-    return LocalScope<Base>(*this);
+    return LocalScope<ThisReplica>(replica_);
   }
 
   /// The loss of a batch, with nothing kept for backward and no communication.
   template <class Batch>
   Loss evaluate(const Batch& batch) {
-    [[maybe_unused]] const auto on = on_device();
-    return Base::evaluate(this->place(batch));
+    [[maybe_unused]] const auto on = this->on_device();
+    return replica_.evaluate(replica_.place(batch));
   }
   /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss.
   template <class Batch, class Tally>
   void evaluate(const Batch& batch, Tally& tally) {
-    [[maybe_unused]] const auto on = on_device();
-    Base::evaluate(this->place(batch), tally, [&] { return row_count(batch); });
+    [[maybe_unused]] const auto on = this->on_device();
+    replica_.evaluate(replica_.place(batch), tally, [&] { return row_count(batch); });
   }
 
+  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  void evaluate_subgraph(std::size_t set) { replica_.evaluate_subgraph(set); }
   /// The same with one of `Subgraphs`: `ddp.evaluate<"with_adapter"_s>(batch)`.
   template <auto Set, class... Arguments>
   auto evaluate(Arguments&&... arguments) {
@@ -302,8 +412,8 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   template <class Batch>
   auto predict(const Batch& batch) {
     if constexpr (require_output<Model>()) {
-      [[maybe_unused]] const auto on = on_device();
-      return Base::predict(this->place(batch), row_count(batch));
+      [[maybe_unused]] const auto on = this->on_device();
+      return replica_.predict(replica_.place(batch), row_count(batch));
     }
   }
   template <auto Set, class Batch>
@@ -317,13 +427,11 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
   std::size_t captured_graphs()
     requires(traits::captures)
   {
-    using Placed = std::remove_cvref_t<decltype(this->place(std::declval<const Batch&>()))>;
-    return runner_.template graphs<Base, Placed>();
+    using Placed = std::remove_cvref_t<decltype(replica_.place(std::declval<const Batch&>()))>;
+    return runner_.template graphs<ThisReplica, Placed>();
   }
 
  private:
-  Base& replica() { return *this; }
-
   template <class T>
   static consteval bool require_groups() {
     static_assert(T::has_job_groups,
@@ -353,10 +461,11 @@ class BasicDdp : private Replica<Model, Policies, Comm>,
 
   template <class F>
   void tell(const F& f) {
-    [[maybe_unused]] const auto on = on_device();
-    tell_others(replica(), f);
+    [[maybe_unused]] const auto on = this->on_device();
+    tell_others(replica_, f);
   }
 
+  ThisReplica replica_;
   [[no_unique_address]] StepRunner<traits> runner_;
   bool is_joining_ = false;
 };

@@ -1,7 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file `ParallelStrategy<DP>`: a model whose replicas train on shares of a batch, in one process.
+/// Every replica is a rank of DDP over a communicator among threads; around its steps batches are
+/// scattered and outputs gathered.
 
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -9,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -16,41 +20,369 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
-#include "lockstep/strategy/dp_evaluation.hpp"
-#include "lockstep/strategy/dp_first.hpp"
+#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/strategy/dp_kept.hpp"
-#include "lockstep/strategy/dp_options.hpp"
-#include "lockstep/strategy/dp_replica.hpp"
-#include "lockstep/strategy/dp_shares.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/gathered_outputs.hpp"
+#include "lockstep/strategy/members.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
+#include "lockstep/topology/world.hpp"
 
 namespace lockstep {
 
 namespace detail {
+
+/// One replica, whose steps are run phase by phase together with others, each phase on the
+/// replica's thread. A failure before replicas begin to communicate is only thrown; from then on
+/// all other replicas are told, and the job is over.
+template <class Model, class Policies, class Comm>
+class DpReplica {
+  using Ddp = BasicDdp<Model, Policies, Comm>;
+  using ThisReplica = Replica<Model, Policies, Comm>;
+  using traits = typename ThisReplica::traits;
+  using execution_type = typename ThisReplica::execution_type;
+  using Shares = PlacedShare<execution_type, traits::gathers_outputs>;
+  /// Have replicas outputs to gather, for the loss or for a program that asks for them?
+  static constexpr bool has_outputs = traits::scatters && OutputDeclaring<Model>;
+  template <class Batch>
+  using Share = typename Shares::template Share<Batch>;
+
+ public:
+  using Loss = typename ThisReplica::Loss;
+  /// Does the loss of a replica stay on its device?
+  static constexpr bool defers_loss = LossDeferring<execution_type>;
+  /// Has the model an evaluation of its own?
+  template <class Batch, class Tally>
+  static constexpr bool has_evaluation =
+      EvaluationRunning<Model, typename ThisReplica::evaluation_step, Share<Batch>, Tally>;
+
+  /// `root` is the replica that gathers outputs and takes their loss. **Ranks** all replicas.
+  /// **Host** blocks until all have come.
+  DpReplica(Comm comm, Model model, Seed seed, Rank root)
+      : comm_(std::move(comm)),
+        root_(root),
+        ddp_(comm_, std::move(model), seed),
+        shares_(replica().execution(), comm_.rank().value(), comm_.rank() == root) {}
+
+  std::size_t number() const { return comm_.rank().value(); }
+  Ddp& ddp() { return ddp_; }
+  ThisReplica& replica() { return ddp_.first(); }
+  const ThisReplica& replica() const { return ddp_.first(); }
+
+  /// Takes over the options of the first replica's optimizer.
+  void follow(DpReplica& first) {
+    if (this == &first) return;
+    replica().group_options() = first.replica().group_options();
+    replica().schedule() = first.replica().schedule();
+  }
+
+  /// **Host** blocks until the replica's device is idle.
+  void synchronize() {
+    if constexpr (StreamCommunicator<Comm>) comm_.synchronize();
+  }
+  /// The same before memory goes that others may use; after a failure it does not wait.
+  void settle() {
+    try {
+      synchronize();
+    } catch (const std::exception&) {
+      return;
+    }
+  }
+
+  /// Gives all replicas the first replica's buffers, or their average with `Buffers<Synced>`.
+  void synchronize_buffers() {
+    if constexpr (traits::unites_buffers) tell([&] { replica().synchronize_buffers(); });
+  }
+
+  // The outputs that are gathered on one replica.
+
+  void join_outputs(DpReplica& root)
+    requires(has_outputs)
+  {
+    outputs_.join(root.outputs_, replica().execution().is_far_from(root.replica().execution()));
+  }
+  std::size_t output_capacity() const { return outputs_.capacity(); }
+  void reserve_outputs(std::size_t rows) { outputs_.reserve(replica().model(), rows); }
+  auto all_outputs() const { return outputs_.all_outputs(part_.all); }
+
+  // The phases of a step or, without `Trains`, of an evaluation.
+
+  /// Takes its share of a batch.
+  template <bool Trains, class Batch>
+  void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
+    replica().select_device();
+    part_ = part;
+    if constexpr (traits::weighs_shares) replica().weigh(weight());
+    shares_.take(batch, cut, part);
+    if constexpr (Trains) replica().draw_anew();
+  }
+
+  /// Takes the loss of its share.
+  template <bool Trains, class Batch>
+  void take_own_loss() {
+    synchronize_buffers_for<Trains>();
+    if (!has_samples()) return;
+    if constexpr (Trains) {
+      run_model<true>([&] { loss_.emplace(replica().forward(share<Batch>(), Sync::no)); });
+    } else {
+      loss_.emplace(replica().evaluate(share<Batch>()));
+    }
+  }
+
+  /// Where the loss is taken of all outputs: writes those of its samples, and then one replica
+  /// takes their loss.
+  template <bool Trains, class Batch>
+  void predict() {
+    if constexpr (has_parts<Batch>()) write_outputs<Trains, Batch>();
+  }
+  template <bool Trains, class Batch>
+  void take_loss() {
+    await_others();
+    if (comm_.rank() != root_) return;
+    if constexpr (has_parts<Batch>()) {
+      loss_.emplace(with_step_of<Trains>([&](auto& step) {
+        return replica().execution().loss(replica().model(), step, shares_.template whole<Batch>(),
+                                          outputs_.all_outputs(part_.all),
+                                          outputs_.all_gradients(part_.all));
+      }));
+      if constexpr (Trains) replica().require_finite_loss(*loss_);
+    }
+  }
+
+  /// Replicas that share parameters communicate only after backward, if their norms do not, so a
+  /// model that fails here ends its batch and not the job.
+  template <class Batch>
+  void backward(Sync sync) {
+    average_losses();
+    if constexpr (traits::shares_parameters) {
+      run_model<true>([&] { run_backward<Batch>(sync); });
+    } else {
+      tell([&] { run_backward<Batch>(sync); });
+    }
+  }
+  /// The update of all replicas, after the last micro-batch of a step.
+  void update() {
+    tell([&] {
+      replica().begin_update();
+      replica().reduce_and_update();
+    });
+  }
+  /// Ends an evaluation. Where the loss is taken of all outputs, the next batch's outputs come
+  /// after it: without that, a fast replica would overwrite rows that the loss still reads. In a
+  /// step, `backward` waits for the loss.
+  void end_evaluation() {
+    average_losses();
+    if constexpr (traits::gathers_outputs) await_others();
+  }
+
+  /// The model's own evaluation of its share.
+  template <class Batch, class Tally>
+  void evaluate(Tally& tally) {
+    synchronize_buffers();
+    if (has_samples())
+      replica().evaluate(share<Batch>(), tally, [&] { return part_.samples.count; });
+  }
+  /// Outputs that a program asks for. Where replicas are on GPUs, all of them must be idle before
+  /// the outputs are read.
+  template <class Batch>
+  void predict_only()
+    requires(has_outputs)
+  {
+    static_assert(require_prediction<Model, typename ThisReplica::evaluation_step, Share<Batch>,
+                                     decltype(outputs_.outputs(RowRange{}))>());
+    write_outputs<false, Batch>();
+    synchronize();
+  }
+
+  // A step as one graph, after `take`. All replicas capture it together, so that any failure ends
+  // the job.
+
+  /// A number that differs for shares of another place or size.
+  template <class Batch>
+  std::uint64_t digest() {
+    Hash hash;
+    hash.number(part_.samples.count);
+    if constexpr (std::has_unique_object_representations_v<Share<Batch>>) {
+      if (has_samples()) {
+        const Share<Batch>& own = share<Batch>();
+        hash.text({reinterpret_cast<const char*>(&own), sizeof own});
+      }
+    }
+    return hash.value();
+  }
+  template <class Batch>
+  void run_captured(std::uint64_t variant) {
+    static_assert(std::default_initializable<Share<Batch>>,
+                  "lockstep: a step of DP can be captured for batches that can be empty; give the "
+                  "batch a default constructor, or leave CapturedStep out");
+    const Share<Batch> nothing{};
+    tell([&] {
+      replica().note_subgraph();
+      if (replica().completes_step()) replica().begin_update();
+      runner_.run(
+          replica(), has_samples() ? share<Batch>() : nothing, [&] { enqueue<Batch>(); }, variant);
+    });
+  }
+  /// How many graphs there are for batches of this type.
+  template <class Batch>
+  std::size_t graphs() {
+    return runner_.template graphs<ThisReplica, Share<Batch>>();
+  }
+
+  /// This replica's part of the mean loss over all samples.
+  double loss_part() const {
+    if (!has_samples()) return 0;
+    return loss_.value() *
+           (static_cast<double>(part_.samples.count) / static_cast<double>(part_.all));
+  }
+  Loss loss() {
+    if constexpr (defers_loss) {
+      return replica().execution().latest_loss();
+    } else {
+      return loss_.value();
+    }
+  }
+
+ private:
+  template <class F>
+  void tell(const F& f) {
+    tell_others(replica(), f);
+  }
+
+  /// A step broadcasts buffers and averages none.
+  template <bool Trains>
+  void synchronize_buffers_for() {
+    if constexpr (!Trains || traits::broadcasts_buffers) synchronize_buffers();
+  }
+
+  /// Calls `f`, which runs the model. In training its norms may communicate.
+  template <bool Trains, class F>
+  void run_model(const F& f) {
+    if constexpr (Trains && traits::syncs_norms) {
+      tell(f);
+    } else {
+      f();
+    }
+  }
+
+  /// Has the model all parts of such a step? A part that is missing is reported here, once.
+  template <class Batch>
+  static consteval bool has_parts() {
+    using Outputs = decltype(outputs_.outputs(RowRange{}));
+    using Gradients = decltype(outputs_.gradients(RowRange{}));
+    return require_parts<Model, typename ThisReplica::step_type, Share<Batch>,
+                         typename Shares::template Whole<Batch>, Outputs, Gradients>();
+  }
+
+  bool has_samples() const { return part_.samples.count != 0; }
+  template <class Batch>
+  const auto& share() {
+    return shares_.template share<Batch>();
+  }
+
+  /// Gradients are averaged over replicas: one with more samples than the mean counts more.
+  double weight() const {
+    return static_cast<double>(comm_.world_size().value() * part_.samples.count) /
+           static_cast<double>(part_.all);
+  }
+  /// Computes the mean loss over all samples on the devices, where losses stay there.
+  void average_losses() {
+    if constexpr (defers_loss && traits::weighs_shares)
+      tell([&] { replica().execution().average_loss(weight()); });
+  }
+
+  /// **Stream** waits for the work that all replicas have enqueued. The host need not wait.
+  void await_others() {
+    if constexpr (StreamOrdering<Comm>) tell([&] { comm_.order_streams(); });
+  }
+
+  template <bool Trains, class F>
+  auto with_step_of(const F& f) {
+    if constexpr (Trains) {
+      return replica().with_step(f);
+    } else {
+      return replica().with_evaluation_step(f);
+    }
+  }
+
+  /// Writes the outputs of this replica's samples, and delivers them to where they are gathered.
+  template <bool Trains, class Batch>
+  void write_outputs() {
+    synchronize_buffers_for<Trains>();
+    if (!has_samples()) return;
+    run_model<Trains>([&] {
+      with_step_of<Trains>([&](auto& step) {
+        replica().model().predict(step, share<Batch>(), outputs_.outputs(part_.samples));
+      });
+    });
+    outputs_.deliver(replica().execution(), part_.samples);
+  }
+
+  template <class Batch>
+  void run_backward(Sync sync) {
+    if constexpr (traits::gathers_outputs) await_others();
+    if (!has_samples()) {
+      replica().backward_without_samples(sync);
+    } else if constexpr (traits::gathers_outputs) {
+      outputs_.fetch(replica().execution(), part_.samples);
+      replica().backward(share<Batch>(), sync, outputs_.gradients(part_.samples));
+    } else {
+      replica().backward(share<Batch>(), sync);
+    }
+  }
+
+  template <class Batch>
+  void enqueue() {
+    const bool last = replica().completes_step();
+    if constexpr (traits::gathers_outputs) {
+      predict<true, Batch>();
+      take_loss<true, Batch>();
+    } else {
+      take_own_loss<true, Batch>();
+      average_losses();
+    }
+    run_backward<Batch>(last ? Sync::yes : Sync::no);
+    if (last) replica().reduce_and_update();
+  }
+
+  Comm comm_;
+  Rank root_;
+  Ddp ddp_;
+  [[no_unique_address]] StepRunner<traits> runner_;
+  Shares shares_;
+  BatchPart part_;
+  std::optional<Loss> loss_;
+  [[no_unique_address]] OutputsOf<has_outputs, Model, typename traits::memory, execution_type>
+      outputs_;
+};
+
 /// Replicas of a model on devices of this process: GPUs, or threads on the CPU, where they share
 /// the parameters. A batch is cut into shares, replicas run them at the same time, and the result
 /// is that of one model on the whole batch. `Meeting` is where replicas get their communicators.
 ///
 /// Replicas and their parameters stay: every replica applies the same update, and unlike PyTorch's
 /// they are not copied for every batch. So members of the model that a program changes after
-/// construction must be changed in all replicas (`for_each_model`).
+/// construction must be changed in all replicas (`for_each_model`). Writes of other replicas than
+/// the first to their buffers are lost.
 ///
 /// Members may be called by any thread, one at a time; the calling thread runs replica 0.
 template <class Model, class Policies, class Meeting>
-class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
-                public DpEvaluation<BasicDp<Model, Policies, Meeting>>,
+class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
                 public DpKept<BasicDp<Model, Policies, Meeting>> {
-  friend class DpFirst<BasicDp, Model>;
-  friend class DpEvaluation<BasicDp>;
+  friend class JobMembers<BasicDp>;
   friend class DpKept<BasicDp>;
+
+ public:
   using traits = ReplicaTraits<Model, Policies>;
+  static constexpr bool is_one_process = true;
+
+ private:
   using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
-  using Sync = detail::Sync;
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 
  public:
@@ -92,9 +424,6 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
 
   std::size_t replicas() const { return replicas_.size(); }
 
-  /// The calling thread works on the first replica's GPU while the result lives.
-  [[nodiscard]] auto on_device() const { return first().on_device(); }
-
   /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
   /// parameters have a slice of the states each, and a parameter may come in several pieces:
   /// `f(parameter, state, view, first)` gets the place of a piece's first element.
@@ -110,7 +439,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// and device. **Host** blocks.
   template <class F>
   void for_each_model(F&& f) {
-    [[maybe_unused]] const auto on = on_device();
+    [[maybe_unused]] const auto on = this->on_device();
     crew_.run_in_turn([&](std::size_t i) { f(replicas_[i]->replica().model()); });
   }
 
@@ -128,19 +457,19 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// Writes parameters and buffers anew, on all replicas: `f(initial)`. **Host** blocks.
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
-    run([&](std::size_t i) { replicas_[i]->initialize(f, seed); });
+    run([&](LedReplica& replica) { replica.ddp().initialize(f, seed); });
   }
 
   /// Gives all replicas the first replica's buffers, or with `Buffers<Synced>` their average.
   /// **Host** blocks.
   void synchronize_buffers() {
-    run([&](std::size_t i) { replicas_[i]->synchronize_buffers(); });
+    run([](LedReplica& replica) { replica.synchronize_buffers(); });
   }
 
   /// **Host** blocks until every replica's device is idle.
   void synchronize() {
     if constexpr (StreamCommunicator<typename Meeting::communicator>)
-      run([&](std::size_t i) { replicas_[i]->synchronize(); });
+      run([](LedReplica& replica) { replica.synchronize(); });
   }
 
   /// One micro-batch: replicas run their shares and, with the last of `Accumulate<N>`, update the
@@ -161,11 +490,10 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   }
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
-    const std::size_t subgraph = subgraph_number<subgraphs>(set);
     if constexpr (traits::alone) {
-      [[maybe_unused]] const auto on = on_device();
-      return replicas_[0]->run_alone(batch, subgraph);
+      return alone().step(set, batch);
     } else {
+      const std::size_t subgraph = subgraph_number<subgraphs>(set);
       for (const auto& replica : replicas_) replica->replica().choose_subgraph(subgraph);
       const BatchCut cut = scatter(batch);
       if constexpr (traits::syncs_norms) shares_.require_samples();
@@ -177,15 +505,14 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
       return whole_loss();
     }
   }
-
   /// A sub-graph by a name that is known at run time; another name is an error.
   static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Host** as `step`.
   void step_tail() {
-    run([&](std::size_t i) { replicas_[i]->follow(*replicas_[0]); },
-        [&](std::size_t i) { replicas_[i]->step_tail(); });
+    run([&](LedReplica& replica) { replica.follow(*replicas_[0]); },
+        [](LedReplica& replica) { replica.ddp().step_tail(); });
   }
   /// Forgets the gradients of such batches.
   void drop_tail() {
@@ -195,7 +522,74 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// Throws if a loss or gradient was not finite (`Anomaly<Stop>`), which on a GPU a later call
   /// does otherwise. **Host** blocks until all steps are done.
   void require_finite() {
-    run([&](std::size_t i) { replicas_[i]->require_finite(); });
+    run([](LedReplica& replica) { replica.ddp().require_finite(); });
+  }
+
+  /// The loss of a batch, with nothing kept for backward. **Host** blocks.
+  template <class Batch>
+  Loss evaluate(const Batch& batch) {
+    if constexpr (traits::alone) {
+      return alone().evaluate(batch);
+    } else {
+      run_to_loss<false>(batch, scatter(batch),
+                         [](LedReplica& replica) { replica.end_evaluation(); });
+      return whole_loss();
+    }
+  }
+  /// The model's own evaluation: `model.evaluate(step, batch, tally)`, or its mean loss. Every
+  /// replica has a tally of its own; they are added up. **Host** blocks.
+  template <class Batch, class Tally>
+  void evaluate(const Batch& batch, Tally& tally) {
+    if constexpr (traits::alone) {
+      alone().evaluate(batch, tally);
+    } else if constexpr (traits::gathers_outputs &&
+                         !LedReplica::template has_evaluation<Batch, Tally>) {
+      const double loss = evaluate(batch);
+      const auto samples = static_cast<double>(shares_.samples());
+      tally.add("loss", loss * samples, samples);
+    } else {
+      const BatchCut cut = scatter(batch);
+      std::vector<Tally> tallies(replicas());
+      run([&](LedReplica& replica) { take<false>(replica, batch, cut); },
+          [&](LedReplica& replica) {
+            replica.template evaluate<Batch>(tallies[replica.number()]);
+          });
+      for (const Tally& part : tallies)
+        for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
+    }
+  }
+  /// The same with one of `Subgraphs`: `dp.evaluate<"with_adapter"_s>(batch)`.
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<BasicDp> in(*this, Set);
+    return evaluate(std::forward<Arguments>(arguments)...);
+  }
+  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  void evaluate_subgraph(std::size_t set) {
+    for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
+  }
+
+  /// The model's outputs of a whole batch in evaluation, a row for each sample, in order. They are
+  /// valid until the next prediction, step or evaluation. **Host** blocks until they are there; on
+  /// GPUs they are in the memory of the output device.
+  template <class Batch>
+  auto predict(const Batch& batch) {
+    if constexpr (!require_output<Model>()) {
+      return;
+    } else if constexpr (traits::alone) {
+      return alone().predict(batch);
+    } else {
+      const BatchCut cut = scatter(batch);
+      if constexpr (!traits::gathers_outputs) make_room(batch, shares_.samples());
+      run([&](LedReplica& replica) { take<false>(replica, batch, cut); },
+          [](LedReplica& replica) { replica.template predict_only<Batch>(); });
+      return std::as_const(*replicas_[root_]).all_outputs();
+    }
+  }
+  template <auto Set, class Batch>
+  auto predict(const Batch& batch) {
+    const EvaluatedSubgraph<BasicDp> in(*this, Set);
+    return predict(batch);
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
@@ -203,7 +597,11 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   std::size_t captured_graphs()
     requires(traits::captures)
   {
-    return replicas_[0]->template graphs<Batch>();
+    if constexpr (traits::alone) {
+      return alone().template captured_graphs<Batch>();
+    } else {
+      return replicas_[0]->template graphs<Batch>();
+    }
   }
 
  private:
@@ -211,6 +609,11 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   using Models = std::vector<std::optional<Model>>;
   struct Make {};
 
+  static std::size_t count_replicas(const DpOptions& options) {
+    const std::size_t replicas = replicas_of(options, static_replicas, &Meeting::devices);
+    require_world<static_replicas>(WorldSize{replicas}, Rank{0});
+    return replicas;
+  }
   template <class F>
   static Model seeded(const DpOptions& options, std::size_t replica, const F& make) {
     return make_seeded<Model, typename traits::device>(options.seed, Rank{replica}, make);
@@ -219,7 +622,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   /// `model_of(i, models)` is replica i's model, made on its thread when its device is selected.
   template <class ModelOf>
   BasicDp(const DpOptions& options, Make, const ModelOf& model_of)
-      : meeting_(replicas_of<static_replicas, Meeting>(options), options.timeout, options.devices),
+      : meeting_(count_replicas(options), options.timeout, options.devices),
         root_(output_replica(options, meeting_.size())),
         crew_(meeting_.size()),
         replicas_(meeting_.size()),
@@ -231,23 +634,23 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
       replicas_[i] = std::make_unique<LedReplica>(meeting_.join(Rank{i}), std::move(*models[i]),
                                                   options.seed, Rank{root_});
     });
-    if constexpr (gathers) {
+    if constexpr (traits::scatters && OutputDeclaring<Model>) {
       for (const auto& replica : replicas_) replica->join_outputs(*replicas_[root_]);
     }
   }
+
+  auto& first() { return replicas_[0]->replica(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
+  /// The only replica of a world of one, which is plain DDP.
+  auto& alone() { return replicas_[0]->ddp(); }
 
   /// Runs phases on all replicas. The crew's threads are on their devices; the calling one, which
   /// is the program's, may be on another.
   template <class... Phases>
   void run(const Phases&... phases) {
-    [[maybe_unused]] const auto on = on_device();
-    crew_.run(phases...);
+    [[maybe_unused]] const auto on = this->on_device();
+    crew_.run([&](std::size_t i) { phases(*replicas_[i]); }...);
   }
-
-  auto& first() { return replicas_[0]->replica(); }
-  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
-
-  static constexpr bool gathers = traits::scatters && OutputDeclaring<Model>;
 
   /// Counts the samples of every replica, and makes room for their outputs.
   template <class Batch>
@@ -258,22 +661,39 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     if constexpr (traits::gathers_outputs) make_room(batch, shares_.samples());
     return cut;
   }
-
   template <class Batch>
   void make_room(const Batch& batch, std::size_t all) {
-    if (all != samples_of(batch, BatchCut{}, 0)) {
-      throw Error("DP", "parts of the batch differ in size, and some samples would be left out",
-                  "give all parts the same size, or use LossOnReplica");
-    }
+    if (all != samples_of(batch, BatchCut{}, 0)) refuse_uneven_parts();
     if (all <= replicas_[0]->output_capacity()) return;
     synchronize();  // the memory may be in use
-    run([&](std::size_t i) { replicas_[i]->reserve_outputs(all); });
+    run([&](LedReplica& replica) { replica.reserve_outputs(all); });
   }
 
-  template <class Batch>
-  void take(std::size_t i, const Batch& batch, const BatchCut& cut) {
-    replicas_[i]->follow(*replicas_[0]);
-    replicas_[i]->take(batch, cut, shares_[i]);
+  template <bool Trains, class Batch>
+  void take(LedReplica& replica, const Batch& batch, const BatchCut& cut) {
+    replica.follow(*replicas_[0]);
+    replica.template take<Trains>(batch, cut, shares_[replica.number()]);
+  }
+
+  /// Runs a batch up to its loss, then `then`.
+  template <bool Trains, class Batch, class... Then>
+  void run_to_loss(const Batch& batch, const BatchCut& cut, const Then&... then) {
+    const auto share = [&](LedReplica& replica) { take<Trains>(replica, batch, cut); };
+    if constexpr (traits::gathers_outputs) {
+      try {
+        run(
+            share, [](LedReplica& replica) { replica.template predict<Trains, Batch>(); },
+            [](LedReplica& replica) { replica.template take_loss<Trains, Batch>(); }, then...);
+      } catch (...) {
+        // What the failed batch has enqueued may still use the rows that the next batch writes.
+        run([](LedReplica& replica) { replica.settle(); });
+        throw;
+      }
+    } else {
+      run(
+          share, [](LedReplica& replica) { replica.template take_own_loss<Trains, Batch>(); },
+          then...);
+    }
   }
 
   template <class Batch>
@@ -282,18 +702,16 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
     bool backward_began = false;
     try {
       run_to_loss<true>(
-          batch, cut, [&](std::size_t i) { replicas_[i]->template forward<Batch>(); },
-          [&](std::size_t i) {
-            if (i == 0) backward_began = true;
-            replicas_[i]->template backward<Batch>(sync);
+          batch, cut,
+          [&](LedReplica& replica) {
+            if (replica.number() == 0) backward_began = true;
+            replica.template backward<Batch>(sync);
           },
-          [&](std::size_t i) {
-            if (sync == Sync::yes) replicas_[i]->update();
+          [&](LedReplica& replica) {
+            if (sync == Sync::yes) replica.update();
           });
     } catch (...) {
-      if (backward_began) {
-        for (const auto& replica : replicas_) replica->replica().discard_gradients();
-      }
+      if (backward_began) drop_tail();
       throw;
     }
   }
@@ -303,42 +721,17 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   void run_captured(const Batch& batch, const BatchCut& cut) {
     std::vector<std::uint64_t> digests(replicas());
     run(
-        [&](std::size_t i) {
-          take(i, batch, cut);
-          replicas_[i]->replica().draw_anew();
-          digests[i] = replicas_[i]->template digest<Batch>();
+        [&](LedReplica& replica) {
+          take<true>(replica, batch, cut);
+          digests[replica.number()] = replica.template digest<Batch>();
         },
-        [&](std::size_t i) {
+        [&](LedReplica& replica) {
           Hash variant;
           for (const std::uint64_t digest : digests) variant.number(digest);
-          if constexpr (traits::has_subgraphs)
-            variant.number(replicas_[i]->replica().graph_variant());
+          if constexpr (traits::has_subgraphs) variant.number(replica.replica().graph_variant());
           if constexpr (traits::gathers_outputs) variant.number(replicas_[0]->output_capacity());
-          replicas_[i]->template run_captured<Batch>(variant.value());
+          replica.template run_captured<Batch>(variant.value());
         });
-  }
-
-  /// Runs a batch up to its loss (`forward`, if the model's output is its loss), then `then`.
-  template <bool Trains, class Batch, class Forward, class... Then>
-  void run_to_loss(const Batch& batch, const BatchCut& cut, const Forward& forward,
-                   const Then&... then) {
-    const auto share = [&](std::size_t i) {
-      take(i, batch, cut);
-      if constexpr (Trains) replicas_[i]->replica().draw_anew();
-    };
-    if constexpr (traits::gathers_outputs) {
-      try {
-        run(
-            share, [&](std::size_t i) { replicas_[i]->template predict<Batch, Trains>(); },
-            [&](std::size_t i) { replicas_[i]->template take_loss<Batch, Trains>(); }, then...);
-      } catch (...) {
-        // What the failed batch has enqueued may still use the rows that the next batch writes.
-        run([&](std::size_t i) { replicas_[i]->settle(); });
-        throw;
-      }
-    } else {
-      run(share, forward, then...);
-    }
   }
 
   /// The mean over all samples.
@@ -356,7 +749,7 @@ class BasicDp : public DpFirst<BasicDp<Model, Policies, Meeting>, Model>,
   std::size_t root_;  // the replica of the output device
   ReplicaCrew crew_;
   std::vector<std::unique_ptr<LedReplica>> replicas_;
-  DpShares shares_;  // of the batch that is under way
+  BatchShares shares_;  // of the batch that is under way
 };
 
 }  // namespace detail

@@ -13,7 +13,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/output.hpp"
-#include "lockstep/strategy/shares.hpp"
+#include "lockstep/strategy/scatter.hpp"
 
 namespace lockstep::detail {
 

@@ -6,11 +6,12 @@
 #include <cstring>
 #include <span>
 
-#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/host_update.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
@@ -47,6 +48,7 @@ class DeviceExecution<Cpu, Traits, Comm> {
   using Loss = double;
   using Meter = LossMeter<Traits::skips_anomalies>;
   using Step = typename Traits::bare_step;
+  using UpdatePasses = HostUpdate<Traits, Comm>;
   /// Every thread is on the host already.
   struct OnDevice {
     constexpr explicit OnDevice(const Comm&) {}

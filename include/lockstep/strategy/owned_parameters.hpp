@@ -1,127 +1,343 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The parameters that a rank updates on the host: all, or its slices.
+/// @file The parameters that a rank updates: all, its slices of what ranks share, or its shards of
+/// buckets.
 
+#include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <span>
+#include <type_traits>
+#include <utility>
+#include <vector>
 
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/runs.hpp"
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/device/device.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"
 
 namespace lockstep::detail {
 
-// Four policies say which parameters a rank owns, and so updates: `slice<T>(run)` of the elements
-// of every run, where `Runs` are what it walks over. `reduce` hands the averages of a slice to
-// `consume(at, averages)`, piece by piece; `averages` gives them afterwards, and `own` the memory
-// in which they stay; `add_others` completes a sum over slices; `publish` makes new parameters
-// known to all ranks, and comes after `reduce` too where that does not (`publishes_late`).
+/// Elements of T that lie together, of a bucket or of a run of buckets.
+template <class T, std::size_t Count>
+struct UpdatePiece {
+  [[no_unique_address]] Size<Count> count;
+  std::size_t number;  // of its bucket or run
+  std::size_t offset;  // bytes from the arena's start
+
+  std::size_t bytes() const { return count.value() * sizeof(T); }
+};
+
+/// The pieces of a pass: those of buckets, which land one by one, or of runs, which are longer.
+enum class Pieces : std::uint8_t { buckets, runs };
+
+// Three classes say which elements a rank updates, one for each way to share out parameters.
+// - `for_each<What>(f)` calls `f(piece)` for the pieces of them, also for empty ones.
+// - What the rank keeps of each element beside the parameter itself lies packed in arenas of their
+//   own: an element at `offset` of the parameters' arena is at `kept(offset)` of `kept_bytes()`,
+//   where those arenas have elements of the same size. `for_each_of(parameter, f)` calls `f(first,
+//   count, offset)` for the elements of a parameter that are kept.
+// - `bring<What>(gradients, piece)` reduces a piece, or waits for its reduction; after that
+//   `averages(gradients, piece)` are there. `for_each_block` does both for the pieces of one pass
+//   (`fused`) and hands averages to `consume(at, averages)` while they are in the cache. Places
+//   `at` of a piece begin with `first_of(piece)`.
+// - `sum_over_owners` completes a sum over elements that ranks own; `publish` makes new parameters
+//   known to all ranks, where the pass of `for_each_block` (`was_fused`) has not.
 
 /// `Sharding<Replicated>`: a rank owns all parameters. A bucket's averages are there as soon as it
 /// lands.
 template <class Traits, class Comm>
-struct OwnsAll {
-  using Runs = LayoutRuns<typename Traits::layout>;
-  static constexpr bool publishes_late = false;
+class OwnsAll {
+  using layout = typename Traits::layout;
+  static constexpr bool on_gpu = std::is_same_v<typename Traits::device, Cuda>;
 
-  constexpr OwnsAll(Comm&, const auto& /*layout*/, std::byte* /*parameters*/) {}
+ public:
+  /// Where ranks have agreed on what is used, buckets have landed: a GPU gets fewer kernels.
+  static constexpr Pieces fused =
+      Traits::reduces && !(on_gpu && Traits::notes_usage) ? Pieces::buckets : Pieces::runs;
 
-  template <class T>
-  static constexpr Shard slice(const Run& run) {
-    return {0, run.count()};
-  }
-  template <class T, class Gradients, class Consume>
-  static void reduce(Gradients& gradients, const auto& plan, const Run& run,
-                     const Consume& consume) {
-    for (std::size_t b = run.first_bucket; b != run.first_bucket + run.buckets; ++b) {
-      const Bucket& bucket = plan.bucket_table[b];
-      gradients.wait(b);
-      consume((bucket.offset - run.offset) / sizeof(T),
-              std::span<const T>(gradients.template averages<T>(bucket.offset, bucket.bytes)));
+  OwnsAll(Comm&, const layout& where, std::byte* /*parameters*/) : layout_(where), runs_(where) {}
+
+  /// Counts are constants where shapes are, and pieces are few.
+  template <Pieces What, class F>
+  void for_each(const F& f) const {
+    if constexpr (has_constants<What>()) {
+      constexpr auto pieces = pieces_of<What>(layout::plan(), LayoutRuns<layout>::table);
+      [&]<std::size_t... I>(std::index_sequence<I...>) {
+        (f(UpdatePiece<ElementOf<pieces[I].element>, pieces[I].count()>{{}, I, pieces[I].offset}),
+         ...);
+      }(std::make_index_sequence<pieces.size()>{});
+    } else {
+      std::size_t number = 0;
+      for (const auto& piece : pieces_of<What>(layout_.plan(), runs_.table)) {
+        Traits::with_element(piece.element, [&]<class T>(std::type_identity<T>) {
+          f(UpdatePiece<T, dynamic>{Size<dynamic>{piece.count()}, number++, piece.offset});
+        });
+      }
     }
   }
-  template <class T, class Gradients>
-  static std::span<T> averages(Gradients& gradients, const Run& run, Shard slice) {
-    return gradients.template averages<T>(run.offset, run.bytes)
-        .subspan(slice.begin, slice.count());
+
+  std::size_t kept_bytes() const { return layout_.plan().bytes; }
+  static constexpr std::size_t kept(std::size_t offset) { return offset; }
+  template <class F>
+  void for_each_of(std::size_t parameter, const F& f) const {
+    f(std::size_t{0}, layout_.infos()[parameter].count(),
+      layout_.plan().placements[parameter].offset);
   }
-  static constexpr void add_others(double&) {}
-  static constexpr void publish() {}
-  static const char* whose() { return Traits::alone ? "" : "as the average over ranks"; }
+
+  template <Pieces What, class Gradients, class T, std::size_t Count>
+  void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
+    if constexpr (What == Pieces::buckets) {
+      gradients.wait(piece.number);
+    } else if constexpr (Traits::reduces) {
+      const Run& run = runs_.table.begin()[piece.number];
+      for (std::size_t b = 0; b != run.buckets; ++b) gradients.wait(run.first_bucket + b);
+    }
+  }
+  template <class Gradients, class T, std::size_t Count>
+  static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
+    return gradients.template averages<T>(piece.offset, piece.bytes());
+  }
+  template <class Gradients, class T, std::size_t Count, class Consume>
+  void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
+                      const Consume& consume) const {
+    bring<fused>(gradients, piece);
+    consume(0, averages(gradients, piece));
+  }
+  static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
+
+  static constexpr void sum_over_owners(double&) {}
+  static constexpr void publish(bool /*was_fused*/) {}
+
+ private:
+  /// With more pieces than this, kernels for each size would cost the compiler more than they save;
+  /// a loop on the host gains by a constant only where it is all that a step does.
+  static constexpr std::size_t most_constants = on_gpu ? 32 : 1;
+
+  template <Pieces What>
+  static constexpr auto pieces_of(const auto& plan, const auto& runs) {
+    if constexpr (What == Pieces::buckets) {
+      return plan.buckets();
+    } else {
+      return std::span<const Run>(runs.begin(), runs.end());
+    }
+  }
+  template <Pieces What>
+  static constexpr bool has_constants() {
+    if constexpr (layout::is_static) {
+      return pieces_of<What>(layout::plan(), LayoutRuns<layout>::table).size() <= most_constants;
+    } else {
+      return false;
+    }
+  }
+
+  const layout& layout_;
+  [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
-/// `Sharding<HostShared>`: a rank owns a slice of the parameters, which lie in memory that ranks
-/// share. Its gradients are reduced in the pass that consumes them.
-template <class Traits, class Comm>
-struct OwnsSlice {
-  using Runs = LayoutRuns<typename Traits::layout>;
-  static constexpr bool publishes_late = false;
+/// The parts of an arena that a rank owns, and what it keeps of them, one behind the other.
+template <class Traits>
+class OwnedParts {
+  using layout = typename Traits::layout;
 
-  OwnsSlice(Comm& communicator, const auto& /*layout*/, std::byte* /*parameters*/)
-      : comm(communicator) {}
+ public:
+  template <Pieces, class F>
+  void for_each(const F& f) const {
+    for (const Part& part : parts_) {
+      Traits::with_element(part.element, [&]<class T>(std::type_identity<T>) {
+        const Size<dynamic> count{(part.end - part.begin) / sizeof(T)};
+        f(UpdatePiece<T, dynamic>{count, part.number, part.begin});
+      });
+    }
+  }
 
+  /// A multiple of the alignment: states follow each other.
+  std::size_t kept_bytes() const { return align_up(kept_bytes_, alignment); }
+  std::size_t kept(std::size_t offset) const {
+    const auto after =
+        std::upper_bound(parts_.begin(), parts_.end(), offset,
+                         [](std::size_t place, const Part& part) { return place < part.begin; });
+    const Part& part = *(after == parts_.begin() ? after : after - 1);
+    return part.kept + (offset - part.begin);
+  }
+  template <class F>
+  void for_each_of(std::size_t parameter, const F& f) const {
+    const Placement& where = layout_.plan().placements[parameter];
+    const std::size_t size = element_size(layout_.infos()[parameter].element);
+    auto part = std::partition_point(parts_.begin(), parts_.end(), [&](const Part& before) {
+      return before.end <= where.offset;
+    });
+    for (; part != parts_.end() && part->begin < where.offset + where.bytes; ++part) {
+      const std::size_t begin = std::max(where.offset, part->begin);
+      const std::size_t end = std::min(where.offset + where.bytes, part->end);
+      if (begin < end) f((begin - where.offset) / size, (end - begin) / size, begin);
+    }
+  }
+
+ protected:
+  explicit OwnedParts(const layout& where) : layout_(where) {}
+
+  /// The rank owns these elements of a run or bucket, which lies behind all that were added before.
   template <class T>
-  Shard slice(const Run& run) const {
-    const auto [begin, end] = comm.template slice<T>(run.count());
-    return {begin, end};
+  void add(std::size_t number, const auto& piece, Shard own) {
+    kept_bytes_ = align_up(kept_bytes_, alignment);
+    parts_.push_back({piece.offset + own.begin * sizeof(T), piece.offset + own.end * sizeof(T),
+                      kept_bytes_, number, piece.element});
+    kept_bytes_ += own.count() * sizeof(T);
   }
-  template <class T, class Gradients, class Consume>
-  void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
-    comm.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
-                      reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
-                      step_call<Traits>());
-  }
-  template <class T, class Gradients>
-  static std::span<T> averages(Gradients& gradients, const Run& run, Shard slice) {
-    return gradients.template own<T>(run.offset, run.bytes).subspan(slice.begin, slice.count());
-  }
-  void add_others(double& squares) const {
-    comm.all_reduce(std::span(&squares, 1), Sum{}, step_call<Traits>());
-  }
-  void publish() const { comm.barrier(step_call<Traits>()); }
-  static const char* whose() { return "as the average over ranks"; }
 
-  Comm& comm;
+  const layout& layout_;
+
+ private:
+  /// States begin as memory does on the host, and on a GPU as shards do.
+  static constexpr std::size_t alignment =
+      std::is_same_v<typename Traits::device, Cpu> ? arena_alignment : shard_alignment;
+
+  /// Bytes of the arena, and where they are kept.
+  struct Part {
+    std::size_t begin = 0;
+    std::size_t end = 0;
+    std::size_t kept = 0;
+    std::size_t number = 0;
+    ElementKind element = ElementKind::unsupported;
+  };
+
+  std::vector<Part> parts_;
+  std::size_t kept_bytes_ = 0;
+};
+
+/// `Sharding<HostShared>`: a rank owns a slice of every run of the parameters, which lie in memory
+/// that ranks share. Its gradients are reduced in the pass that consumes them, after which all
+/// ranks have new parameters.
+template <class Traits, class Comm>
+class OwnsSlice : public OwnedParts<Traits> {
+  using layout = typename Traits::layout;
+
+ public:
+  static constexpr Pieces fused = Pieces::runs;
+
+  OwnsSlice(Comm& comm, const layout& where, std::byte* /*parameters*/)
+      : OwnedParts<Traits>(where), comm_(comm), runs_(where) {
+    std::size_t number = 0;
+    for (const Run& run : runs_.table) {
+      Traits::with_element(run.element, [&]<class T>(std::type_identity<T>) {
+        const auto [begin, end] = comm.template slice<T>(run.count());
+        this->template add<T>(number++, run, {begin, end});
+      });
+    }
+  }
+
+  /// Averages take the place of this rank's own gradients, which no other rank reads: each reads
+  /// its slice of them.
+  template <Pieces, class Gradients, class T, std::size_t Count>
+  void bring(Gradients& gradients, const UpdatePiece<T, Count>& piece) const {
+    for_each_block(gradients, piece, Keep<T>{averages(gradients, piece).data() - first_of(piece)});
+  }
+  template <class Gradients, class T, std::size_t Count>
+  static std::span<T> averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
+    return gradients.template own<T>(piece.offset, piece.bytes());
+  }
+  template <class Gradients, class T, std::size_t Count, class Consume>
+  void for_each_block(Gradients& gradients, const UpdatePiece<T, Count>& piece,
+                      const Consume& consume) const {
+    const Run& run = runs_.table.begin()[piece.number];
+    comm_.reduce_slice(gradients.template own<T>(run.offset, run.bytes),
+                       reduction_of_gradients<gradient_reduction<Traits, Comm>()>(1), consume,
+                       step_call<Traits>());
+  }
+  template <class T, std::size_t Count>
+  std::size_t first_of(const UpdatePiece<T, Count>& piece) const {
+    return (piece.offset - runs_.table.begin()[piece.number].offset) / sizeof(T);
+  }
+
+  void sum_over_owners(double& sum) const {
+    comm_.all_reduce(std::span(&sum, 1), Sum{}, step_call<Traits>());
+  }
+  void publish(bool was_fused) const {
+    if (!was_fused) comm_.barrier(step_call<Traits>());
+  }
+
+ private:
+  template <class T>
+  struct Keep {
+    T* to;
+    void operator()(std::size_t at, std::span<const T> averages) const {
+      if (averages.data() != to + at) std::copy(averages.begin(), averages.end(), to + at);
+    }
+  };
+
+  Comm& comm_;
+  [[no_unique_address]] LayoutRuns<layout> runs_;
 };
 
 /// `Sharding<ZeroRedundancy>`: a rank owns a slice of every bucket. It gets the averages of its
 /// slices alone, and all ranks get the parameters of all slices afterwards.
 template <class Traits, class Comm>
-class OwnsShard {
+class OwnsShard : public OwnedParts<Traits> {
  public:
-  using Runs = LayoutRuns<typename Traits::layout>;  // buckets: there is room between them
-  using Gathers = ParameterGathers<Traits, Comm>;
-  static constexpr bool publishes_late = true;
+  static constexpr Pieces fused = Pieces::buckets;
 
   OwnsShard(Comm& comm, const typename Traits::layout& where, std::byte* parameters)
-      : gathers_(comm, where, parameters) {}
+      : OwnedParts<Traits>(where), gathers_(comm, where, parameters) {
+    for (std::size_t b = 0; b != where.plan().bucket_count; ++b) {
+      const Bucket& bucket = where.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        this->template add<T>(b, bucket, gathers_.space().template slice<T>(bucket.count()));
+      });
+    }
+  }
 
-  template <class T>
-  Shard slice(const Run& run) const {
-    return gathers_.space().template slice<T>(run.count());
+  template <Pieces, class Gradients>
+  static void bring(Gradients& gradients, const auto& piece) {
+    gradients.wait(piece.number);
   }
-  template <class T, class Gradients, class Consume>
-  void reduce(Gradients& gradients, const auto&, const Run& run, const Consume& consume) const {
-    gradients.wait(run.first_bucket);
-    const Shard owned = slice<T>(run);
-    consume(owned.begin, std::span<const T>(averages<T>(gradients, run, owned)));
+  template <class Gradients, class T, std::size_t Count>
+  static auto averages(Gradients& gradients, const UpdatePiece<T, Count>& piece) {
+    if constexpr (Traits::frees_gradients) {
+      return gradients.template slice_averages<T>(piece.number, Shard{});
+    } else {
+      return gradients.template averages<T>(piece.offset, piece.bytes());
+    }
   }
-  template <class T, class Gradients>
-  static std::span<T> averages(Gradients& gradients, const Run& run, Shard slice) {
-    return gradients.template slice_averages<T>(run.first_bucket, slice);
+  template <class Gradients, class Consume>
+  static void for_each_block(Gradients& gradients, const auto& piece, const Consume& consume) {
+    gradients.wait(piece.number);
+    consume(0, averages(gradients, piece));
   }
-  void add_others(double& squares) const { gathers_.space().add_others(squares); }
-  void publish() { gathers_.start_all(); }
-  static const char* whose() { return "as the average over ranks"; }
+  static constexpr std::size_t first_of(const auto& /*piece*/) { return 0; }
 
-  Gathers& gathers() { return gathers_; }
+  void sum_over_owners(double& sum) const { gathers_.space().add_others(sum); }
+  /// A graph ends with all parameters here.
+  void publish(bool /*was_fused*/) {
+    gathers_.start_all();
+    if constexpr (Traits::captures) gathers_.wait_all();
+  }
+  /// The parameters that come back from other ranks, bucket by bucket.
+  auto& gathers() { return gathers_; }
 
  private:
-  Gathers gathers_;
+  ParameterGathers<Traits, Comm> gathers_;
 };
+
+template <class Traits, class Comm>
+auto choose_owned() {
+  if constexpr (Traits::shards) {
+    return std::type_identity<OwnsShard<Traits, Comm>>{};
+  } else if constexpr (Traits::shares_parameters) {
+    return std::type_identity<OwnsSlice<Traits, Comm>>{};
+  } else {
+    return std::type_identity<OwnsAll<Traits, Comm>>{};
+  }
+}
+template <class Traits, class Comm>
+using OwnedBy = typename decltype(choose_owned<Traits, Comm>())::type;
 
 }  // namespace lockstep::detail

@@ -1,10 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Cuts a replica's share out of a batch: batches, arrays and views are cut, also inside of
-/// containers, and everything else is shared.
+/// @file How `ParallelStrategy<DP>` scatters a batch: which rows each replica gets, how they are
+/// cut out of batches, arrays and views, also inside of containers, and where its model reads them.
 
 #include <algorithm>
 #include <array>
+#include <chrono>
+#include <cmath>
 #include <concepts>
 #include <cstddef>
 #include <limits>
@@ -17,10 +19,90 @@
 #include <vector>
 
 #include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/strategy/shares.hpp"
+#include "lockstep/launch/environment.hpp"
+#include "lockstep/strategy/concepts.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+/// How many replicas, on which devices, and how long they wait for each other.
+struct DpOptions {
+  std::size_t replicas = dynamic;  ///< `dynamic`: as many as `World<N>` says, else one per device
+  Seed seed{0};
+  std::chrono::milliseconds timeout = default_timeout;
+  /// The GPU of every replica; empty: the first ones. A CPU is one device, and there the numbers
+  /// only say how many replicas there are, and which of them `output_device` means.
+  std::vector<std::size_t> devices{};
+  /// One of the devices: its replica gathers outputs and takes their loss. Without it, the first.
+  std::optional<std::size_t> output_device{};
+};
+
+namespace detail {
+
+/// How many replicas these options mean: as many as are wanted, listed or known when compiled
+/// (`static_replicas`), else one for each device.
+std::size_t replicas_of(const DpOptions& options, std::size_t static_replicas,
+                        std::size_t (*devices)());
+/// The replica of the output device.
+std::size_t output_replica(const DpOptions& options, std::size_t replicas);
+[[noreturn]] void refuse_uneven_parts();
+
+/// Rows [first, first + count) of a batch.
+struct RowRange {
+  std::size_t first = 0;
+  std::size_t count = 0;
+  friend constexpr bool operator==(const RowRange&, const RowRange&) = default;
+};
+
+/// Replica i's rows of `size`, as `torch.chunk` cuts them: ceil(size / replicas) each, until none
+/// are left. Of 5 rows, 4 replicas get 2, 2, 1 and 0.
+constexpr RowRange chunk(std::size_t size, std::size_t replicas, std::size_t i) {
+  const std::size_t most = (size + replicas - 1) / replicas;
+  const std::size_t first = std::min(i * most, size);
+  return {first, std::min(most, size - first)};
+}
+
+/// Replica i's rows of `size` in proportion to its weight: rounded down, and the rows that are left
+/// go to the largest remainders (of equal ones, to the lower replica). Only the proportions of
+/// weights matter.
+inline RowRange weighted_share(std::size_t size, std::span<const double> weights, std::size_t i) {
+  double all = 0;
+  for (double weight : weights) all += weight;
+  const auto exact = [&](std::size_t k) { return static_cast<double>(size) * (weights[k] / all); };
+  const auto remainder = [&](std::size_t k) { return exact(k) - std::floor(exact(k)); };
+  std::size_t left = size;
+  for (std::size_t k = 0; k != weights.size(); ++k) left -= static_cast<std::size_t>(exact(k));
+  const auto count = [&](std::size_t k) {
+    std::size_t before = 0;  // replicas whose remainder comes first
+    for (std::size_t j = 0; j != weights.size(); ++j)
+      before += remainder(j) > remainder(k) || (remainder(j) == remainder(k) && j < k);
+    return static_cast<std::size_t>(exact(k)) + (before < left ? 1 : 0);
+  };
+  std::size_t first = 0;
+  for (std::size_t k = 0; k != i; ++k) first += count(k);
+  return {first, count(i)};
+}
+
+/// How a batch is cut: into chunks, or by weight where there are weights.
+struct BatchCut {
+  std::size_t replicas = 1;
+  std::span<const double> weights;  // one for each replica, or none
+
+  RowRange rows(std::size_t size, std::size_t replica) const {
+    return weights.empty() ? chunk(size, replicas, replica)
+                           : weighted_share(size, weights, replica);
+  }
+};
+
+/// The samples of a batch that a replica has, and the number that all replicas have.
+struct BatchPart {
+  RowRange samples;
+  std::size_t all = 0;
+  std::size_t largest = 0;  // number of samples that any replica has
+};
 
 /// A batch that can write its rows [first, first + count) to another batch, whose memory it reuses.
 template <class B>
@@ -242,4 +324,178 @@ consteval bool require_scattering() {
   return is_cut<Batch>;
 }
 
-}  // namespace lockstep::detail
+/// The shares of so many replicas.
+class BatchShares {
+ public:
+  /// `needs_all`: no replica may be without samples. PyTorch's chunks leave the last replicas
+  /// without where others have two, so shares are equal then.
+  BatchShares(std::size_t replicas, bool needs_all);
+
+  /// In proportion to these numbers, one for each replica; none makes shares equal again.
+  void set(std::vector<double> weights);
+
+  /// Cuts a batch, and counts the samples of every replica: `samples_of(cut, replica)`. A batch
+  /// without any is an error.
+  template <class SamplesOf>
+  BatchCut count(const SamplesOf& samples_of) {
+    const BatchCut cut{parts_.size(), weights_};
+    std::size_t all = 0;
+    std::size_t largest = 0;
+    for (std::size_t i = 0; i != parts_.size(); ++i) {
+      const std::size_t samples = samples_of(cut, i);
+      parts_[i].samples = {all, samples};
+      all += samples;
+      largest = std::max(largest, samples);
+    }
+    if (all == 0) refuse_empty();
+    for (BatchPart& part : parts_) {
+      part.all = all;
+      part.largest = largest;
+    }
+    return cut;
+  }
+
+  /// Throws if a replica has no sample of the batch that was counted: it does not run its model,
+  /// and the norms of the others would wait for its statistics.
+  void require_samples() const;
+
+  /// The samples of the batch that was counted: a replica's, and those of all.
+  const BatchPart& operator[](std::size_t replica) const { return parts_[replica]; }
+  std::size_t samples() const { return parts_[0].all; }
+
+ private:
+  [[noreturn]] static void refuse_empty();
+
+  bool needs_all_;
+  std::vector<BatchPart> parts_;
+  std::vector<double> weights_;
+};
+
+/// Keeps the latest share of every type of batch. With `HasWhole` the replica that takes the loss
+/// (`is_root`) keeps whole batches too.
+template <class Execution, bool HasWhole>
+class PlacedShare {
+ public:
+  PlacedShare(Execution& execution, std::size_t replica, bool is_root)
+      : execution_(execution), replica_(replica), is_root_(is_root) {}
+
+  /// The batch must outlive its share, which may be a view of it.
+  template <class Batch>
+  void take(const Batch& batch, const BatchCut& cut, const BatchPart& part) {
+    if constexpr (HasWhole) {
+      if (is_root_) storage_.get<PlacedWhole<Batch>>().at = &place_whole(batch);
+    }
+    if (part.samples.count != 0)
+      storage_.get<PlacedPart<Batch>>().at = &place(batch, cut, part.largest);
+  }
+
+  template <class Batch>
+  const auto& share() {
+    return *storage_.get<PlacedPart<Batch>>().at;
+  }
+  /// The whole batch, on the replica that takes the loss.
+  template <class Batch>
+  const auto& whole() {
+    return *storage_.get<PlacedWhole<Batch>>().at;
+  }
+
+  /// The type that the model gets for a whole `Batch`.
+  template <class Batch>
+  using Whole =
+      std::remove_cvref_t<decltype(std::declval<Execution&>().place(std::declval<const Batch&>()))>;
+
+ private:
+  /// Is a batch handed on as it is, and may lie on another device than the one that reads it?
+  template <class Batch>
+  static constexpr bool may_be_far =
+      std::is_same_v<Whole<Batch>, Batch> && BringingNear<Execution, Batch>;
+
+  template <class Batch>
+  const auto& place_whole(const Batch& batch) {
+    if constexpr (may_be_far<Batch>) {
+      return execution_.bring_near(batch, storage_.get<NearWhole<Batch>>().kept);
+    } else {
+      return execution_.place(batch);
+    }
+  }
+
+  /// Places a share. Where the whole batch is on this replica's device, it is a part of that.
+  template <class Batch>
+  const auto& place(const Batch& batch, const BatchCut& cut, std::size_t largest) {
+    if constexpr (HasWhole && (!std::is_same_v<Whole<Batch>, Batch> || may_be_far<Batch>)) {
+      static_assert(std::is_same_v<ShareOf<Whole<Batch>>, Placed<Batch>>,
+                    "lockstep: LossOnOutput needs the whole batch and a share of it on one device; "
+                    "give what the batch becomes there slice(first, count), or use LossOnReplica");
+      if (is_root_) return cut_out(whole<Batch>(), cut);
+    }
+    return place_share(batch, cut, largest);
+  }
+
+  template <class Batch>
+  const auto& place_share(const Batch& batch, const BatchCut& cut, std::size_t largest) {
+    if constexpr (may_be_far<ShareOf<Batch>>) {
+      return execution_.bring_near(cut_out(batch, cut),
+                                   storage_.get<NearPart<ShareOf<Batch>>>().kept);
+    } else if constexpr (RowPlacing<Execution, Batch>) {
+      const RowRange rows = cut.rows(batch.size(), replica_);
+      return execution_.place(batch, rows.first, rows.count, largest);
+    } else if constexpr (std::is_same_v<ShareOf<Batch>, Batch>) {
+      return execution_.place(cut.replicas == 1 ? batch : cut_out(batch, cut));
+    } else {
+      return execution_.place(cut_out(batch, cut));
+    }
+  }
+
+  /// Cuts out a share, into memory that is kept.
+  template <class Cuttable>
+  const ShareOf<Cuttable>& cut_out(const Cuttable& from, const BatchCut& cut) {
+    auto& share = storage_.get<std::optional<ShareOf<Cuttable>>>();
+    take_share(from, cut, replica_, share);
+    return share.value();
+  }
+
+  /// This class, as a type that waits for a `Batch`: clang looks into any other at once, where the
+  /// class is not complete yet.
+  template <class Batch>
+  using Complete = std::conditional_t<std::is_void_v<Batch>, Batch, PlacedShare>;
+
+  template <class Batch>
+  using Placed = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place_share(
+      std::declval<const Batch&>(), BatchCut{}, 0))>;
+
+ public:
+  /// The type that the model gets for its share of a `Batch`.
+  template <class Batch>
+  using Share = std::remove_cvref_t<decltype(std::declval<Complete<Batch>&>().place(
+      std::declval<const Batch&>(), BatchCut{}, 0))>;
+
+ private:
+  /// Shares and whole batches can be of one type: each has a pointer of its own.
+  template <class Batch>
+  struct PlacedWhole {
+    const Whole<Batch>* at = nullptr;
+  };
+  template <class Batch>
+  struct PlacedPart {
+    const Share<Batch>* at = nullptr;
+  };
+
+  /// Copies of either from another device.
+  template <class Batch>
+  struct NearWhole {
+    typename Execution::template Near<Batch> kept;
+  };
+  template <class Batch>
+  struct NearPart {
+    typename Execution::template Near<Batch> kept;
+  };
+
+  Execution& execution_;
+  std::size_t replica_;
+  bool is_root_;
+  TypedStorage storage_;
+};
+
+}  // namespace detail
+
+}  // namespace lockstep

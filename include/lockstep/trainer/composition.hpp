@@ -13,8 +13,8 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/messages.hpp"
 #include "lockstep/trainer/model_faults.hpp"
-#include "lockstep/trainer/verdict.hpp"
 
 namespace lockstep {
 
@@ -52,152 +52,129 @@ inline constexpr bool mixes_supported_types<Mixed<Types...>> =
       std::is_same_v<Types, BFloat16>) &&
      ...);
 
-/// Finds hooks that cannot be, and policies that do not go with hooks.
-template <class Policies>
-consteval Finding find_hook_fault() {
-  using Given = Pick<axes::Hooks, Policies>;
-  if (!Given::has_stages) return {};
-  if (!Given::stages::has_good_numbers) return {Fault::hook_out_of_range};
-  if (!Given::stages::is_in_order) return {Fault::hooks_out_of_order};
-  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
-    return {Fault::hooks_with_dp};
-  if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared>)
-    return {Fault::hooks_with_host_shared};
-  if (Given::stages::averages_parameters &&
-      (std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> ||
-       Pick<axes::Precision, Policies>::choice::scales_loss))
-    return {Fault::local_sgd_with_skip};
-  if (Given::stages::averages_parameters &&
-      std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, ZeroRedundancy>)
-    return {Fault::local_sgd_with_shards};
-  return {};
-}
+/// What the rules below ask about a job.
+struct JobFacts {
+  // Ranks.
+  std::size_t world;
+  bool is_ddp, on_cpu, shares_memory, has_groups, groups_fit, is_fed, joins;
+  bool by_nccl, through_host;  // the backend
+  bool has_malformed_output;
+  // The step.
+  std::size_t micro_batches;
+  bool clips_nothing, captures, skips_updates, is_mixed, mixes_others, has_unused;
+  bool has_subgraphs, same_subgraph;
+  bool is_host_shared, is_zero, frees_gradients, shares_parameters;
+  bool syncs_norms, syncs_norms_in_group, is_exact;
+  bool has_hooks, has_good_hooks, hooks_in_order, averages_parameters, hooks_only_convert;
 
-/// Finds what does not go with ranks that are through before others.
-template <class Policies>
-consteval Finding find_join_fault() {
-  if (!Pick<axes::UnevenInputs, Policies>::joins) return {};
-  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
-    return {Fault::join_with_dp};
-  if (Pick<axes::StepExecution, Policies>::captures) return {Fault::join_with_captured};
-  if (ShardingTraits<Policies>::shares_parameters) return {Fault::join_with_shared};
-  if (SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>::same_on_all_ranks)
-    return {Fault::join_with_same_subgraph};
-  if (!Pick<axes::Hooks, Policies>::stages::only_convert) return {Fault::join_with_hooks};
-  return {};
-}
+  /// Do ranks choose sub-graphs by themselves? Replicas of DP are told one.
+  constexpr bool chooses_subgraphs() const {
+    return is_ddp && world != 1 && has_subgraphs && !same_subgraph;
+  }
+};
 
-/// Finds groups of ranks that a job cannot have.
-template <class Policies>
-consteval Finding find_job_groups_fault() {
-  using Divided = Pick<axes::Groups, Policies>;
-  if (!std::is_same_v<Divided, Groups<>> &&
-      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
-    return {Fault::groups_with_dp};
-  if (!Divided::template fits<Pick<axes::World, Policies>::static_size>)
-    return {Fault::groups_of_other_world};
-  return {};
-}
-
-/// Finds ranks that cannot be fed.
-template <class Policies>
-consteval Finding find_feed_fault() {
-  if (!Pick<axes::Feed, Policies>::sends) return {};
-  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DP>)
-    return {Fault::feed_with_dp};
-  if (std::is_same_v<Pick<axes::Groups, Policies>, Groups<>>) return {Fault::feed_without_groups};
-  if (Pick<axes::UnevenInputs, Policies>::joins) return {Fault::feed_with_join};
-  return {};
-}
-
-/// Finds what does not go with statistics that ranks take together.
-template <class Policies>
-consteval Finding find_norm_fault() {
-  using Given = Pick<axes::Norms, Policies>;
-  if (!Given::is_synced) return {};
-  if (Given::in_group && std::is_same_v<Pick<axes::Groups, Policies>, Groups<>>)
-    return {Fault::norms_without_groups};
-  if (Pick<axes::UnevenInputs, Policies>::joins) return {Fault::norms_with_join};
-  // Replicas of DP are told one sub-graph.
-  using Sets = SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>;
-  if (std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP> &&
-      Pick<axes::World, Policies>::static_size != 1 && Sets::count > 1 && !Sets::same_on_all_ranks)
-    return {Fault::norms_with_union};
-  return {};
-}
-
-/// Finds what does not go with gradients that are given away.
-template <class Policies>
-consteval Finding find_freed_fault() {
-  if (!ShardingTraits<Policies>::frees_gradients) return {};
-  if (ShardingTraits<Policies>::joins) return {Fault::freed_with_join};
-  if (Pick<axes::Hooks, Policies>::has_stages) return {Fault::freed_with_hooks};
-  return {};
-}
-
-/// Finds policies that do not go together, or not with the model.
 template <class Model, class Policies>
-consteval Finding find_combination_fault() {
-  constexpr bool on_cpu = std::is_same_v<Pick<axes::Device, Policies>, Device<Cpu>>;
-  using Transport = typename Pick<axes::Backend, Policies>::choice;
-  constexpr bool is_ddp =
-      std::is_same_v<typename Pick<axes::ParallelStrategy, Policies>::choice, DDP>;
-  if (Pick<axes::World, Policies>::static_size == 0) return {Fault::world_of_zero};
-  if (Pick<axes::Accumulate, Policies>::micro_batches == 0) return {Fault::accumulate_zero};
-  if (!(Pick<axes::Clip, Policies>::norm > 0)) return {Fault::clip_not_positive};
-  constexpr Finding frozen = find_frozen_fault<Model, Policies>();
-  if constexpr (frozen.fault != Fault::none) return frozen;
-  constexpr Finding group =
-      find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{});
-  if constexpr (group.fault != Fault::none) return group;
-  constexpr Finding subgraphs = find_subgraphs_fault<Model, Policies>();
-  if constexpr (subgraphs.fault != Fault::none) return subgraphs;
-  if (on_cpu &&
-      (std::is_same_v<Transport, Nccl> || std::is_same_v<Transport, Hierarchical<Shm, Nccl>>))
-    return {Fault::nccl_on_cpu};
-  if (std::is_same_v<typename Pick<axes::Sharding, Policies>::choice, HostShared> &&
-      !shares_memory<Pick<axes::ParallelStrategy, Policies>, Pick<axes::Device, Policies>,
-                     Pick<axes::Backend, Policies>>) {
-    return {Fault::shared_without_shm};
-  }
+consteval JobFacts facts_of() {
+  using Strategy = Pick<axes::ParallelStrategy, Policies>;
+  using Place = Pick<axes::Device, Policies>;
+  using Transport = Pick<axes::Backend, Policies>;
+  using Through = typename Transport::choice;
+  using World = Pick<axes::World, Policies>;
+  using Divided = Pick<axes::Groups, Policies>;
   using Types = typename Pick<axes::Precision, Policies>::choice;
-  if (!std::is_same_v<Types, AsDeclared>) {
-    if (on_cpu) return {Fault::mixed_on_cpu};
-    constexpr const auto& declared = kinds_of<Model, TensorRole::parameter>;
-    if (!std::is_same_v<Types, ScaledLoss> &&
-        (!mixes_supported_types<Types> || declared.size != 1 ||
-         declared.kinds[0] != ElementKind::f32))
-      return {Fault::mixed_of_other_types};
+  using Unused = typename Pick<axes::UnusedParameters, Policies>::choice;
+  using Sets = SubgraphsIn<Unused>;
+  using Shards = typename Pick<axes::Sharding, Policies>::choice;
+  using Stages = Pick<axes::Hooks, Policies>;
+  JobFacts job{};
+  job.world = World::static_size;
+  job.is_ddp = std::is_same_v<typename Strategy::choice, DDP>;
+  job.on_cpu = std::is_same_v<Place, Device<Cpu>>;
+  job.shares_memory = shares_memory<Strategy, Place, Transport>;
+  job.has_groups = !std::is_same_v<Divided, Groups<>>;
+  job.groups_fit = Divided::template fits<World::static_size>;
+  job.is_fed = Pick<axes::Feed, Policies>::sends;
+  job.joins = Pick<axes::UnevenInputs, Policies>::joins;
+  job.by_nccl = std::is_same_v<Through, Nccl> || std::is_same_v<Through, Hierarchical<Shm, Nccl>>;
+  job.through_host = !std::is_same_v<Through, Nccl> && !std::is_same_v<Through, Shm>;
+  job.has_malformed_output = OutputNaming<Model> && !OutputDeclaring<Model> &&
+                             std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>;
+  job.micro_batches = Pick<axes::Accumulate, Policies>::micro_batches;
+  job.clips_nothing = !(Pick<axes::Clip, Policies>::norm > 0);
+  job.captures = Pick<axes::StepExecution, Policies>::captures;
+  job.skips_updates =
+      std::is_same_v<typename Pick<axes::Anomaly, Policies>::choice, Skip> || Types::scales_loss;
+  job.is_mixed = !std::is_same_v<Types, AsDeclared>;
+  constexpr const auto& declared = kinds_of<Model, TensorRole::parameter>;
+  job.mixes_others = job.is_mixed && !std::is_same_v<Types, ScaledLoss> &&
+                     !(mixes_supported_types<Types> && declared.size == 1 &&
+                       declared.kinds[0] == ElementKind::f32);
+  job.has_unused = std::is_same_v<Unused, Zero>;
+  job.has_subgraphs = Sets::count > 1;
+  job.same_subgraph = Sets::same_on_all_ranks;
+  job.is_host_shared = std::is_same_v<Shards, HostShared>;
+  job.is_zero = std::is_same_v<Shards, ZeroRedundancy>;
+  job.frees_gradients = ShardingTraits<Policies>::frees_gradients;
+  job.shares_parameters = ShardingTraits<Policies>::shares_parameters;
+  job.syncs_norms = Pick<axes::Norms, Policies>::is_synced;
+  job.syncs_norms_in_group = Pick<axes::Norms, Policies>::in_group;
+  job.is_exact = std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>;
+  job.has_hooks = Stages::has_stages;
+  job.has_good_hooks = Stages::stages::has_good_numbers;
+  job.hooks_in_order = Stages::stages::is_in_order;
+  job.averages_parameters = Stages::stages::averages_parameters;
+  job.hooks_only_convert = Stages::stages::only_convert;
+  return job;
+}
+
+/// The rules of policies that do not go together, or not with the model: the first that a job
+/// breaks. Its sentence is in messages.hpp.
+consteval Fault find_combination_fault(const JobFacts& job) {
+  const bool is_dp = !job.is_ddp;
+  const struct {
+    bool broken;
+    Fault fault;
+  } rules[] = {
+      {job.world == 0, Fault::world_of_zero},
+      {job.micro_batches == 0, Fault::accumulate_zero},
+      {job.clips_nothing, Fault::clip_not_positive},
+      {job.on_cpu && job.by_nccl, Fault::nccl_on_cpu},
+      {job.is_host_shared && !job.shares_memory, Fault::shared_without_shm},
+      {job.is_mixed && job.on_cpu, Fault::mixed_on_cpu},
+      {job.mixes_others, Fault::mixed_of_other_types},
+      {job.captures && job.on_cpu, Fault::captured_on_cpu},
+      {job.captures && job.has_unused, Fault::captured_with_unused},
+      {job.captures && job.chooses_subgraphs(), Fault::captured_with_union},
+      {job.captures && job.is_ddp && job.is_exact, Fault::captured_with_exact},
+      {job.captures && job.is_ddp && job.world != 1 && job.through_host,
+       Fault::captured_through_host},
+      {is_dp && job.has_malformed_output, Fault::malformed_output},
+      {job.frees_gradients && job.joins, Fault::freed_with_join},
+      {job.frees_gradients && job.has_hooks, Fault::freed_with_hooks},
+      {job.joins && is_dp, Fault::join_with_dp},
+      {job.joins && job.captures, Fault::join_with_captured},
+      {job.joins && job.shares_parameters, Fault::join_with_shared},
+      {job.joins && job.same_subgraph, Fault::join_with_same_subgraph},
+      {job.joins && !job.hooks_only_convert, Fault::join_with_hooks},
+      {job.has_groups && is_dp, Fault::groups_with_dp},
+      {!job.groups_fit, Fault::groups_of_other_world},
+      {job.is_fed && is_dp, Fault::feed_with_dp},
+      {job.is_fed && !job.has_groups, Fault::feed_without_groups},
+      {job.is_fed && job.joins, Fault::feed_with_join},
+      {job.syncs_norms_in_group && !job.has_groups, Fault::norms_without_groups},
+      {job.syncs_norms && job.joins, Fault::norms_with_join},
+      {job.syncs_norms && job.chooses_subgraphs(), Fault::norms_with_union},
+      {job.has_hooks && !job.has_good_hooks, Fault::hook_out_of_range},
+      {job.has_hooks && !job.hooks_in_order, Fault::hooks_out_of_order},
+      {job.has_hooks && is_dp, Fault::hooks_with_dp},
+      {job.has_hooks && job.is_host_shared, Fault::hooks_with_host_shared},
+      {job.averages_parameters && job.skips_updates, Fault::local_sgd_with_skip},
+      {job.averages_parameters && job.is_zero, Fault::local_sgd_with_shards},
+  };
+  for (const auto& rule : rules) {
+    if (rule.broken) return rule.fault;
   }
-  if (Pick<axes::StepExecution, Policies>::captures) {
-    if (on_cpu) return {Fault::captured_on_cpu};
-    if (std::is_same_v<typename Pick<axes::UnusedParameters, Policies>::choice, Zero>)
-      return {Fault::captured_with_unused};
-    using Sets = SubgraphsIn<typename Pick<axes::UnusedParameters, Policies>::choice>;
-    if (is_ddp && Pick<axes::World, Policies>::static_size != 1 && Sets::count > 1 &&
-        !Sets::same_on_all_ranks)
-      return {Fault::captured_with_union};
-    if (is_ddp && std::is_same_v<typename Pick<axes::Sampler, Policies>::remainder, Exact>)
-      return {Fault::captured_with_exact};
-    if (is_ddp && Pick<axes::World, Policies>::static_size != 1 &&
-        !std::is_same_v<Transport, Nccl> && !std::is_same_v<Transport, Shm>)
-      return {Fault::captured_through_host};
-  }
-  if (!is_ddp && OutputNaming<Model> && !OutputDeclaring<Model> &&
-      std::is_same_v<Pick<axes::LossPlacement, Policies>, LossOnOutput>) {
-    return {Fault::malformed_output};
-  }
-  constexpr Finding freed = find_freed_fault<Policies>();
-  if constexpr (freed.fault != Fault::none) return freed;
-  constexpr Finding uneven = find_join_fault<Policies>();
-  if constexpr (uneven.fault != Fault::none) return uneven;
-  constexpr Finding groups = find_job_groups_fault<Policies>();
-  if constexpr (groups.fault != Fault::none) return groups;
-  constexpr Finding feed = find_feed_fault<Policies>();
-  if constexpr (feed.fault != Fault::none) return feed;
-  constexpr Finding norms = find_norm_fault<Policies>();
-  if constexpr (norms.fault != Fault::none) return norms;
-  return find_hook_fault<Policies>();
+  return Fault::none;
 }
 
 template <class Model, class... Ps>
@@ -215,7 +192,13 @@ consteval Finding find_fault() {
       if constexpr (model.fault != Fault::none) {
         return model;
       } else {
-        return find_combination_fault<Model, CanonicalPolicies<Ps...>>();
+        using Policies = CanonicalPolicies<Ps...>;
+        constexpr Fault fault = find_combination_fault(facts_of<Model, Policies>());
+        if constexpr (fault != Fault::none) {
+          return {fault};
+        } else {
+          return find_selection_fault<Model, Policies>();
+        }
       }
     }
   }

@@ -26,11 +26,8 @@
 #include "lockstep/observe/log.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/strategy/agreement.hpp"
-#include "lockstep/trainer/course_state.hpp"
-#include "lockstep/trainer/going_on.hpp"
 #include "lockstep/trainer/options.hpp"
-#include "lockstep/trainer/place_in_data.hpp"
-#include "lockstep/trainer/run_curve.hpp"
+#include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "lockstep/launch/launch.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/topology/world.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"

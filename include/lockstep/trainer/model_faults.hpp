@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <initializer_list>
 #include <string_view>
 
 #include "lockstep/bucket/elements.hpp"
@@ -15,7 +16,7 @@
 #include "lockstep/model/tensor_list.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/trainer/axes.hpp"
-#include "lockstep/trainer/verdict.hpp"
+#include "lockstep/trainer/messages.hpp"
 
 namespace lockstep::detail {
 
@@ -113,6 +114,14 @@ constexpr Finding find_pattern_fault() {
   return {};
 }
 
+/// The first of several findings that is one.
+consteval Finding first_of(std::initializer_list<Finding> findings) {
+  for (const Finding& finding : findings) {
+    if (finding.fault != Fault::none) return finding;
+  }
+  return {};
+}
+
 template <class Model, class Policies>
 consteval Finding find_frozen_fault() {
   using Still = Pick<axes::Frozen, Policies>;
@@ -144,12 +153,8 @@ consteval Finding find_group_fault(ParameterGroups<Sets...>) {
   using Groups = ParameterGroups<Sets...>;
   using Still = Pick<axes::Frozen, Policies>;
   if constexpr (Groups::count > 1 && !TensorListing<Model>) {
-    Finding found;
-    const auto note = [&found](Finding finding) {
-      if (found.fault == Fault::none) found = finding;
-    };
-    (note(find_set_fault<Model, Sets>()), ...);
-    if (found.fault != Fault::none) return found;
+    constexpr Finding set = first_of({Finding{}, find_set_fault<Model, Sets>()...});
+    if constexpr (set.fault != Fault::none) return set;
     constexpr const auto& table = parameter_table<Model>;
     bool has_one[Groups::count] = {};
     for (std::size_t i = 0; i != table.size(); ++i) {
@@ -190,12 +195,7 @@ consteval Finding find_subgraphs_fault(SubgraphList<Same, Sets...>) {
     if (List::name_of(set).empty() || List::number_of(List::name_of(set)) != set)
       return {Fault::subgraph_declared_twice, List::name_of(set)};
   }
-  Finding found;
-  const auto note = [&found](Finding finding) {
-    if (found.fault == Fault::none) found = finding;
-  };
-  (note(find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()), ...);
-  return found;
+  return first_of({Finding{}, find_subgraph_fault<Model, Pick<axes::Frozen, Policies>, Sets>()...});
 }
 
 template <class Model, class Policies>
@@ -207,6 +207,14 @@ consteval Finding find_subgraphs_fault() {
   } else {
     return {};
   }
+}
+
+/// Finds faults of what policies select among the model's parameters.
+template <class Model, class Policies>
+consteval Finding find_selection_fault() {
+  return first_of({find_frozen_fault<Model, Policies>(),
+                   find_group_fault<Model, Policies>(Pick<axes::ParameterGroups, Policies>{}),
+                   find_subgraphs_fault<Model, Policies>()});
 }
 
 }  // namespace lockstep::detail

@@ -14,7 +14,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/policy/pack.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/axes.hpp"
 
 namespace lockstep {

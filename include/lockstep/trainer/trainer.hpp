@@ -36,11 +36,12 @@
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
-#include "lockstep/strategy/model_source.hpp"
+#include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/members.hpp"
+#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/subgraph_step.hpp"
-#include "lockstep/strategy/tell_others.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/ddp.hpp"
@@ -187,6 +188,7 @@ struct KeptFailure {
 /// A job that trains: one object on every rank.
 template <class Model, class Policies>
 class BasicTrainer : public ComposedJob<Model, Policies>,
+                     public JobMembers<BasicTrainer<Model, Policies>>,
                      public JobCheckpoints<BasicTrainer<Model, Policies>> {
   using Composition = ComposedJob<Model, Policies>;
   using Checkpointing = JobCheckpoints<BasicTrainer>;
@@ -252,40 +254,12 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   /// The value of `--data`, for the program's data sets: `fashion_mnist("train", job.data())`.
   const std::string& data() const { return options_.data; }
 
-  /// The calling thread works on this rank's GPU while the result lives, whatever its current one
-  /// is: for kernels of the program's own. The members of a job do so by themselves.
-  [[nodiscard]] auto on_device() const { return wrapped_.on_device(); }
-
-  Model& model() { return wrapped_.model(); }
-  /// A parameter, to look at.
-  auto param(auto key) const { return wrapped_.param(key); }
-
   /// Writes parameters and buffers anew: `f(initial)` on rank 0, whose values all ranks get.
   /// `initial.random()` starts from the job's seed. **Ranks** all. **Host** blocks.
   template <class F>
   void initialize(F&& f) {
     [[maybe_unused]] const auto on = enter("initialize");
     wrapped_.initialize(f, options_.seed);
-  }
-
-  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
-  /// `param` gives, and likewise for gradients and buffers; `f(parameter, state, view)` for the
-  /// states of the optimizer that this rank keeps (see `Replica::for_each_state`).
-  template <class F>
-  void for_each_parameter(F&& f) const {
-    wrapped_.for_each_parameter(f);
-  }
-  template <class F>
-  void for_each_gradient(F&& f) const {
-    wrapped_.for_each_gradient(f);
-  }
-  template <class F>
-  void for_each_buffer(F&& f) const {
-    wrapped_.for_each_buffer(f);
-  }
-  template <class F>
-  void for_each_state(F&& f) const {
-    wrapped_.for_each_state(f);
   }
 
   wrapper& ddp()
@@ -298,17 +272,6 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   {
     return wrapped_;
   }
-
-  /// The numbers of optimizer and schedule: `job.optimizer().lr = 0.01`. They must be the same on
-  /// all ranks, which is checked at the begin of every epoch.
-  auto& optimizer() { return wrapped_.optimizer(); }
-  /// The numbers of one of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first
-  /// call copies those of `optimizer()`, so set what they have in common before.
-  template <class Set>
-  auto& optimizer(Set set) {
-    return wrapped_.optimizer(set);
-  }
-  auto& schedule() { return wrapped_.schedule(); }
 
   /// This rank's own seed and random numbers, different on every rank.
   Seed seed() const { return rank_seed(options_.seed, rank()); }
@@ -584,12 +547,16 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
 
  private:
   friend Checkpointing;
+  friend class JobMembers<BasicTrainer>;
   template <class, Dataset>
   friend class EpochBatches;
   template <class>
   friend class TrainingEpoch;
   template <class>
   friend class EpochRange;
+
+  wrapper& first() { return wrapped_; }
+  const wrapper& first() const { return wrapped_; }
 
   struct FromSource {};
   /// `source` is the model, what makes it, or `DefaultModel`.
@@ -956,7 +923,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;
-  JobSaves saves_;
+  JobSavesPointer saves_{nullptr, nullptr};
 };
 
 }  // namespace detail

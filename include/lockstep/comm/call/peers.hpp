@@ -1,37 +1,43 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How a waiting rank finds out why its wait is in vain, where ranks can see each other's
-/// state: another rank has ended, failed or left, or the time is over.
+/// @file The other ranks as one of them sees them, and how a waiting rank finds out why its wait is
+/// in vain: another rank has ended, failed or left, or the time is over.
 
+#include <array>
+#include <atomic>
 #include <chrono>
 #include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
 
 /// The state of all ranks, as one of them sees it.
 template <class P>
-concept ObservablePeers = requires(const P& peers, std::size_t w) {
+concept Peers = requires(const P& peers, std::size_t w) {
   { peers.rank() } -> std::same_as<Rank>;
   { peers.world() } -> std::same_as<std::size_t>;
   { peers.has_joined(w) } -> std::same_as<bool>;
-  { peers.has_left(w) } -> std::same_as<bool>;      // it closed its communicator
-  { peers.has_died(w) } -> std::same_as<bool>;      // its process ended without closing it
-  { peers.words(w) } -> std::same_as<std::string>;  // why it gave up; empty if it has not said
+  { peers.has_left(w) } -> std::same_as<bool>;             // it closed its communicator
+  { peers.has_died(w) } -> std::same_as<bool>;             // its process ended without closing it
+  { peers.abort_reason(w) } -> std::same_as<std::string>;  // empty if it has not said
   { peers.calls_made(w) } -> std::same_as<std::uint64_t>;
 };
 
 /// The error that ends the wait for a call, if there is one. All ranks name the same culprit: a
 /// rank that ended, else one that gave up. `lacks(w)`: rank w has yet to do its part.
-template <ObservablePeers P, class Lacks>
+template <Peers P, class Lacks>
 std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& lacks) {
   const std::size_t me = peers.rank().value();
   const auto first = [&](const auto& holds) {
@@ -41,20 +47,21 @@ std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& l
   };
   const std::size_t none = peers.world();
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_died(r); }); w != none) {
-    const std::string words = peers.words(w);
+    const std::string reason = peers.abort_reason(w);
     return rank_vanished(call.text(),
-                         text({"rank ", w, "'s process ended", words.empty() ? "" : ": ", words}),
+                         text({"rank ", w, "'s process ended", reason.empty() ? "" : ": ", reason}),
                          peers.rank());
   }
   // A rank that an exception ended may have been ended by another's failure, of which it heard in a
   // group of fewer ranks. Whoever gives a reason comes before it, whatever their numbers.
-  const auto has_said = [&](std::size_t r) { return !peers.words(r).empty(); };
+  const auto has_said = [&](std::size_t r) { return !peers.abort_reason(r).empty(); };
   const auto has_reason = [&](std::size_t r) {
-    return has_said(r) && peers.words(r) != ended_by_exception;
+    return has_said(r) && peers.abort_reason(r) != ended_by_exception;
   };
   std::size_t who = first(has_reason);
   if (who == none) who = first(has_said);
-  if (who != none) return rank_failed(call.text(), Rank{who}, peers.words(who), peers.rank());
+  if (who != none)
+    return rank_failed(call.text(), Rank{who}, peers.abort_reason(who), peers.rank());
   if (const std::size_t w = first([&](std::size_t r) { return peers.has_left(r) && lacks(r); });
       w != none) {
     return rank_left(call.text(), Rank{w}, peers.rank());
@@ -62,19 +69,134 @@ std::optional<Error> find_fault(const P& peers, const Call& call, const Lacks& l
   return std::nullopt;
 }
 
-/// The error of a wait that has lasted for the whole time limit.
-template <ObservablePeers P, class Lacks>
+/// The error of a wait that has lasted for the whole time limit. Every rank that has made fewer
+/// calls is missing; if there is none, those that have yet to do their part.
+template <Peers P, class Lacks>
 Error find_missing(const P& peers, const Call& call, std::chrono::milliseconds limit,
                    const Lacks& lacks) {
   const std::uint64_t expected = peers.calls_made(peers.rank().value());
+  const auto is_behind = [&](std::size_t w) { return peers.calls_made(w) < expected; };
+  bool any_behind = false;
+  for (std::size_t w = 0; w < peers.world(); ++w) any_behind |= is_behind(w);
   std::string missing;
   for (std::size_t w = 0; w < peers.world(); ++w) {
-    if (Rank{w} == peers.rank() || !lacks(w)) continue;
+    if (Rank{w} == peers.rank() || !(any_behind ? is_behind(w) : lacks(w))) continue;
     if (!missing.empty()) missing += ", ";
     missing += lagging_rank(Rank{w}, peers.has_joined(w), peers.calls_made(w), expected);
   }
   return time_is_over(call.text(), limit, missing.empty() ? "the last rank" : missing,
                       peers.rank());
 }
+
+namespace shm {
+class MemoryFile;
+}
+
+/// What one rank shows the others, in memory that they share: one process's, or mapped by several.
+struct alignas(line_pair) RankState {
+  Counter arrived;                     // calls that it has made: their slots may be read
+  std::atomic<std::uint32_t> process;  // its id, once it has joined
+  std::atomic<std::uint32_t> left;     // it has closed its communicator
+  std::atomic<std::uint32_t> failed;   // it makes no further call
+  std::atomic<std::uint32_t> has_reason;
+  std::array<char, 512> reason;  // why it failed, unless the others see the cause themselves
+};
+
+/// The ranks that share memory, as one of them sees them, and this one's own fault. The first fault
+/// is final: every call throws it from then on.
+class SharedPeers {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  using Clock = std::chrono::steady_clock;
+
+  /// Whom a call waits for: one rank, or all that have made fewer calls than this.
+  struct Awaited {
+    std::optional<Rank> rank;
+    std::uint64_t calls = 0;
+  };
+
+  /// Rank w's state is `w * stride` bytes behind `first`. Locks of `file` tell which processes
+  /// live; threads of one process have none. A rank that gives up or leaves holds `working`, so
+  /// that no other works on its memory then, and wakes those that wait for `done`.
+  SharedPeers(Rank rank, WorldSize world, RankState* first, std::size_t stride,
+              Milliseconds timeout, const shm::MemoryFile* file, std::mutex* working = nullptr,
+              Counter* done = nullptr);
+  SharedPeers(const SharedPeers&) = delete;
+  SharedPeers& operator=(const SharedPeers&) = delete;
+
+  Rank rank() const { return Rank{rank_}; }
+  std::size_t world() const { return world_; }
+  Milliseconds timeout() const { return timeout_; }
+  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+
+  bool is_broken() const { return own().failed.load(std::memory_order_acquire) != 0; }
+  /// Throws the fault, if there is one.
+  void raise_fault() const {
+    if (is_broken()) [[unlikely]]
+      raise_now();
+  }
+
+  /// Gives up with this fault, unless there is one. The others learn why from their next call, or
+  /// the one that they are in. A consequence of another's fault needs no reason: all see that
+  /// one's.
+  [[noreturn]] void fail(const Error& error);
+  void give_up(const Error& error, std::string_view reason);
+  void abandon(std::string_view reason);
+
+  bool has_joined(std::size_t w) const {
+    return state(w).process.load(std::memory_order_acquire) != 0;
+  }
+  bool has_left(std::size_t w) const {
+    return state(w).left.load(std::memory_order_acquire) != 0 && state(w).failed == 0;
+  }
+  /// Has the rank's process ended? False for threads of this process.
+  bool has_died(std::size_t w) const;
+  std::string abort_reason(std::size_t w) const;
+  std::uint64_t calls_made(std::size_t w) const {
+    return state(w).arrived.value.load(std::memory_order_acquire);
+  }
+
+ protected:
+  RankState& state(std::size_t w) const {
+    return *reinterpret_cast<RankState*>(reinterpret_cast<std::byte*>(first_) + w * stride_);
+  }
+  RankState& own() const { return state(rank_); }
+
+  /// Tells the others that this rank is gone, and whether an exception drove it out.
+  void leave();
+
+  /// Waits for a counter. When that takes long, it looks for a reason why it is in vain, and calls
+  /// `fail(error)`, which throws.
+  template <class Fail>
+  void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited,
+             const Fail& fail) const {
+    const auto begin = Clock::now();
+    wait_for(counter, value, budget_, [&] {
+      raise_fault();  // another thread of this rank may have given up
+      if (const auto error = check(call, awaited, begin)) fail(*error);
+    });
+  }
+  /// The error that ends a wait since `begin`, if there is one.
+  std::optional<Error> check(const Call& call, const Awaited& awaited,
+                             Clock::time_point begin) const;
+
+ private:
+  [[noreturn, gnu::cold]] void raise_now() const;
+  std::unique_lock<std::mutex> stop_work() const;
+
+  std::size_t rank_;
+  std::size_t world_;
+  RankState* first_;
+  std::size_t stride_;
+  const shm::MemoryFile* file_;
+  std::mutex* working_;
+  Counter* done_;
+  Milliseconds timeout_;
+  SpinBudget budget_;
+  mutable std::mutex mutex_;  // for the fault
+  std::optional<Error> fault_;
+  EndOfScope scope_;
+};
+static_assert(Peers<SharedPeers>);
 
 }  // namespace lockstep::detail

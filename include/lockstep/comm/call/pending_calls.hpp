@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The fault of one rank's communicator. The first fault is final: every call throws it from
-/// then on.
+/// @file A communicator's calls in flight and its fault, as its threads share them. The first fault
+/// is final: every call throws it from then on.
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <exception>
+#include <list>
 #include <mutex>
 #include <optional>
+#include <string>
 
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail {
 
@@ -49,6 +55,107 @@ class FirstFault {
   std::atomic<bool> is_set_ = false;
   mutable std::mutex mutex_;
   std::optional<Error> error_;
+};
+
+/// A call in flight on this rank.
+struct PendingCall {
+  Call call;
+  std::chrono::steady_clock::time_point since;
+  std::optional<Rank> peer{};  // of a message; a collective is with all
+  bool agreed = false;         // all ranks are in this collective
+};
+
+/// The calls in flight of a communicator that a watchdog looks after, and the condition on which
+/// the threads that make them and the watchdog's wait for each other.
+class PendingCalls {
+ public:
+  using Milliseconds = std::chrono::milliseconds;
+  using Entry = std::list<PendingCall>::iterator;
+
+  Entry begin(const Call& call, std::optional<Rank> peer) {
+    const std::lock_guard lock(mutex_);
+    return calls_.insert(calls_.end(), PendingCall{call, std::chrono::steady_clock::now(), peer});
+  }
+  void agree(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    entry->agreed = true;
+  }
+  void end(Entry entry) {
+    const std::lock_guard lock(mutex_);
+    calls_.erase(entry);
+  }
+  std::optional<PendingCall> oldest() const {
+    const std::lock_guard lock(mutex_);
+    return calls_.empty() ? std::nullopt : std::optional(calls_.front());
+  }
+
+  /// For state of the backend that both threads use.
+  std::mutex& mutex() const { return mutex_; }
+  /// Changes such state by `f()`, for which another thread may `wait`.
+  template <class F>
+  void change(const F& f) {
+    const std::lock_guard lock(mutex_);
+    f();
+    changed_.notify_all();
+  }
+  /// **Host** blocks until `done()`. False if that takes longer than the limit.
+  template <class F>
+  bool wait(Milliseconds limit, const F& done) const {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, limit, done);
+  }
+
+  // Faults
+
+  bool is_broken() const { return fault_.is_set(); }
+  void raise_fault() const { fault_.raise(); }
+  /// Notes a fault. Returns whether it was the first.
+  bool note(const Error& error) {
+    const bool is_first = fault_.note(error);
+    change([] {});
+    return is_first;
+  }
+  /// The library has failed with these words. Throws the error that the watchdog makes of it within
+  /// the limit.
+  [[noreturn]] void raise_explained(const std::string& words, Milliseconds limit,
+                                    const Error& unexplained) {
+    change([&] { complaint_ = words; });
+    wait(limit, [&] { return is_broken(); });
+    fault_.note(unexplained);
+    fault_.raise();
+    std::terminate();  // there is a fault
+  }
+  std::optional<std::string> complaint() const {
+    const std::lock_guard lock(mutex_);
+    return complaint_;
+  }
+
+  // The watchdog
+
+  /// Waits for a tick, or less when there is a failure to explain. False at once when there is a
+  /// fault or the communicator ends.
+  bool watch_goes_on(Milliseconds tick) const {
+    wait(tick, [&] { return stopping_ || complaint_ || is_broken(); });
+    const std::lock_guard lock(mutex_);
+    return !stopping_ && !is_broken();
+  }
+  void watch_has_ended() {
+    change([&] { watch_ended_ = true; });
+  }
+  /// Tells the watchdog to end. Returns whether it has done so within the limit.
+  bool stop_watch(Milliseconds limit) {
+    change([&] { stopping_ = true; });
+    return wait(limit, [&] { return watch_ended_; });
+  }
+
+ private:
+  FirstFault fault_;
+  mutable std::mutex mutex_;  // for what follows
+  mutable std::condition_variable changed_;
+  std::list<PendingCall> calls_;
+  std::optional<std::string> complaint_;
+  bool stopping_ = false;
+  bool watch_ended_ = false;
 };
 
 }  // namespace lockstep::detail

@@ -10,9 +10,9 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/comm/backends/gloo/engine.hpp"
 #include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/comm/backends/gloo/transport.hpp"
-#include "lockstep/comm/backends/gloo/watch.hpp"
 #include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -42,7 +42,6 @@ template <std::size_t Ranks = dynamic>
 class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
                          public detail::HostAllocating {
   using Engine = detail::over_gloo::Engine;
-  using Endpoint = detail::over_gloo::Endpoint;
   using Transport = detail::over_gloo::Transport;
 
  public:
@@ -55,7 +54,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   GlooCommunicator(const Membership& member, Store& store, const std::string& name = "world")
       : GlooCommunicator(join_options(member, store, name)) {}
   explicit GlooCommunicator(detail::over_gloo::JoinOptions options)
-      : endpoint_(std::make_unique<Endpoint>(std::move(options))) {}
+      : engine_(std::make_shared<Engine>(std::move(options))) {}
 
   GlooCommunicator(GlooCommunicator&&) noexcept = default;
   GlooCommunicator& operator=(GlooCommunicator&&) = delete;
@@ -66,15 +65,11 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   void set_timeout(Milliseconds timeout) { engine().set_timeout(timeout); }
 
   /// Gives up: every other rank's call fails with this reason.
-  void abandon(std::string_view reason) {
-    engine().fail(detail::gave_up("Gloo's communicator '" + engine().joined().name + "'",
-                                  std::string(reason), rank()),
-                  reason);
-  }
+  void abandon(std::string_view reason) { engine().give_up(reason); }
   /// Gives up because an exception has ended this rank's part; another thread may be in a call.
-  void give_up() { endpoint_->give_up(); }
+  void give_up() { engine().give_up(); }
   /// Has a call failed? Then every later call fails too.
-  bool is_broken() const { return endpoint_->is_broken(); }
+  bool is_broken() const { return engine().is_broken(); }
 
   // For the front and for adapters.
 
@@ -87,21 +82,21 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
         messages.execute(call);
       });
     } else {
-      endpoint_->queue().drain();
+      engine().drain();
       execute_agreed(engine(), call);
     }
   }
 
   void agree(const detail::Call& call) {
-    endpoint_->queue().drain();
+    engine().drain();
     engine().collective(call, [] {});
   }
 
   template <class C>
   auto start(const C& call) {
-    engine().ledger().raise_fault();
+    engine().pending().raise_fault();
     const auto make = [&engine = engine(), call] { execute_agreed(engine, call); };
-    return Work<detail::PendingInQueue<Endpoint, decltype(make)>>(std::in_place, *endpoint_, make);
+    return Work<detail::PendingInQueue<Engine, decltype(make)>>(std::in_place, engine(), make);
   }
 
   /// The communicator of this rank's group, if it is in one. Groups share their parent's thread for
@@ -130,7 +125,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
   }
 
  private:
-  Engine& engine() const { return endpoint_->engine(); }
+  Engine& engine() const { return *engine_; }
 
   /// Compares the call over ranks, and moves elements only if all make the same call.
   template <class C>
@@ -157,7 +152,7 @@ class GlooCommunicator : public Collectives<GlooCommunicator<Ranks>>,
             member.timeout};
   }
 
-  std::unique_ptr<Endpoint> endpoint_;  // ends before the memory that it uses
+  detail::over_gloo::WatchedEngine engine_;  // ends before the memory that it uses
 };
 
 static_assert(ArenaAllocating<GlooCommunicator<>> && AsyncReducing<GlooCommunicator<2>> &&

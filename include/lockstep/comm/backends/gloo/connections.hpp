@@ -36,6 +36,10 @@ struct Aborted : std::runtime_error {
 
 class AbortableBuffer;
 
+// When a connection breaks, Gloo wakes a waiting thread only if no part of its message has been
+// sent or received. Otherwise the thread waits until Gloo's time limit, which ends all
+// connections. So Gloo's buffers are wrapped, and the watching thread ends their waits.
+
 /// All buffers of a context, to end their waits together.
 class Waits {
  public:

@@ -6,17 +6,16 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <stdexcept>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -27,95 +26,17 @@
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/comm/call/queue.hpp"
+#include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/text.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail::over_gloo {
 
 using Clock = std::chrono::steady_clock;
 using Milliseconds = std::chrono::milliseconds;
-
-/// A call under way on this rank.
-struct Ongoing {
-  Call call;
-  Clock::time_point since;
-  std::optional<Rank> peer;  // of a message; a collective is with all
-  bool agreed = false;       // all ranks are in this collective
-};
-
-class Ledger {
- public:
-  // Calls
-
-  using Entry = std::list<Ongoing>::iterator;
-
-  Entry begin(const Call& call, std::optional<Rank> peer) {
-    const std::lock_guard lock(mutex_);
-    return ongoing_.insert(ongoing_.end(), Ongoing{call, Clock::now(), peer, false});
-  }
-  void agree(Entry entry) {
-    const std::lock_guard lock(mutex_);
-    entry->agreed = true;
-  }
-  void end(Entry entry) {
-    const std::lock_guard lock(mutex_);
-    ongoing_.erase(entry);
-  }
-  std::optional<Ongoing> oldest() const {
-    const std::lock_guard lock(mutex_);
-    return ongoing_.empty() ? std::nullopt : std::optional(ongoing_.front());
-  }
-
-  // Faults
-
-  bool is_broken() const { return fault_.is_set(); }
-  void note(const Error& error) {
-    fault_.note(error);
-    const std::lock_guard lock(mutex_);
-    changed_.notify_all();
-  }
-  void raise_fault() const { fault_.raise(); }
-
-  /// Gloo has failed with these words. Throws the error that the watching thread makes of it within
-  /// the limit.
-  [[noreturn]] void raise_explained(const std::string& words, Milliseconds limit,
-                                    const Error& unexplained) {
-    std::unique_lock lock(mutex_);
-    suspicion_ = words;
-    changed_.notify_all();
-    changed_.wait_for(lock, limit, [&] { return is_broken(); });
-    fault_.note(unexplained);
-    fault_.raise();
-    std::terminate();  // there is a fault
-  }
-  std::optional<std::string> suspicion() const {
-    const std::lock_guard lock(mutex_);
-    return suspicion_;
-  }
-
-  // For the watching thread
-
-  /// Waits for a tick, or less when there is a failure to explain. False when the thread is to end.
-  bool watch_goes_on(Milliseconds tick) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, tick, [&] { return stopping_ || (suspicion_ && !is_broken()); });
-    return !stopping_;
-  }
-  void stop_watch() {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    changed_.notify_all();
-  }
-
- private:
-  FirstFault fault_;
-  mutable std::mutex mutex_;  // for what follows
-  std::condition_variable changed_;
-  std::list<Ongoing> ongoing_;
-  std::optional<std::string> suspicion_;
-  bool stopping_ = false;
-};
 
 /// The arguments with which a rank joins a communicator, whose `name` is unique in the job.
 struct JoinOptions {
@@ -164,7 +85,9 @@ class Engine {
 
   const std::shared_ptr<Connections>& connections() const { return connections_; }
   RollCall& roll() { return *roll_; }
-  Ledger& ledger() { return ledger_; }
+  PendingCalls& pending() { return pending_; }
+  std::optional<PendingCall> waiting() const { return pending_.oldest(); }
+  Queue& queue() { return queue_; }
   const NoticeBoard& board() const { return board_; }
 
   Error unexplained(const std::string& operation, const std::string& words) const {
@@ -177,9 +100,9 @@ class Engine {
   /// in the same order. **Host** blocks.
   template <class Work>
   void collective(const Call& call, const Work& work) {
-    make(call, std::nullopt, [&](Ledger::Entry entry) {
+    make(call, std::nullopt, [&](PendingCalls::Entry entry) {
       verify(call, roll_->exchange(call));
-      ledger_.agree(entry);
+      pending_.agree(entry);
       work();
     });
   }
@@ -187,7 +110,7 @@ class Engine {
   /// Runs `work()`, a message to or from one other rank. Nothing is compared. **Host** blocks.
   template <class Work>
   void message(const Call& call, Rank peer, const Work& work) {
-    make(call, peer, [&](Ledger::Entry) { work(); });
+    make(call, peer, [&](PendingCalls::Entry) { work(); });
   }
 
   /// The number of the collective that is under way, for Gloo to tell messages apart.
@@ -205,6 +128,12 @@ class Engine {
     end(error);
   }
   void fail(const Error& error) { fail(error, error.text()); }
+  /// Ends what is in flight, and tells the others why.
+  void give_up(std::string_view reason = ended_by_exception) {
+    if (is_broken()) return;
+    fail(gave_up("Gloo's communicator '" + joined_.name + "'", reason, rank()), reason);
+  }
+  bool is_broken() const { return pending_.is_broken(); }
   /// Notes a fault of which the other ranks know already. They must not blame this rank, although
   /// its connections end now.
   void fail_as_consequence(const Error& error) {
@@ -232,6 +161,17 @@ class Engine {
     return unexplained(operation, words);
   }
 
+  // The end
+
+  void drain() { queue_.drain(); }
+  /// When this rank closes its sockets, TCP may lose messages that are still on their way. So the
+  /// rank waits until the others say farewell or make their next call, or a limit.
+  void close() {
+    if (!is_broken()) roll_->say_farewell(Greeting::State::leaves, farewell_limit);
+  }
+  /// A failed engine has ended its connections already.
+  static void abort() {}
+
   /// The result of `f(board)`; nothing if the store does not answer soon.
   template <class F>
   std::optional<Notice> tell(F f) const {
@@ -241,7 +181,7 @@ class Engine {
 
  private:
   void end(const Error& error) {
-    ledger_.note(error);
+    pending_.note(error);
     connections_->abort();
   }
 
@@ -259,6 +199,7 @@ class Engine {
   /// An error comes within a second of the time limit: two answers of the store fit.
   static constexpr Milliseconds answer_limit{400};
   static constexpr Milliseconds explanation_limit{3'000};
+  static constexpr Milliseconds farewell_limit{2'000};
 
   /// Two sides of a broken network can report each other. So a report counts only if this rank has
   /// lost the reported rank too, and if that rank has not said why it gave up, which ranks do
@@ -278,23 +219,23 @@ class Engine {
 
   template <class Work>
   void make(const Call& call, std::optional<Rank> peer, const Work& work) {
-    ledger_.raise_fault();
+    pending_.raise_fault();
     const BrokenPipesBlocked blocked;
     struct Entered {
-      Ledger& ledger;
-      Ledger::Entry entry;
-      ~Entered() { ledger.end(entry); }
+      PendingCalls& pending;
+      PendingCalls::Entry entry;
+      ~Entered() { pending.end(entry); }
     };
-    const Entered entered{ledger_, ledger_.begin(call, peer)};
+    const Entered entered{pending_, pending_.begin(call, peer)};
     try {
       work(entered.entry);
     } catch (const Error& error) {
       fail(error);
     } catch (const std::exception& failure) {
-      ledger_.raise_explained(failure.what(), explanation_limit,
-                              unexplained(call.text(), failure.what()));
+      pending_.raise_explained(failure.what(), explanation_limit,
+                               unexplained(call.text(), failure.what()));
     }
-    ledger_.raise_fault();
+    pending_.raise_fault();
   }
 
   /// All ranks compare the same greetings and name the same pair.
@@ -316,8 +257,82 @@ class Engine {
   NoticeBoard board_;
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<RollCall> roll_;
-  Ledger ledger_;
+  PendingCalls pending_;
   std::size_t groups_ = 0;
+  Queue queue_;  // ends first: its calls use all of the above
 };
+
+/// The watchdog's look at Gloo's connections.
+class Probe {
+ public:
+  using Engine = over_gloo::Engine;
+  static constexpr ThreadName thread{"lockstep gloo", "the thread that watches Gloo's calls"};
+  static constexpr const char* backend = "Backend<Gloo>";
+  static constexpr Milliseconds tick{50};
+
+  explicit Probe(Engine& engine) : engine_(engine) {}
+
+  void poll() {
+    const auto now = engine_.waiting();
+    if (!now) return;
+    if (const auto gone = left_without(*now)) {
+      engine_.fail(rank_left(now->call.text(), *gone, engine_.rank()));
+      return;
+    }
+    const auto complaint = engine_.pending().complaint();
+    std::vector<Rank> lost = lost_ranks(*now);
+    if (complaint && lost.empty()) {  // Gloo tells one buffer after the other
+      std::this_thread::sleep_for(Milliseconds(20));
+      lost = lost_ranks(*now);
+    }
+    if (complaint || !lost.empty())
+      engine_.fail_as_consequence(engine_.explain(now->call.text(), lost, complaint.value_or("")));
+  }
+
+  Error time_over(const PendingCall& now) {
+    std::vector<Rank> missing;
+    if (now.peer) {
+      missing = {*now.peer};
+    } else if (!now.agreed) {
+      missing = engine_.roll().silent();
+    } else {
+      missing = engine_.roll().say_farewell(Greeting::State::gave_up, last_words);
+    }
+    std::vector<std::string> names;
+    names.reserve(missing.size());
+    for (Rank rank : missing) names.push_back(std::to_string(rank.value()));
+    return time_is_over(
+        now.call.text(), engine_.timeout(),
+        missing.empty() ? std::string("the network; all ranks are there") : listed_ranks(names),
+        engine_.rank());
+  }
+
+ private:
+  /// At the time limit, ranks that wait for another rank have this long to tell each other so.
+  static constexpr Milliseconds last_words{400};
+
+  /// The ranks whose connection has ended although this call needs it. A rank that has said
+  /// farewell has done its part in all earlier calls.
+  std::vector<Rank> lost_ranks(const PendingCall& now) {
+    std::vector<Rank> lost;
+    for (std::size_t w = 0; w < engine_.world(); ++w) {
+      if (now.peer && *now.peer != Rank{w}) continue;
+      if (engine_.connections()->is_lost(w) && !engine_.roll().has_left(w)) lost.emplace_back(w);
+    }
+    return lost;
+  }
+
+  std::optional<Rank> left_without(const PendingCall& now) {
+    for (std::size_t w = 0; w < engine_.world(); ++w) {
+      if (now.peer ? *now.peer != Rank{w} : now.agreed) continue;
+      if (engine_.roll().has_left(w)) return Rank{w};
+    }
+    return std::nullopt;
+  }
+
+  Engine& engine_;
+};
+
+using WatchedEngine = Watchdog<Probe>;
 
 }  // namespace lockstep::detail::over_gloo

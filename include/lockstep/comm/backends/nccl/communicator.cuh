@@ -102,11 +102,7 @@ class NcclCommunicator : public Collectives<NcclCommunicator<Ranks>> {
   }
 
   /// Gives up: every other rank's call fails with this reason, and the communicator ends.
-  void abandon(std::string_view reason) {
-    engine_->link().fail(detail::gave_up("NCCL's communicator '" + engine_->joined().name + "'",
-                                         std::string(reason), rank()),
-                         reason);
-  }
+  void abandon(std::string_view reason) { engine_->give_up(reason); }
 
   /// **Ranks** this one. **Host** blocks until the compute stream is empty, and throws what went
   /// wrong.

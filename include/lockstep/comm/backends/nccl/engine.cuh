@@ -37,9 +37,6 @@
 
 namespace lockstep::detail::nccl {
 
-using Clock = std::chrono::steady_clock;
-using Milliseconds = std::chrono::milliseconds;
-
 /// The points around a call's work: when it could begin, and when it was over.
 struct CallEvents {
   CudaEvent before;
@@ -50,12 +47,6 @@ struct CallEvents {
 class UnderWay {
  public:
   static constexpr std::size_t most = 256;
-
-  /// A call that has begun and is not over.
-  struct Begun {
-    Call call;
-    Clock::time_point since;
-  };
 
   bool is_full() const { return next_ - first_ == most; }
   bool is_empty() const { return next_ == first_; }
@@ -79,13 +70,13 @@ class UnderWay {
 
   /// The oldest call, once the GPU has got to it: while it waits for the model's kernels, which may
   /// take as long as they like, its time does not count.
-  std::optional<Begun> oldest(Clock::time_point now) {
+  std::optional<PendingCall> oldest(Clock::time_point now) {
     retire();
     if (is_empty()) return std::nullopt;
     Place& place = places_[first_ % most];
     if (!place.begun && place.events.before.test()) place.begun = now;
     if (!place.begun) return std::nullopt;
-    return Begun{place.call, *place.begun};
+    return PendingCall{place.call, *place.begun};
   }
 
  private:
@@ -248,8 +239,7 @@ class Engine {
     if (ticket.captured) return;
     try {
       if (is_over(ticket)) return;
-      link_.fail(gave_up("NCCL's communicator '" + joined_.name + "'", ended_by_exception, rank()),
-                 ended_by_exception);
+      give_up();
       if (!link_.await_abort()) return;
       const Backoff backoff;
       while (!is_over(ticket)) backoff.pause();
@@ -273,6 +263,11 @@ class Engine {
   void raise_fault() {
     if (link_.is_broken()) [[unlikely]]
       link_.raise_fault(capture_status() != cudaStreamCaptureStatusNone);
+  }
+
+  void fail(const Error& error) { link_.fail(error); }
+  void give_up(std::string_view reason = ended_by_exception) {
+    link_.fail(gave_up("NCCL's communicator '" + joined_.name + "'", reason, rank()), reason);
   }
 
   // Memory
@@ -335,7 +330,10 @@ class Engine {
     finish(call, false);
   }
 
-  // For the thread that watches
+  // For the watchdog
+
+  PendingCalls& pending() { return link_.pending(); }
+  void abort() { link_.abort(); }
 
   CallLog log() const {
     const std::lock_guard lock(link_.mutex());
@@ -351,7 +349,7 @@ class Engine {
   }
 
   /// The call that has waited longest: on the GPU, or for NCCL to put it there.
-  std::optional<UnderWay::Begun> waiting() {
+  std::optional<PendingCall> waiting() {
     const std::lock_guard lock(link_.mutex());
     under_way_.retire();
     return under_way_.is_empty() ? issued_ : under_way_.oldest(Clock::now());
@@ -375,7 +373,7 @@ class Engine {
       backoff.pause();
     }
   }
-  void finalize() {
+  void close() {
     link_.finalize(timeout(), [&](ncclComm_t comm) {
       for (Arena& arena : arenas_) arena.remove_from(comm);
     });
@@ -449,7 +447,7 @@ class Engine {
 
   const CallEvents& begin(const Call& call, bool captured) {
     const std::lock_guard lock(link_.mutex());
-    issued_ = UnderWay::Begun{call, Clock::now()};
+    issued_ = PendingCall{call, Clock::now()};
     // Messages are between two ranks only: the others cannot compare them.
     if (call.kind != CollectiveKind::send && call.kind != CollectiveKind::receive) {
       if (captured) {
@@ -485,7 +483,7 @@ class Engine {
   Link link_;           // ends before the memory that NCCL uses
   UnderWay under_way_;  // this and the members below, with the link's mutex
   CallLog log_;
-  std::optional<UnderWay::Begun> issued_;  // and not yet on the stream
+  std::optional<PendingCall> issued_;  // and not yet on the stream
 };
 
 /// Says that the first calls are not made at once.

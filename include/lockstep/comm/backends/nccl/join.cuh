@@ -62,6 +62,9 @@ inline void check_nccl(ncclResult_t result, const char* call) {
 
 namespace lockstep::detail::nccl {
 
+using Clock = std::chrono::steady_clock;
+using Milliseconds = std::chrono::milliseconds;
+
 /// Groups share all but the first three.
 struct JoinOptions {
   Rank rank;
@@ -69,7 +72,7 @@ struct JoinOptions {
   std::string name;  // the communicator's, the same on all its ranks
   std::shared_ptr<Gpu> gpu;
   std::shared_ptr<Store> store;
-  std::chrono::milliseconds timeout;
+  Milliseconds timeout;
 };
 
 /// Compares the ranks' GPUs before NCCL's first call. NCCL refuses two ranks that are on one GPU of

@@ -7,7 +7,6 @@
 #include <nccl.h>
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -16,7 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/backends/nccl/join.cuh"
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
@@ -41,7 +39,8 @@ class Link {
     if (comm_ != nullptr) abort();
   }
 
-  std::mutex& mutex() const { return mutex_; }
+  std::mutex& mutex() const { return pending_.mutex(); }
+  PendingCalls& pending() { return pending_; }
   /// Where ranks leave notices for each other; none in a world of one.
   const std::optional<NoticeBoard>& board() const { return board_; }
 
@@ -65,8 +64,8 @@ class Link {
   /// Makes a call of NCCL and waits for nothing.
   template <class F>
   ncclResult_t try_nccl(const F& call) {
-    const std::lock_guard lock(mutex_);
-    fault_.raise();
+    const std::lock_guard lock(mutex());
+    pending_.raise_fault();
     return call(comm_);
   }
 
@@ -90,7 +89,7 @@ class Link {
 
   /// NCCL's own state: it can tell that other ranks are gone or that the network is broken.
   ncclResult_t state() const {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex());
     ncclResult_t state = ncclSuccess;
     if (comm_ != nullptr && !is_broken()) static_cast<void>(ncclCommGetAsyncError(comm_, &state));
     return state;
@@ -98,7 +97,7 @@ class Link {
 
   // Faults
 
-  bool is_broken() const { return fault_.is_set(); }
+  bool is_broken() const { return pending_.is_broken(); }
 
   /// Notes the fault, if it is the first, and tells the others `words`.
   void fail(const Error& error) { fail(error, error.text()); }
@@ -111,12 +110,7 @@ class Link {
     }
   }
   /// Notes a fault of which the other ranks know already. Returns whether it was the first.
-  bool fail_quietly(const Error& error) {
-    const bool is_first = fault_.note(error);
-    const std::lock_guard lock(mutex_);
-    changed_.notify_all();
-    return is_first;
-  }
+  bool fail_quietly(const Error& error) { return pending_.note(error); }
 
   /// Throws the fault, if there is one, after the kernels have ended, so that their memory can be
   /// freed. During a capture it throws at once, because the abort waits for all graphs, also for
@@ -124,27 +118,25 @@ class Link {
   void raise_fault(bool capturing) {
     if (!is_broken()) [[likely]]
       return;
-    std::unique_lock lock(mutex_);
-    if (!capturing) changed_.wait_for(lock, abort_limit, [&] { return aborted_; });
-    fault_.raise();
+    if (!capturing) await_abort();
+    pending_.raise_fault();
   }
 
   /// After a fault: **Host** blocks until NCCL's kernels have ended. False if that takes too long.
   bool await_abort() {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, abort_limit, [&] { return aborted_; });
+    return pending_.wait(abort_limit, [&] { return aborted_; });
   }
 
   // Graphs that hold NCCL's kernels
 
   void add(const StepGraph& graph) {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex());
     std::erase_if(graphs_, [](const auto& known) { return known.expired(); });
     graphs_.push_back(graph.executable());
   }
   /// The caller holds the mutex, so that the graph does not end meanwhile.
   void launch(const StepGraph& graph, cudaStream_t stream) const {
-    fault_.raise();
+    pending_.raise_fault();
     graph.launch(stream);
   }
 
@@ -155,13 +147,11 @@ class Link {
     end_graphs();
     ncclComm_t comm = nullptr;
     {
-      const std::lock_guard lock(mutex_);
+      const std::lock_guard lock(mutex());
       std::swap(comm, comm_);
     }
     if (comm != nullptr) static_cast<void>(ncclCommAbort(comm));
-    const std::lock_guard lock(mutex_);
-    aborted_ = true;
-    changed_.notify_all();
+    pending_.change([&] { aborted_ = true; });
   }
 
   /// Calls `prepare(comm)` and closes NCCL's communicator, after all calls and the watching thread.
@@ -179,27 +169,6 @@ class Link {
     }
   }
 
-  // The watching thread
-
-  /// Waits for a tick. False at once when there is a fault or the communicator ends.
-  bool watch_goes_on(Milliseconds tick) {
-    std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, tick, [&] { return stopping_ || is_broken(); });
-    return !stopping_ && !is_broken();
-  }
-  void watch_has_ended() {
-    const std::lock_guard lock(mutex_);
-    watch_ended_ = true;
-    changed_.notify_all();
-  }
-  /// Tells the watching thread to end. Returns whether it has done so within a limit.
-  bool stop_watch() {
-    std::unique_lock lock(mutex_);
-    stopping_ = true;
-    changed_.notify_all();
-    return changed_.wait_for(lock, abort_limit, [&] { return watch_ended_; });
-  }
-
  private:
   /// How long an abort may take; after that nothing waits for it any more.
   static constexpr Milliseconds abort_limit{10'000};
@@ -207,15 +176,15 @@ class Link {
   static constexpr Milliseconds words_limit{2'000};
 
   ncclResult_t ask() const {
-    const std::lock_guard lock(mutex_);
-    fault_.raise();
+    const std::lock_guard lock(mutex());
+    pending_.raise_fault();
     ncclResult_t state = ncclSuccess;
     const ncclResult_t asked = ncclCommGetAsyncError(comm_, &state);
     return asked == ncclSuccess ? state : asked;
   }
 
   void end_graphs() {
-    const std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex());
     for (const auto& known : graphs_) {
       if (const auto graph = known.lock()) graph->end();
     }
@@ -223,15 +192,10 @@ class Link {
   }
 
   std::optional<NoticeBoard> board_;
-  FirstFault fault_;
-
-  mutable std::mutex mutex_;  // for what follows
-  std::condition_variable changed_;
+  PendingCalls pending_;  // its mutex is for what follows
   ncclComm_t comm_ = nullptr;
   std::vector<std::weak_ptr<StepGraph::Executable>> graphs_;
   bool aborted_ = false;
-  bool stopping_ = false;
-  bool watch_ended_ = false;
 };
 
 }  // namespace lockstep::detail::nccl

@@ -8,16 +8,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cstddef>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/engine.cuh"
 #include "lockstep/comm/call/messages.hpp"
+#include "lockstep/comm/call/watchdog.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
@@ -25,33 +24,20 @@
 
 namespace lockstep::detail::nccl {
 
-/// The watching thread's work and state.
-class Watch {
+/// The watchdog's look at NCCL and at the other ranks.
+class Probe {
  public:
-  explicit Watch(Engine& engine) : engine_(engine) {}
+  using Engine = nccl::Engine;
+  static constexpr ThreadName thread{"lockstep nccl", "the thread that watches NCCL's calls"};
+  static constexpr const char* backend = "Backend<Nccl>";
+  static constexpr Milliseconds tick{100};
 
-  /// Runs until the communicator is closed or has failed; a failed one is aborted here.
-  void run() {
-    try {
-      rank_of_thread() = engine_.rank();
-      check_cuda(cudaSetDevice(engine_.gpu().device()), "cudaSetDevice");
-      while (engine_.link().watch_goes_on(tick)) look();
-    } catch (const Error& error) {
-      engine_.link().fail(error);
-    }
-    if (engine_.link().is_broken()) engine_.link().abort();
-    engine_.link().watch_has_ended();
+  explicit Probe(Engine& engine) : engine_(engine) {
+    rank_of_thread() = engine_.rank();
+    check_cuda(cudaSetDevice(engine_.gpu().device()), "cudaSetDevice");
   }
 
- private:
-  static constexpr Milliseconds tick{100};
-  /// After this, a rank that waits asks the others where they are.
-  static constexpr Milliseconds long_wait{1'000};
-  /// A failure that NCCL reports is mostly caused by another rank; its words are awaited this long.
-  static constexpr Milliseconds words_wait{800};
-  static constexpr Milliseconds verdict_wait{3'000};
-
-  void look() {
+  void poll() {
     if (const auto& board = engine_.link().board(); board && hears_) {
       try {
         look_at_others(*board);
@@ -62,8 +48,27 @@ class Watch {
     }
     if (engine_.link().is_broken()) return;
     look_at_nccl();
-    look_at_the_time();
+    if (const auto call = engine_.waiting(); call && !asked_) {
+      asked_ = Clock::now() - call->since >= std::min(long_wait, engine_.timeout() / 2);
+      if (asked_) with_board([](const NoticeBoard& board) { board.ask(); });
+    }
   }
+
+  Error time_over(const PendingCall& call) {
+    const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - call.since);
+    const std::string others = where_others_are();
+    return {
+        call.call.text(),
+        "waited " + std::to_string(waited.count()) + " ms" + (others.empty() ? "" : "; " + others),
+        "see whether a rank hangs, or raise the time limit", engine_.rank()};
+  }
+
+ private:
+  /// After this, a rank that waits asks the others where they are.
+  static constexpr Milliseconds long_wait{1'000};
+  /// A failure that NCCL reports is mostly caused by another rank; its words are awaited this long.
+  static constexpr Milliseconds words_wait{800};
+  static constexpr Milliseconds verdict_wait{3'000};
 
   void look_at_others(const NoticeBoard& board) {
     if (!news_) news_ = board.watch();
@@ -120,25 +125,6 @@ class Watch {
     engine_.link().fail(nccl_error(state, what_it_is_in()));
   }
 
-  void look_at_the_time() {
-    const auto call = engine_.waiting();
-    if (!call) return;
-    const auto waited = std::chrono::floor<Milliseconds>(Clock::now() - call->since);
-    const Milliseconds limit = engine_.timeout();
-    if (!asked_ && waited >= std::min(long_wait, limit / 2)) ask();
-    if (waited < limit) return;
-    const std::string others = where_others_are();
-    engine_.link().fail(Error(
-        call->call.text(),
-        "waited " + std::to_string(waited.count()) + " ms" + (others.empty() ? "" : "; " + others),
-        "see whether a rank hangs, or raise the time limit", engine_.rank()));
-  }
-
-  void ask() {
-    asked_ = true;
-    with_board([](const NoticeBoard& board) { board.ask(); });
-  }
-
   /// The positions of ranks that have made fewer calls than this one, or else of all others.
   std::string where_others_are() {
     std::vector<std::string> all;
@@ -184,58 +170,7 @@ class Watch {
   std::optional<Clock::time_point> reported_;
 };
 
-/// An engine and the thread that watches it. Its destructor closes the communicator, or aborts it
-/// after a fault or while an exception unwinds the stack. It never hangs: a thread that does not
-/// return from NCCL is detached with the memory that it uses.
-class WatchedEngine {
- public:
-  explicit WatchedEngine(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
-    try {
-      thread_ = Thread(
-          ThreadName{"lockstep nccl", "the thread that watches NCCL's calls"},
-          [watched = engine_] { Watch(*watched).run(); },
-          [watched = engine_](const std::exception_ptr& thrown) {
-            watched->link().fail(Error("Backend<Nccl>", Failure::of(thrown).problem,
-                                       "start the job again", watched->rank()));
-          });
-    } catch (const Error& error) {  // the others have joined already, and must hear why this ends
-      engine_->link().fail(error.on(engine_->rank()));
-      throw;
-    }
-  }
-
-  WatchedEngine(WatchedEngine&&) noexcept = default;
-  WatchedEngine& operator=(WatchedEngine&&) = delete;
-
-  ~WatchedEngine() {
-    if (engine_ == nullptr) return;
-    try {
-      close();
-    } catch (const Error& error) {
-      engine_->link().fail(error);  // the GPU is in no state to be waited for
-    }
-    thread_.detach();
-  }
-
-  Engine& operator*() const { return *engine_; }
-  Engine* operator->() const { return engine_.get(); }
-
- private:
-  void close() {
-    if (scope_.is_failure()) {
-      engine_->link().fail(gave_up("NCCL's communicator '" + engine_->joined().name + "'",
-                                   ended_by_exception, engine_->rank()),
-                           ended_by_exception);
-    }
-    engine_->drain();
-    if (!engine_->link().stop_watch()) return;
-    thread_.join();
-    engine_->finalize();
-  }
-
-  std::shared_ptr<Engine> engine_;
-  Thread thread_;
-  EndOfScope scope_;
-};
+/// An engine and the thread that watches it, which ends NCCL's kernels after a fault.
+using WatchedEngine = Watchdog<Probe>;
 
 }  // namespace lockstep::detail::nccl

@@ -27,9 +27,10 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/flat.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
@@ -39,7 +40,7 @@ namespace lockstep::detail::shm {
 /// A rank has one outbox, which holds one piece at a time: messages leave in the order of sending,
 /// and a piece must be received before the next is written.
 inline void send(Engine& engine, const Call& call, std::span<const std::byte> bytes, Rank to) {
-  Outbox& outbox = engine.own().outbox;
+  Outbox& outbox = engine.block(engine.rank().value()).outbox;
   std::size_t done = 0;
   do {
     const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);

@@ -37,7 +37,7 @@ struct PostedCall {
 };
 
 /// One rank's end of the shared control blocks. Used by one thread at a time.
-class Engine {
+class Engine : public SharedPeers {
  public:
   /// Makes the memory for a world. One rank does this and tells the others the address.
   static MemoryFile make_file(WorldSize world);
@@ -47,18 +47,11 @@ class Engine {
   Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout);
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
-  /// Tells the others that this rank is gone, and whether an exception drove it out.
-  ~Engine();
-
-  Rank rank() const { return Rank{rank_}; }
-  std::size_t world() const { return world_; }
-  Milliseconds timeout() const { return timeout_; }
-  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+  ~Engine() { leave(); }
 
   RankBlock& block(std::size_t rank) const {
     return reinterpret_cast<RankBlock*>(blocks_.data())[rank];
   }
-  RankBlock& own() const { return block(rank_); }
   Slot& slot(std::size_t rank, std::uint64_t ticket) const {
     return block(rank).slots[ticket % ring];
   }
@@ -75,13 +68,13 @@ class Engine {
   /// it.
   template <class Fill>
   std::uint64_t post(const Call& call, std::uint64_t offset, const Fill& fill) {
-    fault_.raise();
+    raise_fault();
     const std::uint64_t ticket = posted_++;
     if (ticket >= ring) {  // the slot's last call must be over on all ranks, this one first
       finish_pending(ticket - ring + 1);
       for_others([&](std::size_t w) { wait(w, block(w).finished, ticket - ring + 1, call); });
     }
-    Slot& slot = this->slot(rank_, ticket);
+    Slot& slot = this->slot(me(), ticket);
     slot.call = call;
     slot.offset = offset;
     fill(slot);
@@ -90,32 +83,33 @@ class Engine {
   }
 
   bool all_arrived(std::uint64_t ticket) const {
-    return all_others([&](std::size_t w) { return reached(block(w).arrived, ticket + 1); });
+    return all_others([&](std::size_t w) { return reached(block(w).state.arrived, ticket + 1); });
   }
   bool all_finished(std::uint64_t ticket) const {
     return all_others([&](std::size_t w) { return reached(block(w).finished, ticket + 1); });
   }
   bool all_agree(std::uint64_t ticket) const {
-    const Call& mine = slot(rank_, ticket).call;
+    const Call& mine = slot(me(), ticket).call;
     return all_others([&](std::size_t w) { return slot(w, ticket).call == mine; });
   }
 
   /// Waits until every rank has posted the call, and compares. No rank has written any data yet.
   void wait_arrived(std::uint64_t ticket) {
-    for_others(
-        [&](std::size_t w) { wait(w, block(w).arrived, ticket + 1, slot(rank_, ticket).call); });
+    for_others([&](std::size_t w) {
+      wait(w, block(w).state.arrived, ticket + 1, slot(me(), ticket).call);
+    });
     if (!all_agree(ticket)) [[unlikely]]
       fail_disagreement(ticket);
   }
   void wait_finished(std::uint64_t ticket) {
     for_others(
-        [&](std::size_t w) { wait(w, block(w).finished, ticket + 1, slot(rank_, ticket).call); });
+        [&](std::size_t w) { wait(w, block(w).finished, ticket + 1, slot(me(), ticket).call); });
   }
 
   /// Says that this rank has done its work on the call's memory.
   void finish(std::uint64_t ticket) {
     worked_ = ticket + 1;
-    publish(own().finished, worked_);
+    publish(block(me()).finished, worked_);
   }
 
   // Order: the calls from `worked_` up to `posted_` are under way here.
@@ -127,7 +121,7 @@ class Engine {
   /// Does the work of everything posted before `ticket`.
   void finish_pending(std::uint64_t ticket) {
     while (worked_ < std::min(ticket, posted_)) {
-      fault_.raise();  // calls of a communicator that has failed are left as they are
+      raise_fault();  // calls of a communicator that has failed are left as they are
       finish_next();
     }
   }
@@ -149,60 +143,35 @@ class Engine {
 
   // Faults
 
-  /// Waits for a counter of rank w, looking after all ranks and the time when it takes long.
+  /// Waits for a counter of rank w.
   void wait(std::size_t w, Counter& counter, std::uint64_t value, const Call& call) {
     if (reached(counter, value)) [[likely]]
       return;
-    const auto begin = std::chrono::steady_clock::now();
-    wait_for(counter, value, budget_, [&] { look(w, call, begin); });
-  }
-
-  [[noreturn]] void fail(const Error& error);
-  /// Gives up. The others learn why from their next call, or the one that they are in.
-  void abandon(std::string_view reason);
-  bool is_broken() const { return fault_.is_set(); }
-  /// Throws the fault, if there is one.
-  void raise_fault() const { fault_.raise(); }
-
-  // The state of the other ranks, for one that waits.
-
-  bool has_joined(std::size_t w) const {
-    return block(w).process.load(std::memory_order_acquire) != 0;
-  }
-  bool has_left(std::size_t w) const { return block(w).left.load(std::memory_order_acquire) != 0; }
-  /// Has the rank's process ended? False for threads of this process.
-  bool has_died(std::size_t w) const;
-  std::string words(std::size_t w) const;
-  std::uint64_t calls_made(std::size_t w) const {
-    return w == rank_ ? posted_ : block(w).arrived.value.load(std::memory_order_acquire);
+    await(counter, value, call, {Rank{w}}, [&](const Error& error) { fail(error); });
   }
 
  private:
+  /// The file stays where it is, and is moved from there only now.
+  Engine(Rank rank, WorldSize world, Mapping blocks, MemoryFile&& file, Milliseconds timeout);
+
+  std::size_t me() const { return rank().value(); }
+
   /// Adds `length` bytes to the file, because all ranks ask for `bytes` each, and maps them.
   Mapping map_more(std::size_t bytes, std::size_t length);
 
   template <class F>
   bool all_others(const F& holds) const {
-    for (std::size_t w = 0; w < world_; ++w) {
-      if (w != rank_ && !holds(w)) return false;
+    for (std::size_t w = 0; w < world(); ++w) {
+      if (w != me() && !holds(w)) return false;
     }
     return true;
   }
   template <class F>
   void for_others(const F& f) const {
-    for (std::size_t i = 1; i < world_; ++i) f((rank_ + i) % world_);
+    for (std::size_t i = 1; i < world(); ++i) f((me() + i) % world());
   }
 
   [[noreturn]] void fail_disagreement(std::uint64_t ticket);
-  void give_up(const Error& error, std::string_view words);
-
-  /// Throws if waiting is in vain or the time is over. `behind` is the rank that is waited for.
-  void look(std::size_t behind, const Call& call, std::chrono::steady_clock::time_point begin);
-
-  std::size_t rank_;
-  std::size_t world_;
-  Milliseconds timeout_;
-  SpinBudget budget_;
   MemoryFile file_;
   Mapping blocks_;
   std::size_t file_bytes_;
@@ -211,10 +180,7 @@ class Engine {
   std::uint64_t worked_ = 0;
   std::array<PostedCall*, ring> pending_{};
   std::mutex turns_;
-  FirstFault fault_;
-  EndOfScope scope_;
 };
-static_assert(ObservablePeers<Engine>);
 
 /// The right to use an engine: a lock where there is a helper, nothing where there is none.
 template <bool Helped>

@@ -15,6 +15,7 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
@@ -153,12 +154,8 @@ struct alignas(line_pair) Outbox {
 
 /// All control data that one rank writes.
 struct alignas(line_pair) RankBlock {
-  Counter arrived;                     // calls posted: their slots may be read
-  Counter finished;                    // calls whose work on other ranks' memory is done
-  std::atomic<std::uint32_t> process;  // its id, once it has joined
-  std::atomic<std::uint32_t> left;
-  std::atomic<std::uint32_t> failed;
-  std::array<char, 512> last_words;
+  RankState state;
+  Counter finished;  // calls whose work on other ranks' memory is done
   std::array<Slot, ring> slots;
   Outbox outbox;
   alignas(line_pair) std::array<std::byte, staging_bytes> staging;

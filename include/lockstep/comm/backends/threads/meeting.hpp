@@ -3,6 +3,8 @@
 /// @file The calls of ranks that are threads of one process: a rank announces them, the last
 /// one to come does the work of all, and each notices who is missing or disagrees.
 
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <chrono>
@@ -22,7 +24,6 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/peers.hpp"
-#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -61,12 +62,7 @@ class Meeting {
 
   /// Forgets all calls and all faults. No rank may be in a call meanwhile.
   void restore() {
-    for (RankState& rank : ranks_) {
-      rank.announced = 0;
-      rank.fault.forget();
-      rank.has_words = false;
-      rank.words.clear();
-    }
+    for (RankState& rank : ranks_) rank.arrived.value = rank.failed = rank.has_reason = 0;
     for (Slot& slot : slots_) slot.arrived = 0;
     done_.value = 0;
     disagrees_ = false;
@@ -74,16 +70,6 @@ class Meeting {
 
  private:
   friend class Participant;
-
-  /// The state that one rank publishes.
-  struct alignas(line_pair) RankState {
-    std::atomic<std::uint64_t> announced{0};
-    std::atomic<bool> has_joined{false};
-    std::atomic<bool> has_left{false};
-    FirstFault fault;                    // its own or another rank's; it makes no more calls
-    std::atomic<bool> has_words{false};  // this rank's words explain the fault
-    std::string words;
-  };
 
   /// A call under way.
   struct alignas(line_pair) Slot {
@@ -105,42 +91,24 @@ class Meeting {
 using Milliseconds = std::chrono::milliseconds;
 
 /// Used by the rank's own thread only.
-class Participant {
+class Participant : public SharedPeers {
  public:
   Participant(std::shared_ptr<Meeting> meeting, Rank rank, Milliseconds timeout)
-      : meeting_(std::move(meeting)),
-        rank_(rank.value()),
-        timeout_(timeout),
-        budget_(SpinBudget::for_ranks(world())) {
-    if (own().has_joined.exchange(true)) {
-      throw Error("join", "another thread has joined as rank " + std::to_string(rank_),
+      : SharedPeers(rank, WorldSize{meeting->world()}, meeting->ranks_.data(), sizeof(RankState),
+                    timeout, nullptr, &meeting->working_, &meeting->done_),
+        meeting_(std::move(meeting)) {
+    if (own().process.exchange(static_cast<std::uint32_t>(::getpid())) != 0) {
+      throw Error("join", "another thread has joined as " + rank_text(rank),
                   "give every thread its own rank", rank);
     }
   }
   Participant(const Participant&) = delete;
   Participant& operator=(const Participant&) = delete;
 
-  /// Tells the others that this rank is gone, and whether an exception drove it out.
-  ~Participant() {
-    if (scope_.is_failure()) abandon(ended_by_exception);
-    {
-      const std::lock_guard working(meeting_->working_);
-      own().has_left = true;
-    }
-    wake(meeting_->done_);
-  }
-
-  Rank rank() const { return Rank{rank_}; }
-  std::size_t world() const { return meeting_->world(); }
-  Milliseconds timeout() const { return timeout_; }
-  void set_timeout(Milliseconds timeout) { timeout_ = timeout; }
+  ~Participant() { leave(); }
 
   /// During a capture ranks take turns: each holds `mutex` except while it waits for others.
   void take_turns(std::mutex* mutex) { turns_ = mutex; }
-
-  bool is_broken() const { return own().fault.is_set(); }
-  /// Throws the fault, if there is one.
-  void raise_fault() const { own().fault.raise(); }
 
   /// Announces a call. `bring(ticket)` gives this rank's offer once there is room for it. The rank
   /// that comes last compares the calls and runs `work(offers, ticket)`. Returns the call's number.
@@ -150,9 +118,9 @@ class Participant {
     const std::uint64_t ticket = announced();
     if (ticket >= ring) wait(ticket - ring, call);
     Meeting::Slot& slot = meeting_->slots_[ticket % ring];
-    slot.calls[rank_] = call;
-    slot.offers[rank_] = bring(ticket);
-    own().announced.store(ticket + 1, std::memory_order_release);
+    slot.calls[rank().value()] = call;
+    slot.offers[rank().value()] = bring(ticket);
+    own().arrived.value.store(ticket + 1, std::memory_order_release);
     if (slot.arrived.fetch_add(1, std::memory_order_acq_rel) + 1 == world()) {
       slot.arrived.store(0, std::memory_order_relaxed);
       compare(slot, ticket);
@@ -172,27 +140,20 @@ class Participant {
          call);
   }
 
-  std::uint64_t announced() const { return own().announced.load(std::memory_order_relaxed); }
+  std::uint64_t announced() const { return own().arrived.value.load(std::memory_order_relaxed); }
   bool is_done(std::uint64_t ticket) const { return reached(meeting_->done_, ticket + 1); }
 
   /// **Host** blocks until the work of a call was done.
   void wait(std::uint64_t ticket, const Call& call) {
-    await(meeting_->done_, ticket + 1, call,
-          [&](std::size_t w) { return calls_made(w) <= ticket; });
+    await(meeting_->done_, ticket + 1, call, {std::nullopt, ticket + 1});
   }
 
-  /// Waits for a counter, looking after all ranks and the time when it takes long. `lacks(w)`: rank
-  /// w has yet to do its part.
-  template <class Lacks>
-  void await(Counter& counter, std::uint64_t value, const Call& call, const Lacks& lacks) {
+  /// Waits for a counter, looking after all ranks and the time when it takes long.
+  void await(Counter& counter, std::uint64_t value, const Call& call, const Awaited& awaited) {
     if (reached(counter, value)) return;
     const TurnGivenUp given(turns_);
-    const auto begin = std::chrono::steady_clock::now();
-    wait_for(counter, value, budget_, [&] {
-      look(call, lacks);
-      if (std::chrono::steady_clock::now() - begin >= timeout_)
-        fail(find_missing(*this, call, timeout_, lacks));
-    });
+    SharedPeers::await(counter, value, call, awaited,
+                       [&](const Error& error) { fail_together(error); });
   }
 
   /// Works on the memory of the ranks w with `takes_part(w)`, unless one of them has gone and its
@@ -201,9 +162,9 @@ class Participant {
   void work_on(const Call& call, const TakesPart& takes_part, const Work& work) {
     std::unique_lock working(meeting_->working_);
     for (std::size_t w = 0; w < world(); ++w) {
-      if (!takes_part(w) || !(state(w).fault.is_set() || state(w).has_left)) continue;
+      if (!takes_part(w) || (state(w).failed == 0 && state(w).left == 0)) continue;
       working.unlock();
-      look(call, [&](std::size_t other) { return other == w; });
+      if (const auto error = check(call, {Rank{w}}, Clock::now())) fail_together(*error);
       fail(Error(call.text(), rank_text(Rank{w}) + " has given up", "look at that rank first",
                  rank())
                .as_consequence());
@@ -221,27 +182,6 @@ class Participant {
     }
   }
 
-  /// Gives up. The others learn why from their next call, or the one that they are in.
-  void abandon(std::string_view reason) {
-    give_up(gave_up("Backend<Shm>", std::string(reason), rank()), reason);
-  }
-  [[noreturn]] void fail(const Error& error) {
-    give_up(error, error.text());
-    throw error;
-  }
-
-  // The state of the other ranks, for one that waits. No thread dies without its process.
-
-  bool has_joined(std::size_t w) const { return state(w).has_joined; }
-  bool has_left(std::size_t w) const { return state(w).has_left && !state(w).fault.is_set(); }
-  static constexpr bool has_died(std::size_t) { return false; }
-  std::string words(std::size_t w) const {
-    return state(w).has_words.load(std::memory_order_acquire) ? state(w).words : std::string();
-  }
-  std::uint64_t calls_made(std::size_t w) const {
-    return state(w).announced.load(std::memory_order_acquire);
-  }
-
  private:
   /// Gives up this rank's turn while it lives.
   struct TurnGivenUp {
@@ -255,9 +195,6 @@ class Participant {
     }
     std::mutex* turns;
   };
-
-  Meeting::RankState& state(std::size_t w) const { return meeting_->ranks_[w]; }
-  Meeting::RankState& own() const { return state(rank_); }
 
   /// Compares all ranks' calls, before any memory is touched.
   void compare(const Meeting::Slot& slot, std::uint64_t ticket) {
@@ -275,48 +212,18 @@ class Participant {
     const Error& error = meeting_->disagreement_.emplace(
         ranks_disagree(ticket, text(0), Rank{other}, text(other), rank()));
     meeting_->disagrees_.store(true, std::memory_order_release);
-    give_up_for(error);
+    fail(error);
   }
 
-  /// Throws if waiting is in vain. All ranks name the same culprit: the rank whose words explain
-  /// the fault, or the one that ended without a word.
-  template <class Lacks>
-  void look(const Call& call, const Lacks& lacks) {
-    raise_fault();  // another thread of this rank may have given up
-    if (meeting_->disagrees_.load(std::memory_order_acquire)) {
-      if (const auto& disagreement = meeting_->disagreement_) give_up_for(*disagreement);
-    }
-    if (const auto fault = find_fault(*this, call, lacks)) give_up_for(*fault);
-  }
-
-  /// Gives up because of another rank's fault, which that rank tells the others.
-  [[noreturn]] void give_up_for(const Error& error) {
-    give_up(error.on(rank()), "");
-    throw error.on(rank());
-  }
-
-  /// Returns when no rank works on this rank's memory or will.
-  void give_up(const Error& error, std::string_view words) {
-    {
-      const std::lock_guard working(meeting_->working_);
-      if (is_broken()) return;
-      if (!words.empty()) {
-        own().words = words;
-        own().has_words.store(true, std::memory_order_release);
-      }
-      own().fault.note(error);
-    }
-    wake(meeting_->done_);
+  /// After a disagreement, all ranks fail with the same words.
+  [[noreturn]] void fail_together(const Error& error) {
+    const bool disagree = meeting_->disagrees_.load(std::memory_order_acquire);
+    fail(disagree ? meeting_->disagreement_.value().on(rank()) : error);
   }
 
   std::shared_ptr<Meeting> meeting_;
-  std::size_t rank_;
-  Milliseconds timeout_;
-  SpinBudget budget_;
   std::mutex* turns_ = nullptr;
-  EndOfScope scope_;
 };
-static_assert(ObservablePeers<Participant>);
 
 /// One box for every pair of ranks. A box holds one message: the sender waits until it was taken.
 class Mailboxes {
@@ -331,7 +238,7 @@ class Mailboxes {
     box.call = call;
     box.offer = offer;
     publish(box.sent, message);
-    rank.await(box.taken, message, call, [&](std::size_t w) { return Rank{w} == to; });
+    rank.await(box.taken, message, call, {to});
     return box.offer.event;
   }
 
@@ -341,7 +248,7 @@ class Mailboxes {
     Box& box = this->box(from, rank.rank());
     const std::uint64_t message = box.taken.value.load(std::memory_order_relaxed) + 1;
     const auto is_sender = [&](std::size_t w) { return Rank{w} == from; };
-    rank.await(box.sent, message, call, is_sender);
+    rank.await(box.sent, message, call, {from});
     rank.work_on(call, is_sender, [&] {
       check(rank, box, call, on_host, from);
       box.offer.event = take(box.offer);

@@ -1,0 +1,240 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The constants of an optimizer's step: those of all parameters, and a table where groups of
+/// parameters, or parameters with their own count of updates, have different ones.
+
+#include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/core/bytes.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/optim/clip.hpp"
+#include "lockstep/optim/loss_scale.hpp"
+
+namespace lockstep::detail {
+
+/// A rule's constants of one step, and the factor of the gradients, in arithmetic of type A.
+template <class Rule, class A>
+struct ScaledUpdate {
+  decltype(Rule::template at<A>({}, 0.0, 1)) update;
+  A scale;
+};
+
+/// The numbers of a step, written before its update kernels, which can be replayed.
+template <class Rule>
+struct StepNumbers {
+  ScaledUpdate<Rule, float> in_float;
+  ScaledUpdate<Rule, double> in_double;
+  bool skip;                // leave everything as it is
+  std::uint64_t step = 0;   // the update's number, from 1
+  AnomalyWatch watch = {};  // where update kernels look for anomalies
+
+  template <class A>
+  LOCKSTEP_HOST_DEVICE constexpr const ScaledUpdate<Rule, A>& in() const {
+    if constexpr (std::is_same_v<A, double>) {
+      return in_double;
+    } else {
+      return in_float;
+    }
+  }
+};
+
+/// The numbers of update `step`, counted from 1, of gradients multiplied with `scale`. If no norm
+/// is needed, the host computes them and stores them (`launch_store`) before the step or the graph.
+template <class Rule>
+LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> step_numbers(const typename Rule::Options& options,
+                                                              double lr, std::uint64_t step,
+                                                              double scale) {
+  return {{Rule::template at<float>(options, lr, step), static_cast<float>(scale)},
+          {Rule::template at<double>(options, lr, step), scale},
+          false,
+          step,
+          {}};
+}
+
+/// The host's part of a step whose numbers depend on the gradients, stored in the same way.
+template <class Rule>
+struct StepInputs {
+  typename Rule::Options options;
+  double lr;
+  double scale;  // of gradients, before clipping: 1 / micro-batches
+  AnomalyWatch watch = {};
+};
+
+/// The limits of such a step, the same for all steps.
+struct StepLimits {
+  double max_norm = std::numeric_limits<double>::infinity();
+  bool scales_loss = false;  // and skips what is not finite
+  bool skips = false;        // skips what is not finite
+  LossScaleOptions loss_scale{};
+};
+
+/// Do the numbers of a job's steps depend on their gradients?
+template <class Traits>
+inline constexpr bool decides_steps =
+    Traits::clips || Traits::scales_loss || Traits::skips_anomalies;
+
+template <class Traits>
+constexpr StepLimits step_limits() {
+  StepLimits limits;
+  if constexpr (Traits::clips) limits.max_norm = Traits::template policy<axes::Clip>::norm;
+  limits.scales_loss = Traits::scales_loss;
+  limits.skips = Traits::skips_anomalies;
+  return limits;
+}
+
+/// The state that such a step leaves to the next. A skipped step does not count as an update, as in
+/// PyTorch.
+struct StepState {
+  std::uint64_t updates = 0;
+  double norm = 0;  // of the last step's gradients, before clipping
+  LossScale loss_scale{};
+  bool skipped = false;     // was the last step skipped?
+  std::uint64_t skips = 0;  // how many were
+};
+
+/// Decides on a step from the sum of squares of all gradients: whether it is skipped, and otherwise
+/// the factor of the gradients, which are to be multiplied by `scale` and divided by `divisor`
+/// before they are clipped.
+LOCKSTEP_HOST_DEVICE constexpr double decide_scale(double scale, double divisor, double squares,
+                                                   const StepLimits& limits, StepState& state) {
+  using std::sqrt;
+  state.skipped = false;
+  if (limits.scales_loss) {
+    scale /= static_cast<double>(state.loss_scale.scale);
+    state.skipped = !is_finite(squares);
+    state.loss_scale = next_loss_scale(state.loss_scale, !state.skipped, limits.loss_scale);
+  } else if (limits.skips) {
+    state.skipped = !is_finite(squares);
+  }
+  state.norm = sqrt(squares) * scale / divisor;
+  if (state.skipped) {
+    ++state.skips;
+    return 0;
+  }
+  ++state.updates;
+  return scale * clip_factor(state.norm, limits.max_norm) / divisor;
+}
+
+/// Computes the numbers of a step, clipped and unscaled, from the sum of squares of all gradients.
+template <class Rule>
+LOCKSTEP_HOST_DEVICE constexpr StepNumbers<Rule> decide_step(const StepInputs<Rule>& inputs,
+                                                             double squares,
+                                                             const StepLimits& limits,
+                                                             StepState& state) {
+  const double scale = decide_scale(inputs.scale, 1, squares, limits, state);
+  if (state.skipped) {
+    StepNumbers<Rule> none{};
+    none.skip = true;
+    return none;
+  }
+  auto numbers = step_numbers<Rule>(inputs.options, inputs.lr, state.updates, scale);
+  numbers.watch = inputs.watch;
+  return numbers;
+}
+
+// The table of constants has rows, one for each group of parameters or, where updates leave
+// parameters out and each has its own count of updates, one for each parameter.
+
+/// Bytes of the arena whose elements are updated with the constants of one row. A piece begins
+/// where the one before it ends, at a multiple of 256 bytes.
+struct TablePiece {
+  std::size_t end = 0;  // bytes from the arena's start
+  std::size_t row = 0;
+};
+
+/// The piece that holds the byte at `offset`.
+LOCKSTEP_HOST_DEVICE constexpr const TablePiece* table_piece_at(const TablePiece* piece,
+                                                                std::size_t count,
+                                                                std::size_t offset) {
+  while (count != 0) {
+    const std::size_t half = count / 2;
+    if (piece[half].end <= offset) {
+      piece += half + 1;
+      count -= half + 1;
+    } else {
+      count = half;
+    }
+  }
+  return piece;
+}
+
+/// `row_of(parameter)` is the row of its constants. Neighbours with one row are one piece.
+template <class Plan, class RowOf>
+std::vector<TablePiece> make_table_pieces(const Plan& plan, const RowOf& row_of) {
+  std::vector<TablePiece> pieces;
+  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    for (const std::size_t p : plan.members(b)) {
+      const std::size_t row = row_of(p);
+      if (pieces.empty() || pieces.back().row != row) pieces.push_back({0, row});
+      pieces.back().end = plan.placements[p].offset + align_up(plan.placements[p].bytes);
+    }
+  }
+  return pieces;
+}
+
+/// The group of every parameter. Throws if a group of a model that lists its tensors at run time
+/// turns out to be empty.
+template <class Groups, class Layout>
+std::vector<std::uint16_t> groups_of_parameters(const Layout& layout) {
+  std::vector<std::uint16_t> groups(layout.infos().size());
+  std::vector<bool> is_trained(Groups::count);
+  for (std::size_t p = 0; p != groups.size(); ++p) {
+    groups[p] =
+        static_cast<std::uint16_t>(Groups::group_of(layout.name(p), layout.infos()[p].rank));
+    if (layout.plan().is_trained(p)) is_trained[groups[p]] = true;
+  }
+  for (std::size_t group = 1; Layout::count == dynamic && group != Groups::count; ++group) {
+    if (!is_trained[group]) {
+      fail("ParameterGroups",
+           {"group ", group, " of ", Groups::count - 1, " has no parameter that is trained"},
+           "compare its patterns with the names that the model lists; an earlier group or Frozen "
+           "may have them all");
+    }
+  }
+  return groups;
+}
+
+/// A job's table: which row every parameter has, and which group every row. Nothing where all
+/// parameters have the same constants.
+template <class Traits>
+struct TableLayout {
+  static constexpr bool is_needed = Traits::has_groups || Traits::counts_updates;
+
+  std::vector<std::uint16_t> groups;  // by row
+  std::vector<TablePiece> pieces;
+
+  explicit TableLayout([[maybe_unused]] const typename Traits::layout& where) {
+    if constexpr (is_needed) {
+      groups = groups_of_parameters<typename Traits::groups>(where);
+      pieces = make_table_pieces(where.plan(), [&](std::size_t p) -> std::size_t {
+        return Traits::counts_updates ? p : groups[p];
+      });
+      if constexpr (!Traits::counts_updates) {
+        groups.resize(Traits::groups::count);
+        for (std::size_t g = 0; g != groups.size(); ++g) groups[g] = static_cast<std::uint16_t>(g);
+      }
+    }
+  }
+  std::size_t rows() const { return groups.size(); }
+
+  /// Calls `f(row, begin, end)` for the pieces of the bytes [begin, end) of the arena.
+  template <class F>
+  void for_each_row(std::size_t begin, std::size_t end, const F& f) const {
+    const TablePiece* piece = table_piece_at(pieces.data(), pieces.size(), begin);
+    for (; begin != end; ++piece) {
+      const std::size_t stop = piece->end < end ? piece->end : end;
+      f(piece->row, begin, stop);
+      begin = stop;
+    }
+  }
+};
+
+}  // namespace lockstep::detail

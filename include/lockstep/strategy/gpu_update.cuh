@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The passes of an update on a GPU: fused kernels, one for each bucket or run of buckets.
+
+#include <cuda_runtime_api.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "lockstep/comm/call.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/device/cuda/memory.cuh"
+#include "lockstep/optim/anomaly.cuh"
+#include "lockstep/optim/constants.cuh"
+#include "lockstep/optim/norm.cuh"
+#include "lockstep/optim/update.cuh"
+#include "lockstep/optim/update_clock.hpp"
+#include "lockstep/strategy/feature/join.cuh"
+#include "lockstep/strategy/owned_parameters.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+
+namespace lockstep::detail {
+
+/// All work is enqueued on the compute stream. Constants, counts and flags lie in device memory,
+/// where kernels find what is used, count it and compute its constants: the host neither waits nor
+/// knows, and a captured step holds it all.
+template <class Traits, class Comm>
+class GpuUpdate {
+  using layout = typename Traits::layout;
+  using Rule = typename Traits::rule;
+  using Clock = UpdateClock<Rule, typename Traits::curve, typename Traits::groups>;
+  using OptimizerPolicy = typename Traits::template policy<axes::Optimizer>;
+  using Anomalies = GpuAnomaly<Traits, Comm>;
+  static constexpr bool decides = decides_steps<Traits>;
+  static constexpr bool finds = Traits::skips_zero_gradients;
+  static constexpr bool counts = Traits::counts_updates;
+  static constexpr bool has_table = TableLayout<Traits>::is_needed;
+  static constexpr bool watches = Anomalies::watches;
+  static constexpr std::size_t groups = Traits::groups::count;
+  /// Are the squares of what ranks own added up over ranks?
+  static constexpr bool adds_squares = decides && Traits::divides_states;
+
+  template <class T>
+  static constexpr ElementKind travelling = element_kind<typename Traits::template travelling<T>>();
+  /// Master weights are as declared, which is float.
+  template <class T>
+  static constexpr ElementKind master =
+      Traits::keeps_masters ? ElementKind::f32 : element_kind<T>();
+
+ public:
+  /// Sums of squares are taken of buckets, as they land.
+  static constexpr Pieces observed = Pieces::buckets;
+
+  template <class Execution, class Owned>
+  GpuUpdate(Comm& comm, const Execution& execution, const layout& where, const Owned& owned,
+            const Clock& clock)
+      : comm_(comm),
+        clock_(clock),
+        anomalies_(comm, where, execution.loss_value()),
+        state_(execution.step_state()),
+        table_(where),
+        pieces_(uploaded(table_.pieces)),
+        groups_(uploaded(table_.groups)),
+        inputs_(groups * size_of_inputs(OptimizerPolicy{})),
+        numbers_((groups + (counts ? table_.rows() : 0)) * size_of_numbers(OptimizerPolicy{})),
+        updates_((counts ? table_.rows() : 0) * sizeof(std::uint64_t)),
+        partials_(plan_partials(owned) * sizeof(double)) {
+    if constexpr (adds_squares) squares_ = comm.template allocate<double>(1).data();
+    if constexpr (counts) used_ = comm.template allocate<std::uint8_t>(table_.rows());
+  }
+
+  /// Begins an update: stores its numbers on the GPU. **Stream** before the members below.
+  void begin(double rate, std::size_t micro_batches, double factor) {
+    const double scale = factor / static_cast<double>(micro_batches);
+    if constexpr (Traits::has_groups) {
+      for (std::size_t group = 0; group != groups; ++group) {
+        const auto options = clock_.group_options().of(group);
+        store(group, options, clock_.rate_of(options), scale);
+      }
+    } else {
+      store(0, clock_.options(), rate, scale);
+    }
+  }
+  /// Sums are divided by the ranks that still have batches.
+  template <class Gradients>
+  void count_live(Gradients& gradients) {
+    gradients.wait(0);
+    if (gradients.features().is_averaged()) return;
+    count_live_ranks(OptimizerPolicy{}, stream(), gradients.features().join_flags().device_live(),
+                     comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
+  }
+  /// The update uses the parameters that any rank has used. A captured step keeps this rank's.
+  /// **Ranks** all. **Stream** in its order, after all buckets have landed.
+  template <class Gradients>
+  void use(Gradients& gradients) {
+    gradients.reduce();
+    launch_store_flags(stream(), used_.data(), gradients.used());
+    if constexpr (!Traits::alone && !Traits::subgraphs_agree) agree();
+  }
+
+  /// The first pass over averages: squares, and which parameters have some that are not zero.
+  template <class T, std::size_t Count>
+  void observe(const UpdatePiece<T, Count>& piece, auto averages) {
+    auto* const data = reinterpret_cast<std::byte*>(averages.data());
+    double* const partials = decides ? this->partials() + partials_before_[piece.number] : nullptr;
+    if constexpr (finds) {
+      find_used_by_kind<travelling<T>>(stream(), data, where(piece.offset, sizeof(T)), used_.data(),
+                                       partials, piece.count.value());
+    } else {
+      squares_by_kind<travelling<T>, Count>(stream(), data, partials, piece.count.value());
+    }
+  }
+
+  /// Computes norm, clip factor and loss scale, and the numbers of all rows. Kernels know whether
+  /// the update is made. **Ranks** all.
+  template <class Owned>
+  bool decide(const Owned& owned) {
+    if constexpr (adds_squares) {
+      launch_add_partials(stream(), partials(), partials_before_.back(), squares_);
+      owned.sum_over_owners(*squares_);
+    }
+    if constexpr (decides)
+      decide_numbers(OptimizerPolicy{}, stream(), inputs_.data(),
+                     adds_squares ? squares_ : partials(),
+                     adds_squares ? 1 : partials_before_.back(), step_limits<Traits>(), state_,
+                     numbers_.data());
+    // A rank that owns a part of a parameter has seen that part alone.
+    if constexpr (finds && Traits::divides_states) agree();
+    const auto* const group_of_row = reinterpret_cast<const std::uint16_t*>(groups_.data());
+    if constexpr (counts) {
+      number_table_rows(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(),
+                        {group_of_row, used_.data(), updates().data()}, 0, table_.rows(), rows());
+    } else if constexpr (decides && has_table) {  // group 0 has the step's
+      number_table_rows(OptimizerPolicy{}, stream(), inputs_.data(), numbers_.data(),
+                        {group_of_row}, 1, table_.rows(), rows());
+    }
+    return true;
+  }
+
+  /// A pass that updates a piece from its averages, in one kernel.
+  template <class T, std::size_t Count>
+  struct Pass {
+    const GpuUpdate& update;
+    const UpdatePiece<T, Count>& piece;
+    std::byte* parameters;
+    std::byte* masters;
+    std::byte* const* states;
+
+    void operator()(std::size_t /*at*/, auto averages) const {
+      auto* const data = reinterpret_cast<std::byte*>(averages.data());
+      if constexpr (has_table) {
+        update_by_table_and_kind<master<T>, travelling<T>, element_kind<T>(), watches>(
+            OptimizerPolicy{}, update.stream(), update.numbers_.data(), update.rows(),
+            update.where(piece.offset, sizeof(T)), masters, data, states, parameters,
+            piece.count.value());
+      } else {
+        update_by_kind<master<T>, travelling<T>, element_kind<T>(), Count, watches>(
+            OptimizerPolicy{}, update.stream(), update.numbers_.data(), masters, data, states,
+            parameters, piece.count.value(), piece.offset);
+      }
+    }
+  };
+  template <class T, std::size_t Count>
+  Pass<T, Count> pass(const UpdatePiece<T, Count>& piece, std::size_t /*first*/,
+                      std::byte* parameters, std::byte* masters, std::byte* const* states) const {
+    return {*this, piece, parameters, masters, states};
+  }
+
+  static constexpr void end() {}
+  void require_none_seen() const { anomalies_.require_none_seen(); }
+  void require_finite() const { anomalies_.require_none(); }
+
+  /// **Host** blocks until all steps are done.
+  StepState state() const {
+    comm_.synchronize();
+    StepState state;
+    copy_now(&state, state_, sizeof state);
+    return state;
+  }
+  /// **Host** blocks.
+  void set_state(const StepState& state) { copy_now(state_, &state, sizeof state); }
+  /// How many updates each parameter had. Device memory, written in stream order.
+  std::span<std::uint64_t> updates() const {
+    return {reinterpret_cast<std::uint64_t*>(updates_.data()), counts ? table_.rows() : 0};
+  }
+  /// All have had so many. **Host** blocks.
+  void set_updates(std::uint64_t updates) {
+    const std::vector<std::uint64_t> all(table_.rows(), updates);
+    copy_now(updates_.data(), all.data(), updates_.bytes());
+  }
+
+ private:
+  cudaStream_t stream() const { return comm_.gpu().stream(); }
+  double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
+  /// The numbers of rows: of the groups themselves, or of parameters, behind those.
+  std::byte* rows() const {
+    return numbers_.data() + (counts ? groups * size_of_numbers(OptimizerPolicy{}) : 0);
+  }
+  /// For kernels over elements of so many bytes, from `offset` of the arena on.
+  TablePieces where(std::size_t offset, std::size_t element) const {
+    return {reinterpret_cast<const TablePiece*>(pieces_.data()), table_.pieces.size(), offset,
+            element};
+  }
+
+  /// Stores the numbers of a group's update on the GPU.
+  void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
+    if constexpr (decides || counts)
+      store_inputs(OptimizerPolicy{}, stream(),
+                   inputs_.data() + group * size_of_inputs(OptimizerPolicy{}), options, rate, scale,
+                   anomalies_.watch());
+    if constexpr (!decides)
+      store_numbers(OptimizerPolicy{}, stream(),
+                    numbers_.data() + group * size_of_numbers(OptimizerPolicy{}), options, rate,
+                    clock_.steps(), scale, anomalies_.watch());
+  }
+
+  /// The update uses what any rank uses. **Ranks** all.
+  void agree() { comm_.all_reduce(used_, Max{}, step_call_of_thread()); }
+
+  template <class T>
+  static DeviceArena uploaded(const std::vector<T>& values) {
+    DeviceArena arena(values.size() * sizeof(T));
+    if (!values.empty()) copy_now(arena.data(), values.data(), arena.bytes());
+    return arena;
+  }
+
+  /// Plans where each bucket's partial sums begin. Returns their number.
+  template <class Owned>
+  std::size_t plan_partials(const Owned& owned) {
+    partials_before_.assign(1, 0);
+    if constexpr (decides) {
+      owned.template for_each<Pieces::buckets>([&]<class T, std::size_t Count>(
+                                                   const UpdatePiece<T, Count>& bucket) {
+        partials_before_.push_back(partials_before_.back() +
+                                   square_partials<ElementOf<travelling<T>>>(bucket.count.value()));
+      });
+    }
+    return partials_before_.back();
+  }
+
+  Comm& comm_;
+  const Clock& clock_;
+  Anomalies anomalies_;
+  StepState* state_;
+  TableLayout<Traits> table_;
+  DeviceArena pieces_;
+  DeviceArena groups_;                        // by row
+  DeviceArena inputs_;                        // by group
+  DeviceArena numbers_;                       // by group, the step's first; then by parameter
+  DeviceArena updates_;                       // by parameter
+  std::vector<std::size_t> partials_before_;  // by bucket
+  DeviceArena partials_;
+  double* squares_ = nullptr;     // of what all ranks own, in the communicator's memory
+  std::span<std::uint8_t> used_;  // by parameter; of the communicator, because ranks reduce it
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The members that every job has, listed once: a trainer, `DistributedDataParallel`,
+/// `DataParallel` and what stands for a rejected one show those of their first replica.
+
+#include <cstdint>
+
+namespace lockstep::detail {
+
+/// A base of `Self`, whose `first()` is the replica of this rank, replica 0 of
+/// `ParallelStrategy<DP>`, or the wrapper of a trainer. None of these members communicates.
+template <class Self>
+class JobMembers {
+ public:
+  /// The model. Members that a program changes must be changed on all ranks, and with
+  /// `ParallelStrategy<DP>` in all replicas (`for_each_model`).
+  auto& model() { return self().first().model(); }
+  const auto& model() const { return self().first().model(); }
+
+  /// The options of optimizer and schedule: `job.optimizer().lr = 0.01`. They must be the same on
+  /// all ranks, which a trainer checks at the begin of every epoch; replicas follow the first.
+  auto& optimizer() { return self().first().optimizer(); }
+  /// Those of one of `ParameterGroups`: `job.optimizer(NoDecay<>{}).lr = 0.02`. The first call
+  /// copies those of `optimizer()`, so set what they have in common before.
+  template <class Set>
+  auto& optimizer(Set set) {
+    return self().first().optimizer(set);
+  }
+  auto& group_options() { return self().first().group_options(); }
+  auto& schedule() { return self().first().schedule(); }
+  double learning_rate() const { return self().first().learning_rate(); }
+  /// How many updates the optimizer has made; and how many `Anomaly<Skip>` has left out, for which
+  /// the **Host** blocks until all steps are done.
+  std::uint64_t updates() const { return self().first().updates(); }
+  std::uint64_t skipped_steps() const { return self().first().skipped_steps(); }
+  /// How many micro-batches are added up.
+  auto micro_batches() const { return self().first().micro_batches(); }
+
+  /// A parameter, a gradient or a buffer, to look at. Gradients are averages after `reduce`, else
+  /// this rank's own; with `ParallelStrategy<DP>` those of the first replica's share.
+  auto param(auto key) const { return self().first().param(key); }
+  auto grad(auto key) const { return self().first().grad(key); }
+  auto buffer(auto key) const { return self().first().buffer(key); }
+
+  /// Calls `f(name, view)` for every parameter, in the order of declaration, with the view that
+  /// `param` gives, and likewise for gradients and buffers. On a GPU the host waits for it first.
+  template <class F>
+  void for_each_parameter(F&& f) const {
+    self().first().for_each_parameter(f);
+  }
+  template <class F>
+  void for_each_gradient(F&& f) const {
+    self().first().for_each_gradient(f);
+  }
+  template <class F>
+  void for_each_buffer(F&& f) const {
+    self().first().for_each_buffer(f);
+  }
+  /// Calls `f(parameter, state, view)` for every state of the optimizer that this rank keeps: see
+  /// `Replica::for_each_state`.
+  template <class F>
+  void for_each_state(F&& f) const {
+    self().first().for_each_state(f);
+  }
+
+  /// Adds up the losses of many steps.
+  auto loss_meter() { return self().first().loss_meter(); }
+  /// Copies predicted outputs into the host's memory. **Host** blocks.
+  template <class Rows>
+  void copy_outputs(const Rows& rows, void* to) {
+    self().first().copy_outputs(rows, to);
+  }
+
+  /// The bytes that this rank keeps of the optimizer's states and of gradients.
+  auto state_bytes() const { return self().first().state_bytes(); }
+  auto gradient_bytes() const { return self().first().gradient_bytes(); }
+
+  /// The calling thread works on this rank's GPU while the result lives, whatever its current one
+  /// is: for kernels of the program's own. The members of a job do so by themselves.
+  [[nodiscard]] auto on_device() const { return self().first().on_device(); }
+
+ private:
+  Self& self() { return static_cast<Self&>(*this); }
+  const Self& self() const { return static_cast<const Self&>(*this); }
+};
+
+}  // namespace lockstep::detail
