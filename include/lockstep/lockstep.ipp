@@ -5,9 +5,7 @@
 
 #include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
-#include "lockstep/core/checksum.ipp"
 #include "lockstep/core/core.ipp"
-#include "lockstep/core/json_string.ipp"
 #include "lockstep/data/data.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/failure.ipp"
@@ -20,7 +18,6 @@
 #include "lockstep/launch/store.ipp"
 #include "lockstep/norm/norm.ipp"
 #include "lockstep/observe/epoch_summary.ipp"
-#include "lockstep/observe/json_line.ipp"
 #include "lockstep/observe/log_file.ipp"
 #include "lockstep/observe/progress_display.ipp"
 #include "lockstep/observe/progress_line.ipp"

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "lockstep/core/macros.hpp"
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <chrono>
 
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 
 namespace lockstep::detail {
 

@@ -22,7 +22,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/observe/log_file.hpp"
 #include "lockstep/observe/phase_times.hpp"
 #include "lockstep/observe/progress_display.hpp"
