@@ -12,7 +12,7 @@
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "train/checkpoint_case.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoints_of_earlier_versions)

@@ -62,7 +62,7 @@
 #include "lockstep/core/share_work.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/restarts.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep {
