@@ -59,7 +59,7 @@
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/share_work.hpp"
+#include "lockstep/core/worker.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
 #include "lockstep/launch/launch.hpp"
@@ -3098,10 +3098,10 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const StatefulJob& 
 
 // Saving.
 
-LOCKSTEP_INLINE SaverCore::SaverCore() : exceptions_(std::uncaught_exceptions()) {}
+LOCKSTEP_INLINE SaverCore::SaverCore() = default;
 
 LOCKSTEP_INLINE SaverCore::~SaverCore() {
-  if (std::uncaught_exceptions() > exceptions_) is_given_up_ = true;
+  if (scope_.is_exception()) is_given_up_ = true;
   writer_.reset();  // it uses the other members
 }
 

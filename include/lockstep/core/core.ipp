@@ -46,10 +46,10 @@
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/share_work.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/core/worker.hpp"
 
 namespace lockstep::detail {
 
@@ -401,6 +401,66 @@ LOCKSTEP_INLINE void convert_elements(std::byte* to, ElementKind to_kind, const 
       }
     });
   });
+}
+
+LOCKSTEP_INLINE TaskQueue::~TaskQueue() {
+  const std::lock_guard lock(mutex_);
+  stopping_ = true;
+  changed_.notify_all();
+}
+
+LOCKSTEP_INLINE void TaskQueue::post(Task& task) {
+  const std::lock_guard lock(mutex_);
+  // A task whose thread cannot be started is never run, so it must not be linked either.
+  if (!thread_.is_running()) [[unlikely]] {
+    thread_ =
+        Thread(name_, [this] { run(); }, [](const std::exception_ptr&) {});  // tasks keep errors
+  }
+  (first_ == nullptr ? first_ : last_->next) = &task;
+  last_ = &task;
+  changed_.notify_all();
+}
+
+LOCKSTEP_INLINE bool TaskQueue::test(const Task& task) const {
+  const std::lock_guard lock(mutex_);
+  if (task.error) std::rethrow_exception(task.error);
+  return task.is_over;
+}
+
+LOCKSTEP_INLINE void TaskQueue::wait(const Task& task) const {
+  settle(task);
+  if (task.error) std::rethrow_exception(task.error);
+}
+
+LOCKSTEP_INLINE void TaskQueue::settle(const Task& task) const noexcept {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return task.is_over; });
+}
+
+LOCKSTEP_INLINE void TaskQueue::drain() const noexcept {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [&] { return first_ == nullptr; });
+}
+
+LOCKSTEP_INLINE void TaskQueue::run() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    changed_.wait(lock, [&] { return stopping_ || first_ != nullptr; });
+    if (first_ == nullptr) return;
+    Task& task = *first_;
+    lock.unlock();
+    std::exception_ptr error;
+    try {
+      task.run(task);
+    } catch (...) {
+      error = std::current_exception();
+    }
+    lock.lock();
+    first_ = task.next;
+    task.error = error;
+    task.is_over = true;  // from here on its owner may end it
+    changed_.notify_all();
+  }
 }
 
 LOCKSTEP_INLINE void share_work(std::size_t tasks, FunctionRef<void(std::size_t)> f) {
