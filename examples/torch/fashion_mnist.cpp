@@ -72,6 +72,7 @@ int main(int argc, char** argv) {
     const std::size_t batch_size = 128 / job.world_size().value();  // of all ranks together: 128
     const auto epochs = job.option("epochs", 6u, "passes over the training images");
     job.optimizer().lr = 2e-3;
+    job.checkpoints();  // it can save: --checkpoint, --resume
     Scores scores;
     for (auto epoch : job.epochs(epochs)) {
       for (const auto& batch : epoch.batches(train, batch_size)) job.step(batch);

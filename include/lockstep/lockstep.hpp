@@ -2,6 +2,7 @@
 #pragma once
 /// @file Everything a CPU job needs.
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/error.hpp"
@@ -23,18 +24,16 @@
 #include "lockstep/norm/batch_norm.hpp"
 #include "lockstep/norm/dropout.hpp"
 #include "lockstep/norm/layer_norm.hpp"
-#include "lockstep/observe/log_file.hpp"
-#include "lockstep/observe/progress_display.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/display.hpp"
+#include "lockstep/observe/log.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/topology/grid.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/partition.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/launch_job.hpp"
-#include "lockstep/trainer/loading.hpp"
 #include "lockstep/trainer/process_group.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "lockstep/version.hpp"
 

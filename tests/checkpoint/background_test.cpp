@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/background.hpp"
+#include "lockstep/checkpoint/writer.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <condition_variable>

@@ -20,7 +20,7 @@
 #include "launch/watchdog.hpp"
 #include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/checkpoint/safetensors.hpp"
 #include "skipped.hpp"
 #include "temporary_folder.hpp"
 

@@ -20,9 +20,8 @@
 
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/best_copy.hpp"
 #include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/checkpoint/safetensors.hpp"
 #include "temporary_folder.hpp"
 
 BOOST_FIXTURE_TEST_SUITE(checkpoint_folder, Watchdog)

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/checkpoint/lock.hpp"
+#include "lockstep/checkpoint/folder.hpp"
 
 #include <sys/file.h>
 #include <unistd.h>

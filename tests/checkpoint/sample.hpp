@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/hash.hpp"
 
 namespace checkpoint {

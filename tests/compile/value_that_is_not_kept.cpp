@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/trainer/kept_values.hpp"
+#include "lockstep/checkpoint/values.hpp"
 
 using namespace lockstep;
 

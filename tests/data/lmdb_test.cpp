@@ -253,8 +253,8 @@ BOOST_AUTO_TEST_CASE(a_data_set_without_samples_of_its_own_is_written_from_batch
 BOOST_AUTO_TEST_CASE(a_set_is_a_file_or_a_folder) {
   const TemporaryFolder folder;
   const Points source = points(10, 2);
-  write_lmdb(folder / "set/", source, LmdbWriteOptions{.as_folder = true});
-  BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
+  fs::create_directory(folder / "set");
+  write_lmdb(folder / "set/data.mdb", source);
   for (const char* name : {"set", "set/", "set/data.mdb"})
     BOOST_TEST(is_same(labelled(folder / name), source));
 }
@@ -620,58 +620,56 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
   const TemporaryFolder folder;
   const std::string path = folder / "set";
   const Points source = points(10, 2);
-  for (const bool as_folder : {false, true}) {
-    const LmdbWriteOptions options{.as_folder = as_folder, .commit_bytes = 1};
-    expect(
-        [&] {
-          write_lmdb(
-              path, Texts{{"good", "bad"}},
-              [](const std::string& text, std::vector<std::byte>& out) {
-                if (text == "bad") throw std::runtime_error("bad words");
-                encode_text(text, out);
-              },
-              options);
-        },
-        {"sample 1", "bad words"});
-    BOOST_TEST(folder.files().empty());
-
-    // A writer that is killed leaves a temporary, which the next one removes.
-    {
-      Process killed([&] {
+  const LmdbWriteOptions options{.commit_bytes = 1};
+  expect(
+      [&] {
         write_lmdb(
             path, Texts{{"good", "bad"}},
             [](const std::string& text, std::vector<std::byte>& out) {
-              if (text == "bad") ::raise(SIGKILL);
+              if (text == "bad") throw std::runtime_error("bad words");
               encode_text(text, out);
             },
             options);
-        return 0;
-      });
-      BOOST_TEST(killed.end() == -SIGKILL);
-    }
-    BOOST_TEST(folder.files().size() == 1u);
-    BOOST_TEST(!fs::exists(path));
+      },
+      {"sample 1", "bad words"});
+  BOOST_TEST(folder.files().empty());
 
-    // It does not remove the one of a writer that is at work, which comes too late and says so.
-    expect(
-        [&] {
-          write_lmdb(
-              path, Texts{{"late"}},
-              [&](const std::string& text, std::vector<std::byte>& out) {
-                BOOST_TEST(folder.files().size() == 1u);
-                write_lmdb(path, source, options);
-                BOOST_TEST(folder.files().size() == 2u);
-                encode_text(text, out);
-              },
-              options);
-        },
-        {"write_lmdb: '" + path + "' is there already"});
-    BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
-    BOOST_TEST(is_same(labelled(path), source));
-    expect([&] { write_lmdb(path, source, options); },
-           {"write_lmdb: '" + path + "' is there already", "remove it first"});
-    fs::remove_all(path);
+  // A writer that is killed leaves a temporary, which the next one removes.
+  {
+    Process killed([&] {
+      write_lmdb(
+          path, Texts{{"good", "bad"}},
+          [](const std::string& text, std::vector<std::byte>& out) {
+            if (text == "bad") ::raise(SIGKILL);
+            encode_text(text, out);
+          },
+          options);
+      return 0;
+    });
+    BOOST_TEST(killed.end() == -SIGKILL);
   }
+  BOOST_TEST(folder.files().size() == 1u);
+  BOOST_TEST(!fs::exists(path));
+
+  // It does not remove the one of a writer that is at work, which comes too late and says so.
+  expect(
+      [&] {
+        write_lmdb(
+            path, Texts{{"late"}},
+            [&](const std::string& text, std::vector<std::byte>& out) {
+              BOOST_TEST(folder.files().size() == 1u);
+              write_lmdb(path, source, options);
+              BOOST_TEST(folder.files().size() == 2u);
+              encode_text(text, out);
+            },
+            options);
+      },
+      {"write_lmdb: '" + path + "' is there already"});
+  BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
+  BOOST_TEST(is_same(labelled(path), source));
+  expect([&] { write_lmdb(path, source, options); },
+         {"write_lmdb: '" + path + "' is there already", "remove it first"});
+  fs::remove_all(path);
   expect([&] { write_lmdb(folder / "no/folder/set", source); },
          {"cannot be written: No such file or directory"});
 }
@@ -701,13 +699,10 @@ BOOST_AUTO_TEST_CASE(a_full_disk_is_an_error_and_leaves_nothing) {
     using checkpoint_tests::require;
     const std::string path = folder + "/set";
     for (const std::size_t commit_bytes : {std::size_t{1}, std::size_t{100'000}, 16_MiB}) {
-      for (const bool as_folder : {false, true}) {
-        const LmdbWriteOptions options{.as_folder = as_folder, .commit_bytes = commit_bytes};
-        checkpoint_tests::require_error(
-            [&] { write_lmdb(path, points(1000, 500), options); },
-            {"write_lmdb: '" + path + "' cannot be written: No space left on device", "make room"});
-        require(fs::is_empty(folder), "something is left");
-      }
+      checkpoint_tests::require_error(
+          [&] { write_lmdb(path, points(1000, 500), LmdbWriteOptions{commit_bytes}); },
+          {"write_lmdb: '" + path + "' cannot be written: No space left on device", "make room"});
+      require(fs::is_empty(folder), "something is left");
     }
     write_lmdb(path, points(100, 50));
     require(is_same(labelled(path), points(100, 50)), "it is another");

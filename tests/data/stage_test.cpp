@@ -302,10 +302,10 @@ BOOST_AUTO_TEST_CASE(a_copy_that_is_damaged_is_made_again) {
     BOOST_TEST(content(local) == "content");
   };
   put(local, "contents");
-  stages_again({}, "lockstep: stage_locally: '" + local +
-                       "' has 8 bytes instead of 7; it is staged again\n");
+  stages_again(
+      {}, "lockstep: stage_locally: '" + local + "' is not as it was staged; it is staged again\n");
   put(local, "Content");
-  stages_again({}, "'" + local + "' was written to; it is staged again");
+  stages_again({}, "'" + local + "' is not as it was staged");
   change_silently(local, "Content");
   BOOST_TEST(content(stage_locally(from, source.to.path)) == "Content");
   stages_again({.verify = true}, "the checksum of '" + local + "' is not that of what was staged");

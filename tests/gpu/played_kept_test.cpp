@@ -120,8 +120,8 @@ BOOST_AUTO_TEST_CASE(files_have_declared_types_whatever_is_held) {
                                                    Precision<Mixed<BFloat16, BFloat16, float>>>,
                                  Comm>;
     Job job(comm);
-    std::vector<detail::KeptPiece> pieces;
-    job.for_each_kept([&](const detail::KeptPiece& piece) { pieces.push_back(piece); });
+    std::vector<detail::StateEntry> pieces;
+    job.list_state(detail::StateUse::saving, pieces);
     require(pieces.size() == 5, "two parameters and three buffers");
     const auto memory = job.make_kept_memory(bytes_of(pieces));
     const auto copies = copies_to(memory.data(), pieces);
@@ -174,8 +174,8 @@ BOOST_AUTO_TEST_CASE(threads_that_wait_for_the_same_copies_convert_them_once) {
                                                    Precision<Mixed<BFloat16, BFloat16, float>>>,
                                  Comm>;
     Job job(comm);
-    std::vector<detail::KeptPiece> pieces;
-    job.for_each_kept([&](const detail::KeptPiece& piece) { pieces.push_back(piece); });
+    std::vector<detail::StateEntry> pieces;
+    job.list_state(detail::StateUse::saving, pieces);
     const auto memory = job.make_kept_memory(bytes_of(pieces));
     const auto copies = copies_to(memory.data(), pieces);
     for (int round = 0; round < 5; ++round) {

@@ -12,11 +12,10 @@
 #include "gpu/played_machine.hpp"
 #include "gpu/saved.hpp"
 #include "gpu/thread_ranks.cuh"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "train/checkpoint_files.hpp"
 
 BOOST_AUTO_TEST_SUITE(gpu_played_saved)

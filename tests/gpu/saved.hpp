@@ -9,10 +9,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/ddp.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "train/checkpoint_files.hpp"
 
 namespace checkpoints {

@@ -12,7 +12,7 @@
 
 #include "lockstep/core/error.hpp"
 #include "lockstep/optim/adam.hpp"
-#include "lockstep/optim/named_numbers.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/sgd.hpp"
 

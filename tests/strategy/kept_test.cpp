@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/bucket/kept_piece.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "train/kept.hpp"
@@ -26,9 +26,9 @@ BOOST_AUTO_TEST_SUITE(kept)
 namespace {
 
 using namespace train;
-using detail::KeptFor;
-using detail::KeptPiece;
-using detail::KeptRole;
+using detail::StateEntry;
+using detail::StateRole;
+using detail::StateUse;
 
 /// A sample, and which parameters it uses.
 struct Row {
@@ -117,10 +117,10 @@ struct Stored {
   std::map<std::string, Tensor> tensors;
   detail::ReplicaProgress progress;
 
-  static std::string name_of(const KeptPiece& piece, bool local_buffers) {
+  static std::string name_of(const StateEntry& piece, bool local_buffers) {
     std::string name = std::to_string(static_cast<int>(piece.role)) + "/" + std::string(piece.name);
-    if (piece.role == KeptRole::state) name += "/" + std::string(piece.state);
-    if (piece.role == KeptRole::buffer && local_buffers) name += "/" + std::to_string(piece.rank);
+    if (piece.role == StateRole::state) name += "/" + std::string(piece.state);
+    if (piece.role == StateRole::buffer && local_buffers) name += "/" + std::to_string(piece.rank);
     return name;
   }
 };
@@ -137,16 +137,16 @@ struct Plan {
 };
 
 void save(auto& job, Stored& to, const Plan& plan) {
-  std::vector<KeptPiece> pieces;
-  job.for_each_kept([&](const KeptPiece& piece) { pieces.push_back(piece); });
+  std::vector<StateEntry> pieces;
+  job.list_state(StateUse::saving, pieces);
   const auto memory = job.make_kept_memory(bytes_of(pieces));
-  const std::vector<detail::KeptCopy> copies = copies_to(memory.data(), pieces);
+  const std::vector<detail::StateCopy> copies = copies_to(memory.data(), pieces);
   job.copy_out(copies);
   job.await_copies();
   const std::scoped_lock lock(to.mutex);
   to.progress = job.progress();
-  for (const detail::KeptCopy& copy : copies) {
-    const KeptPiece& piece = *copy.piece;
+  for (const detail::StateCopy& copy : copies) {
+    const StateEntry& piece = *copy.piece;
     auto& tensor = to.tensors[Stored::name_of(piece, plan.local_buffers)];
     if (tensor.times.empty()) {
       tensor.whole = piece.whole;
@@ -164,18 +164,20 @@ void save(auto& job, Stored& to, const Plan& plan) {
 /// In windows, as a reader of files does.
 void load(auto& job, const Stored& from, const Plan& plan) {
   job.set_progress(from.progress);
-  job.template for_each_kept<KeptFor::loading>([&](const KeptPiece& piece) {
-    if (piece.shared && piece.rank != 0) return;
+  std::vector<StateEntry> pieces;
+  job.list_state(StateUse::loading, pieces);
+  for (const StateEntry& piece : pieces) {
+    if (piece.shared && piece.rank != 0) continue;
     const auto found = from.tensors.find(Stored::name_of(piece, plan.local_buffers));
     require(found != from.tensors.end(), "missing: " + std::string(piece.name));
     require(found->second.whole == piece.whole, "another tensor: " + found->first);
     const std::size_t size = detail::element_size(piece.whole.element);
     for (std::size_t at = 0; at < piece.count; at += 7) {
-      const KeptPiece part = piece.part(at, std::min<std::size_t>(7, piece.count - at));
+      const StateEntry part = piece.part(at, std::min<std::size_t>(7, piece.count - at));
       job.copy_in(
           part, reinterpret_cast<const std::byte*>(found->second.bytes.data()) + part.first * size);
     }
-  });
+  }
 }
 
 /// Every tensor is there, once.

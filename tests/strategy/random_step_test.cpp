@@ -10,11 +10,10 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/norm/dropout.hpp"
 #include "lockstep/trainer/dp.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "temporary_folder.hpp"
 #include "train/sheet.hpp"
 

@@ -292,24 +292,27 @@ struct Kept {
   std::map<std::string, std::string> pieces;
   detail::ReplicaProgress progress;
 
-  static std::string key(const detail::KeptPiece& piece) {
+  static std::string key(const detail::StateEntry& piece) {
     return std::to_string(static_cast<int>(piece.role)) + std::string(piece.name) +
            std::string(piece.state) + "/" + std::to_string(piece.first);
   }
   void save(auto& job) {
     const std::scoped_lock lock(mutex);
     progress = job.progress();
-    job.for_each_kept([&](const detail::KeptPiece& piece) {
-      pieces[key(piece)].assign(reinterpret_cast<const char*>(piece.data), piece.file_bytes());
-    });
+    std::vector<detail::StateEntry> entries;
+    job.list_state(detail::StateUse::saving, entries);
+    for (const detail::StateEntry& entry : entries)
+      pieces[key(entry)].assign(reinterpret_cast<const char*>(entry.data), entry.file_bytes());
   }
   void load(auto& job) const {
     job.set_progress(progress);
-    job.template for_each_kept<detail::KeptFor::loading>([&](const detail::KeptPiece& piece) {
-      const auto found = pieces.find(key(piece));
+    std::vector<detail::StateEntry> entries;
+    job.list_state(detail::StateUse::loading, entries);
+    for (const detail::StateEntry& entry : entries) {
+      const auto found = pieces.find(key(entry));
       if (found != pieces.end())
-        job.copy_in(piece, reinterpret_cast<const std::byte*>(found->second.data()));
-    });
+        job.copy_in(entry, reinterpret_cast<const std::byte*>(found->second.data()));
+    }
   }
 };
 

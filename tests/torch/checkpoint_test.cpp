@@ -9,10 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/torch/state_dict.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"

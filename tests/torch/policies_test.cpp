@@ -12,10 +12,10 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "temporary_folder.hpp"
 #include "torch/small_net.hpp"

@@ -17,13 +17,12 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "temporary_folder.hpp"
 

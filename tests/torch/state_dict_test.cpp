@@ -13,11 +13,10 @@
 #include <vector>
 
 #include "comm/ranks.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "state_dict_net.hpp"
 #include "temporary_folder.hpp"

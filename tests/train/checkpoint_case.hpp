@@ -9,9 +9,8 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/sheet.hpp"
 #include "words_of.hpp"

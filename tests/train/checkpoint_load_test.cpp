@@ -22,13 +22,13 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/checkpoint/write_file.hpp"
+#include "lockstep/checkpoint/job.hpp"
+#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/checkpoint/values.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/trainer/dp.hpp"
-#include "lockstep/trainer/joint_work.hpp"
-#include "lockstep/trainer/kept_values.hpp"
 #include "train/checkpoint_case.hpp"
 
 namespace {
@@ -467,50 +467,38 @@ BOOST_AUTO_TEST_CASE(an_asynchronous_save_has_the_state_at_the_call) {
 namespace {
 
 /// A job without a model, whose copies come when it is told so.
-struct SlowJob {
+struct SlowState {
   std::atomic<bool> has_copied = false;
-  float number = 1;
-
-  detail::SnapshotMemory memory_of(std::size_t bytes) {
-    const auto memory = std::make_shared<HostArena>(bytes);
-    return {memory, memory->data(), bytes};
-  }
-  void with(const auto& f) {
-    const auto gather = [](std::string text) { return std::vector<std::string>{text}; };
-    const auto pieces = [&](detail::KeptFor) {
-      detail::KeptPiece piece;
-      piece.name = "x";
-      piece.whole = {ElementKind::f32, 1, {1}};
-      piece.count = 1;
-      piece.data = reinterpret_cast<std::byte*>(&number);
-      piece.held = ElementKind::f32;
-      return std::vector{piece};
-    };
-    const auto progress = [] { return detail::ReplicaProgress{}; };
-    const auto set_progress = [](const detail::ReplicaProgress&) {};
-    const auto nothing = [] {};
-    const auto make = [&](std::size_t bytes) { return memory_of(bytes); };
-    const auto out = [&](std::span<const detail::KeptCopy> copies) {
-      for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof number);
-    };
-    const auto in = [](const detail::KeptPiece&, const std::byte*) {};
-    f(detail::KeptJob{{Rank{0}, 1, gather},
-                      {},
-                      true,
-                      0,
-                      pieces,
-                      progress,
-                      set_progress,
-                      nothing,
-                      make,
-                      out,
-                      [](void* job) {
-                        while (!static_cast<SlowJob*>(job)->has_copied)
-                          detail::sleep_for(std::chrono::milliseconds(1));
-                      },
-                      this,
-                      in});
-  }
+  float number[1] = {1};
+  static SlowState& of(void* job) { return *static_cast<SlowState*>(job); }
+};
+constexpr detail::JobCalls slow_calls = {
+    [](void* job, detail::StateUse, std::vector<detail::StateEntry>& to) {
+      detail::StateEntry entry;
+      entry.name = "x";
+      entry.whole = {ElementKind::f32, 1, {1}};
+      entry.hold(std::span<float>(SlowState::of(job).number));
+      to.push_back(entry);
+    },
+    [](void*) { return detail::ReplicaProgress{}; },
+    [](void*, const detail::ReplicaProgress&) {},
+    [](void*) {},
+    [](void*, std::size_t bytes) {
+      const auto memory = std::make_shared<HostArena>(bytes);
+      return detail::SnapshotMemory{memory, memory->data(), bytes};
+    },
+    [](void*, std::span<const detail::StateCopy> copies) {
+      for (const auto& copy : copies) std::memcpy(copy.to, copy.piece->data, sizeof(float));
+    },
+    [](void*, const detail::StateEntry&, const std::byte*) {},
+    [](void* job) {
+      while (!SlowState::of(job).has_copied) detail::sleep_for(std::chrono::milliseconds(1));
+    }};
+struct SlowJob : SlowState {
+  static std::vector<std::string> gather(std::string text) { return {std::move(text)}; }
+  std::mutex turns;
+  detail::StatefulJob job{{Rank{0}, 1, gather},          {},    slow_calls,
+                          static_cast<SlowState*>(this), turns, true};
 };
 
 }  // namespace
@@ -521,22 +509,18 @@ BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
   SlowJob job;
   detail::SaverCore saver;
   const auto save_as = [&](const char* name, WhenBusy when_busy) {
-    bool saved = false;
-    job.with([&](const detail::KeptJob& kept) {
-      SaveOptions options;
-      options.asynchronous = true;
-      options.when_busy = when_busy;
-      saved = saver.save(kept, folder / name, options);
-    });
-    return saved;
+    SaveOptions options;
+    options.asynchronous = true;
+    options.when_busy = when_busy;
+    return saver.save(job.job, folder / name, options);
   };
   BOOST_TEST(save_as("first.safetensors", WhenBusy::skip));
   BOOST_TEST(saver.is_busy());
-  job.number = 2;
+  job.number[0] = 2;
   BOOST_TEST(!save_as("second.safetensors", WhenBusy::skip));
   job.has_copied = true;
   BOOST_TEST(save_as("third.safetensors", WhenBusy::wait));
-  job.with([&](const detail::KeptJob& kept) { saver.finish(kept.ranks); });
+  saver.finish(job.job.ranks);
   const float one = 1;
   const float two = 2;
   const auto tensor = [&](const char* name) { return tensors_of(folder / name).at("x"); };

@@ -20,11 +20,10 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/hook/compress_to.hpp"
 #include "lockstep/hook/local_sgd.hpp"
 #include "lockstep/hook/power_sgd.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"

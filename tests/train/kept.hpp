@@ -15,24 +15,24 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/bucket/kept_piece.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/checkpoint/state.hpp"
+#include "lockstep/optim/progress.hpp"
 
 namespace train {
 
 using namespace lockstep;
 
-inline std::size_t bytes_of(std::span<const lockstep::detail::KeptPiece> pieces) {
+inline std::size_t bytes_of(std::span<const lockstep::detail::StateEntry> pieces) {
   std::size_t bytes = 0;
-  for (const lockstep::detail::KeptPiece& piece : pieces) bytes += piece.file_bytes();
+  for (const lockstep::detail::StateEntry& piece : pieces) bytes += piece.file_bytes();
   return bytes;
 }
 
 /// Copies of pieces, one behind the other.
-inline std::vector<lockstep::detail::KeptCopy> copies_to(
-    std::byte* memory, std::span<const lockstep::detail::KeptPiece> pieces) {
-  std::vector<lockstep::detail::KeptCopy> copies;
-  for (const lockstep::detail::KeptPiece& piece : pieces) {
+inline std::vector<lockstep::detail::StateCopy> copies_to(
+    std::byte* memory, std::span<const lockstep::detail::StateEntry> pieces) {
+  std::vector<lockstep::detail::StateCopy> copies;
+  for (const lockstep::detail::StateEntry& piece : pieces) {
     copies.push_back({memory, &piece});
     memory += piece.file_bytes();
   }
@@ -63,9 +63,7 @@ class OwnCopy {
  public:
   /// Copies what `job` has now. On a GPU the host does not wait.
   explicit OwnCopy(auto& job) {
-    using lockstep::detail::KeptPiece;
-    job.template for_each_kept<lockstep::detail::KeptFor::loading>(
-        [&](const KeptPiece& piece) { pieces_.push_back(piece); });
+    job.list_state(lockstep::detail::StateUse::loading, pieces_);
     auto memory = std::make_shared<decltype(job.make_kept_memory(0))>(
         job.make_kept_memory(bytes_of(pieces_)));
     copies_ = copies_to(memory->data(), pieces_);
@@ -89,12 +87,12 @@ class OwnCopy {
   /// Makes another job go on from there.
   void load(auto& job) const {
     job.set_progress(progress_);
-    job.template for_each_kept<lockstep::detail::KeptFor::loading>(
-        [&](const lockstep::detail::KeptPiece& piece) {
-          for (const lockstep::detail::KeptCopy& copy : copies_) {
-            if (is_same(*copy.piece, piece)) job.copy_in(piece, copy.to);
-          }
-        });
+    std::vector<lockstep::detail::StateEntry> entries;
+    job.list_state(lockstep::detail::StateUse::loading, entries);
+    for (const lockstep::detail::StateEntry& entry : entries) {
+      for (const lockstep::detail::StateCopy& copy : copies_)
+        if (is_same(*copy.piece, entry)) job.copy_in(entry, copy.to);
+    }
   }
 
   /// Empty, or what differs.
@@ -103,7 +101,7 @@ class OwnCopy {
       return text_of(progress_) + " and " + text_of(other.progress_);
     if (copies_.size() != other.copies_.size()) return "how many pieces";
     for (std::size_t i = 0; i != copies_.size(); ++i) {
-      const lockstep::detail::KeptPiece& piece = *copies_[i].piece;
+      const lockstep::detail::StateEntry& piece = *copies_[i].piece;
       if (!is_same(piece, *other.copies_[i].piece)) return "other pieces";
       if (std::memcmp(copies_[i].to, other.copies_[i].to, piece.file_bytes()) != 0)
         return "other bits in " + std::string(piece.name) + " " + std::string(piece.state) +
@@ -115,14 +113,15 @@ class OwnCopy {
   const lockstep::detail::ReplicaProgress& progress() const { return progress_; }
 
  private:
-  static bool is_same(const lockstep::detail::KeptPiece& a, const lockstep::detail::KeptPiece& b) {
+  static bool is_same(const lockstep::detail::StateEntry& a,
+                      const lockstep::detail::StateEntry& b) {
     return a.role == b.role && a.name == b.name && a.state == b.state && a.rank == b.rank &&
            a.first == b.first && a.count == b.count;
   }
 
   lockstep::detail::ReplicaProgress progress_;
-  std::vector<lockstep::detail::KeptPiece> pieces_;
-  std::vector<lockstep::detail::KeptCopy> copies_;
+  std::vector<lockstep::detail::StateEntry> pieces_;
+  std::vector<lockstep::detail::StateCopy> copies_;
   std::shared_ptr<void> memory_;
 };
 

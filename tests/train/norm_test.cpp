@@ -15,9 +15,8 @@
 #include <vector>
 
 #include "comm/repeat.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/trainer/dp.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "skipped.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/norm_mlp.hpp"

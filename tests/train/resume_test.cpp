@@ -21,10 +21,10 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"

@@ -5,9 +5,8 @@
 #include <cmath>
 
 #include "comm/gloo_ranks.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/gloo.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
 #include "train/checkpoint_files.hpp"
 #include "train/closeness.hpp"
 #include "train/sheet.hpp"

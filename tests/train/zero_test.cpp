@@ -5,8 +5,7 @@
 
 #include <boost/test/unit_test.hpp>
 
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "train/checkpoint_files.hpp"
 
 BOOST_AUTO_TEST_SUITE(zero_redundancy)

@@ -12,13 +12,78 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/checkpoint/folder_names.hpp"
-#include "lockstep/checkpoint/lock.hpp"
 #include "lockstep/checkpoint/options.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/utility.hpp"
 
 namespace lockstep::detail {
+
+/// Owns a folder for one job while it exists: an flock on its file `.lock`, in which the owner is
+/// described. The system frees the lock of a process that is dead, however it died, so a job that
+/// is started anew takes it at once.
+class FolderLock {
+ public:
+  /// Throws where another job, of this process or another, has had the folder for `patience`: long
+  /// enough for a process that is being killed to be gone.
+  explicit FolderLock(const std::string& folder,
+                      std::chrono::milliseconds patience = std::chrono::seconds(3));
+  ~FolderLock();
+  FolderLock(FolderLock&&) noexcept = default;
+  FolderLock& operator=(FolderLock&&) = delete;
+
+  /// Throws unless the folder is still the one that was locked: another may have been put in its
+  /// place, with a lock of its own.
+  void require() const;
+
+ private:
+  std::string folder_;
+  std::string path_;
+  Descriptor file_;
+};
+
+inline constexpr std::string_view best_checkpoint_name = "best.safetensors";
+
+/// The file of a checkpoint after so many updates, without its folder.
+std::string checkpoint_name(std::uint64_t step);
+
+/// After how many updates the checkpoint of this name was made; nothing if it is none.
+std::optional<std::uint64_t> checkpoint_step(std::string_view name);
+
+/// The checkpoint that a shard belongs to by its name, without `.safetensors`; empty if the name is
+/// no shard's.
+std::string_view shard_stem(std::string_view name);
+
+/// Is this a file that was being written, or a copy that was being made?
+bool is_temporary_name(std::string_view name);
+
+/// A checkpoint in a folder. Of `best.safetensors` the step is not known from its name.
+struct FoundCheckpoint {
+  std::string path;
+  std::optional<std::uint64_t> step;
+
+  bool operator==(const FoundCheckpoint&) const = default;
+};
+
+/// The plain files in a folder, in no order; none where the folder cannot be read.
+std::vector<std::string> files_in(const std::string& folder);
+
+/// The checkpoints in a folder, the newest first, without `best.safetensors`.
+std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
+
+/// The newest checkpoint for which `verify(path)` throws no `Error`; `best.safetensors` comes last.
+/// `skipped(path, why)` is called for each that is passed over.
+std::optional<FoundCheckpoint> newest_valid_checkpoint(
+    const std::string& folder, FunctionRef<void(const std::string&)> verify,
+    FunctionRef<void(const FoundCheckpoint&, const std::string&)> skipped);
+
+/// The score of `folder`'s best copy under this name, if it is known.
+std::optional<double> read_best_score(const std::string& folder, std::string_view name);
+
+/// Makes `checkpoint`, a file in `folder`, its best copy, with this score. Whoever reads the copy
+/// finds the one before or this one.
+void replace_best_copy(const std::string& folder, const std::string& checkpoint,
+                       std::string_view name, double score);
 
 /// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
 void verify_checkpoint(const std::string& path);
@@ -96,7 +161,3 @@ class CheckpointFolder {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/folder.ipp"
-#endif

@@ -39,7 +39,3 @@ class StopRequest {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/stop_request.ipp"
-#endif

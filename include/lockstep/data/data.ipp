@@ -1284,74 +1284,49 @@ struct StageSource {
   std::vector<File> files{};
 };
 
-/// A file of a copy. That it has the time of its source tells it from the file of an older copy,
-/// and from one that was written to.
-struct StagedFile {
-  std::uint64_t bytes;
-  std::int64_t time;
-  std::uint64_t checksum;
-};
+/// Sizes and times of a copy's files at `root`, as a text. That a file has the time of its source
+/// tells it from the file of an older copy, and from one that was written to.
+LOCKSTEP_INLINE std::string copy_facts(const StageSource& source, const std::string& root) {
+  std::string facts;
+  for (const StageSource::File& file : source.files) {
+    struct stat status{};
+    const bool is_there = ::stat(source.in(root, file.name).c_str(), &status) == 0;
+    facts += is_there ? text({status.st_size, " ", time_of(status), "\n"}) : "missing\n";
+  }
+  return facts;
+}
 
-inline constexpr std::string_view stage_record_title = "lockstep staged 1 ";
+/// The checksum of all bytes of a copy.
+LOCKSTEP_INLINE std::uint64_t copy_checksum(const StageSource& source, const std::string& root) {
+  Checksum checksum;
+  for (const StageSource::File& file : source.files) {
+    const std::string path = source.in(root, file.name);
+    const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!opened) fail_reading(staging, path, errno);
+    read_plainly(opened.get(), path,
+                 [&](std::span<const std::byte> piece) { checksum.add(piece); });
+  }
+  return checksum.value();
+}
 
-/// The file beside a copy that says what it is a copy of, and what its files were like when it was
-/// made. `identity` is one line, the source's path with it. No two records are alike.
-LOCKSTEP_INLINE std::string stage_record(std::string_view identity, std::string_view facts,
-                                         const std::vector<StagedFile>& files) {
-  std::string record = text({stage_record_title, random_token(), "\n", identity, "\n", facts});
-  for (const StagedFile& file : files)
-    record += text({file.bytes, " ", file.time, " ", checksum_text(file.checksum), "\n"});
-  record += text({checksum_text(Checksum().add(record).value()), "\n"});
-  return record;
+/// The file beside a copy that says what it is a copy of, and what it was like when it was made:
+/// a title with a token, so that no two are alike, a line of `identity`, what the source and the
+/// copy were like, the checksum of the copy, and that of the record.
+inline constexpr std::string_view stage_record_title = "lockstep staged 2 ";
+inline constexpr std::size_t stage_digits = 17;  // of the token and of a checksum, with line's end
+
+LOCKSTEP_INLINE std::string stage_record(std::string_view body) {
+  std::string record = text({stage_record_title, random_token(), "\n", body});
+  return record += text({checksum_text(checksum_of(std::as_bytes(std::span(record)))), "\n"});
 }
 
 /// What is between the first line of a record and its checksum; empty where it is damaged.
 LOCKSTEP_INLINE std::string_view record_body(std::string_view record) {
-  constexpr std::size_t digits = 17;  // of the token and of the checksum, with the line's end
-  const std::size_t front = stage_record_title.size() + digits;
-  if (!record.starts_with(stage_record_title) || record.size() < front + digits) return {};
-  const std::string_view checked = record.substr(0, record.size() - digits);
-  const auto sum = checksum_from(record.substr(checked.size(), digits - 1));
+  const std::size_t front = stage_record_title.size() + stage_digits;
+  if (!record.starts_with(stage_record_title) || record.size() < front + stage_digits) return {};
+  const std::string_view checked = record.substr(0, record.size() - stage_digits);
+  const auto sum = checksum_from(record.substr(checked.size(), stage_digits - 1));
   return sum == Checksum().add(checked).value() ? checked.substr(front) : std::string_view();
-}
-
-/// The files in a record behind `front`; nothing where it has another front.
-LOCKSTEP_INLINE std::optional<std::vector<StagedFile>> staged_files_in(std::string_view record,
-                                                                       std::string_view front) {
-  const std::string_view body = record_body(record);
-  if (!body.starts_with(front)) return std::nullopt;
-  std::vector<StagedFile> files;
-  const char* const end = body.data() + body.size();
-  for (const char* at = body.data() + front.size(); at != end;) {
-    StagedFile file{};
-    const auto bytes = std::from_chars(at, end, file.bytes);
-    if (bytes.ec != std::errc{} || bytes.ptr == end || *bytes.ptr != ' ') return std::nullopt;
-    const auto time = std::from_chars(bytes.ptr + 1, end, file.time);
-    if (time.ec != std::errc{} || end - time.ptr < 18) return std::nullopt;
-    const std::optional<std::uint64_t> sum = checksum_from({time.ptr + 1, 16});
-    if (!sum) return std::nullopt;
-    file.checksum = *sum;
-    files.push_back(file);
-    at = time.ptr + 18;
-  }
-  return files;
-}
-
-/// How a file differs from what was staged; empty where it does not.
-LOCKSTEP_INLINE std::string damage_of(const std::string& path, const StagedFile& staged,
-                                      bool verify) {
-  const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-  struct stat status{};
-  if (!file || ::fstat(file.get(), &status) != 0)
-    return text({"'", path, "' cannot be read: ", error_text(errno)});
-  if (const auto bytes = static_cast<std::uint64_t>(status.st_size); bytes != staged.bytes)
-    return text({"'", path, "' has ", bytes, " bytes instead of ", staged.bytes});
-  if (time_of(status) != staged.time) return text({"'", path, "' was written to"});
-  if (!verify) return {};
-  Checksum checksum;
-  read_plainly(file.get(), path, [&](std::span<const std::byte> bytes) { checksum.add(bytes); });
-  if (checksum.value() == staged.checksum) return {};
-  return text({"the checksum of '", path, "' is not that of what was staged"});
 }
 
 /// Where a copy is, and what lies beside it.
@@ -1382,30 +1357,6 @@ struct StagePlace {
   }
 };
 
-/// What a copy replaces. A rename puts a file in the place of a file; a folder is moved away first,
-/// and comes back unless it was replaced.
-struct OldCopy {
-  OldCopy(const StagePlace& place, bool by_folder) : local(place.local) {
-    struct stat status{};
-    if (::lstat(local.c_str(), &status) != 0 || !(by_folder || S_ISDIR(status.st_mode))) return;
-    away = text({place.temporary, random_token()});
-    if (::rename(local.c_str(), away.c_str()) == 0) return;
-    error = errno;
-    away.clear();
-  }
-  OldCopy(const OldCopy&) = delete;
-  OldCopy& operator=(const OldCopy&) = delete;
-  ~OldCopy() {
-    if (away.empty()) return;
-    if (is_replaced || ::rename(away.c_str(), local.c_str()) != 0) remove_tree(away);
-  }
-
-  std::string local;
-  std::string away{};
-  int error = 0;
-  bool is_replaced = false;
-};
-
 /// A copy while it is being made: beside its place, and removed unless it is brought there.
 class StageCopy {
  public:
@@ -1428,9 +1379,9 @@ class StageCopy {
     for (const std::string& folder : source_.folders)
       require(::mkdir(source_.in(root_, folder).c_str(), 0777));
     for (const StageSource::File& file : source_.files) reserve(file);
-    std::vector<StagedFile> files;
+    Checksum checksum;
     for (const StageSource::File& file : source_.files) {
-      files.push_back(write(file));
+      write(file, checksum);
       copied(source_.in(source_.path, file.name));
     }
     if (source_.is_folder) sync(root_);
@@ -1439,17 +1390,14 @@ class StageCopy {
     const std::string facts = source_.facts();
     if (StageSource(source_.path).facts() != facts) fail_changed(source_.path);
 
-    const std::string record = stage_record(identity, facts, files);
+    const std::string record = stage_record(text({identity, "\n", facts, copy_facts(source_, root_),
+                                                  checksum_text(checksum.value()), "\n"}));
     TemporaryFile beside(staging, place_.record, record.size());
     beside.append(std::as_bytes(std::span(record)));
-    beside.flush();
-    OldCopy old(place_, source_.is_folder);
-    if (old.error != 0) fail_writing(old.error);
     // The record comes before the copy. In between it fits nothing that is there: an older file has
     // another time.
     beside.commit();
-    require(::rename(root_.c_str(), place_.local.c_str()));
-    old.is_replaced = true;
+    bring_into_place();
     sync(place_.folder);
   }
 
@@ -1467,7 +1415,7 @@ class StageCopy {
     }
   }
 
-  StagedFile write(const StageSource::File& file) {
+  void write(const StageSource::File& file, Checksum& checksum) {
     const std::string path = source_.in(source_.path, file.name);
     const Descriptor in(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     struct stat status{};
@@ -1477,7 +1425,6 @@ class StageCopy {
     ::posix_fadvise(in.get(), 0, 0, POSIX_FADV_SEQUENTIAL);
     const Descriptor out(::open(source_.in(root_, file.name).c_str(), O_WRONLY | O_CLOEXEC));
     if (!out) fail_writing(errno);
-    Checksum checksum;
     std::uint64_t bytes = 0;
     std::uint64_t started = 0;
     read_plainly(in.get(), path, [&](std::span<const std::byte> piece) {
@@ -1500,8 +1447,21 @@ class StageCopy {
     const timespec times[2] = {{0, UTIME_OMIT}, {seconds, file.time - seconds * second}};
     require(::futimens(out.get(), times));
     require(::fsync(out.get()));
-    require(::fstat(out.get(), &status));
-    return {bytes, time_of(status), checksum.value()};
+  }
+
+  /// A rename puts a file in the place of a file. A folder changes places with the old copy, which
+  /// is then removed as this one would have been.
+  void bring_into_place() {
+    struct stat old{};
+    const bool is_there = ::lstat(place_.local.c_str(), &old) == 0;
+    if (is_there && (source_.is_folder || S_ISDIR(old.st_mode))) {
+      if (::renameat2(AT_FDCWD, root_.c_str(), AT_FDCWD, place_.local.c_str(), RENAME_EXCHANGE) ==
+          0)
+        return;
+      if (errno != EINVAL && errno != ENOSYS) fail_writing(errno);
+      remove_tree(place_.local);  // this file system cannot exchange
+    }
+    require(::rename(root_.c_str(), place_.local.c_str()));
   }
 
   void put(int file, std::span<const std::byte> bytes, std::uint64_t at) {
@@ -1562,10 +1522,16 @@ LOCKSTEP_INLINE FoundCopy find_copy(const StageSource& source, const StagePlace&
     fail(staging, {"'", place.local, "' is ", what},
          "remove it if it is not needed, or name another folder");
   }
-  const auto files = staged_files_in(found.record, text({identity, "\n", source.facts()}));
-  if (!is_there || !files || files->size() != source.files.size()) return found;
-  for (std::size_t i = 0; i < files->size() && found.damage.empty(); ++i)
-    found.damage = damage_of(source.in(place.local, source.files[i].name), (*files)[i], verify);
+  const std::string front = text({identity, "\n", source.facts()});
+  if (!is_there || !body.starts_with(front)) return found;
+  const std::string_view then = body.substr(front.size());
+  const std::string now = copy_facts(source, place.local);
+  if (then.substr(0, then.size() - std::min(then.size(), stage_digits)) != now) {
+    found.damage = text({"'", place.local, "' is not as it was staged"});
+  } else if (verify && checksum_from(then.substr(now.size(), stage_digits - 1)) !=
+                           copy_checksum(source, place.local)) {
+    found.damage = text({"the checksum of '", place.local, "' is not that of what was staged"});
+  }
   found.is_valid = found.damage.empty();
   return found;
 }

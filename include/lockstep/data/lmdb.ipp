@@ -24,35 +24,36 @@
 
 namespace lockstep::detail {
 
-/// A file or folder beside the one that it becomes. Who writes it holds a lock on it, by which
-/// others see that it is no leftover.
+/// A file beside the one that it becomes. Who writes it holds a lock on it, by which others see
+/// that it is no leftover.
 class LmdbTemporary {
  public:
-  LmdbTemporary(std::string path, bool is_folder)
-      : path_(std::move(path)), is_folder_(is_folder), folder_(folder_of(path_)) {
-    struct stat there{};
-    if (::lstat(path_.c_str(), &there) == 0) refuse_existing();
+  explicit LmdbTemporary(std::string path) : path_(std::move(path)), folder_(folder_of(path_)) {
+    struct stat status{};
+    if (::lstat(path_.c_str(), &status) == 0) refuse_existing();
     remove_leftovers();
     do {
       temporary_ = text({path_, temporary_infix, random_token()});
-      create();
+      file_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+      if (!file_) fail_writing(errno);
       // Between its making and this lock somebody may have taken it for a leftover.
-    } while (::flock(made_.get(), LOCK_EX) == 0 && !exists());
+    } while (::flock(file_.get(), LOCK_EX) == 0 && ::fstat(file_.get(), &status) == 0 &&
+             status.st_nlink == 0);
   }
   LmdbTemporary(const LmdbTemporary&) = delete;
   LmdbTemporary& operator=(const LmdbTemporary&) = delete;
-  ~LmdbTemporary() { remove(temporary_); }
+  ~LmdbTemporary() {
+    if (!temporary_.empty()) ::unlink(temporary_.c_str());
+  }
 
   const std::string& path() const { return temporary_; }
   const std::string& target() const { return path_; }
 
   void bring_into_place() {
     sync(temporary_);
-    if (is_folder_) sync(text({temporary_, "/data.mdb"}));
     if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE) != 0) {
       if (errno == EEXIST) refuse_existing();
-      // Some file systems cannot rename with a condition. Who made the path meanwhile loses it, as
-      // a folder only where it is empty.
+      // Some file systems cannot rename with a condition. Who made the path meanwhile loses it.
       if ((errno != EINVAL && errno != ENOSYS) || ::rename(temporary_.c_str(), path_.c_str()) != 0)
         fail_writing(errno);
     }
@@ -74,24 +75,6 @@ class LmdbTemporary {
          "remove it first, or write to another path");
   }
 
-  void create() {
-    if (is_folder_) {
-      if (::mkdir(temporary_.c_str(), 0777) != 0) fail_writing(errno);
-      made_ = Descriptor(::open(temporary_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-    } else {
-      made_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
-    }
-    if (made_) return;
-    const int error = errno;
-    remove(temporary_);
-    fail_writing(error);
-  }
-
-  bool exists() const {
-    struct stat status{};
-    return ::fstat(made_.get(), &status) == 0 && status.st_nlink != 0;
-  }
-
   /// A leftover is one that nobody has locked.
   void remove_leftovers() const {
     const std::string begin = text({name_in_folder(path_), temporary_infix});
@@ -99,14 +82,8 @@ class LmdbTemporary {
     for (const auto& entry : std::filesystem::directory_iterator(folder_, none)) {
       if (!entry.path().filename().string().starts_with(begin)) continue;
       const Descriptor found(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-      if (found && ::flock(found.get(), LOCK_EX | LOCK_NB) == 0) remove(entry.path().string());
+      if (found && ::flock(found.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry.path().c_str());
     }
-  }
-
-  static void remove(const std::string& path) {
-    if (path.empty()) return;
-    std::error_code none;
-    std::filesystem::remove_all(path, none);
   }
 
   void sync(const std::string& path) const {
@@ -116,24 +93,22 @@ class LmdbTemporary {
   }
 
   std::string path_;
-  bool is_folder_;
   std::string folder_;
   std::string temporary_;
-  Descriptor made_;
+  Descriptor file_;
 };
 
 /// The records that were not committed yet lie one behind another in memory, because a transaction
 /// that finds the map full is made again in a larger one.
 struct LmdbWriter::State {
   State(const std::string& path, const LmdbWriteOptions& options)
-      : temporary(path, options.as_folder), commit_bytes(options.commit_bytes) {
+      : temporary(path), commit_bytes(options.commit_bytes) {
     require(mdb_env_create(&environment));
     try {
       require(mdb_env_set_mapsize(environment, map_bytes));
       // What is written counts when it is in place: until then nothing is synced. Memory is not
       // the file's (MDB_WRITEMAP), so that a full disk is an error code and no signal.
-      unsigned flags = MDB_NOLOCK | MDB_NOSYNC;
-      if (!options.as_folder) flags |= MDB_NOSUBDIR;
+      constexpr unsigned flags = MDB_NOLOCK | MDB_NOSYNC | MDB_NOSUBDIR;
       require(mdb_env_open(environment, temporary.path().c_str(), flags, 0666));
     } catch (...) {
       close();
@@ -202,9 +177,7 @@ struct LmdbWriter::State {
 };
 
 LOCKSTEP_INLINE LmdbWriter::LmdbWriter(const std::string& path, const LmdbWriteOptions& options) {
-  std::string plain = path;
-  while (plain.size() > 1 && plain.ends_with('/')) plain.pop_back();
-  state_ = std::make_unique<State>(plain, options);
+  state_ = std::make_unique<State>(path, options);
 }
 
 LOCKSTEP_INLINE LmdbWriter::~LmdbWriter() = default;

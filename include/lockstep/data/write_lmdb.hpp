@@ -23,7 +23,6 @@ namespace lockstep {
 
 /// How `write_lmdb` writes.
 struct LmdbWriteOptions {
-  bool as_folder = false;  ///< a folder with data.mdb, as most programs write; else one file
   std::size_t commit_bytes = 16_MiB;  ///< records are held in memory up to so many bytes
 };
 
@@ -138,8 +137,8 @@ void write_batches(LmdbWriter& out, const Data& dataset, const Encode& encode) {
 /// samples have inputs and a label.
 ///
 /// The set is there as a whole or not at all: a path that exists is refused, and a failure leaves
-/// nothing. Samples of a pipeline that draws random numbers are those of seed 0 and epoch 0. One
-/// rank calls this.
+/// nothing. Where another program expects a folder, make it and write `FOLDER/data.mdb`. Samples of
+/// a pipeline that draws random numbers are those of seed 0 and epoch 0. One rank calls this.
 template <class Source, class Encode>
   requires(!std::same_as<std::remove_cvref_t<Encode>, LmdbWriteOptions>)
 void write_lmdb(const std::string& path, const Source& source, const Encode& encode,

@@ -7,10 +7,9 @@
 #include <string>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/optim/named_numbers.hpp"
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/parameter_groups.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/schedule.hpp"
 
 namespace lockstep::detail {

@@ -27,6 +27,10 @@ std::string_view spelling() {
   const std::size_t begin = text.find("T = ") + 4;
   return text.substr(begin, text.find_first_of(";]", begin) - begin);
 }
+template <class... Ps>
+std::vector<std::string> policy_names(PolicyPack<Ps...>) {
+  return {std::string(spelling<Ps>())...};
+}
 
 /// Adds a line about a tensor.
 void describe(std::string& text, std::string_view role, std::string_view name,

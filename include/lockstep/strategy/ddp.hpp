@@ -12,12 +12,13 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/kept_piece.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica.hpp"
@@ -115,7 +116,7 @@ class [[nodiscard(
   /// with the same words.
   ~JoinScope() {
     if (!ddp_.is_joining()) return;
-    if (std::uncaught_exceptions() > at_first_) {
+    if (scope_.is_exception()) {
       ddp_.leave_join();
       return;
     }
@@ -139,7 +140,7 @@ class [[nodiscard(
  private:
   Ddp& ddp_;
   [[no_unique_address]] AfterUpdate after_update_;
-  int at_first_ = std::uncaught_exceptions();
+  EndOfScope scope_;
 };
 
 /// The replica of this rank. It tells all other ranks of an exception before it throws it, so that
@@ -148,10 +149,11 @@ template <class Model, class Policies, class Comm>
 class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
                  public OutOfOrder<BasicDdp<Model, Policies, Comm>> {
   using ThisReplica = Replica<Model, Policies, Comm>;
-  using traits = typename ThisReplica::traits;
   using OnDevice = typename ThisReplica::execution_type::OnDevice;
 
  public:
+  using traits = typename ThisReplica::traits;
+  static constexpr bool is_one_process = false;
   using model_type = Model;
   using Loss = typename ThisReplica::Loss;
   using bare_step = typename ThisReplica::bare_step;
@@ -203,15 +205,13 @@ class BasicDdp : public JobMembers<BasicDdp<Model, Policies, Comm>>,
 
   // For checkpoints: see `Replica`.
 
-  template <KeptFor For = KeptFor::saving, class F>
-  void for_each_kept(const F& f) {
-    replica_.template for_each_kept<For>(f);
-  }
+  void list_state(StateUse use, std::vector<StateEntry>& to) { replica_.list_state(use, to); }
+  JobShape job_shape() const { return replica_.job_shape(); }
   auto progress() const { return replica_.progress(); }
   void set_progress(const ReplicaProgress& progress) { replica_.set_progress(progress); }
-  void copy_out(std::span<const KeptCopy> copies) { replica_.copy_out(copies); }
+  void copy_out(std::span<const StateCopy> copies) { replica_.copy_out(copies); }
   void await_copies() { replica_.await_copies(); }
-  void copy_in(const KeptPiece& piece, const std::byte* from) { replica_.copy_in(piece, from); }
+  void copy_in(const StateEntry& piece, const std::byte* from) { replica_.copy_in(piece, from); }
   auto make_kept_memory(std::size_t bytes) const { return replica_.make_kept_memory(bytes); }
 
   /// The communicator of this rank's group, with `Groups<Grid<W, G>>`: its world is G. A failure of

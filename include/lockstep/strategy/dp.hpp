@@ -376,7 +376,12 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
                 public DpKept<BasicDp<Model, Policies, Meeting>> {
   friend class JobMembers<BasicDp>;
   friend class DpKept<BasicDp>;
+
+ public:
   using traits = ReplicaTraits<Model, Policies>;
+  static constexpr bool is_one_process = true;
+
+ private:
   using LedReplica = DpReplica<Model, Policies, typename Meeting::communicator>;
   static constexpr std::size_t static_replicas = traits::template policy<axes::World>::static_size;
 

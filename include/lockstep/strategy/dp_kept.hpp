@@ -8,8 +8,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/bucket/kept_piece.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/checkpoint/state.hpp"
+#include "lockstep/optim/progress.hpp"
 
 namespace lockstep::detail {
 
@@ -18,9 +18,13 @@ namespace lockstep::detail {
 template <class Self>
 class DpKept {
  public:
-  template <KeptFor For = KeptFor::saving, class F>
-  void for_each_kept(const F& f) {
-    for (std::size_t i = 0; i != self().replicas(); ++i) replica(i).template for_each_kept<For>(f);
+  void list_state(StateUse use, std::vector<StateEntry>& to) {
+    for (std::size_t i = 0; i != self().replicas(); ++i) replica(i).list_state(use, to);
+  }
+  JobShape job_shape() const {
+    JobShape shape = std::as_const(*self().replicas_[0]).replica().job_shape();
+    shape.world = 1;
+    return shape;
   }
 
   ReplicaProgress progress() const {
@@ -31,16 +35,16 @@ class DpKept {
   }
 
   /// Every replica copies its own pieces, on its own device.
-  void copy_out(std::span<const KeptCopy> copies) {
-    std::vector<std::vector<KeptCopy>> of(self().replicas());
-    for (const KeptCopy& copy : copies) of[copy.piece->rank].push_back(copy);
+  void copy_out(std::span<const StateCopy> copies) {
+    std::vector<std::vector<StateCopy>> of(self().replicas());
+    for (const StateCopy& copy : copies) of[copy.piece->rank].push_back(copy);
     self().run([&](auto& replica) { replica.replica().copy_out(of[replica.number()]); });
   }
   /// Not by the crew: steps may be going on.
   void await_copies() {
     for (std::size_t i = 0; i != self().replicas(); ++i) replica(i).await_copies();
   }
-  void copy_in(const KeptPiece& piece, const std::byte* from) {
+  void copy_in(const StateEntry& piece, const std::byte* from) {
     replica(piece.rank).copy_in(piece, from);
   }
   auto make_kept_memory(std::size_t bytes) const {

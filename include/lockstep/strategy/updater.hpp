@@ -8,7 +8,7 @@
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/optim/constants.hpp"
-#include "lockstep/optim/replica_progress.hpp"
+#include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/optimizer_states.hpp"
 #include "lockstep/strategy/owned_parameters.hpp"

@@ -20,8 +20,6 @@
 #include <vector>
 
 #include "lockstep/checkpoint/safetensors.hpp"
-#include "lockstep/checkpoint/safetensors_file.hpp"
-#include "lockstep/checkpoint/write_file.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/torch/module.hpp"

@@ -12,35 +12,56 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
+#include "lockstep/checkpoint/values.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/strategy/phases.hpp"
-#include "lockstep/trainer/checkpoint_calls.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
-#include "lockstep/trainer/course_state.hpp"
-#include "lockstep/trainer/kept_values.hpp"
-#include "lockstep/trainer/loading.hpp"
-#include "lockstep/trainer/saving.hpp"
+#include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {
 
-/// What a trainer saves and loads with: a member that ends before the model does, because threads
-/// may still be writing.
+/// What a trainer saves and loads with.
 struct JobSaves {
   KeptValues kept;
   CourseState course;                                        // of the latest save
   Saver saver;                                               // of `save`
   std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
   std::unique_ptr<Checkpoints> checkpoints;
-  bool may_resume = true;    // nothing has begun
   bool is_watching = false;  // something may be saved while steps go on
+
+  /// Has a trainer something to do after so many updates? Only counters and flags are looked at.
+  bool may_be_due(std::uint64_t updates) {
+    return !waiting.empty() || saver.has_failed() ||
+           (checkpoints && checkpoints->may_be_due(updates));
+  }
 };
+
+/// What a trainer does for its checkpoints at certain times. A program that never mentions those of
+/// a job has no such functions, and nothing of what they need is compiled for it.
+struct CheckpointHook {
+  void (*begin)(void* job, bool is_step);  ///< the first call of `epochs`, or the first step
+  void (*save_if_due)(void* job);
+  void (*end_epoch)(void* job, bool is_last);
+  void (*finish)(void* job);
+};
+
+/// That of a job, or null. Whoever saves sets it, before `main`.
+template <class Job>
+inline const CheckpointHook* checkpoint_hook = nullptr;
+
+/// A member of a trainer that ends before the model does, because threads may still be writing.
+using JobSavesPointer = std::unique_ptr<JobSaves, void (*)(JobSaves*)>;
+
+/// A program that does not save was told to.
+[[noreturn, gnu::cold]] void refuse_checkpoint_flags(Rank rank);
 
 /// `Checkpoints` of a trainer, which knows by itself where its loops are: a base of `Job`, which it
 /// asks for its wrapper (`wrapped_`) and for how far it is (`progress_`, `course()`,
-/// `data_position()`).
+/// `data_position()`). A program that calls a public member, wherever, has the hook through which
+/// the job's loops come back here.
 template <class Job>
 class JobCheckpoints {
  public:
@@ -95,7 +116,7 @@ class JobCheckpoints {
     with_joint_ranks(wrapped(), JobCall::load,
                      [&](const JointRanks& ranks) { path = checkpoint_at(ranks, where); });
     const Resumed resumed = resume_from(path, options);
-    saves().may_resume = false;
+    has_begun_ = true;
     if (saves().checkpoints) saves().checkpoints->begin_after(wrapped(), &resumed);
     return resumed;
   }
@@ -105,13 +126,11 @@ class JobCheckpoints {
   /// blocks.
   std::optional<Resumed> resume() {
     [[maybe_unused]] const auto on = job().enter("resume");
-    open_checkpoints();
-    std::optional<Resumed> resumed;
-    if (!saves().checkpoints || !std::exchange(saves().may_resume, false)) return resumed;
-    if (const auto path = saves().checkpoints->find_newest(wrapped()))
-      resumed = resume_from(*path, {});
-    saves().checkpoints->begin_after(wrapped(), resumed ? &*resumed : nullptr);
-    return resumed;
+    if (std::exchange(has_begun_, true)) {
+      open_checkpoints();
+      return std::nullopt;
+    }
+    return resume_from_folder();
   }
 
   /// Saves into a folder from now on, now and then; the options of the command line
@@ -135,36 +154,68 @@ class JobCheckpoints {
   /// the program is done. **Ranks** all. **Host** blocks.
   void finish_saves() {
     [[maybe_unused]] const auto on = job().enter("save");
-    if (!saves().is_watching) return;
-    carry_out_waiting(AtEnd::yes);
-    saves().saver.finish(wrapped());
-    if (saves().checkpoints) saves().checkpoints->finish(wrapped());
+    if (job().saves_) checkpoint_hook<Job>->finish(&job());
   }
 
  protected:
-  /// The first call of `epochs` comes after the program has set its numbers and kept its values.
+  /// The first call of `epochs` comes after the program has set its numbers and kept its values:
+  /// the job goes on from a checkpoint if it is to.
   void resume_if_wanted() {
-    if (saves().may_resume) resume();
-    saves().may_resume = false;
+    if (!has_begun_) begin(false);
   }
 
   /// Comes after every step of jobs that save. In a loop over data it is not yet time to: the
   /// loop's body may have more to do with its batch.
   [[gnu::cold, gnu::noinline]] void after_step() {
-    if (saves().may_resume) begin_without_epochs();
-    if (!saves().is_watching) return;
+    if (!has_begun_) begin(true);
+    if (!job().progress_.is_in_loop()) save_if_due();
+  }
+
+  /// Comes between two batches of a loop, and after each update of a rank that is through. Nothing
+  /// is called through a pointer until something may be due.
+  void save_if_due() {
+    if (job().saves_ && job().saves_->may_be_due(wrapped().updates())) [[unlikely]]
+      run_due();
+  }
+  /// Comes at the end of a loop over data, whose last update may be that of its tail.
+  void save_after_loop() {
+    if (job().saves_ && !job().saves_->waiting.empty()) run_due();
+  }
+
+  /// Comes at the end of every epoch.
+  void save_epoch(bool is_last) {
+    if (job().saves_) checkpoint_hook<Job>->end_epoch(&job(), is_last);
+  }
+
+ private:
+  Job& job() { return static_cast<Job&>(*this); }
+  auto& wrapped() { return job().wrapped_; }
+  JobSaves& saves() {
+    if (!job().saves_) {
+      note(is_mentioned);
+      job().saves_ = JobSavesPointer(new JobSaves, [](JobSaves* saves) { delete saves; });
+    }
+    return *job().saves_;
+  }
+
+  static JobCheckpoints& self(void* job) { return *static_cast<Job*>(job); }
+  static constexpr CheckpointHook own_hook = {
+      [](void* job, bool is_step) { JobCheckpoints::self(job).begin_saving(is_step); },
+      [](void* job) { JobCheckpoints::self(job).save_what_is_due(); },
+      [](void* job, bool is_last) { JobCheckpoints::self(job).save_at_end_of_epoch(is_last); },
+      [](void* job) { JobCheckpoints::self(job).finish_all(); },
+  };
+  static inline const bool is_mentioned = (checkpoint_hook<Job> = &own_hook, true);
+  static void note(const bool&) {}  // its definition is needed
+
+  [[gnu::cold, gnu::noinline]] void run_due() { checkpoint_hook<Job>->save_if_due(&job()); }
+
+  void save_what_is_due() {
     if constexpr (Job::is_one_process) {
       saves().saver.rethrow();
     } else {
       tell_others_of<Job::traits::alone>(job().comm_, [&] { saves().saver.rethrow(); });
     }
-    if (saves().checkpoints) saves().checkpoints->rethrow(wrapped());
-    if (!job().progress_.is_in_loop()) save_if_due();
-  }
-
-  /// Comes between two batches of a loop, and after each update of a rank that is through.
-  void save_if_due() {
-    if (!saves().checkpoints && saves().waiting.empty()) return;
     const auto step = [&] {
       if (!saves().waiting.empty()) carry_out_waiting();
       if (saves().checkpoints)
@@ -178,22 +229,18 @@ class JobCheckpoints {
     }
   }
 
-  /// Comes at the end of a loop over data, whose last update may be that of its tail.
-  void save_after_loop() {
-    if (!saves().waiting.empty()) carry_out_waiting();
-  }
-
-  /// Comes at the end of every epoch.
-  void save_epoch(bool is_last) {
+  void save_at_end_of_epoch(bool is_last) {
     if (!saves().checkpoints) return;
     [[maybe_unused]] const auto on = job().enter("epochs");
     saves().checkpoints->end_epoch(wrapped(), [&] { return save_options({}); }, is_last);
   }
 
- private:
-  Job& job() { return static_cast<Job&>(*this); }
-  auto& wrapped() { return job().wrapped_; }
-  JobSaves& saves() { return job().saves_; }
+  void finish_all() {
+    if (!saves().is_watching) return;
+    carry_out_waiting(AtEnd::yes);
+    saves().saver.finish(wrapped());
+    if (saves().checkpoints) saves().checkpoints->finish(wrapped());
+  }
 
   void save_now(const std::string& path, SaveOptions options) {
     saves().saver.save(wrapped(), path, save_options(std::move(options)));
@@ -219,13 +266,34 @@ class JobCheckpoints {
     if (!saves().checkpoints && job().options_.checkpoint.any()) checkpoints(CheckpointOptions{});
   }
 
-  /// A program that steps without `epochs` has to say when its numbers are set.
-  [[gnu::cold, gnu::noinline]] void begin_without_epochs() {
-    saves().may_resume = false;
+  /// The job goes on from its own folder, if it is to.
+  std::optional<Resumed> resume_from_folder() {
     open_checkpoints();
-    if (!saves().checkpoints || !saves().checkpoints->will_resume()) return;
-    throw Error("step", "the job is to go on from a checkpoint, and has begun without one",
-                "call job.resume() or job.epochs() before the first step", job().rank());
+    std::optional<Resumed> resumed;
+    if (!saves().checkpoints) return resumed;
+    if (const auto path = saves().checkpoints->find_newest(wrapped()))
+      resumed = resume_from(*path, {});
+    saves().checkpoints->begin_after(wrapped(), resumed ? &*resumed : nullptr);
+    return resumed;
+  }
+
+  [[gnu::cold, gnu::noinline]] void begin(bool is_step) {
+    has_begun_ = true;
+    if (checkpoint_hook<Job> != nullptr) {
+      checkpoint_hook<Job>->begin(&job(), is_step);
+    } else if (job().options_.checkpoint.any()) {
+      refuse_checkpoint_flags(job().rank());
+    }
+  }
+  void begin_saving(bool is_step) {
+    if (!is_step) {
+      resume_from_folder();
+      return;
+    }
+    open_checkpoints();
+    if (saves().checkpoints && saves().checkpoints->will_resume())
+      throw Error("step", "the job is to go on from a checkpoint, and has begun without one",
+                  "call job.resume() or job.epochs() before the first step", job().rank());
   }
 
   /// The options with all that the trainer knows.
@@ -265,6 +333,8 @@ class JobCheckpoints {
     }
     return resumed;
   }
+
+  bool has_begun_ = false;  // the first epochs or step have come
 };
 
 }  // namespace lockstep::detail

@@ -11,17 +11,16 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/summary.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/trainer/checkpoint_calls.hpp"
-#include "lockstep/trainer/checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/rejected.hpp"
 

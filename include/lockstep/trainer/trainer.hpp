@@ -32,9 +32,8 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/observe/phase_times.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/ddp.hpp"
@@ -42,7 +41,7 @@
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/subgraph_step.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/ddp.hpp"
@@ -924,7 +923,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   // Because the program asks for its options, by a failure, or because rank 0 alone is in
   // `on_rank0`.
   bool is_held_up_ = true;
-  JobSaves saves_;
+  JobSavesPointer saves_{nullptr, nullptr};
 };
 
 }  // namespace detail

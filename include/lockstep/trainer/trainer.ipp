@@ -3,6 +3,7 @@
 /// @file Definitions of this folder that are no templates: options, progress, records, refusals.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <ctime>
 #include <string>
@@ -12,12 +13,106 @@
 
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/text.hpp"
-#include "lockstep/launch/session.hpp"
 #include "lockstep/core/terminal.hpp"
+#include "lockstep/core/text.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/trainer/epochs.hpp"
+#include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
+#include "lockstep/trainer/progress.hpp"
 #include "lockstep/version.hpp"
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE EpochSummary CourseState::figures() const {
+  EpochSummary epoch;
+  epoch.epoch = shown_epoch;
+  epoch.epochs = shown_epochs;
+  epoch.steps = steps;
+  epoch.samples = samples;
+  epoch.seconds = seconds;
+  if (samples != 0) epoch.loss = loss;
+  return epoch;
+}
+
+LOCKSTEP_INLINE void CourseState::set_figures(const EpochSummary& epoch) {
+  shown_epoch = epoch.epoch;
+  shown_epochs = epoch.epochs;
+  steps = epoch.steps;
+  samples = epoch.samples;
+  seconds = epoch.seconds;
+  loss = epoch.loss.value_or(0);
+}
+
+LOCKSTEP_INLINE std::vector<Score> CourseState::scores() const {
+  std::vector<Score> scores;
+  std::size_t at = 0;
+  for (std::size_t i = 0; i != std::min(score_means.size(), score_counts.size()); ++i) {
+    const std::size_t end = std::min(score_names.find('\n', at), score_names.size());
+    scores.push_back({score_names.substr(at, end - at), score_means[i], score_counts[i]});
+    at = std::min(end + 1, score_names.size());
+  }
+  return scores;
+}
+
+LOCKSTEP_INLINE void CourseState::set_scores(const std::vector<Score>& scores) {
+  for (const Score& score : scores) {
+    score_names.append(score.name).append("\n");
+    score_means.push_back(score.mean);
+    score_counts.push_back(score.count);
+  }
+}
+
+LOCKSTEP_INLINE std::vector<double> CourseState::losses_of(std::size_t rank,
+                                                           std::size_t world) const {
+  std::vector<double> own(2);
+  for (std::size_t from = rank; 2 * from + 1 < losses.size(); from += world) {
+    own[0] += losses[2 * from];
+    own[1] += losses[2 * from + 1];
+  }
+  return own;
+}
+
+LOCKSTEP_INLINE KeptValues CourseState::values() {
+  return {{"lockstep/run", run},
+          {"lockstep/epoch", epoch},
+          {"lockstep/loop", loop},
+          {"lockstep/loop_is_over", loop_is_over},
+          {"lockstep/is_closed", is_closed},
+          {"lockstep/shown_epoch", shown_epoch},
+          {"lockstep/shown_epochs", shown_epochs},
+          {"lockstep/steps", steps},
+          {"lockstep/samples", samples},
+          {"lockstep/seconds", seconds},
+          {"lockstep/loss", loss},
+          {"lockstep/losses", losses},
+          {"lockstep/score_names", score_names},
+          {"lockstep/score_means", score_means},
+          {"lockstep/score_counts", score_counts},
+          {"lockstep/skipped", skipped},
+          {"lockstep/run_steps", run_steps},
+          {"lockstep/epoch_updates", epoch_updates}};
+}
+
+LOCKSTEP_INLINE GoingOn GoingOn::at(const SamplerState& position) {
+  GoingOn there;
+  there.course.run = 1;
+  there.course.epoch = position.epoch.value();
+  there.course.loop = 1;
+  there.position = position;
+  there.has_figures = false;
+  return there;
+}
+
+LOCKSTEP_INLINE std::uint64_t GoingOn::updates_before(std::uint64_t updates) const {
+  if (!position || position->samples == 0) return 0;
+  const auto over =
+      static_cast<double>(position->first + position->position * position->world.value());
+  const double fraction = std::fmin(over / static_cast<double>(position->samples), 1);
+  return static_cast<std::uint64_t>(std::lround(fraction * static_cast<double>(updates)));
+}
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 
@@ -328,6 +423,13 @@ LOCKSTEP_INLINE void refuse_short_epoch(std::size_t batches, std::size_t micro_b
        {"it has ", batches, " batches, and Accumulate<", micro_batches,
         ", Tail::drop> drops what is less than a step"},
        "accumulate less, make batches smaller, or choose Tail::step", rank);
+}
+
+LOCKSTEP_INLINE void refuse_checkpoint_flags(Rank rank) {
+  fail("launch",
+       {"the command line asks for checkpoints, and this program never mentions them: it was "
+        "compiled without"},
+       "add the line job.checkpoints(); before job.fit or job.epochs", rank);
 }
 
 }  // namespace detail

@@ -30,8 +30,8 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 

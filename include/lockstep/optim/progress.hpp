@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The numbers of options by name, to keep and to set again, exactly.
+
+#include <cmath>
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lockstep/core/error.hpp"
+#include "lockstep/optim/loss_scale.hpp"
+#include "lockstep/optim/optimizer.hpp"
+
+namespace lockstep::detail {
+
+/// A number and its name. Integers of 64 bits are kept as such: a double has 53.
+struct NamedNumber {
+  using Value = std::variant<double, std::int64_t, std::uint64_t>;
+  std::string name;
+  Value value;
+  friend bool operator==(const NamedNumber&, const NamedNumber&) = default;
+};
+
+template <class T>
+NamedNumber::Value exact_number(const T& number) {
+  static_assert(std::is_arithmetic_v<T>, "lockstep: options are numbers");
+  if constexpr (std::floating_point<T>) return static_cast<double>(number);
+  if constexpr (std::signed_integral<T>) return static_cast<std::int64_t>(number);
+  if constexpr (std::unsigned_integral<T>) return static_cast<std::uint64_t>(number);
+}
+
+[[noreturn]] inline void refuse_number(std::string_view name, const char* what) {
+  throw Error("load", "the number " + std::string(name) + " " + what,
+              "load it into a job with the same optimizer and schedule");
+}
+
+/// A kept number as the type of the option that it becomes.
+template <class T>
+T number_as(const NamedNumber& kept) {
+  return std::visit(
+      [&]<class V>(V value) -> T {
+        if constexpr (std::floating_point<T>) {
+          return static_cast<T>(value);
+        } else if constexpr (std::same_as<T, bool>) {
+          return value != 0;
+        } else if constexpr (std::integral<V>) {
+          if (!std::in_range<T>(value)) refuse_number(kept.name, "is too large for its option");
+          return static_cast<T>(value);
+        } else {
+          // Every integer of 63 bits that a double can be survives both casts.
+          if (std::trunc(value) != value || std::abs(value) > 9.2e18 ||
+              !std::in_range<T>(static_cast<std::int64_t>(value)))
+            refuse_number(kept.name, "is no integer, as its option is");
+          return static_cast<T>(value);
+        }
+      },
+      kept.value);
+}
+
+/// Adds the numbers of options to a list, each as `prefix` and its name.
+template <NumberOptions Options>
+void list_numbers(const std::string& prefix, const Options& options, std::vector<NamedNumber>& to) {
+  options.for_each([&](std::string_view name, const auto& number) {
+    to.push_back({prefix + std::string(name), exact_number(number)});
+  });
+}
+
+/// Sets the numbers that are in the list. `for_each` hands out the members of `options` by
+/// reference, as const because it changes nothing: here they are written through it. One that it
+/// computes cannot be set, and must be the same already.
+template <NumberOptions Options>
+void set_numbers(const std::string& prefix, Options& options, std::span<const NamedNumber> from) {
+  std::as_const(options).for_each([&]<class T>(std::string_view name, const T& number) {
+    for (const NamedNumber& kept : from) {
+      if (kept.name.size() != prefix.size() + name.size() || !kept.name.starts_with(prefix) ||
+          !kept.name.ends_with(name))
+        continue;
+      const T value = number_as<T>(kept);
+      const std::less<const void*> before;
+      if (!before(&number, &options) && before(&number, &options + 1)) {
+        const_cast<T&>(number) = value;
+      } else if (number != value) {
+        refuse_number(kept.name, "is computed, and comes out as another one here");
+      }
+    }
+  });
+}
+
+/// It is the same on all ranks.
+struct ReplicaProgress {
+  std::uint64_t updates = 0;      ///< begun, with those that were skipped
+  std::uint64_t counted = 0;      ///< by the optimizer's rule, which counts no skipped ones
+  std::uint64_t skipped = 0;      ///< because gradients were not finite
+  std::uint64_t epoch = 0;        ///< that the schedule was told
+  bool knows_epoch = false;       ///< was it told one?
+  std::uint64_t curve_ahead = 0;  ///< the schedule's step less `updates`, modulo 2^64
+  std::optional<LossScale> loss_scale;
+  /// From which the model's layers draw random numbers, where they do.
+  std::optional<std::uint64_t> random_seed;
+  /// The rank whose buffers all ranks get next, where that is not rank 0.
+  std::optional<std::uint64_t> newest_buffers;
+  /// The options of the optimizer ("optimizer/lr", of the groups that have their own
+  /// "optimizer/1/lr") and of the schedule ("schedule/warmup").
+  std::vector<NamedNumber> numbers;
+};
+
+}  // namespace lockstep::detail
