@@ -9,8 +9,8 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
-#include "lockstep/observe/json_line.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep {
