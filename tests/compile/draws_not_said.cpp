@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: this model draws random numbers, and its steps have none; say so in the model: static constexpr bool draws = true;
+#include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/norm/dropout.hpp"
-#include "lockstep/strategy/random_step.hpp"
+#include "lockstep/strategy/features.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;
@@ -14,7 +15,7 @@ struct Net {
 };
 
 using Traits = detail::ReplicaTraits<Net, CanonicalPolicies<>>;
-using Step = detail::RandomStepOf<Traits, Traits::bare_step>;
+using Step = detail::FeaturesOf<Traits, LoopbackCommunicator>::View<Traits::bare_step>;
 
 void use(const Dropout<"drop1">& drop, Step& step, const HostView<float, 8>& x) {
   drop.forward(step, x, x);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // expect: lockstep: the model's loss(...) does not return a number
-#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/model/output.hpp"
 

@@ -5,7 +5,7 @@
 #include <boost/test/unit_test.hpp>
 #include <string>
 
-#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/tensor.hpp"

@@ -8,8 +8,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/device/device.hpp"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/strategy/readiness.hpp"
+#include "lockstep/strategy/gradients.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cstddef>

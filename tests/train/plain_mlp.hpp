@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/model.hpp"

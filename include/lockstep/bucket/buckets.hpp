@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The bucket axis: how many bytes of gradients travel together.
+/// @file The bucket axis: how many bytes of gradients travel together, and in which types tensors
+/// are laid out.
 
 #include <cstddef>
 #include <string_view>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/element.hpp"
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
@@ -32,5 +34,22 @@ struct Buckets : detail::ValuePolicy<axes::Buckets> {
     hash.text(axes::Buckets::name).number(Limits.first).number(Limits.cap);
   }
 };
+
+namespace detail {
+
+/// Every tensor in the type in which the model declares it.
+struct DeclaredTypes {
+  static constexpr ElementKind of(ElementKind declared) { return declared; }
+};
+
+/// Floating tensors in type T, such as BFloat16; the others as declared.
+template <class T>
+struct FloatingAs {
+  static constexpr ElementKind of(ElementKind declared) {
+    return is_floating(declared) ? element_kind<T>() : declared;
+  }
+};
+
+}  // namespace detail
 
 }  // namespace lockstep

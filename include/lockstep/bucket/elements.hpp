@@ -8,7 +8,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/element_types.hpp"
+#include "lockstep/bucket/buckets.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/model/tensor_list.hpp"

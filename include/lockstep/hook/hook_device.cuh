@@ -48,13 +48,6 @@ class GpuHookDevice {
   const std::uint64_t* step() { return step_.span().data(); }
   void set_step(std::uint64_t step) { launch_store(stream_, step_.span().data(), step); }
 
-  /// Memory of at least so many bytes for passes that keep nothing there: all buckets have the
-  /// same, since the stream does one pass after the other. When a hook's object is made.
-  void reserve_scratch(std::size_t bytes) {
-    if (bytes > scratch_.bytes()) scratch_ = DeviceArena(bytes);
-  }
-  std::byte* scratch() const { return scratch_.data(); }
-
   /// **Host** blocks: only when a hook's object is made.
   template <class T>
   static Memory<T> allocate(std::size_t count) {
@@ -86,7 +79,6 @@ class GpuHookDevice {
  private:
   cudaStream_t stream_;
   DeviceElements<std::uint64_t> step_{1};
-  DeviceArena scratch_{0};
 };
 
 template <class Comm>

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The hooks axis: changes to gradients on their way through a reduction.
+/// @file The hooks axis: changes to gradients on their way through a reduction, and the filter of
+/// updates.
 
 #include <cstddef>
 #include <string_view>
+#include <type_traits>
 
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/hook/skip_zero_gradients.hpp"
 #include "lockstep/policy/policy.hpp"
 
 namespace lockstep {
@@ -17,7 +18,21 @@ struct Hooks {
 };
 }  // namespace axes
 
+/// An element of `Hooks<...>`: a parameter whose gradient, averaged over ranks, is zero in every
+/// element keeps its value and its states, without decay or momentum, as one that has no gradient
+/// in PyTorch. Its count of updates does not advance.
+///
+/// It is no stage of the reduction: gradients travel as they do without it.
+struct SkipZeroGradients {
+  static constexpr std::string_view name = "SkipZeroGradients";
+};
+
 namespace detail {
+
+/// Is an element of `Hooks<...>` a filter of updates? The others are stages of a reduction.
+template <class Hook>
+inline constexpr bool filters_updates = std::is_same_v<Hook, SkipZeroGradients>;
+
 /// A hook that is no more: whoever gives one to `Hooks` gets this sentence.
 template <class... Asked>
 struct RemovedHook {

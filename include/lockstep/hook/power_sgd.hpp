@@ -3,16 +3,252 @@
 /// @file `PowerSGD<Rank>`: gradients travel as products of narrow matrices.
 
 #include <algorithm>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <string_view>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/hook/low_rank.hpp"
+#include "lockstep/hook/hook_device.hpp"
+
+namespace lockstep::detail {
+
+/// A gradient M that travels as P and Q, where M is about P Q^T. Columns of P and Q lie one behind
+/// the other.
+struct LowRankMatrix {
+  std::size_t parameter = 0;
+  std::size_t first = 0;  ///< its first element in the bucket
+  std::size_t rows = 0;
+  std::size_t columns = 0;
+  std::size_t rank = 0;
+  std::size_t p = 0;         ///< its first element among those of all P of the bucket
+  std::size_t q = 0;         ///< the same of Q
+  std::size_t residual = 0;  ///< and of all residuals
+
+  constexpr std::size_t count() const { return rows * columns; }
+};
+
+/// A gradient that travels as it is.
+struct WholeTensor {
+  std::size_t first = 0;  ///< its first element in the bucket
+  std::size_t count = 0;
+  std::size_t at = 0;  ///< its place among what is sent
+};
+
+/// The gradients of one bucket. Round one sends the whole tensors and then all P, round two all Q.
+struct LowRankPlan {
+  std::vector<LowRankMatrix> matrices;
+  std::vector<WholeTensor> whole;
+  std::size_t whole_count = 0;  ///< elements of all whole tensors
+  std::size_t p_count = 0;
+  std::size_t q_count = 0;
+  std::size_t residual_count = 0;
+  double epsilon = 0;    ///< is added to the norm by which a column is divided
+  bool feedback = true;  ///< is what was not sent added to the next gradient?
+  std::uint64_t seed = 0;
+
+  std::size_t first_round() const { return whole_count + p_count; }
+};
+
+/// Element `i` of a column that is drawn anew: a number in [-1, 1) that is a function of its
+/// arguments alone, so that all ranks draw the same.
+LOCKSTEP_HOST_DEVICE constexpr double drawn_element(std::uint64_t seed, std::uint64_t step,
+                                                    std::uint64_t column, std::uint64_t i) {
+  const std::uint64_t bits = random_at(random_at(random_at(seed, step), column), i);
+  return static_cast<double>(bits >> 11) * 0x1p-52 - 1;
+}
+
+/// The passes over a bucket, specialised for devices: the host's are here, a GPU's in
+/// power_sgd.cuh. `Device` is a `HookDevice`.
+template <class T, class Device>
+class LowRank;
+
+/// The sum of products, in lanes that compilers make vectors of.
+template <class A, class M>
+A dot(const M* a, const A* b, std::size_t count) {
+  constexpr std::size_t lanes = 16;
+  A lane[lanes] = {};
+  std::size_t i = 0;
+  for (; i + lanes <= count; i += lanes) {
+    for (std::size_t l = 0; l != lanes; ++l) lane[l] += static_cast<A>(a[i + l]) * b[i + l];
+  }
+  A sum = 0;
+  for (; i != count; ++i) sum += static_cast<A>(a[i]) * b[i];
+  for (const A part : lane) sum += part;
+  return sum;
+}
+
+/// to += factor * from
+template <class A, class M>
+void add_multiple(A* to, A factor, const M* from, std::size_t count) {
+  for (std::size_t i = 0; i != count; ++i) to[i] += factor * static_cast<A>(from[i]);
+}
+
+/// Makes the columns orthogonal, and of length one but for `epsilon`, by Gram and Schmidt's method
+/// as PyTorch does. A column in the span of those before it, or one that is not finite, has no
+/// direction of its own: `redraw(column, values)` may give it another, and says whether it did;
+/// else it becomes zero.
+template <class A, class Redraw>
+void orthogonalize(A* columns, std::size_t length, std::size_t rank, double epsilon,
+                   const Redraw& redraw) {
+  constexpr A least = 32 * std::numeric_limits<A>::epsilon();
+  for (std::size_t k = 0; k != rank; ++k) {
+    A* const own = columns + k * length;
+    for (bool drawn = false;; drawn = true) {
+      const A before = std::sqrt(dot(own, own, length));
+      A after = before;
+      // What rounding has left of the other columns is removed by doing it twice.
+      for (int pass = 0; pass != 2 && k != 0; ++pass) {
+        const A norm = after;
+        for (std::size_t j = 0; j != k; ++j) {
+          const A* const other = columns + j * length;
+          add_multiple(own, -dot(other, own, length), other, length);
+        }
+        after = std::sqrt(dot(own, own, length));
+        if (after > norm / 2) break;
+      }
+      if (after > least * before && after <= std::numeric_limits<A>::max()) [[likely]] {
+        const A factor = 1 / (after + static_cast<A>(epsilon));
+        for (std::size_t i = 0; i != length; ++i) own[i] *= factor;
+        break;
+      }
+      if (drawn || !redraw(k, own)) {
+        std::fill_n(own, length, A(0));
+        break;
+      }
+    }
+  }
+}
+
+template <class T, class Comm>
+class LowRank<T, HookDevice<Cpu, Comm>> {
+ public:
+  using A = Accumulator<T>;
+
+  LowRank(HookDevice<Cpu, Comm>&, LowRankPlan plan)
+      : plan_(std::move(plan)),
+        p_(plan_.p_count),
+        q_(plan_.q_count),
+        residual_(plan_.feedback ? plan_.residual_count : 0) {}
+
+  const LowRankPlan& plan() const { return plan_; }
+
+  /// Gives Q up: the next `project` draws all of it.
+  void forget_q() { std::ranges::fill(q_, A(0)); }
+
+  /// The residual takes the gradients in, and P = M Q. Leaves what travels first in `sent`.
+  void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
+    for (const WholeTensor& tensor : plan_.whole)
+      std::copy_n(values.data() + tensor.first, tensor.count, sent.data() + tensor.at);
+    for (const LowRankMatrix& matrix : plan_.matrices) {
+      orthogonalize(q_.data() + matrix.q, matrix.columns, matrix.rank, plan_.epsilon,
+                    [&](std::size_t column, A* own) {
+                      const std::uint64_t seed = random_at(plan_.seed, matrix.parameter);
+                      for (std::size_t i = 0; i != matrix.columns; ++i)
+                        own[i] = static_cast<A>(drawn_element(seed, step, column, i));
+                      return true;
+                    });
+      for (std::size_t row = 0; row != matrix.rows; ++row) {
+        if (plan_.feedback) {
+          A* const kept = residual_.data() + matrix.residual + row * matrix.columns;
+          const T* const given = values.data() + matrix.first + row * matrix.columns;
+          for (std::size_t j = 0; j != matrix.columns; ++j) kept[j] += static_cast<A>(given[j]);
+        }
+        with_row(matrix, row, values.data(), [&](const auto* own) {
+          for (std::size_t k = 0; k != matrix.rank; ++k)
+            p_[matrix.p + k * matrix.rows + row] =
+                dot(own, q_.data() + matrix.q + k * matrix.columns, matrix.columns);
+        });
+      }
+    }
+    send(p_, sent.subspan(plan_.whole_count));
+  }
+
+  /// P is the average that has come, orthogonalized, and Q = M^T P. Leaves what travels next.
+  void project_back(std::span<const T> values, std::span<const T> come, std::span<T> sent) {
+    receive(come.subspan(plan_.whole_count), p_);
+    std::ranges::fill(q_, A(0));
+    for (const LowRankMatrix& matrix : plan_.matrices) {
+      orthogonalize(p_.data() + matrix.p, matrix.rows, matrix.rank, plan_.epsilon,
+                    [](std::size_t, A*) { return false; });
+      for (std::size_t row = 0; row != matrix.rows; ++row) {
+        with_row(matrix, row, values.data(), [&](const auto* own) {
+          for (std::size_t k = 0; k != matrix.rank; ++k)
+            add_multiple(q_.data() + matrix.q + k * matrix.columns,
+                         p_[matrix.p + k * matrix.rows + row], own, matrix.columns);
+        });
+      }
+    }
+    send(q_, sent);
+  }
+
+  /// values = P Q^T, with the average of Q that has come, and of whole tensors what came first. The
+  /// residual keeps what they lack. One that is not finite is forgotten: it would never end.
+  void restore(std::span<T> values, std::span<const T> first, std::span<const T> come) {
+    receive(come, q_);
+    for (const WholeTensor& tensor : plan_.whole)
+      std::copy_n(first.data() + tensor.at, tensor.count, values.data() + tensor.first);
+    std::vector<A>& sum = row_;
+    for (const LowRankMatrix& matrix : plan_.matrices) {
+      sum.resize(std::max(sum.size(), matrix.columns));
+      for (std::size_t row = 0; row != matrix.rows; ++row) {
+        std::fill_n(sum.begin(), matrix.columns, A(0));
+        for (std::size_t k = 0; k != matrix.rank; ++k)
+          add_multiple(sum.data(), p_[matrix.p + k * matrix.rows + row],
+                       q_.data() + matrix.q + k * matrix.columns, matrix.columns);
+        T* const to = values.data() + matrix.first + row * matrix.columns;
+        for (std::size_t j = 0; j != matrix.columns; ++j) to[j] = static_cast<T>(sum[j]);
+        if (!plan_.feedback) continue;
+        A* const kept = residual_.data() + matrix.residual + row * matrix.columns;
+        for (std::size_t j = 0; j != matrix.columns; ++j) {
+          const A rest = kept[j] - static_cast<A>(to[j]);
+          kept[j] = rest - rest == 0 ? rest : A(0);
+        }
+      }
+    }
+  }
+
+  std::span<A> q_of(const LowRankMatrix& matrix) {
+    return std::span(q_).subspan(matrix.q, matrix.rank * matrix.columns);
+  }
+  std::span<A> residual_of(const LowRankMatrix& matrix) {
+    return std::span(residual_).subspan(matrix.residual, matrix.count());
+  }
+
+ private:
+  /// Calls `f` with a row of M: of what was not sent so far, or of the gradient itself.
+  template <class F>
+  void with_row(const LowRankMatrix& matrix, std::size_t row, const T* values, const F& f) const {
+    if (plan_.feedback) {
+      f(static_cast<const A*>(residual_.data() + matrix.residual + row * matrix.columns));
+    } else {
+      f(values + matrix.first + row * matrix.columns);
+    }
+  }
+  static void send(const std::vector<A>& own, std::span<T> sent) {
+    for (std::size_t i = 0; i != own.size(); ++i) sent[i] = static_cast<T>(own[i]);
+  }
+  static void receive(std::span<const T> come, std::vector<A>& own) {
+    for (std::size_t i = 0; i != own.size(); ++i) own[i] = static_cast<A>(come[i]);
+  }
+
+  LowRankPlan plan_;
+  std::vector<A> p_;
+  std::vector<A> q_;
+  std::vector<A> residual_;  // gradients that have not been sent
+  std::vector<A> row_;
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 

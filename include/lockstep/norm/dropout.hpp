@@ -12,7 +12,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"

@@ -11,7 +11,7 @@
 #include <tuple>
 #include <vector>
 
-#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/norm/host_sums.hpp"

@@ -10,7 +10,7 @@
 #include <string_view>
 #include <vector>
 
-#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 

@@ -9,8 +9,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/bare_step.hpp"
-#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/utility.hpp"

@@ -6,7 +6,6 @@
 #include <string_view>
 
 #include "lockstep/bucket/plan.hpp"
-#include "lockstep/core/checked.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/model/lookup.hpp"
 
@@ -63,9 +62,7 @@ class FreedGradients {
     }
     self().ring_.take(b);
     self().ring_.clear_padding(self().execution_, b);
-    if constexpr (is_checked) {
-      for (const std::size_t p : self().layout_.plan().members(b)) self().spoil(p);
-    }
+    self().features_.bucket_claimed(self(), b);
   }
   [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
                                                               std::string_view when) const {

@@ -10,8 +10,8 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/pack.cuh"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/checkpoint/snapshot.cuh"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/utility.hpp"
@@ -19,15 +19,15 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.cuh"
-#include "lockstep/hook/low_rank.cuh"
+#include "lockstep/hook/power_sgd.cuh"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/device_loss.cuh"
+#include "lockstep/strategy/feature/checked_gradients.cuh"
+#include "lockstep/strategy/feature/random.cuh"
 #include "lockstep/strategy/gpu_update.cuh"
 #include "lockstep/strategy/on_device.cuh"
-#include "lockstep/strategy/random_step.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/written_check.cuh"
 
 namespace lockstep::detail {
 

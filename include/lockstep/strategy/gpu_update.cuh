@@ -18,9 +18,9 @@
 #include "lockstep/optim/norm.cuh"
 #include "lockstep/optim/update.cuh"
 #include "lockstep/optim/update_clock.hpp"
+#include "lockstep/strategy/feature/join.cuh"
 #include "lockstep/strategy/owned_parameters.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/riders.cuh"
 
 namespace lockstep::detail {
 
@@ -88,8 +88,8 @@ class GpuUpdate {
   template <class Gradients>
   void count_live(Gradients& gradients) {
     gradients.wait(0);
-    if (gradients.is_averaged()) return;
-    count_live_ranks(OptimizerPolicy{}, stream(), gradients.riders().device_live(),
+    if (gradients.features().is_averaged()) return;
+    count_live_ranks(OptimizerPolicy{}, stream(), gradients.features().join_flags().device_live(),
                      comm_.world_size().value(), inputs_.data(), numbers_.data(), groups);
   }
   /// The update uses the parameters that any rank has used. A captured step keeps this rank's.

@@ -6,7 +6,7 @@
 #include <cstring>
 #include <span>
 
-#include "lockstep/bucket/bare_step.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/anomaly.hpp"

@@ -19,7 +19,7 @@
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"

@@ -13,7 +13,7 @@
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/strategy/bucket_handles.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/shard_space.hpp"
 
 namespace lockstep::detail {

@@ -12,10 +12,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/comm/communicator.hpp"
@@ -32,17 +32,15 @@
 #include "lockstep/optim/optimizer.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
-#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/host_execution.hpp"
 #include "lockstep/strategy/initial_values.hpp"
 #include "lockstep/strategy/job_groups.hpp"
-#include "lockstep/strategy/norm_step.hpp"
-#include "lockstep/strategy/random_step.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharded_step.hpp"
-#include "lockstep/strategy/subgraph_step.hpp"
 #include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
@@ -72,10 +70,9 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
  private:
   using Gradients = detail::GradientBuckets<traits, Comm, execution_type>;
   using Updating = detail::Updater<traits, Comm, execution_type>;
-  using drawing_step = detail::RandomStepOf<traits, typename execution_type::Step>;
 
  public:
-  using bare_step = detail::NormStepOf<traits, Comm, drawing_step>;
+  using bare_step = typename Gradients::Features::template View<typename execution_type::Step>;
   /// The step that the model sees in an evaluation or a prediction.
   using evaluation_step = detail::EvaluationStep<bare_step>;
   /// The step that the model's forward and backward get.
@@ -100,7 +97,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
         buffers_(allocate(layouts_.buffers.plan().bytes)),
         gradients_(comm, execution_, layouts_.parameters),
         updater_(comm, execution_, layouts_.parameters, parameters_),
-        random_(comm),
         step_(make_step(gradients_.arena())),
         copies_(comm) {
     if constexpr (traits::shards_groups) {
@@ -206,7 +202,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       broadcast(parameters_, layouts_.parameters.plan().all_bytes);
       if constexpr (traits::keeps_masters) updater_.kept().distribute_masters(masters);
     }
-    if constexpr (traits::joins) gradients_.forget_live();
+    if constexpr (traits::joins) gradients_.features().forget_live();
     broadcast(buffers_, layouts_.buffers.plan().bytes);
     await_device();  // who looks at the values next need not know of streams
   }
@@ -241,7 +237,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::uint64_t bytes_sent()
     requires(traits::is_hooked)
   {
-    return gradients_.hooked_reductions().bytes_sent();
+    return gradients_.reductions().bytes_sent();
   }
 
   // The parts of a step. A batch is placed first, and stays until the next of its type is placed.
@@ -251,9 +247,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The model draws other random numbers from now on, those of the next micro-batch. It comes
   /// before `forward` and `begin_update`, and is not captured. **Stream** on a GPU, in its order.
-  void draw_anew() {
-    if constexpr (traits::draws) random_.move_to(updates(), micro_batches_);
-  }
+  void draw_anew() { gradients_.features().prepare(updates(), micro_batches_); }
 
   /// How many micro-batches are added up.
   std::size_t micro_batches() const { return micro_batches_; }
@@ -266,14 +260,14 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The next micro-batch uses a sub-graph, by its number, or the whole model.
   void choose_subgraph([[maybe_unused]] std::size_t set) {
-    if constexpr (traits::has_subgraphs) gradients_.subgraphs().choose(set);
+    if constexpr (traits::has_subgraphs) gradients_.features().choose_subgraph(set);
   }
 
   /// Where ranks compare sub-graphs: collectives of this thread are part of a step that uses those
   /// since the last update, while the result lives.
   auto in_step() const {
     if constexpr (traits::compares_subgraphs) {
-      return detail::InJobCall(detail::step_of_subgraphs(gradients_.subgraphs().chosen()));
+      return detail::InJobCall(detail::step_of_subgraphs(gradients_.features().chosen_subgraphs()));
     } else {
       return 0;
     }
@@ -286,10 +280,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
-      average_buffers(part_of);
+      detail::average_buffers<traits>(comm_, layouts_.buffers, buffers_, part_of);
     } else {
       Rank root{0};
-      if constexpr (traits::joins && traits::broadcasts_buffers) root = gradients_.newest();
+      if constexpr (traits::joins && traits::broadcasts_buffers)
+        root = gradients_.features().newest();
       broadcast(buffers_, layouts_.buffers.plan().bytes, part_of, root);
     }
   }
@@ -300,10 +295,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::has_subgraphs) {
       const bool adds = !traits::frees_gradients && micro_batches_ != 0;
       const auto& step = adds ? adding_step() : step_;
-      return detail::with_subgraph<subgraphs::count>(gradients_.subgraphs().set(), [&](auto set) {
-        detail::SubgraphStep<step_type, subgraphs, set> used(step);
-        return f(used);
-      });
+      return detail::with_subgraph<subgraphs::count>(
+          gradients_.features().subgraph(), [&](auto set) {
+            detail::SubgraphStep<step_type, subgraphs, set> used(step);
+            return f(used);
+          });
     } else if constexpr (traits::tracks && !traits::frees_gradients) {
       return f(micro_batches_ == 0 ? step_ : adding_step());
     } else {
@@ -317,9 +313,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
-      if constexpr (traits::broadcasts_buffers) {
-        if (sync == Sync::yes) synchronize_buffers(detail::step_call<traits>());
-      }
+      if (sync == Sync::yes)
+        gradients_.features().before_forward(*this, detail::step_call<traits>());
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
@@ -376,7 +371,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void weigh(double weight)
     requires(traits::weighs_shares)
   {
-    gradients_.weigh(weight);
+    gradients_.features().weigh(weight);
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
@@ -452,8 +447,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      if constexpr (traits::broadcasts_buffers)
-        synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
+      gradients_.features().before_forward(*this,
+                                           detail::step_call<traits, detail::JobCall::forward>());
       if (traits::micro_batches > 1 && micro_batches != traits::micro_batches)
         gradients_.scale_own(static_cast<double>(traits::micro_batches) /
                              static_cast<double>(micro_batches));
@@ -481,16 +476,16 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   bool answer_others(const F& make_update)
     requires(traits::joins)
   {
-    if constexpr (traits::broadcasts_buffers)
-      synchronize_buffers(detail::step_call<traits, detail::JobCall::forward>());
+    gradients_.features().before_forward(*this,
+                                         detail::step_call<traits, detail::JobCall::forward>());
     backward_without_samples(Sync::yes);
-    const bool goes_on = gradients_.live().count != 0;
+    const bool goes_on = gradients_.features().live(gradients_).count != 0;
     if (goes_on) {
       make_update();
     } else {
       gradients_.reduce();  // no bucket stays under way
       discard_gradients();
-      gradients_.forget_live();  // all have the newest buffers
+      gradients_.features().forget_live();  // all have the newest buffers
     }
     return goes_on;
   }
@@ -505,7 +500,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
         const auto values = detail::elements_at<T>(parameters_, bucket.offset, bucket.bytes);
         const auto average = [&](const auto& own) {
-          gradients_.hooked_reductions().count_sent(own.size_bytes());
+          gradients_.reductions().count_sent(own.size_bytes());
           comm_.all_reduce(own, Average{}, detail::JobCall::step);
         };
         if constexpr (traits::keeps_masters) {
@@ -531,7 +526,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// Forgets all gradients: the next micro-batch is the first of a step.
   void discard_gradients() {
     micro_batches_ = 0;
-    gradients_.forget_usage();
+    gradients_.features().after_update();
   }
 
   /// Adds up the losses of many steps.
@@ -611,9 +606,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
-    if constexpr (traits::broadcasts_buffers) {
-      if (sync == Sync::yes) synchronize_buffers();
-    }
+    if (sync == Sync::yes) gradients_.features().before_forward(*this, detail::current_job_call());
     reserve_outputs(rows);
     const auto loss = with_step([&](auto& step) {
       model_.predict(step, placed, outputs_.outputs({0, rows}));
@@ -643,57 +636,40 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The next micro-batch may be captured. Micro-batches that share a graph have equal results.
   std::uint64_t begin_graph() {
-    if constexpr (counts_hooks) {
-      auto& reductions = gradients_.hooked_reductions();
-      reductions.note_step(hooked_before_.steps, hooked_before_.bytes);
-      hooked_before_ = {reductions.steps(), reductions.bytes_sent()};
-      if (!completes_step()) return 0;
-      reductions.tell_step();
-      return reductions.phase();
-    }
-    return 0;
-  }
-  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
-  void note_subgraph() {
-    if constexpr (traits::has_subgraphs) gradients_.note_subgraph();
-  }
-  /// A number that differs where the work of a micro-batch does, because it or one before it uses
-  /// another sub-graph.
-  std::uint64_t graph_variant() const {
-    if constexpr (traits::has_subgraphs) {
-      return gradients_.subgraphs().variant();
+    if constexpr (traits::is_hooked) {
+      return gradients_.reductions().begin_graph(completes_step());
     } else {
       return 0;
     }
   }
+  /// Before the update of a captured micro-batch begins: its sub-graph is known to be used.
+  void note_subgraph() {
+    if constexpr (traits::has_subgraphs) gradients_.features().note_subgraph();
+  }
+  /// A number that differs where the work of a micro-batch does, because it or one before it uses
+  /// another sub-graph.
+  std::uint64_t graph_variant() const { return gradients_.features().graph_key(); }
   /// A micro-batch has run as a graph, without a call of this replica.
   void note_replay() {
-    if constexpr (counts_hooks) {
-      if (completes_step()) gradients_.hooked_reductions().note_replay();
+    if (completes_step()) {
+      if constexpr (traits::is_hooked) gradients_.reductions().replayed();
+      discard_gradients();
+    } else {
+      ++micro_batches_;
     }
-    if constexpr (traits::has_subgraphs) {
-      if (completes_step()) gradients_.forget_usage();
-    }
-    micro_batches_ = completes_step() ? 0 : micro_batches_ + 1;
     execution_.note_forward();
   }
   /// What a micro-batch that is captured may change on the host.
   auto before_capture() const {
-    if constexpr (traits::has_subgraphs) {
-      return std::pair(micro_batches_, gradients_.kept_usage());
-    } else {
-      return std::pair(micro_batches_, 0);
-    }
+    return std::pair(micro_batches_, gradients_.features().snapshot());
   }
   /// A micro-batch was to be captured and could not be: nothing of it has run, and all is as it was
   /// `before`.
   void undo_capture(const auto& before) {
-    gradients_.forget_reductions();
-    if constexpr (counts_hooks)
-      gradients_.hooked_reductions().go_back(hooked_before_.steps, hooked_before_.bytes);
+    gradients_.reductions().forget();
     if constexpr (traits::shards) updater_.gathers().forget();
     micro_batches_ = before.first;
-    if constexpr (traits::has_subgraphs) gradients_.set_usage(before.second);
+    gradients_.features().rollback(before.second);
   }
 
  private:
@@ -731,20 +707,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if (size == 0) return;
     comm_.broadcast(std::span(reinterpret_cast<std::uint8_t*>(data), size), root, part_of);
   }
-  /// One call for each element type that buffers have.
-  void average_buffers(detail::JobCall part_of) {
-    for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
-      detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
-          bucket.element, [&]<class T>(std::type_identity<T>) {
-            const auto values = detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes);
-            if constexpr (FloatingElement<T>) {
-              comm_.all_reduce(values, Average{}, part_of);
-            } else {
-              comm_.all_reduce(values, Max{}, part_of);
-            }
-          });
-    }
-  }
   void reserve_outputs(std::size_t rows) {
     if (rows <= outputs_.capacity()) return;
     await_device();  // the memory may be in use
@@ -760,7 +722,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       settle_allocations();
       seed = Seed{comm_.broadcast(seed.value(), Rank{0})};
     }
-    random_.start(seed, comm_.rank());
+    gradients_.features().start(seed, comm_.rank());
   }
   /// Room for weights of higher precision; nothing where there are none.
   auto allocate_masters() const {
@@ -791,7 +753,8 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   /// The step whose gradients lie in that arena.
   auto make_step(std::byte* gradients) {
-    const auto bare = make_bare_step({parameters_, gradients, buffers_});
+    const bare_step bare = gradients_.features().view(
+        execution_.step(layouts_, detail::Arenas{parameters_, gradients, buffers_}), *this);
     if constexpr (traits::shards) {
       return step_type(bare, gradients_, updater_.gathers());
     } else if constexpr (traits::tracks) {
@@ -805,26 +768,9 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if (!adding_step_) adding_step_.emplace(make_step(gradients_.second_arena()));
     return *adding_step_;
   }
-  auto make_bare_step(const detail::Arenas& arenas) {
-    const drawing_step step = make_drawing_step(arenas);
-    if constexpr (traits::syncs_norms) {
-      return bare_step{step, detail::NormRanks<traits, Comm>(comm_, groups_)};
-    } else if constexpr (!std::is_same_v<bare_step, drawing_step>) {
-      return bare_step{step, detail::UnsyncedNormRanks{comm_.world_size().value()}};
-    } else {
-      return step;
-    }
-  }
-  auto make_drawing_step(const detail::Arenas& arenas) {
-    if constexpr (traits::draws) {
-      return drawing_step{execution_.step(layouts_, arenas), random_.keys(), random_.host_keys()};
-    } else {
-      return drawing_step(execution_.step(layouts_, arenas));
-    }
-  }
 
   void end_update() {
-    if constexpr (traits::is_hooked) gradients_.hooked_reductions().count_step();
+    if constexpr (traits::is_hooked) gradients_.reductions().count_step();
     if constexpr (traits::averages_parameters) {
       if (traits::hooks::stages::averages_after(updates())) average_parameters();
     }
@@ -860,12 +806,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   struct EvaluatedSet {
     std::size_t number = detail::whole_model;
   };
-  /// Before the latest micro-batch.
-  struct HookCounts {
-    std::uint64_t steps = 0;
-    std::uint64_t bytes = 0;
-  };
-  static constexpr bool counts_hooks = traits::is_hooked && traits::captures;
 
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;
@@ -877,14 +817,12 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::byte* buffers_;
   Gradients gradients_;
   Updating updater_;
-  [[no_unique_address]] detail::RandomPositionOf<traits, Comm> random_;
   std::size_t micro_batches_ = 0;  // whose gradients are added up
   step_type step_;
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
   [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
-  [[no_unique_address]] std::conditional_t<counts_hooks, HookCounts, Nothing> hooked_before_;
   [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
 

@@ -9,7 +9,6 @@
 #include <type_traits>
 #include <vector>
 
-#include "lockstep/bucket/element_types.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/checkpoint/snapshot.hpp"
 #include "lockstep/checkpoint/state.hpp"
@@ -63,9 +62,10 @@ class ReplicaKept {
     [[maybe_unused]] const auto on = self().on_device();
     ReplicaProgress progress;
     self().updater_.tell_progress(progress);
-    if constexpr (Self::traits::draws) progress.random_seed = self().random_.seed().value();
+    if constexpr (Self::traits::draws)
+      progress.random_seed = self().gradients_.features().seed().value();
     if constexpr (Self::traits::joins && Self::traits::broadcasts_buffers) {
-      const Rank newest = self().gradients_.newest();
+      const Rank newest = self().gradients_.features().newest();
       if (newest != Rank{0}) progress.newest_buffers = newest.value();
     }
     return progress;
@@ -81,16 +81,16 @@ class ReplicaKept {
     if constexpr (Self::traits::tracks) self().discard_gradients();
     if constexpr (Self::traits::draws) {
       if (progress.random_seed)
-        self().random_.start(Seed{*progress.random_seed}, self().comm_.rank());
+        self().gradients_.features().start(Seed{*progress.random_seed}, self().comm_.rank());
     }
     if constexpr (Self::traits::joins) {
       // In another world any rank will do: all have the buffers that were saved.
       const std::uint64_t newest = progress.newest_buffers.value_or(0);
-      self().gradients_.forget_live(
+      self().gradients_.features().forget_live(
           Rank{newest < self().comm_.world_size().value() ? static_cast<std::size_t>(newest) : 0});
     }
     if constexpr (Self::traits::is_hooked)
-      self().gradients_.hooked_reductions().begin_anew(progress.updates);
+      self().gradients_.reductions().begin_anew(progress.updates);
     self().await_device();
   }
 
@@ -251,7 +251,7 @@ class ReplicaKept {
   /// The states of hooks: those that are the same on all ranks as states of the optimizer are, the
   /// others by rank.
   void list_hooks(StateUse use, std::vector<StateEntry>& to) {
-    self().gradients_.hooked_reductions().for_each_kept(
+    self().gradients_.reductions().for_each_kept(
         [&](std::size_t p, std::string_view state, auto values, Keeper keeper) {
           using T = typename decltype(values)::element_type;
           const bool own = keeper == Keeper::each_rank;

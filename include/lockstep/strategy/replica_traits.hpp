@@ -7,10 +7,10 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/checked.hpp"
@@ -28,7 +28,6 @@
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"
@@ -88,7 +87,7 @@ struct ReplicaTraits {
   /// in a world of one.
   static constexpr bool may_join = policy<axes::UnevenInputs>::joins;
   static constexpr bool joins = sharding::joins;
-  static constexpr std::size_t riders = sharding::riders;
+  static constexpr std::size_t join_flags = sharding::join_flags;
   /// Are sums divided by the ranks that still have batches?
   static constexpr bool divides_by_live = joins && policy<axes::UnevenInputs>::divides_by_live;
   static constexpr std::size_t micro_batches = policy<axes::Accumulate>::micro_batches;

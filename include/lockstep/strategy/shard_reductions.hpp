@@ -6,8 +6,7 @@
 #include <span>
 #include <type_traits>
 
-#include "lockstep/strategy/bucket_handles.hpp"
-#include "lockstep/strategy/bucket_reductions.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/shard_space.hpp"
 
 namespace lockstep::detail {
@@ -25,7 +24,7 @@ class ShardReductions {
   /// The communicators of groups, where buckets are divided inside of these.
   void use(auto& groups) { space_.use(groups); }
 
-  /// Starts to reduce a bucket with parameters of T. The first one carries riders that all ranks
+  /// Starts to reduce a bucket with parameters of T. The first one carries flags that all ranks
   /// read, where there are some, and is reduced whole.
   template <class T, class Travelling>
   void start(std::size_t bucket, std::span<Travelling> gradients) {

@@ -10,7 +10,7 @@
 
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/strategy/gradient_reduction.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/shards.hpp"

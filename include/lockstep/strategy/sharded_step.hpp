@@ -6,9 +6,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/write_gradient.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/model/lookup.hpp"
-#include "lockstep/strategy/tracked_step.hpp"
+#include "lockstep/strategy/gradients.hpp"
 
 namespace lockstep::detail {
 

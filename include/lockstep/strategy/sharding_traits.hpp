@@ -8,7 +8,7 @@
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/frozen.hpp"
-#include "lockstep/bucket/riders.hpp"
+#include "lockstep/bucket/join_flags.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -17,7 +17,6 @@
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/shards.hpp"
 #include "lockstep/topology/world.hpp"
 
@@ -49,7 +48,7 @@ struct ShardingTraits {
   static constexpr bool is_zero_of = is_zero && std::is_same_v<typename Given::what, What>;
 
  public:
-  /// May ranks be through while others still have batches? Then riders travel with the first
+  /// May ranks be through while others still have batches? Then flags travel with the first
   /// bucket, in the room behind it.
   static constexpr bool joins = !alone && Pick<axes::UnevenInputs, Policies>::joins;
   /// Do parameters lie in memory that all ranks have in common? There `ZeroRedundancy` of states is
@@ -64,11 +63,11 @@ struct ShardingTraits {
   /// Are gradients given away that a rank does not own?
   static constexpr bool frees_gradients = is_zero_of<Gradients>;
 
-  static constexpr std::size_t riders =
-      joins ? riders_for(Pick<axes::World, Policies>::static_size) : 0;
+  static constexpr std::size_t join_flags =
+      joins ? join_flags_for(Pick<axes::World, Policies>::static_size) : 0;
 
   using plan_rules = PlanRules<Pick<axes::Buckets, Policies>, Pick<axes::Frozen, Policies>,
-                               std::max(shards ? room : 0, align_up(riders * sizeof(double)))>;
+                               std::max(shards ? room : 0, align_up(join_flags * sizeof(double)))>;
 };
 
 }  // namespace lockstep::detail

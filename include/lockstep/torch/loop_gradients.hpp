@@ -26,7 +26,7 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/optim/anomaly.hpp"
-#include "lockstep/strategy/gradient_buckets.hpp"
+#include "lockstep/strategy/gradients.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/torch/adopted_tensors.hpp"
 #include "lockstep/torch/model.hpp"

@@ -22,7 +22,6 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/precision.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/topology/world.hpp"

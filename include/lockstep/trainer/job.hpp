@@ -4,8 +4,8 @@
 
 #include <cstdint>
 
-#include "lockstep/bucket/bare_step.hpp"
 #include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"

@@ -14,32 +14,28 @@
 #include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/options.hpp"
 
 namespace lockstep {
 
-struct CheckpointOptions;
 class Checkpoints;
 struct DpOptions;
 struct FitOptions;
 struct LoaderOptions;
-struct LoadOptions;
-struct LoadReport;
 struct Membership;
 struct PredictOptions;
-struct Resumed;
 struct SamplerOptions;
 struct SamplerState;
-struct SaveOptions;
 class Session;
 class Tally;
-struct TrainerOptions;
 
 namespace detail {
 

@@ -1,0 +1,339 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The step that a model sees in a world of one, and how it writes a whole gradient at once:
+/// from a number, a range of numbers or a view.
+
+#include <cstddef>
+#include <initializer_list>
+#include <iterator>
+#include <span>
+#include <string>
+#include <string_view>
+#include <type_traits>
+
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/core/dynamic.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/random_stream.hpp"
+#include "lockstep/core/view.hpp"
+#include "lockstep/model/lookup.hpp"
+
+namespace lockstep::detail {
+
+/// Text is no range of numbers.
+template <class V>
+inline constexpr bool is_number =
+    (std::is_arithmetic_v<V> || Element<V>) && !std::is_same_v<V, char>;
+
+/// A range that knows its size.
+template <class V>
+concept NumberRange = requires(const V& values) {
+  std::begin(values) != std::end(values);
+  requires is_number<std::remove_cvref_t<decltype(*std::begin(values))>>;
+  std::size(values);
+};
+
+template <class V>
+inline constexpr bool is_view = false;
+template <class Memory, class T, std::size_t... E>
+inline constexpr bool is_view<View<Memory, T, E...>> = true;
+
+/// How many numbers a type holds: `dynamic` where the compiler does not know it.
+template <class V>
+inline constexpr std::size_t number_count = dynamic;
+template <class Memory, class T, std::size_t... E>
+inline constexpr std::size_t number_count<View<Memory, T, E...>> =
+    ((E == dynamic) || ...) ? dynamic : (std::size_t{1} * ... * E);
+template <class T, std::size_t N>
+inline constexpr std::size_t number_count<T[N]> = N;
+template <class T, std::size_t N>
+inline constexpr std::size_t number_count<std::span<T, N>> = N;
+template <template <class, std::size_t> class Array, class T, std::size_t N>
+inline constexpr std::size_t number_count<Array<T, N>> = N;  // std::array, without its header
+
+/// A number in the type of a gradient's elements, rounded once.
+template <class T, class V>
+constexpr T converted(const V& number) {
+  if constexpr (FloatingElement<V>) {
+    return static_cast<T>(static_cast<Accumulator<T>>(static_cast<Accumulator<V>>(number)));
+  } else {
+    return static_cast<T>(static_cast<Accumulator<T>>(number));
+  }
+}
+
+template <class Key>
+[[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(Key key, std::size_t elements,
+                                                            std::size_t given) {
+  std::string name;
+  if constexpr (requires { Key::name; }) {
+    name = Key::name;
+  } else if constexpr (requires { key.index; }) {
+    name = "parameter " + std::to_string(key.index);
+  } else {
+    name = "parameter " + std::to_string(key);
+  }
+  throw Error("set_grad",
+              "the gradient of " + name + " has " + std::to_string(elements) +
+                  " elements, and was given " + std::to_string(given),
+              "give it a number for every element, in the order of rows");
+}
+
+/// Have two views the same extents? A view of one axis stands for its elements in order.
+template <class Gradient, class Values>
+constexpr bool has_shape_of(const Gradient& gradient, const Values& values) {
+  if constexpr (Values::rank() == 1 || Gradient::rank() == 1) {
+    return values.size() == gradient.size();
+  } else {
+    static_assert(Values::rank() == Gradient::rank(),
+                  "lockstep: set_grad was given a view of another rank than the parameter has");
+    bool same = true;
+    for (std::size_t axis = 0; axis != Gradient::rank(); ++axis)
+      same = same && values.extent(axis) == gradient.extent(axis);
+    return same;
+  }
+}
+
+/// Says in words what a host's gradient cannot be written from. Returns whether it can.
+template <class Gradient, class Value>
+consteval bool require_gradient_value() {
+  constexpr bool number = is_number<Value>;
+  constexpr bool view = is_view<Value>;
+  constexpr bool known = number || view || NumberRange<Value>;
+  static_assert(known,
+                "lockstep: set_grad takes a number for a scalar parameter, and a vector, span, "
+                "array or view of numbers for a tensor");
+  constexpr std::size_t wanted = number_count<Gradient>;
+  constexpr std::size_t given = number ? 1 : number_count<Value>;
+  constexpr bool fits = wanted == dynamic || given == dynamic || wanted == given;
+  static_assert(!known || fits,
+                "lockstep: set_grad was given another number of elements than the parameter has; "
+                "give it one number for every element");
+  return known && fits;
+}
+
+/// Writes all elements of a gradient in host memory.
+template <class Gradient, class Key, class Value>
+constexpr void write_gradient(const Gradient& gradient, Key key, const Value& value) {
+  using T = typename Gradient::value_type;
+  if constexpr (require_gradient_value<Gradient, Value>()) {
+    T* const to = gradient.data_handle();
+    if constexpr (is_number<Value>) {
+      if (gradient.size() != 1) refuse_gradient(key, gradient.size(), 1);
+      *to = converted<T>(value);
+    } else if constexpr (is_view<Value>) {
+      static_assert(std::is_same_v<typename Value::memory, HostMemory>,
+                    "lockstep: set_grad of a CPU job was given a view of device memory; copy it to "
+                    "the host first");
+      if (!has_shape_of(gradient, value)) refuse_gradient(key, gradient.size(), value.size());
+      for (std::size_t i = 0; i != gradient.size(); ++i)
+        to[i] = converted<T>(value.data_handle()[i]);
+    } else {
+      if (std::size(value) != gradient.size())
+        refuse_gradient(key, gradient.size(), std::size(value));
+      std::size_t i = 0;
+      for (const auto& number : value) to[i++] = converted<T>(number);
+    }
+  }
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// Is a declared parameter trained in steps of this type, or is it frozen? A model that is trained
+/// with different policies asks before it writes a gradient:
+///
+///     if constexpr (trains<decltype(step)>("embed.weight"_p)) { ... }
+template <class Step, class Key>
+  requires requires(Key key) { std::remove_cvref_t<Step>::trains(key); }
+constexpr bool trains(Key key) {
+  return std::remove_cvref_t<Step>::trains(key);
+}
+
+/// Does a step of this type use a declared parameter, or is it none of the step's sub-graph?
+///
+///     if constexpr (uses<decltype(step)>("adapter.weight"_p)) { ... }
+template <class Step, class Key>
+  requires requires(Key key) { std::remove_cvref_t<Step>::uses(key); }
+constexpr bool uses(Key key) {
+  return std::remove_cvref_t<Step>::uses(key);
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Where a replica's tensors start. Each arena is as long as its layout's plan says and aligned to
+/// `arena_alignment`.
+struct Arenas {
+  std::byte* parameters = nullptr;
+  std::byte* gradients = nullptr;
+  std::byte* buffers = nullptr;
+};
+
+/// The ranks that a step's batch norms share statistics with, where there are none.
+struct NoNormRanks {
+  static constexpr bool communicates = false;
+  static constexpr std::size_t world() { return 1; }
+};
+
+/// Hands a model its tensors as views into arenas. `ready` does nothing with one rank, and the
+/// compiler removes the call. Steps for more ranks have the same members.
+template <class Model, class Limits = Buckets<>, class Memory = HostMemory,
+          class ParameterTypes = DeclaredTypes, class BufferTypes = DeclaredTypes>
+class BareStep {
+  using LayoutOfParameters = Layout<Model, Limits, ParameterTypes>;
+  using LayoutOfBuffers = BufferLayout<Model, BufferTypes>;
+
+ public:
+  constexpr BareStep(const Model& model, Arenas arenas)
+      : BareStep(LayoutOfParameters(model), LayoutOfBuffers(model), arenas) {}
+  constexpr BareStep(const LayoutOfParameters& parameters, const LayoutOfBuffers& buffers,
+                     Arenas arenas)
+      : parameters_(parameters), buffers_(buffers), arenas_(arenas) {}
+
+  /// A parameter, to read. Only optimizers write parameters.
+  template <class Key>
+  constexpr auto param(Key key) const {
+    return parameters_.template view<Memory, true>(arenas_.parameters, key);
+  }
+
+  /// A parameter's gradient, to write.
+  template <class Key>
+  constexpr auto grad(Key key) const {
+    if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
+    return parameters_.template view<Memory, false>(arenas_.gradients, key);
+  }
+
+  /// A buffer, to read and write.
+  template <class Key>
+  constexpr auto buffer(Key key) const {
+    return buffers_.template view<Memory, false>(arenas_.buffers, key);
+  }
+
+  /// Calls `f(name, view)` for all tensors of a kind, with the views of the members above.
+  template <class F>
+  constexpr void for_each_parameter(F&& f) const {
+    parameters_.template for_each<Memory, true>(arenas_.parameters, f);
+  }
+  template <class F>
+  constexpr void for_each_gradient(F&& f) const {
+    parameters_.template for_each<Memory, false, true>(arenas_.gradients, f);
+  }
+  template <class F>
+  constexpr void for_each_buffer(F&& f) const {
+    buffers_.template for_each<Memory, false>(arenas_.buffers, f);
+  }
+
+  /// Says that a gradient is complete.
+  template <class Key>
+  constexpr void ready(Key key) const {
+    // A misspelt name is an error here too.
+    if constexpr (TensorListing<Model>) {
+      static_cast<void>(find_tensor<Model, TensorRole::parameter>(key));
+    } else {
+      static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
+    }
+    if constexpr (LayoutOfParameters::freezes) parameters_.require_trained(key);
+  }
+
+  /// Is a parameter trained, or frozen?
+  template <class Key>
+  static constexpr bool trains(Key key)
+    requires(!TensorListing<Model>)
+  {
+    return LayoutOfParameters::trains(key);
+  }
+  template <class Key>
+  bool trains(Key key) const
+    requires TensorListing<Model>
+  {
+    return parameters_.trains(key);
+  }
+
+  /// Does this step use a parameter? Steps of sub-graphs do not use all.
+  template <class Key>
+  static constexpr bool uses(Key)
+    requires(!TensorListing<Model>)
+  {
+    static_cast<void>(NamedTensor<Model, TensorRole::parameter, Key>::index);
+    return true;
+  }
+  template <class Key>
+  bool uses(Key) const
+    requires TensorListing<Model>
+  {
+    return true;
+  }
+  /// The sub-graph that this step uses: here the whole model.
+  static constexpr UsedSubgraph<NoSubgraphs, whole_model> subgraph() { return {}; }
+
+  /// Writes a gradient and says that it is complete. `value` is a number for a scalar parameter; a
+  /// view, a range or a list in braces, with a number for every element, for a tensor.
+  template <class Key, class Value = std::initializer_list<double>>
+  constexpr void set_grad(Key key, const Value& value) const {
+    write_grad(key, value);
+    ready(key);
+  }
+
+  /// True in forward and backward of a training step, false in an evaluation or a prediction. A
+  /// constant: `if (step.is_training())` costs nothing.
+  static constexpr bool is_training() { return true; }
+
+  /// Has this step random numbers? Those of models that say so have, see `RandomStep`.
+  static constexpr bool draws = false;
+  template <class Layer>
+  constexpr LayerRandom random(const Layer&) const {
+    static_assert(sizeof(Layer) == 0,
+                  "lockstep: this model draws random numbers, and its steps have none; say so in "
+                  "the model: static constexpr bool draws = true;");
+    return {};
+  }
+
+  /// The ranks over which batch norms take their statistics: with `Norms<Synced>` another type, see
+  /// `NormStep`.
+  static constexpr NoNormRanks norm_ranks() { return {}; }
+
+ protected:
+  /// Empty for a number that no listed parameter has.
+  template <class Key>
+  constexpr std::string_view name_of(Key key) const {
+    const std::size_t parameter = find_tensor<Model, TensorRole::parameter>(key).index;
+    return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
+  }
+
+  template <class Key, class Value>
+  constexpr void write_grad(Key key, const Value& value) const {
+    static_assert(std::is_same_v<Memory, HostMemory>,
+                  "lockstep: this step's gradients are in device memory, which host code cannot "
+                  "write; write them in a kernel and call step.ready");
+    if constexpr (std::is_same_v<Memory, HostMemory>) write_gradient(grad(key), key, value);
+  }
+
+ private:
+  [[no_unique_address]] LayoutOfParameters parameters_;
+  [[no_unique_address]] LayoutOfBuffers buffers_;
+  Arenas arenas_;
+};
+
+/// The step of evaluations and predictions: the same tensors, and `is_training()` is false.
+template <class Step>
+class EvaluationStep : public Step {
+ public:
+  explicit EvaluationStep(const Step& step) : Step(step) {}
+  static constexpr bool is_training() { return false; }
+  /// The numbers of every evaluation are the same: they depend on the seed, the rank and the layer.
+  template <class Layer>
+  constexpr auto random(const Layer& layer) const {
+    if constexpr (Step::draws) {
+      return Step::random_in_evaluation(layer);
+    } else {
+      return Step::random(layer);  // which says what is missing
+    }
+  }
+  static constexpr NoNormRanks norm_ranks() { return {}; }
+};
+
+}  // namespace lockstep::detail

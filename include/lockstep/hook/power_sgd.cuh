@@ -1,0 +1,479 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `PowerSGD` on a GPU: products of a bucket's matrices with narrow ones, all matrices of a
+/// bucket in one launch, the same bits in every run.
+
+#include <cuda_runtime.h>
+#include <cuda_runtime_api.h>
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <cub/block/block_reduce.cuh>
+#include <cuda/std/limits>
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/device/cuda/check.cuh"
+#include "lockstep/device/cuda/launch.cuh"
+#include "lockstep/hook/hook_device.cuh"
+#include "lockstep/hook/power_sgd.hpp"
+
+namespace lockstep::detail {
+
+inline constexpr unsigned low_rank_threads = 256;
+/// Columns of P or Q that a kernel computes at once.
+inline constexpr unsigned most_low_rank_columns = 8;
+/// Neighbouring elements of a thread that writes a matrix.
+inline constexpr std::size_t low_rank_elements = 4;
+
+/// A matrix as kernels find it: its rows and columns are numbered among those of all.
+struct NumberedMatrix : LowRankMatrix {
+  std::size_t first_row = 0;
+  std::size_t first_column = 0;
+};
+
+/// The matrices of a bucket, in device memory.
+struct LowRankTable {
+  const NumberedMatrix* matrices;
+  std::size_t count;
+  std::size_t rows;     // of all
+  std::size_t columns;  // of all
+
+  /// The last matrix whose `First` is not behind `index`.
+  template <auto First>
+  __device__ const NumberedMatrix& at(std::size_t index) const {
+    std::size_t low = 0;
+    for (std::size_t high = count; high - low > 1;) {
+      const std::size_t middle = low + (high - low) / 2;
+      if (matrices[middle].*First <= index) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return matrices[low];
+  }
+};
+
+/// Where M is: in the residual, which has taken the gradients in, or in the gradients themselves.
+template <class T>
+struct LowRankSource {
+  const T* values;
+  Accumulator<T>* residual;  // or null
+
+  __device__ Accumulator<T> at(const LowRankMatrix& matrix, std::size_t i) const {
+    if (residual != nullptr) return residual[matrix.residual + i];
+    return static_cast<Accumulator<T>>(values[matrix.first + i]);
+  }
+  /// The residual takes the gradient in.
+  __device__ Accumulator<T> take(const LowRankMatrix& matrix, std::size_t i) const {
+    const auto gradient = static_cast<Accumulator<T>>(values[matrix.first + i]);
+    if (residual == nullptr) return gradient;
+    return residual[matrix.residual + i] += gradient;
+  }
+};
+
+/// Columns [from, from + N) of P = M Q. A block has a row of a matrix and reads it once; the first
+/// launch of a step takes the gradients in.
+template <unsigned N, class T>
+LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
+    project_rows(LowRankTable table, LowRankSource<T> source, const Accumulator<T>* q, T* p,
+                 std::size_t from) {
+  using A = Accumulator<T>;
+  using Reduce = cub::BlockReduce<A, low_rank_threads>;
+  const NumberedMatrix matrix = table.at<&NumberedMatrix::first_row>(blockIdx.x);
+  const std::size_t row = blockIdx.x - matrix.first_row;
+  A sums[N] = {};
+  for (std::size_t j = threadIdx.x; j < matrix.columns; j += low_rank_threads) {
+    const std::size_t i = row * matrix.columns + j;
+    const A value = from == 0 ? source.take(matrix, i) : source.at(matrix, i);
+#pragma unroll
+    for (unsigned k = 0; k < N; ++k) {
+      if (from + k < matrix.rank) sums[k] += value * q[matrix.q + (from + k) * matrix.columns + j];
+    }
+  }
+  __shared__ typename Reduce::TempStorage storage[N];
+#pragma unroll
+  for (unsigned k = 0; k < N; ++k) {
+    const A sum = Reduce(storage[k]).Sum(sums[k]);
+    if (threadIdx.x == 0 && from + k < matrix.rank)
+      p[matrix.p + (from + k) * matrix.rows + row] = static_cast<T>(sum);
+  }
+}
+
+/// The same columns of Q, the transpose of M times P, as sums of as many pieces as the grid is
+/// high. A thread has a column of M.
+template <unsigned N, class T>
+LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
+    project_columns(LowRankTable table, LowRankSource<T> source, const Accumulator<T>* p,
+                    Accumulator<T>* partials, std::size_t from) {
+  using A = Accumulator<T>;
+  const std::size_t column = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
+  if (column >= table.columns) return;
+  const NumberedMatrix matrix = table.at<&NumberedMatrix::first_column>(column);
+  const std::size_t j = column - matrix.first_column;
+  const std::size_t length = (matrix.rows + gridDim.y - 1) / gridDim.y;
+  const std::size_t first = blockIdx.y * length;
+  const std::size_t last = first + length < matrix.rows ? first + length : matrix.rows;
+  A sums[N] = {};
+  for (std::size_t row = first; row < last; ++row) {
+    const A value = source.at(matrix, row * matrix.columns + j);
+#pragma unroll
+    for (unsigned k = 0; k < N; ++k) {
+      if (from + k < matrix.rank) sums[k] += value * p[matrix.p + (from + k) * matrix.rows + row];
+    }
+  }
+#pragma unroll
+  for (unsigned k = 0; k < N; ++k)
+    partials[(blockIdx.y * table.columns + column) * N + k] = sums[k];
+}
+
+/// Adds up the pieces.
+template <unsigned N, class T>
+LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
+    add_pieces(LowRankTable table, const Accumulator<T>* partials, unsigned pieces, T* q,
+               std::size_t from) {
+  const std::size_t column = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
+  if (column >= table.columns) return;
+  const NumberedMatrix matrix = table.at<&NumberedMatrix::first_column>(column);
+  for (unsigned k = 0; k < N && from + k < matrix.rank; ++k) {
+    Accumulator<T> sum = 0;
+    for (std::size_t piece = 0; piece < pieces; ++piece)
+      sum += partials[(piece * table.columns + column) * N + k];
+    q[matrix.q + (from + k) * matrix.columns + (column - matrix.first_column)] =
+        static_cast<T>(sum);
+  }
+}
+
+/// M = P Q^T, and the residual, which was this rank's M, keeps what that lacks. Matrices lie one
+/// behind the other as in the residual, `count` elements in all.
+template <class T>
+LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
+    restore_matrices(LowRankTable table, const Accumulator<T>* p, const Accumulator<T>* q,
+                     T* values, Accumulator<T>* residual, std::size_t count) {
+  using A = Accumulator<T>;
+  std::size_t at = (std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x) * low_rank_elements;
+  const std::size_t end = at + low_rank_elements < count ? at + low_rank_elements : count;
+  while (at < end) {
+    const NumberedMatrix& matrix = table.at<&NumberedMatrix::residual>(at);
+    std::size_t row = (at - matrix.residual) / matrix.columns;
+    std::size_t j = (at - matrix.residual) % matrix.columns;
+    for (; at < end && row < matrix.rows; ++at) {
+      A sum = 0;
+      for (std::size_t k = 0; k < matrix.rank; ++k)
+        sum += p[matrix.p + k * matrix.rows + row] * q[matrix.q + k * matrix.columns + j];
+      const T value = static_cast<T>(sum);
+      values[matrix.first + (at - matrix.residual)] = value;
+      if (residual != nullptr) {
+        const A rest = residual[at] - static_cast<A>(value);
+        residual[at] = rest - rest == 0 ? rest : A{0};  // what is not finite would never end
+      }
+      if (++j == matrix.columns) {
+        j = 0;
+        ++row;
+      }
+    }
+  }
+}
+
+/// Elements of whole tensors: from the bucket to what is sent, or back.
+template <class T>
+LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
+    copy_whole(const WholeTensor* tensors, std::size_t tensor_count, T* values, T* sent, bool back,
+               std::size_t count) {
+  const std::size_t i = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
+  if (i >= count) return;
+  std::size_t low = 0;
+  for (std::size_t high = tensor_count; high - low > 1;) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (tensors[middle].at <= i) {
+      low = middle;
+    } else {
+      high = middle;
+    }
+  }
+  T& value = values[tensors[low].first + (i - tensors[low].at)];
+  if (back) {
+    value = sent[i];
+  } else {
+    sent[i] = value;
+  }
+}
+
+template <class T>
+LOCKSTEP_KERNEL __launch_bounds__(low_rank_threads)
+    widen_factors(const T* from, Accumulator<T>* to, std::size_t count) {
+  const std::size_t i = std::size_t{blockIdx.x} * low_rank_threads + threadIdx.x;
+  if (i < count) to[i] = static_cast<Accumulator<T>>(from[i]);
+}
+
+/// The threads that make a matrix orthogonal wait for each other. Another compiler than nvcc runs a
+/// block's threads one after the other: there is one of them then.
+#if defined(__CUDACC__)
+inline constexpr unsigned orthogonal_threads = 256;
+#else
+inline constexpr unsigned orthogonal_threads = 1;
+#endif
+
+/// The sum over a block's threads, for all of them.
+template <class A>
+__device__ A sum_over_block(A value) {
+  using Reduce = cub::BlockReduce<A, orthogonal_threads>;
+  __shared__ typename Reduce::TempStorage storage;
+  __shared__ A sum;
+  const A own = Reduce(storage).Sum(value);
+  if (threadIdx.x == 0) sum = own;
+  __syncthreads();
+  const A all = sum;
+  __syncthreads();  // nobody writes the sum again before all have read it
+  return all;
+}
+
+template <class A>
+__device__ A dot_over_block(const A* a, const A* b, std::size_t count) {
+  A sum = 0;
+  for (std::size_t i = threadIdx.x; i < count; i += orthogonal_threads) sum += a[i] * b[i];
+  return sum_over_block(sum);
+}
+
+/// The seeds of columns that are drawn anew, and the step, in device memory, that they are drawn
+/// in. Without a step, nothing is drawn.
+struct LowRankDraw {
+  const std::uint64_t* step;
+  std::uint64_t seed;
+};
+
+/// Makes the columns of P or Q of a matrix orthogonal: the host's `orthogonalize`, where it is said
+/// how and why, by a block for each matrix.
+template <class A>
+LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
+    orthogonalize_matrices(const NumberedMatrix* matrices, bool rows, A* factors, A epsilon,
+                           LowRankDraw draw) {
+  constexpr A least = 32 * cuda::std::numeric_limits<A>::epsilon();
+  constexpr A most = cuda::std::numeric_limits<A>::max();
+  const NumberedMatrix& matrix = matrices[blockIdx.x];
+  const std::size_t length = rows ? matrix.rows : matrix.columns;
+  A* const columns = factors + (rows ? matrix.p : matrix.q);
+  const auto for_each = [&](const auto& f) {
+    for (std::size_t i = threadIdx.x; i < length; i += orthogonal_threads) f(i);
+  };
+  for (std::size_t k = 0; k < matrix.rank; ++k) {
+    A* const own = columns + k * length;
+    for (bool drawn = false;; drawn = true) {
+      const A before = sqrt(dot_over_block(own, own, length));
+      A after = before;
+      for (int pass = 0; pass != 2 && k != 0; ++pass) {
+        const A norm = after;
+        for (std::size_t j = 0; j < k; ++j) {
+          const A* const other = columns + j * length;
+          const A share = dot_over_block(other, own, length);
+          for_each([&](std::size_t i) { own[i] -= share * other[i]; });
+        }
+        after = sqrt(dot_over_block(own, own, length));
+        if (after > norm / 2) break;
+      }
+      if (after > least * before && after <= most) {
+        const A factor = 1 / (after + epsilon);
+        for_each([&](std::size_t i) { own[i] *= factor; });
+        break;
+      }
+      if (drawn || draw.step == nullptr) {
+        for_each([&](std::size_t i) { own[i] = 0; });
+        break;
+      }
+      const std::uint64_t seed = random_at(draw.seed, matrix.parameter);
+      for_each(
+          [&](std::size_t i) { own[i] = static_cast<A>(drawn_element(seed, *draw.step, k, i)); });
+    }
+  }
+}
+
+/// The passes for elements of a kind. They have nothing of a job's type, and may all be part of a
+/// captured step.
+template <ElementKind Kind>
+class GpuLowRank {
+  using T = ElementOf<Kind>;
+
+ public:
+  using A = Accumulator<T>;
+
+  GpuLowRank(GpuHookDevice& device, LowRankPlan plan)
+      : plan_(std::move(plan)),
+        device_(device),
+        stream_(device.stream()),
+        numbered_(number(plan_)),
+        matrices_(upload(numbered_)),
+        whole_(upload(plan_.whole)),
+        p_(plan_.p_count),
+        q_(plan_.q_count),
+        residual_(plan_.feedback ? plan_.residual_count : 0),
+        partials_(pieces() * columns() * width()) {}
+
+  const LowRankPlan& plan() const { return plan_; }
+
+  void forget_q() {
+    check_cuda(cudaMemsetAsync(q_.span().data(), 0, q_.span().size_bytes(), stream_),
+               "cudaMemsetAsync");
+  }
+
+  /// `values` are whole tensors too, which are only read.
+  void project(std::span<const T> values, std::span<T> sent, std::uint64_t step) {
+    // A captured step is replayed as others, whose numbers are stored before.
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    check_cuda(cudaStreamIsCapturing(stream_, &status), "cudaStreamIsCapturing");
+    if (status == cudaStreamCaptureStatusNone) device_.set_step(step);
+    copy(const_cast<T*>(values.data()), sent.data(), false);
+    orthogonalize(false, q_.span().data(), {device_.step(), plan_.seed});
+    const LowRankSource<T> source{values.data(), residual()};
+    for_each_part([&]<unsigned N>(std::size_t from) {
+      launch_kernel<project_rows<N, T>>(
+          "rows of PowerSGD", stream_, static_cast<unsigned>(rows()), low_rank_threads, table(),
+          source, static_cast<const A*>(q_.span().data()), sent.data() + plan_.whole_count, from);
+    });
+  }
+
+  void project_back(std::span<const T> values, std::span<const T> come, std::span<T> sent) {
+    receive(come.subspan(plan_.whole_count), p_.span());
+    orthogonalize(true, p_.span().data(), {nullptr, 0});
+    const LowRankSource<T> source{values.data(), residual()};
+    for_each_part([&]<unsigned N>(std::size_t from) {
+      launch_kernel<project_columns<N, T>>(
+          "columns of PowerSGD", stream_, dim3(blocks(columns()), static_cast<unsigned>(pieces())),
+          low_rank_threads, table(), source, static_cast<const A*>(p_.span().data()),
+          partials_.span().data(), from);
+      launch_kernel<add_pieces<N, T>>("pieces of PowerSGD", stream_, blocks(columns()),
+                                      low_rank_threads, table(),
+                                      static_cast<const A*>(partials_.span().data()),
+                                      static_cast<unsigned>(pieces()), sent.data(), from);
+    });
+  }
+
+  void restore(std::span<T> values, std::span<const T> first, std::span<const T> come) {
+    receive(come, q_.span());
+    copy(values.data(), const_cast<T*>(first.data()), true);
+    if (plan_.residual_count == 0) return;
+    launch_kernel<restore_matrices<T>>(
+        "matrices of PowerSGD", stream_,
+        blocks((plan_.residual_count + low_rank_elements - 1) / low_rank_elements),
+        low_rank_threads, table(), static_cast<const A*>(p_.span().data()),
+        static_cast<const A*>(q_.span().data()), values.data(), residual(), plan_.residual_count);
+  }
+
+  std::span<A> q_of(const LowRankMatrix& matrix) {
+    return q_.span().subspan(matrix.q, matrix.rank * matrix.columns);
+  }
+  std::span<A> residual_of(const LowRankMatrix& matrix) {
+    return residual_.span().subspan(matrix.residual, matrix.count());
+  }
+
+ private:
+  static std::vector<NumberedMatrix> number(const LowRankPlan& plan) {
+    std::vector<NumberedMatrix> numbered;
+    std::size_t rows = 0;
+    std::size_t columns = 0;
+    for (const LowRankMatrix& matrix : plan.matrices) {
+      numbered.push_back({matrix, rows, columns});
+      rows += matrix.rows;
+      columns += matrix.columns;
+    }
+    return numbered;
+  }
+  template <class U>
+  static DeviceElements<U> upload(const std::vector<U>& values) {
+    DeviceElements<U> memory(values.size());
+    copy_now(memory.span().data(), values.data(), values.size() * sizeof(U));
+    return memory;
+  }
+  static unsigned blocks(std::size_t count) {
+    return static_cast<unsigned>((count + low_rank_threads - 1) / low_rank_threads);
+  }
+
+  std::size_t rows() const {
+    return numbered_.empty() ? 0 : numbered_.back().first_row + numbered_.back().rows;
+  }
+  std::size_t columns() const {
+    return numbered_.empty() ? 0 : numbered_.back().first_column + numbered_.back().columns;
+  }
+  /// Columns are cut so that there is work for every multiprocessor. Not by how many this GPU has:
+  /// sums are the same on all.
+  std::size_t pieces() const {
+    constexpr std::size_t wanted = 256 * 1024;  // threads
+    return std::clamp<std::size_t>(columns() == 0 ? 1 : wanted / columns(), 1, 32);
+  }
+  std::size_t rank() const {
+    std::size_t most = 1;
+    for (const LowRankMatrix& matrix : plan_.matrices) most = std::max(most, matrix.rank);
+    return most;
+  }
+  /// Columns of P and Q that are computed at once.
+  unsigned width() const {
+    const std::size_t most = rank();
+    return most > 4 ? most_low_rank_columns : most > 2 ? 4 : static_cast<unsigned>(most);
+  }
+  /// Calls `f.operator()<N>(from)` for all columns, N at a time.
+  template <class F>
+  void for_each_part(const F& f) const {
+    if (numbered_.empty()) return;
+    for (std::size_t from = 0; from < rank(); from += width()) {
+      switch (width()) {
+        case 1:
+          f.template operator()<1>(from);
+          break;
+        case 2:
+          f.template operator()<2>(from);
+          break;
+        case 4:
+          f.template operator()<4>(from);
+          break;
+        default:
+          f.template operator()<most_low_rank_columns>(from);
+      }
+    }
+  }
+
+  LowRankTable table() { return {matrices_.span().data(), numbered_.size(), rows(), columns()}; }
+  A* residual() { return plan_.feedback ? residual_.span().data() : nullptr; }
+
+  void copy(T* values, T* sent, bool back) {
+    if (plan_.whole_count == 0) return;
+    launch_kernel<copy_whole<T>>("whole tensors of PowerSGD", stream_, blocks(plan_.whole_count),
+                                 low_rank_threads,
+                                 static_cast<const WholeTensor*>(whole_.span().data()),
+                                 plan_.whole.size(), values, sent, back, plan_.whole_count);
+  }
+  void receive(std::span<const T> come, std::span<A> own) {
+    if (own.empty()) return;
+    launch_kernel<widen_factors<T>>("factors of PowerSGD", stream_, blocks(own.size()),
+                                    low_rank_threads, come.data(), own.data(), own.size());
+  }
+  void orthogonalize(bool of_rows, A* factors, const LowRankDraw& draw) {
+    if (numbered_.empty()) return;
+    launch_kernel<orthogonalize_matrices<A>>(
+        "orthogonal matrices", stream_, static_cast<unsigned>(numbered_.size()), orthogonal_threads,
+        static_cast<const NumberedMatrix*>(matrices_.span().data()), of_rows, factors,
+        static_cast<A>(plan_.epsilon), draw);
+  }
+
+  LowRankPlan plan_;
+  GpuHookDevice& device_;
+  cudaStream_t stream_;
+  std::vector<NumberedMatrix> numbered_;
+  DeviceElements<NumberedMatrix> matrices_;
+  DeviceElements<WholeTensor> whole_;
+  DeviceElements<A> p_;
+  DeviceElements<A> q_;
+  DeviceElements<A> residual_;
+  DeviceElements<A> partials_;
+};
+
+template <class T, class Comm>
+class LowRank<T, HookDevice<Cuda, Comm>> : public GpuLowRank<element_kind<T>()> {
+ public:
+  LowRank(HookDevice<Cuda, Comm>& device, LowRankPlan plan)
+      : GpuLowRank<element_kind<T>()>(device, std::move(plan)) {}
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The figures of an epoch, as a line of text for people or of JSON for programs, and its
+/// wall time by phase.
+
+#include <algorithm>
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/core/json.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/observe/scores.hpp"
+
+namespace lockstep {
+
+/// The figures of one epoch, as they are printed and logged.
+struct EpochSummary {
+  std::uint64_t epoch = 1;   // from 1, as it is shown
+  std::uint64_t epochs = 0;  // 0: not known
+  std::uint64_t steps = 0;
+  std::uint64_t samples = 0;
+  double seconds = 0;
+  std::optional<double> loss = {};  // the mean over samples with a known loss
+  Scores scores = {};               // of an evaluation, where there was one
+
+  double samples_per_second() const {
+    return seconds > 0 ? static_cast<double>(samples) / seconds : 0;
+  }
+
+  /// `epoch 3/10`
+  std::string title() const;
+
+  /// `epoch 3/10  1875 steps  loss 0.4123  accuracy 0.9712  54321 samples/s  1.1 s`
+  std::string text() const;
+
+  JsonLine json() const;
+};
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// The clock is read where an epoch and an evaluation begin and end, and by the loader where it
+/// waits; never by a step. What is left of the loop over the data is the time of steps, with all
+/// that the program does in the loop's body.
+class PhaseTimes {
+  using Clock = std::chrono::steady_clock;
+  using Seconds = std::chrono::duration<double>;
+
+ public:
+  void begin_epoch() { *this = PhaseTimes(); }
+
+  /// Measures an evaluation until the end of the block. `in_loop`: it is part of the loop's time.
+  class Evaluation {
+   public:
+    Evaluation(PhaseTimes& times, bool in_loop) : times_(times), in_loop_(in_loop) {}
+    Evaluation(const Evaluation&) = delete;
+    Evaluation& operator=(const Evaluation&) = delete;
+    ~Evaluation() {
+      const Seconds took = Clock::now() - begin_;
+      times_.evaluations_ += took;
+      if (in_loop_) times_.in_loop_ += took;
+    }
+
+   private:
+    PhaseTimes& times_;
+    bool in_loop_;
+    Clock::time_point begin_ = Clock::now();
+  };
+
+  void set_waits(Seconds waits) { waits_ = waits; }
+
+  /// The times as fields of a record; `loop` is that of the loop over the data, in seconds.
+  JsonLine json(double loop) const {
+    const double steps = std::max(0.0, loop - (waits_ + in_loop_).count());
+    JsonLine line;
+    line.add("data_seconds", waits_.count()).add("step_seconds", steps);
+    line.add("evaluate_seconds", evaluations_.count());
+    return line.add("epoch_seconds", Seconds(Clock::now() - begin_).count());
+  }
+
+ private:
+  Clock::time_point begin_ = Clock::now();
+  Seconds waits_{};
+  Seconds evaluations_{};
+  Seconds in_loop_{};  // evaluations in the loop over the data
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `UnevenInputs<Join>`: ranks learn who still has batches from flags behind the first
+/// bucket, so that no call of its own is needed for it.
+
+#include <cstddef>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "lockstep/bucket/join_flags.hpp"
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/device/device.hpp"
+#include "lockstep/strategy/feature/stages.hpp"
+
+namespace lockstep::detail {
+
+/// How many flags travel behind a bucket.
+template <class Traits>
+constexpr std::size_t flags_behind([[maybe_unused]] std::size_t bucket,
+                                   [[maybe_unused]] WorldSize world) {
+  if constexpr (Traits::joins) return bucket == 0 ? join_flags_for(world.value()) : 0;
+  return 0;
+}
+
+/// Throws if a job whose number of ranks the compiler does not know has more than its plan has
+/// flags for.
+template <class Traits>
+void require_join_flags(WorldSize world, Rank rank) {
+  if (join_flags_for(world.value()) <= Traits::join_flags) return;
+  throw Error("UnevenInputs<Join>",
+              "the job has " + std::to_string(world.value()) + " ranks, and World<dynamic> has " +
+                  "room for " + std::to_string(most_joining_ranks),
+              "write World<N> with the number of ranks", rank);
+}
+
+/// The flags on a device: `write` those that this rank sends, before the first bucket travels, and
+/// `read` what has come, after it has landed; `live` is the answer. Specialised for every device:
+/// `Cpu` here, `Cuda` in join.cuh.
+template <class Device, class Comm>
+class JoinFlags;
+
+template <class Comm>
+class JoinFlags<Cpu, Comm> {
+ public:
+  explicit JoinFlags(Comm& comm) : rank_(comm.rank()) {}
+
+  template <class T>
+  void write(std::span<T> flags, bool is_live) {
+    for (std::size_t i = 0; i != flags.size(); ++i)
+      flags[i] = join_flag<T>(i, rank_.value(), is_live);
+  }
+  template <class T>
+  void read(std::span<T> flags, double scale) {
+    live_ = read_join_flags(flags.data(), flags.size(), scale, live_.lowest);
+  }
+  /// The ranks of the latest round that was read.
+  const LiveRanks& live() const { return live_; }
+  /// No round has been since `lowest` was the lowest live rank.
+  void reset(std::size_t lowest) { live_ = {0, lowest}; }
+
+ private:
+  Rank rank_;
+  LiveRanks live_;
+};
+
+template <class Traits, class Comm>
+class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
+ public:
+  explicit JoiningRanks(auto& gradients) : flags_(gradients.comm()) {
+    require_join_flags<Traits>(gradients.comm().world_size(), gradients.comm().rank());
+  }
+
+  /// A round begins: writes this rank's flags.
+  void before_reductions(auto& gradients, bool live) {
+    is_pending_ = true;
+    is_averaged_ = false;
+    Traits::with_element(first_bucket(gradients).element, [&]<class T>(std::type_identity<T>) {
+      flags_.write(gradients.template own<T>(offset(gradients), bytes<T>(gradients)), live);
+    });
+  }
+  /// Reads them when they have come, once.
+  void bucket_reduced(auto& gradients, std::size_t bucket) {
+    if (bucket != 0 || !is_pending_) return;
+    is_pending_ = false;
+    const auto ranks = static_cast<double>(gradients.comm().world_size().value());
+    Traits::with_element(first_bucket(gradients).element, [&]<class T>(std::type_identity<T>) {
+      flags_.read(gradients.template averages<T>(offset(gradients), bytes<T>(gradients)),
+                  gradients.factor() * ranks);
+    });
+  }
+  static constexpr bool divides_averages = Traits::divides_by_live;
+  /// Gradients are divided by the live ranks instead of all.
+  double divisor(auto& gradients) {
+    if constexpr (!Traits::divides_by_live) return 1;
+    const double share = live_share(gradients);
+    is_averaged_ = true;
+    return share;
+  }
+
+  /// The ranks that had batches in the round under way, or in the last one. **Host** blocks until
+  /// the first bucket has landed.
+  LiveRanks live(auto& gradients) {
+    gradients.wait(0);
+    return flags_.live();
+  }
+  /// The rank that has the newest buffers: it was among the last that had a batch.
+  Rank newest() const { return Rank{flags_.live().lowest}; }
+  /// All ranks are through, or begin; `newest` has the newest buffers.
+  void forget_live(Rank newest = Rank{0}) { flags_.reset(newest.value()); }
+  /// By how much the sum over ranks is divided, as a part of all ranks: by the live ones, unless
+  /// `divisor` has done that. **Host** blocks.
+  double live_share(auto& gradients) {
+    if (is_averaged_) return 1;
+    return static_cast<double>(live(gradients).count) /
+           static_cast<double>(gradients.comm().world_size().value());
+  }
+  bool is_averaged() const { return is_averaged_; }
+  auto& join_flags() { return flags_; }
+
+ private:
+  static const Bucket& first_bucket(const auto& gradients) {
+    return gradients.layout().plan().bucket_table[0];
+  }
+  /// Where the flags lie behind the first bucket, in bytes from the arena's start.
+  static std::size_t offset(const auto& gradients) {
+    return first_bucket(gradients).offset + first_bucket(gradients).bytes;
+  }
+  template <class T>
+  static std::size_t bytes(auto& gradients) {
+    return flags_behind<Traits>(0, gradients.comm().world_size()) * sizeof(T);
+  }
+
+  JoinFlags<typename Traits::device, Comm> flags_;
+  bool is_pending_ = false;   // flags are in flight
+  bool is_averaged_ = false;  // gradients were made averages, and wait for their update
+};
+
+struct JoinFeature {
+  template <class Traits>
+  static constexpr bool applies = Traits::joins;
+  template <class Traits, class Comm>
+  using type = JoiningRanks<Traits, Comm>;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,277 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Sub-graphs: every step uses one of the declared sets of parameters (bucket/subgraphs.hpp).
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <string>
+#include <string_view>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/core/name.hpp"
+#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+
+namespace lockstep::detail {
+
+/// A piece of an arena of gradients.
+struct ArenaPiece {
+  std::size_t offset = 0;  // bytes
+  std::size_t bytes = 0;
+};
+
+/// What a backward pass of one set needs to know.
+template <std::size_t Count>
+struct SubgraphTable {
+  Table<std::uint8_t, Count> uses{};    // by parameter; 1 for members that are trained
+  Table<std::size_t, Count> members{};  // by bucket
+  Table<ArenaPiece, Count> unused{};    // gradients that stay zero, neighbours together
+  std::size_t unused_pieces = 0;
+  std::size_t parameters = 0;  // in all buckets
+
+  constexpr bool contains(std::size_t parameter) const { return uses[parameter] != 0; }
+};
+
+/// `contains(parameter)` says who is a member.
+template <std::size_t Count, class Contains>
+constexpr SubgraphTable<Count> make_subgraph_table(const BucketPlan<Count>& plan,
+                                                   const Contains& contains) {
+  SubgraphTable<Count> table;
+  table.uses = make_table<std::uint8_t, Count>(plan.placements.size());
+  table.members = make_table<std::size_t, Count>(plan.placements.size());
+  table.unused = make_table<ArenaPiece, Count>(plan.placements.size());
+  bool after_unused = false;
+  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    for (const std::size_t p : plan.members(b)) {
+      const Placement& placement = plan.placements[p];
+      if (contains(p)) {
+        table.uses[p] = 1;
+        ++table.members[b];
+        ++table.parameters;
+        after_unused = false;
+        continue;
+      }
+      if (!after_unused) table.unused[table.unused_pieces++].offset = placement.offset;
+      ArenaPiece& piece = table.unused[table.unused_pieces - 1];
+      piece.bytes = placement.offset + placement.bytes - piece.offset;
+      after_unused = true;
+    }
+  }
+  return table;
+}
+
+/// The tables of all sets, the whole model's first: constants and an empty type where the compiler
+/// knows the plan.
+template <class Layout, class List>
+struct LayoutSubgraphs {
+  static constexpr auto tables = [] {
+    std::array<SubgraphTable<Layout::count>, List::count> all{};
+    for (std::size_t set = 0; set != List::count; ++set) {
+      all[set] = make_subgraph_table(
+          Layout::plan(), [set](std::size_t p) { return List::contains(set, Layout::name(p)); });
+    }
+    return all;
+  }();
+  constexpr explicit LayoutSubgraphs(const Layout&) {}
+};
+template <class Layout, class List>
+  requires(!Layout::is_static)
+struct LayoutSubgraphs<Layout, List> {
+  std::array<SubgraphTable<Layout::count>, List::count> tables;
+
+  explicit LayoutSubgraphs(const Layout& layout) {
+    for (std::size_t set = 0; set != List::count; ++set) {
+      tables[set] = make_subgraph_table(
+          layout.plan(), [&](std::size_t p) { return List::contains(set, layout.name(p)); });
+      // A model lists its tensors at run time: a set may turn out to be empty.
+      if (tables[set].parameters == 0) refuse_empty(set);
+    }
+  }
+
+ private:
+  [[noreturn]] static void refuse_empty(std::size_t set) {
+    throw Error(
+        "Subgraphs",
+        "sub-graph " + std::string(List::name_of(set)) + " contains no parameter that is trained",
+        "compare its patterns with the names that the model lists, and with Frozen");
+  }
+};
+
+/// The sub-graph of a backward pass, and those of all passes since the last update.
+template <class Traits>
+class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
+                      public UsedParameters<Traits>,
+                      LayoutSubgraphs<typename Traits::layout, typename Traits::subgraphs> {
+ public:
+  explicit SubgraphUsage(const auto& gradients)
+      : UsedParameters<Traits>(gradients.layout()),
+        SubgraphUsage::LayoutSubgraphs(gradients.layout()) {}
+
+  /// The next pass uses a set.
+  void choose_subgraph(std::size_t set) { set_ = set; }
+  std::size_t subgraph() const { return set_; }
+  /// The sets since the last update, this one included, by bits.
+  std::uint32_t chosen_subgraphs() const { return chosen_ | 1U << set_; }
+  /// The parameters of the next pass's set count as used.
+  void note_subgraph() {
+    chosen_ |= 1U << set_;
+    for (std::size_t p = 0; p != this->used_.size(); ++p) this->used_[p] |= table().uses[p];
+  }
+
+  /// Gradients outside of the set are zero, unless earlier micro-batches have brought some. Where
+  /// memory comes bucket by bucket, zeros come last. Where passes are captured, the use of the set
+  /// has been noted before.
+  void before_backward(auto& gradients, bool live) {
+    if (!Traits::captures && (live || Traits::subgraphs_agree)) note_subgraph();
+    if constexpr (!Traits::frees_gradients) {
+      gradients.readiness().reset(table());
+      for (std::size_t i = 0; !gradients.pass().adds && i != table().unused_pieces; ++i) {
+        const ArenaPiece& piece = table().unused[i];
+        gradients.execution().zero(gradients.arena() + piece.offset, piece.bytes);
+      }
+    }
+  }
+  /// All buckets are, unless every rank knows that no rank has used a member.
+  bool needs_bucket([[maybe_unused]] const auto& gradients,
+                    [[maybe_unused]] std::size_t bucket) const {
+    if constexpr (!Traits::subgraphs_agree || Traits::frees_gradients) return true;
+    for (const std::size_t p : gradients.layout().plan().members(bucket)) {
+      if (this->used_[p] != 0) return true;
+    }
+    return false;
+  }
+  void after_backward(auto& gradients) {
+    for (std::size_t p = 0; p != table().uses.size(); ++p) {
+      if (table().contains(p) && !gradients.readiness().is_ready(p)) refuse_missing(gradients);
+    }
+    if constexpr (Traits::frees_gradients) gradients.take_missing_as_zero();
+  }
+  void after_update() {
+    this->forget_usage();
+    chosen_ = 0;
+  }
+
+  std::uint64_t graph_key() const { return std::uint64_t{set_} << 32 | chosen_subgraphs(); }
+  auto snapshot() const { return std::pair(this->used_, chosen_); }
+  void rollback(const auto& before) {
+    this->used_ = before.first;
+    chosen_ = before.second;
+  }
+
+ private:
+  const auto& table() const { return this->tables[set_]; }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing(const auto& gradients) const {
+    std::string names;
+    for (std::size_t p = 0, listed = 0; p != table().uses.size() && listed != 8; ++p) {
+      if (table().contains(p) && !gradients.readiness().is_ready(p))
+        names.append(listed++ == 0 ? "" : ", ").append(gradients.layout().name(p));
+    }
+    const std::string set = set_ == whole_model
+                                ? "the whole model"
+                                : "sub-graph " + std::string(Traits::subgraphs::name_of(set_));
+    fail("backward",
+         {"no gradient came for ", std::string_view(names), " of ", std::string_view(set)},
+         "let backward write and mark every parameter of the sub-graph that the step uses");
+  }
+
+  std::size_t set_ = whole_model;
+  std::uint32_t chosen_ = 0;
+};
+
+struct SubgraphsFeature {
+  template <class Traits>
+  static constexpr bool applies = Traits::has_subgraphs;
+  template <class Traits, class Comm>
+  using type = SubgraphUsage<Traits>;
+};
+
+/// Calls `f(std::integral_constant<std::size_t, Set>{})` with a set that is known at run time.
+template <std::size_t Count, std::size_t Set = 0, class F>
+decltype(auto) with_subgraph(std::size_t set, const F& f) {
+  if constexpr (Set + 1 == Count) {
+    return f(std::integral_constant<std::size_t, Set>{});
+  } else {
+    if (set == Set) return f(std::integral_constant<std::size_t, Set>{});
+    return with_subgraph<Count, Set + 1>(set, f);
+  }
+}
+
+/// Evaluations and predictions of a wrapper use a sub-graph while this lives.
+template <class Wrapper>
+class EvaluatedSubgraph {
+ public:
+  template <class Set>
+  EvaluatedSubgraph(Wrapper& wrapper, const Set& set) : wrapper_(wrapper) {
+    wrapper.evaluate_subgraph(subgraph_number<typename Wrapper::subgraphs>(set));
+  }
+  ~EvaluatedSubgraph() { wrapper_.evaluate_subgraph(whole_model); }
+  EvaluatedSubgraph(const EvaluatedSubgraph&) = delete;
+  EvaluatedSubgraph& operator=(const EvaluatedSubgraph&) = delete;
+
+ private:
+  Wrapper& wrapper_;
+};
+
+/// A step that knows its set. Gradients of parameters outside of it stay zero, so that to ask for
+/// one, or to say that it is complete, is an error.
+template <class Step, class List, std::size_t Set>
+class SubgraphStep : public Step {
+ public:
+  explicit SubgraphStep(const Step& step) : Step(step) {}
+
+  /// The set that this step uses: `step.subgraph() == "with_adapter"_s`.
+  static constexpr UsedSubgraph<List, Set> subgraph() { return {}; }
+
+  /// Does this step use a parameter?
+  template <class Key>
+    requires NameKey<Key>
+  static constexpr bool uses(Key key) {
+    static_cast<void>(Step::uses(key));  // refuses a name that is not declared
+    return List::contains(Set, Key::name);
+  }
+  template <class Key>
+    requires(!NameKey<Key>)
+  bool uses(Key key) const {
+    const std::string_view name = this->name_of(key);
+    return name.empty() || List::contains(Set, name);  // what is not listed is refused elsewhere
+  }
+
+  template <class Key>
+  constexpr auto grad(Key key) const {
+    require_used(key);
+    return Step::grad(key);
+  }
+  template <class Key>
+  constexpr void ready(Key key) const {
+    require_used(key);
+    Step::ready(key);
+  }
+  template <class Key, class Value = std::initializer_list<double>>
+  constexpr void set_grad(Key key, const Value& value) const {
+    require_used(key);
+    Step::set_grad(key, value);
+  }
+
+ private:
+  template <class Key>
+  constexpr void require_used(Key key) const {
+    if (!uses(key)) [[unlikely]]
+      refuse(this->name_of(key));
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] static void refuse(std::string_view parameter) {
+    fail("backward",
+         {"the gradient of ", parameter, " was written or marked ready, and sub-graph ",
+          List::name_of(Set), " does not contain it"},
+         "ask step.uses(\"name\"_p) before, or add the parameter to the sub-graph");
+  }
+};
+
+}  // namespace lockstep::detail

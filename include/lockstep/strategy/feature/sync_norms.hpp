@@ -1,0 +1,120 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file The step of a job whose batch norms take their statistics over several ranks.
+
+#include <cstddef>
+#include <span>
+#include <type_traits>
+
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/core/strong.hpp"
+#include "lockstep/model/tensor_list.hpp"
+#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+
+namespace lockstep::detail {
+
+/// The ranks over which batch norms take their statistics: those of the job, or of its group. Their
+/// collectives are calls of the step.
+template <class Traits, class Comm>
+class NormRanks {
+  using Groups = JobGroupsOf<Traits, Comm>;
+
+ public:
+  static constexpr bool communicates = true;
+
+  NormRanks(Comm& job, Groups& groups) : job_(&job), groups_(&groups) {}
+
+  std::size_t world() const { return ranks().world_size().value(); }
+  Rank rank() const { return ranks().rank(); }
+
+  /// all = every rank's own, by rank. **Ranks** all of these, in the order in which their models
+  /// have norms. **Host** blocks. **Stream** on a GPU it is enqueued on the step's, and captured
+  /// with it.
+  template <class T>
+  void all_gather(std::span<const T> own, std::span<T> all) const {
+    follow_job();
+    ranks().all_gather(own, all, step_call<Traits, JobCall::forward>());
+  }
+  /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
+  template <class T>
+  void all_reduce(std::span<T> values) const {
+    follow_job();
+    ranks().all_reduce(values, Sum{}, step_call<Traits, JobCall::backward>());
+  }
+  /// What these ranks have allocated for themselves is there, before a collective: a GPU's
+  /// allocation may wait for what the others have enqueued. **Ranks** all of these.
+  void settle_allocations() const {
+    if constexpr (requires { ranks().settle_allocations(); }) ranks().settle_allocations();
+  }
+
+ private:
+  auto& ranks() const {
+    if constexpr (Traits::syncs_norms_in_group) {
+      return groups_->group();
+    } else {
+      return *job_;
+    }
+  }
+  /// Buckets that are under way are the job's: where GPUs wait for each other in their collectives,
+  /// those of two communicators must come in one order on all of them.
+  void follow_job() const {
+    if constexpr (Traits::syncs_norms_in_group && requires { job_->order_calls(); })
+      job_->order_calls();
+  }
+
+  Comm* job_;
+  Groups* groups_;
+};
+
+/// The ranks of a job whose norms do not share statistics. A model that lists its tensors may have
+/// norms that were meant to: with more than one rank they refuse.
+struct UnsyncedNormRanks {
+  static constexpr bool communicates = false;
+  std::size_t ranks = 1;
+
+  std::size_t world() const { return ranks; }
+};
+
+/// An execution's step that knows these ranks.
+template <class Step, class Ranks>
+class NormStep : public Step {
+ public:
+  NormStep(const Step& step, const Ranks& ranks) : Step(step), ranks_(ranks) {}
+
+  const Ranks& norm_ranks() const { return ranks_; }
+
+ private:
+  Ranks ranks_;
+};
+
+/// The model's step knows the ranks of its norms, where these share statistics or may ask.
+template <class Traits, class Comm>
+struct SyncNorms : Stages<SyncNorms<Traits, Comm>> {
+  constexpr explicit SyncNorms(const auto& /*gradients*/) {}
+
+  using Ranks =
+      typename std::conditional_t<Traits::syncs_norms, std::type_identity<NormRanks<Traits, Comm>>,
+                                  std::type_identity<UnsyncedNormRanks>>::type;
+  template <class Step>
+  using View = NormStep<Step, Ranks>;
+  template <class Step>
+  static View<Step> view(const Step& step, auto& replica) {
+    if constexpr (Traits::syncs_norms) {
+      return {step, Ranks(replica.communicator(), replica.groups())};
+    } else {
+      return {step, Ranks{replica.communicator().world_size().value()}};
+    }
+  }
+};
+
+struct SyncNormsFeature {
+  template <class Traits>
+  static constexpr bool applies =
+      Traits::syncs_norms || (!Traits::alone && TensorListing<typename Traits::model>);
+  template <class Traits, class Comm>
+  using type = SyncNorms<Traits, Comm>;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A step as a fixed list of stages, and the features that act at them.
+
+#include <cstddef>
+#include <cstdint>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/strategy/feature/accumulate.hpp"
+#include "lockstep/strategy/feature/buffers.hpp"
+#include "lockstep/strategy/feature/checked_gradients.hpp"
+#include "lockstep/strategy/feature/join.hpp"
+#include "lockstep/strategy/feature/random.hpp"
+#include "lockstep/strategy/feature/share_weights.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/feature/sync_norms.hpp"
+#include "lockstep/strategy/feature/unused_parameters.hpp"
+
+namespace lockstep::detail {
+
+template <class Step, class... F>
+struct StackedView {
+  using type = Step;
+};
+template <class Step, class First, class... Rest>
+struct StackedView<Step, First, Rest...>
+    : StackedView<typename First::template View<Step>, Rest...> {};
+
+/// All features of a job, one after the other at every stage: see `Stages`. Those that do not apply
+/// are not instantiated, and a job without features has an empty set.
+template <class... F>
+struct FeatureSet : F... {
+  explicit FeatureSet([[maybe_unused]] auto& gradients) : F(gradients)... {}
+
+  void prepare([[maybe_unused]] std::uint64_t updates, [[maybe_unused]] std::size_t micro_batch) {
+    (F::prepare(updates, micro_batch), ...);
+  }
+  void before_forward([[maybe_unused]] auto& replica, [[maybe_unused]] JobCall part_of) {
+    (F::before_forward(replica, part_of), ...);
+  }
+  void before_backward([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
+    (F::before_backward(gradients, live), ...);
+  }
+  void before_reductions([[maybe_unused]] auto& gradients, [[maybe_unused]] bool live) {
+    (F::before_reductions(gradients, live), ...);
+  }
+  void bucket_claimed([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t bucket) {
+    (F::bucket_claimed(gradients, bucket), ...);
+  }
+  template <class T>
+  void gradient_ready([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t parameter) {
+    (F::template gradient_ready<T>(gradients, parameter), ...);
+  }
+  bool needs_bucket([[maybe_unused]] const auto& gradients, [[maybe_unused]] std::size_t b) const {
+    return (F::needs_bucket(gradients, b) && ...);
+  }
+  void bucket_reduced([[maybe_unused]] auto& gradients, [[maybe_unused]] std::size_t bucket) {
+    (F::bucket_reduced(gradients, bucket), ...);
+  }
+  void after_backward([[maybe_unused]] auto& gradients) { (F::after_backward(gradients), ...); }
+  static constexpr bool divides_averages = (F::divides_averages || ...);
+  double divisor([[maybe_unused]] auto& gradients) { return (1.0 * ... * F::divisor(gradients)); }
+  void after_update() { (F::after_update(), ...); }
+
+  /// The step that the model sees: `step` with what all features add to it.
+  template <class Step>
+  using View = typename StackedView<Step, F...>::type;
+  template <class Step>
+  View<Step> view(const Step& step, [[maybe_unused]] auto& replica) {
+    return stack<F...>(step, replica);
+  }
+
+  std::uint64_t graph_key() const {
+    std::uint64_t key = 0;
+    ((key = 31 * key + F::graph_key()), ...);
+    return key;
+  }
+  auto snapshot() const { return std::tuple(F::snapshot()...); }
+  void rollback([[maybe_unused]] const auto& all) {
+    [&]<std::size_t... I>(std::index_sequence<I...>) {
+      (F::rollback(std::get<I>(all)), ...);
+    }(std::index_sequence_for<F...>{});
+  }
+
+ private:
+  template <class... Rest, class Step>
+    requires(sizeof...(Rest) == 0)
+  static const Step& stack(const Step& step, auto& /*replica*/) {
+    return step;
+  }
+  template <class First, class... Rest, class Step>
+  auto stack(const Step& step, auto& replica) {
+    return stack<Rest...>(First::view(step, replica), replica);
+  }
+};
+
+template <class Traits, class Comm, class Chosen, class... Tags>
+struct SelectFeatures {
+  using type = Chosen;
+};
+template <class Traits, class Comm, class... F, class Tag, class... Tags>
+  requires(Tag::template applies<Traits>)
+struct SelectFeatures<Traits, Comm, FeatureSet<F...>, Tag, Tags...>
+    : SelectFeatures<Traits, Comm, FeatureSet<F..., typename Tag::template type<Traits, Comm>>,
+                     Tags...> {};
+template <class Traits, class Comm, class... F, class Tag, class... Tags>
+  requires(!Tag::template applies<Traits>)
+struct SelectFeatures<Traits, Comm, FeatureSet<F...>, Tag, Tags...>
+    : SelectFeatures<Traits, Comm, FeatureSet<F...>, Tags...> {};
+
+/// The features that apply to a job. A new feature is its file and its line here. The order is the
+/// order at every stage: sub-graphs say which gradients come, before the checked mode looks for
+/// them, and what is added up has been checked and weighed.
+template <class Traits, class Comm>
+using FeaturesOf = typename SelectFeatures<Traits, Comm, FeatureSet<>,  //
+                                           SubgraphsFeature,            //
+                                           UnusedParametersFeature,     //
+                                           JoinFeature,                 //
+                                           CheckedGradientsFeature,     //
+                                           ShareWeightsFeature,         //
+                                           AccumulationFeature,         //
+                                           BuffersFeature,              //
+                                           RandomFeature,               //
+                                           SyncNormsFeature>::type;
+
+}  // namespace lockstep::detail

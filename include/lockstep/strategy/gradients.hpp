@@ -1,0 +1,546 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file A replica's gradients: written into buckets, summed over micro-batches, averaged over
+/// ranks.
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <initializer_list>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+
+#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/plan.hpp"
+#include "lockstep/core/element.hpp"
+#include "lockstep/core/error.hpp"
+#include "lockstep/model/lookup.hpp"
+#include "lockstep/strategy/concepts.hpp"
+#include "lockstep/strategy/features.hpp"
+#include "lockstep/strategy/freed_gradients.hpp"
+#include "lockstep/strategy/gradient_ring.hpp"
+#include "lockstep/strategy/parameter_gathers.hpp"
+#include "lockstep/strategy/reduction.hpp"
+#include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/shard_reductions.hpp"
+#include "lockstep/strategy/shards.hpp"
+
+namespace lockstep::detail {
+
+/// Which gradients of a backward pass have arrived, and which buckets they complete. The layout
+/// must outlive it.
+template <class Layout>
+class Readiness {
+ public:
+  explicit Readiness(const Layout& layout)
+      : layout_(layout),
+        ready_(make_kept_table<std::uint8_t, Layout::count>(layout.infos().size())),
+        missing_(make_kept_table<std::size_t, Layout::count>(layout.plan().bucket_count)) {}
+
+  /// A backward pass begins: no gradient has arrived.
+  void reset() {
+    const auto& plan = layout_.plan();
+    for (std::uint8_t& ready : ready_) ready = 0;
+    for (std::size_t b = 0; b != plan.bucket_count; ++b)
+      missing_[b] = plan.bucket_table[b].parameters;
+    all_missing_ = plan.trained;
+  }
+
+  /// One of a sub-graph begins: nothing is expected of parameters that it does not use.
+  template <class Table>
+  void reset(const Table& table) {
+    for (std::size_t p = 0; p != ready_.size(); ++p) ready_[p] = table.contains(p) ? 0 : 1;
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) missing_[b] = table.members[b];
+    all_missing_ = table.parameters;
+  }
+
+  /// Marks a gradient as arrived; it must be the first time in this pass.
+  void mark(std::size_t parameter) {
+    if (parameter >= ready_.size() || ready_[parameter] != 0) [[unlikely]]
+      refuse(parameter);
+    ready_[parameter] = 1;
+    --missing_[layout_.plan().placements[parameter].bucket];
+    --all_missing_;
+  }
+
+  bool is_ready(std::size_t parameter) const { return ready_[parameter] != 0; }
+  bool is_complete(std::size_t bucket) const { return missing_[bucket] == 0; }
+  bool all_ready() const { return all_missing_ == 0; }
+
+  /// The names of parameters whose gradients have not arrived, at most eight.
+  std::string missing_names() const {
+    constexpr std::size_t most = 8;
+    std::string names;
+    std::size_t listed = 0;
+    for (std::size_t p = 0; p < ready_.size() && listed < most; ++p) {
+      if (!is_ready(p) && layout_.plan().is_trained(p))
+        names.append(listed++ == 0 ? "" : ", ").append(layout_.name(p));
+    }
+    if (all_missing_ > most) names += text({" and ", all_missing_ - most, " more"});
+    return names;
+  }
+
+ private:
+  [[noreturn, gnu::noinline]] void refuse(std::size_t parameter) const {
+    if (parameter >= ready_.size()) {
+      fail("backward", {"parameter ", parameter, " of ", ready_.size(), " was marked ready"},
+           "number parameters from 0, in the order in which the model lists them");
+    }
+    fail("backward", {"the gradient of ", layout_.name(parameter), " was marked ready twice"},
+         "call step.ready once for each parameter, when its gradient is complete");
+  }
+
+  const Layout& layout_;
+  KeptTable<std::uint8_t, Layout::count> ready_;   // by parameter
+  KeptTable<std::size_t, Layout::count> missing_;  // gradients, by bucket
+  std::size_t all_missing_ = 0;
+};
+
+/// Are gradients of a micro-batch reduced over ranks, or kept until those of a later one are?
+enum class Sync : std::uint8_t { no, yes };
+
+/// How a backward pass treats its gradients.
+struct BackwardPass {
+  bool synchronizes = false;  ///< buckets are reduced over ranks as they complete
+  bool adds = false;          ///< gradients are added to those of earlier micro-batches
+};
+
+/// The gradients of backward passes. The model writes gradients and marks each as ready; in a pass
+/// that synchronizes, a bucket's reduction starts with its last gradient, buckets strictly in
+/// order. What features do meanwhile is in `features()`.
+///
+/// Gradients lie in arenas that are laid out as the plan says: one for gradients, a second one for
+/// those of a pass that adds, and another where they travel in another type. A rank that gives
+/// gradients away has a ring of buckets instead.
+template <class Traits, class Comm, class Execution>
+class GradientBuckets : public FreedGradients<GradientBuckets<Traits, Comm, Execution>, Traits> {
+  friend FreedGradients<GradientBuckets, Traits>;
+  using layout_type = typename Traits::layout;
+  template <class T>
+  using Travelling = typename Traits::template travelling<T>;
+
+ public:
+  using Usage = typename Traits::Usage;
+  using Features = FeaturesOf<Traits, Comm>;
+  /// How gradients are reduced, and whether a factor is left to those that read the result.
+  static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
+  static constexpr bool frees = Traits::frees_gradients;
+  static constexpr bool skips_unused = Traits::skips_unused;
+  static constexpr bool folds =
+      how == GradientReduction::folded_sum || how == GradientReduction::folded_sum_of_halves;
+
+  GradientBuckets(Comm& comm, Execution& execution, const layout_type& where)
+      : comm_(comm),
+        execution_(execution),
+        layout_(where),
+        ring_(comm, where),
+        arena_(make_arena()),
+        averages_(make_travelling_arena()),
+        readiness_(where),
+        features_(*this),
+        reductions_(comm, execution, where) {
+    static_assert(GradientSource<GradientBuckets>);
+    foresee();
+  }
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  /// The communicators of groups, where buckets are divided inside of these.
+  void use(auto& groups) {
+    if constexpr (Traits::scatters_buckets) reductions_.use(groups);
+  }
+
+  // What features share.
+
+  Features& features() { return features_; }
+  const Features& features() const { return features_; }
+  Comm& comm() { return comm_; }
+  Execution& execution() { return execution_; }
+  const layout_type& layout() const { return layout_; }
+  Readiness<layout_type>& readiness() { return readiness_; }
+  const Readiness<layout_type>& readiness() const { return readiness_; }
+  const BackwardPass& pass() const { return pass_; }
+
+  /// Where a model writes the gradients of a pass that adds nothing.
+  std::byte* arena() const { return arena_; }
+  /// Where a model writes the gradients of a pass that adds. Allocated at the first call.
+  std::byte* second_arena() {
+    if (!second_) second_.emplace(layout_.plan().bytes);
+    return second_->data();
+  }
+  template <class T>
+  std::span<T> own(std::size_t offset, std::size_t bytes) const {
+    return elements_at<T>(arena_, offset, bytes);
+  }
+  /// The gradient of a parameter where the model has just written it, and where it is added up.
+  template <class T>
+  std::span<T> written(std::size_t parameter) const {
+    if constexpr (Traits::frees_gradients)
+      return piece_of<T>(ring_.arena_of(layout_.plan().placements[parameter].bucket), parameter);
+    return piece_of<T>(pass_.adds ? second_->data() : arena_, parameter);
+  }
+  template <class T>
+  std::span<T> summed(std::size_t parameter) const {
+    return piece_of<T>(arena_, parameter);
+  }
+  /// Averages lie where the gradients are, unless they are reduced in another type.
+  template <class T>
+  std::span<Travelling<T>> averages(std::size_t offset, std::size_t bytes) const {
+    return elements_at<Travelling<T>>(averages_, offset / sizeof(T) * sizeof(Travelling<T>),
+                                      bytes / sizeof(T) * sizeof(Travelling<T>));
+  }
+  /// This rank's averages of a bucket of which it owns a slice.
+  template <class T>
+  std::span<Travelling<T>> slice_averages(std::size_t b, Shard slice) const {
+    if constexpr (Traits::frees_gradients) return ring_.template slice<T>(b);
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
+  }
+  /// The bytes of the gradients that this rank keeps.
+  std::size_t bytes() const {
+    if constexpr (Traits::frees_gradients) {
+      return ring_.bytes();
+    } else {
+      return layout_.plan().bytes * (second_ ? 2 : 1);
+    }
+  }
+
+  // A backward pass.
+
+  void begin_backward(BackwardPass pass) { begin_pass(pass, true); }
+
+  /// The gradient of a parameter is complete.
+  template <class Tensor>
+  void ready(Tensor tensor) {
+    readiness_.mark(tensor.index);
+    if constexpr (std::is_same_v<Tensor, ListedTensor>) {
+      Traits::with_element(layout_.infos()[tensor.index].element,
+                           [&]<class T>(std::type_identity<T>) {
+                             features_.template gradient_ready<T>(*this, tensor.index);
+                           });
+    } else {
+      using T = ElementOf<Traits::parameter_types::of(Tensor::info.element)>;
+      features_.template gradient_ready<T>(*this, tensor.index);
+    }
+    start_complete_buckets();
+  }
+
+  /// A parameter has no gradient in this pass: it counts as zero. Where buckets are given their
+  /// memory one after the other, `end_backward` says so of all.
+  void unused(std::size_t parameter)
+    requires(Traits::skips_unused)
+  {
+    if constexpr (!Traits::frees_gradients) {
+      take_as_zero(parameter);
+      start_complete_buckets();
+    }
+  }
+
+  void end_backward() {
+    features_.after_backward(*this);
+    if (!readiness_.all_ready()) refuse_missing();
+    // A graph of a micro-batch ends with all that it began.
+    if constexpr (Traits::frees_gradients && Traits::captures) reduce();
+  }
+
+  /// A pass in which this rank has no samples: its gradients are zero, and it uses no parameter.
+  void pass_without_samples(BackwardPass pass) {
+    begin_pass(pass, false);
+    take_missing_as_zero();
+  }
+
+  /// Gradients that have not come count as zero.
+  void take_missing_as_zero() {
+    if constexpr (Traits::frees_gradients) return this->take_missing_as_zero_in_turn();
+    for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
+      if constexpr (layout_type::freezes) {
+        if (!layout_.plan().is_trained(p)) continue;
+      }
+      if (!readiness_.is_ready(p)) take_as_zero(p);
+    }
+    start_complete_buckets();
+  }
+
+  /// The gradients that were added up count `factor` times. No bucket is under way.
+  void scale_own(double factor) {
+    for (const Bucket& bucket : layout_.plan().buckets()) {
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        execution_.scale(own<T>(bucket.offset, bucket.bytes), factor);
+      });
+    }
+  }
+
+  /// Starts the reductions of gradients whose passes did not synchronize.
+  void start_late() {
+    if constexpr (Traits::frees_gradients) return;  // every pass has reduced its own
+    pass_.synchronizes = true;
+    next_ = 0;
+    features_.before_reductions(*this, true);
+    start_complete_buckets();
+  }
+
+  // For updaters: see GradientSource.
+
+  /// **Host** blocks.
+  void wait(std::size_t b) {
+    if constexpr (Traits::reduces) {
+      if (!features_.needs_bucket(*this, b)) return;
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        if constexpr (Traits::frees_gradients) {
+          if (!reductions_.template is_under_way<Travelling<T>>(b)) return;
+          reductions_.template wait<Travelling<T>>(b);
+          ring_.template keep<T>(execution_, b, pass_.adds);
+        } else if constexpr (Traits::reduces_early) {
+          reductions_.template wait<Travelling<T>>(b);
+        } else {
+          comm_.all_reduce(own<T>(bucket.offset, bucket.bytes),
+                           reduction_of_gradients<how>(comm_.world_size().value()),
+                           step_call<Traits, JobCall::backward>());
+        }
+      });
+      features_.bucket_reduced(*this, b);
+    }
+  }
+
+  /// **Host** blocks.
+  void reduce() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) wait(b);
+  }
+
+  /// Reduces, and makes the results averages where a factor was left to those that read them: the
+  /// program may look at them now. **Host** blocks.
+  void average() {
+    reduce();
+    if constexpr (Traits::scatters_buckets) gather_averages();
+    if constexpr (folds || Features::divides_averages) {
+      const double factor = this->factor() / features_.divisor(*this);
+      for (std::size_t b = 0; factor != 1 && b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          execution_.scale(averages<T>(bucket.offset, bucket.bytes), factor);
+        });
+      }
+    }
+  }
+
+  /// The factor that makes averages of what `reduce` leaves.
+  double factor() const { return folded_factor(how, comm_.world_size().value()); }
+
+  /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
+  bool is_used([[maybe_unused]] std::size_t parameter) const {
+    if constexpr (Traits::notes_usage) return features_.used()[parameter] != 0;
+    return true;
+  }
+  const Usage& used() const
+    requires(Traits::notes_usage)
+  {
+    return features_.used();
+  }
+  const Usage& agree_on_usage()
+    requires(Traits::notes_usage)
+  {
+    return features_.agree_on_usage(*this);
+  }
+  double live_share()
+    requires(Traits::divides_by_live)
+  {
+    return features_.live_share(*this);
+  }
+
+  // After a step.
+
+  auto& reductions() { return reductions_; }
+
+ private:
+  void begin_pass(BackwardPass pass, bool live) {
+    if constexpr (Traits::frees_gradients) {
+      reduce();
+      ring_.forget_holders();
+    }
+    pass_ = pass;
+    next_ = 0;
+    readiness_.reset();
+    features_.before_backward(*this, live);
+    if (pass.synchronizes) features_.before_reductions(*this, live);
+  }
+
+  void start_complete_buckets() {
+    if constexpr (Traits::reduces_early) {
+      if (!pass_.synchronizes && !Traits::frees_gradients) return;
+      const auto& plan = layout_.plan();
+      for (; next_ != plan.bucket_count && readiness_.is_complete(next_); ++next_) {
+        if (!features_.needs_bucket(*this, next_)) continue;
+        if (next_ >= most_under_way) wait(next_ - most_under_way);
+        Traits::with_element(plan.bucket_table[next_].element,
+                             [&]<class T>(std::type_identity<T>) { start<T>(next_); });
+      }
+    }
+  }
+  /// Starts to reduce a bucket, with the join flags behind it.
+  template <class T>
+  void start(std::size_t b) {
+    const std::size_t more = flags_behind<Traits>(b, comm_.world_size());
+    const auto travelling = travelling_gradients<T>(b, more);
+    if constexpr (!std::is_same_v<T, Travelling<T>>)
+      execution_.cast(travelling, own_gradients<T>(b, more));
+    if constexpr (Traits::scatters_buckets) {
+      reductions_.template start<T>(b, travelling);
+    } else {
+      reductions_.start(comm_, b, travelling);
+    }
+  }
+
+  /// Every rank has reduced its slices: now it has all. **Ranks** all. **Host** blocks.
+  void gather_averages() {
+    for (std::size_t b = Traits::joins ? 1 : 0; b != layout_.plan().bucket_count; ++b) {
+      const Bucket& bucket = layout_.plan().bucket_table[b];
+      Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+        const auto& space = reductions_.space();
+        const auto whole = averages<T>(bucket.offset, bucket.bytes);
+        space.gather(space.template pieces<T>(whole.data(), whole.size())).wait();
+      });
+    }
+  }
+
+  void take_as_zero(std::size_t p) {
+    readiness_.mark(p);
+    const Placement& placement = layout_.plan().placements[p];
+    if (!pass_.adds) execution_.zero(arena_ + placement.offset, placement.bytes);
+  }
+
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_missing() const {
+    throw Error("backward", "no gradient came for " + readiness_.missing_names(),
+                "let backward write and mark every parameter, or add UnusedParameters<Zero>");
+  }
+
+  // Memory.
+
+  std::byte* make_arena() {
+    if constexpr (Traits::frees_gradients) {
+      return nullptr;
+    } else {
+      return reinterpret_cast<std::byte*>(
+          comm_.template allocate<std::uint8_t>(layout_.plan().bytes).data());
+    }
+  }
+  std::byte* make_travelling_arena() {
+    std::byte* arena = arena_;
+    if constexpr (Traits::frees_gradients) return arena;
+    Traits::with_element(
+        layout_.plan().bucket_table[0].element, [&]<class T>(std::type_identity<T>) {
+          if constexpr (!std::is_same_v<T, Travelling<T>>) {
+            arena = reinterpret_cast<std::byte*>(
+                comm_.template allocate<Travelling<T>>(layout_.plan().bytes / sizeof(T)).data());
+          }
+        });
+    return arena;
+  }
+  /// Takes all memory now that steps will need: to allocate later may wait for other ranks' GPUs.
+  void foresee() {
+    if constexpr (Traits::micro_batches > 1 && !Traits::frees_gradients) second_arena();
+    if constexpr (requires { comm_.reserve(std::size_t{1}); }) {
+      std::size_t most = 0;
+      for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+        const Bucket& bucket = layout_.plan().bucket_table[b];
+        const std::size_t count = bucket.count() + flags_behind<Traits>(b, comm_.world_size());
+        Traits::with_element(bucket.element, [&]<class T>(std::type_identity<T>) {
+          most = std::max(most, count * sizeof(Accumulator<Travelling<T>>));
+        });
+      }
+      comm_.reserve(most);
+    }
+  }
+
+  template <class T>
+  std::span<T> piece_of(std::byte* arena, std::size_t parameter) const {
+    const Placement& placement = layout_.plan().placements[parameter];
+    return elements_at<T>(arena, placement.offset, placement.bytes);
+  }
+  /// A bucket's gradients where the model has written them, and where they travel, with so many
+  /// elements behind it.
+  template <class T>
+  std::span<T> own_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients)
+      return elements_at<T>(ring_.arena_of(b), bucket.offset, bucket.bytes);
+    return own<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+  template <class T>
+  std::span<Travelling<T>> travelling_gradients(std::size_t b, std::size_t more) const {
+    const Bucket& bucket = layout_.plan().bucket_table[b];
+    if constexpr (Traits::frees_gradients) return ring_.template travelling<T>(b);
+    return averages<T>(bucket.offset, bucket.bytes + more * sizeof(T));
+  }
+
+  static constexpr std::size_t most_under_way = [] {
+    if constexpr (Traits::shards) {
+      return most_shards_under_way<Comm>;
+    } else if constexpr (Traits::reduces_early) {
+      return std::size_t{Comm::most_under_way};
+    } else {
+      return std::size_t{0};
+    }
+  }();
+
+  /// What stands in for a ring where gradients stay whole.
+  struct NoRing {
+    constexpr NoRing(Comm&, const layout_type&) {}
+  };
+  using Ring =
+      typename std::conditional_t<Traits::frees_gradients,
+                                  std::type_identity<GradientRing<Traits, Comm, Execution>>,
+                                  std::type_identity<NoRing>>::type;
+
+  Comm& comm_;
+  Execution& execution_;
+  const layout_type& layout_;
+  [[no_unique_address]] Ring ring_;
+  std::byte* arena_;
+  std::byte* averages_;
+  std::optional<typename Execution::Arena> second_;
+  Readiness<layout_type> readiness_;
+  [[no_unique_address]] Features features_;
+  ReductionsOf<Traits, Comm, Execution> reductions_;
+  BackwardPass pass_;
+  std::size_t next_ = 0;  // the bucket whose reduction is to start next
+};
+
+/// A bare step whose `ready` tells the gradients. The parameter is a constant where its key is a
+/// name, and so is its bucket where shapes are static.
+template <class Model, class Bare, class Gradients>
+class TrackedStep : public Bare {
+ public:
+  TrackedStep(const Bare& bare, Gradients& gradients) : Bare(bare), gradients_(&gradients) {}
+
+  /// Says that a gradient is complete. With the last one of a bucket, its reduction starts.
+  template <class Key>
+  void ready(Key key) const {
+    Bare::ready(key);  // refuses what has no gradient
+    gradients_->ready(find_tensor<Model, TensorRole::parameter>(key));
+  }
+
+  /// Says that a parameter has no gradient in this pass, which counts as zero: with
+  /// `UnusedParameters<Zero>`, for those who know before the end of backward.
+  template <class Key>
+  void unused(Key key) const
+    requires(Gradients::skips_unused)
+  {
+    Bare::ready(key);
+    gradients_->unused(find_tensor<Model, TensorRole::parameter>(key).index);
+  }
+
+  /// Writes a gradient and says that it is complete.
+  template <class Key, class Value = std::initializer_list<double>>
+  void set_grad(Key key, const Value& value) const {
+    this->write_grad(key, value);
+    ready(key);
+  }
+
+ private:
+  Gradients* gradients_;
+};
+
+}  // namespace lockstep::detail
