@@ -13,7 +13,7 @@
 
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/device/cuda/check.cuh"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 namespace many {
 

@@ -4,7 +4,5 @@
 // are.
 #include "lockstep/lockstep.ipp"
 
-template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
-
 template <>
 const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::version_key()>::is_linked = 1;

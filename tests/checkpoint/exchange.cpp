@@ -10,7 +10,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/half.hpp"
-#include "lockstep/core/json_string.hpp"
+#include "lockstep/core/json.hpp"
 
 namespace {
 

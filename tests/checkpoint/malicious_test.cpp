@@ -12,7 +12,7 @@
 #include "checkpoint/folder.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/checksum.hpp"
-#include "lockstep/core/json_string.hpp"
+#include "lockstep/core/json.hpp"
 
 BOOST_AUTO_TEST_SUITE(checkpoint_malicious)
 

@@ -11,6 +11,7 @@
 
 #include "exercise.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
 
 using namespace ranks;
 
@@ -52,6 +53,21 @@ BOOST_AUTO_TEST_CASE(collectives_take_thrusts_vectors) {
     collectives_of<thrust::universal_vector>(comm);
     collectives_of<thrust::host_vector>(comm);
   }));
+}
+
+BOOST_AUTO_TEST_CASE(data_sets_are_made_of_thrusts_vectors) {
+  const auto last_of = [](const auto& inputs, const auto& labels) {
+    LabelledSample<float, int> sample;
+    const InMemoryDataset data(inputs, labels);
+    data.read(data.size() - 1, sample);
+    return sample.inputs[1] + static_cast<float>(sample.label);
+  };
+  const std::vector<float> inputs{1, 2, 3, 4};
+  const std::vector<int> labels{10, 20};
+  BOOST_TEST(last_of(thrust::device_vector<float>(inputs), thrust::device_vector<int>(labels)) ==
+             24);
+  BOOST_TEST(last_of(thrust::universal_vector<float>(inputs), labels) == 24);
+  BOOST_TEST(last_of(thrust::host_vector<float>(inputs), labels) == 24);
 }
 
 BOOST_AUTO_TEST_CASE(a_view_is_made_of_thrusts_pointers) {

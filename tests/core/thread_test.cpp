@@ -18,7 +18,7 @@
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/queue.hpp"
-#include "lockstep/core/share_work.hpp"
+#include "lockstep/core/worker.hpp"
 #include "lockstep/data/prefetch_queue.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store_server.hpp"
@@ -69,9 +69,9 @@ BOOST_AUTO_TEST_CASE(a_loaders_worker_that_cannot_start_is_an_error_and_the_othe
 
 BOOST_AUTO_TEST_CASE(a_queue_of_calls_forgets_the_call_whose_thread_cannot_start) {
   struct Owner {
-    Queue& queue() { return calls; }
+    CallQueue& queue() { return calls; }
     void give_up() {}
-    Queue calls;
+    CallQueue calls;
   };
   std::atomic<int> made = 0;
   const auto call = [&] { ++made; };

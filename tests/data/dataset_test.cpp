@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "lockstep/data/dataset.hpp"
 
+#include <array>
 #include <boost/test/unit_test.hpp>
 #include <cstdint>
 #include <numeric>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -49,6 +51,20 @@ BOOST_AUTO_TEST_CASE(rows_in_memory_are_loaded_in_the_order_asked_for) {
   dataset.load(std::vector<std::size_t>{1}, batch);
   BOOST_TEST(batch.size() == 1u);
   BOOST_TEST(batch.row(0)[1] == 4.f);
+}
+
+BOOST_AUTO_TEST_CASE(rows_come_from_any_contiguous_range) {
+  const std::array<float, 4> inputs{1, 2, 3, 4};
+  const int labels[] = {7, 8};
+  const std::vector<int> more{7, 8};
+  const auto is_right = [](const InMemoryDataset<float, int>& data) {
+    LabelledSample<float, int> sample;
+    data.read(1, sample);
+    return data.size() == 2 && sample.inputs[1] == 4 && sample.label == 8;
+  };
+  BOOST_TEST(is_right(InMemoryDataset(inputs, labels)));
+  BOOST_TEST(is_right(InMemoryDataset(std::span(inputs), more)));
+  BOOST_TEST(is_right(InMemoryDataset(std::vector<float>(inputs.begin(), inputs.end()), more)));
 }
 
 BOOST_AUTO_TEST_CASE(inputs_that_are_no_whole_rows_are_refused) {

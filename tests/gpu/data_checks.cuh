@@ -126,6 +126,17 @@ void compare_batches(const Source& source, std::size_t world, LoaderOptions opti
   }
 }
 
+/// Memory of any kind instead of a data set.
+inline void compare_memory() {
+  const auto batch = train::labelled<double>(train::reference_batch(29, 7, 3, 1, 0));
+  LoaderOptions options;
+  options.batch_size = 6;
+  DistributedSampler<> sampler(29, WorldSize{2}, Rank{1});
+  const CudaStream stream;
+  compare_epoch(DeviceResident(batch.inputs, batch.labels), sampler, options,
+                host_epoch(rows(29, 7), sampler, options), stream);
+}
+
 /// Rows of bytes and of doubles, of a width that packets divide and of one that they do not; last
 /// batches that are smaller, batches larger than the data, and weights of 0.
 inline void compare_all_batches() {
@@ -145,6 +156,7 @@ inline void compare_all_batches() {
   compare_batches<DistributedSampler<Exact, InOrder>>(rows(29, 7), 2, options);
   const auto pipeline = rows(29, 7) | map([](auto& sample) { ++sample.label; }) | stacked();
   compare_batches<DistributedSampler<Exact, InOrder>>(pipeline, 2, options);
+  compare_memory();
 }
 
 using Network = train::GpuPlainMlp<double, dynamic, dynamic, dynamic>;

@@ -5,8 +5,11 @@
 #include <thrust/universal_vector.h>
 
 #include <boost/test/unit_test.hpp>
+#include <type_traits>
+#include <vector>
 
 #include "lockstep/core/view.hpp"
+#include "lockstep/data/resident.cuh"
 #include "thread_ranks.cuh"
 
 using namespace thread_ranks;
@@ -54,6 +57,29 @@ BOOST_FIXTURE_TEST_CASE(collectives_take_thrusts_vectors_of_device_and_managed_m
       collectives_of<thrust::universal_vector<float>>(comm);
     }));
   }
+}
+
+BOOST_FIXTURE_TEST_CASE(a_resident_data_set_is_made_of_thrusts_vectors, GpuCase) {
+  if (no_gpu()) return;
+  const std::vector<float> inputs{1, 2, 3, 4};
+  const std::vector<int> labels{10, 20};
+  const auto check = [&](const auto& there, const auto& their_labels) {
+    const DeviceResident data(there, their_labels);
+    typename std::remove_cvref_t<decltype(data)>::batch_type batch;
+    data.load(std::vector<std::size_t>{1}, batch);
+    const CudaStream stream;
+    BatchUpload<decltype(batch)> upload;
+    const DeviceBatch<float, int> placed = upload(batch, stream);
+    stream.synchronize();
+    float input = 0;
+    int label = 0;
+    cudaMemcpy(&input, placed.inputs + 1, sizeof input, cudaMemcpyDefault);
+    cudaMemcpy(&label, placed.labels, sizeof label, cudaMemcpyDefault);
+    BOOST_TEST(input == 4);
+    BOOST_TEST(label == 20);
+  };
+  check(thrust::device_vector<float>(inputs), thrust::device_vector<int>(labels));
+  check(thrust::universal_vector<float>(inputs), labels);
 }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -6,9 +6,9 @@
 #include <string>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/launch/options.hpp"
+#include "lockstep/launch/flags.hpp"
+#include "lockstep/launch/host.hpp"
 #include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/shared_gpus.hpp"
 
 using namespace lockstep;
 using lockstep::detail::Endpoint;

@@ -22,8 +22,7 @@
 #include "lockstep/launch/environment.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/launch/meeting.hpp"
-#include "lockstep/launch/restarts.hpp"
-#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/observe/display.hpp"
 #include "lockstep/trainer/process_group.hpp"
 
 using namespace lockstep;

@@ -22,7 +22,7 @@
 
 #include "fashion_mnist.hpp"
 #include "lockstep/gloo.hpp"
-#include "lockstep/launch/restarts.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "mlp.hpp"
 
 using Network = Mlp<float, 784, 32, 10>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/observe/log_file.hpp"
+#include "lockstep/observe/log.hpp"
 
 #include <sys/resource.h>
 #include <unistd.h>

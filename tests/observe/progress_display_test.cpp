@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/observe/progress_display.ipp"  // with another clock than the library has
 #include "lockstep/core/text.hpp"
+#include "lockstep/observe/display.hpp"
 
 #include <fcntl.h>
 #include <sys/ioctl.h>
@@ -17,22 +17,23 @@
 using namespace lockstep;
 using namespace std::chrono_literals;
 
-BOOST_AUTO_TEST_SUITE(observe_progress_display)
-
 namespace {
 
 /// Time that passes when a test says so, and counts how often it was asked for.
-struct FakeClock {
-  using duration = std::chrono::nanoseconds;
-  using time_point = std::chrono::time_point<FakeClock, duration>;
-  static time_point now() {
-    ++looks;
-    return time;
-  }
-  static inline time_point time;
-  static inline int looks = 0;
+detail::DisplayClock::Fake clock_of_tests;
+using Display = ProgressDisplay;
+
+/// Displays of all tests here go by it.
+struct FakeTime {
+  FakeTime() { detail::DisplayClock::fake = &clock_of_tests; }
+  ~FakeTime() { detail::DisplayClock::fake = nullptr; }
 };
-using Display = detail::BasicProgressDisplay<FakeClock>;
+
+}  // namespace
+
+BOOST_FIXTURE_TEST_SUITE(observe_progress_display, FakeTime)
+
+namespace {
 
 /// A file in memory that is, or is not, a terminal.
 struct Screen {
@@ -200,7 +201,7 @@ BOOST_AUTO_TEST_CASE(a_terminal_shows_one_line_that_becomes_the_summary) {
   for (int epoch = 1; epoch <= 2; ++epoch) {
     display.begin_epoch(static_cast<std::uint64_t>(epoch), 2, 100);
     for (int step = 0; step < 100; ++step) {
-      FakeClock::time += 50ms;
+      clock_of_tests.time += 50ms;
       display.step(10, step < 50 ? 3 : 1);
       if (step == 49) {
         BOOST_TEST(screen.seen().back() ==
@@ -225,14 +226,14 @@ BOOST_AUTO_TEST_CASE(a_terminal_is_redrawn_ten_times_a_second_at_most) {
   const Screen screen;
   Display display(screen.terminal(80));
   display.begin_epoch(1, 1, 1'000'000);
-  FakeClock::looks = 0;
+  clock_of_tests.looks = 0;
   for (int step = 0; step < 1'000'000; ++step) {
-    FakeClock::time += 10us;
+    clock_of_tests.time += 10us;
     display.step(1, 1);
   }
   BOOST_TEST(screen.count('\r') <= 101u);  // in ten seconds
   BOOST_TEST(screen.count('\r') >= 95u);
-  BOOST_TEST(FakeClock::looks < 70'000);
+  BOOST_TEST(clock_of_tests.looks < 70'000);
 }
 
 BOOST_AUTO_TEST_CASE(steps_that_become_slow_are_soon_shown_each) {
@@ -240,18 +241,18 @@ BOOST_AUTO_TEST_CASE(steps_that_become_slow_are_soon_shown_each) {
   Display display(screen.terminal(80));
   display.begin_epoch(1, 1, 1000);
   for (int step = 0; step < 500; ++step) {
-    FakeClock::time += 1us;
+    clock_of_tests.time += 1us;
     display.step(1);
   }
   std::size_t drawn = screen.count('\r');
   for (int step = 0; step < 16; ++step) {
-    FakeClock::time += 1s;
+    clock_of_tests.time += 1s;
     display.step(1);
   }
   BOOST_TEST(screen.count('\r') > drawn);
   drawn = screen.count('\r');
   for (int step = 0; step < 10; ++step) {
-    FakeClock::time += 1s;
+    clock_of_tests.time += 1s;
     display.step(1);
   }
   BOOST_TEST(screen.count('\r') == drawn + 10);
@@ -262,13 +263,13 @@ BOOST_AUTO_TEST_CASE(elsewhere_there_are_plain_lines_seldom) {
   Display display(screen.pipe());
   display.begin_epoch(1, 2, 100);
   for (int step = 0; step < 100; ++step) {
-    FakeClock::time += 10ms;
+    clock_of_tests.time += 10ms;
     display.step(10, 1);
   }
   display.end_epoch();
   display.begin_epoch(2, 2, 100);
   for (int step = 0; step < 100; ++step) {
-    FakeClock::time += 250ms;
+    clock_of_tests.time += 250ms;
     display.step(10, 1);
   }
   display.end_epoch();
@@ -285,7 +286,7 @@ BOOST_AUTO_TEST_CASE(lines_of_the_program_and_its_end_leave_no_piece_of_the_bar)
     Display display(screen.terminal(80));
     display.begin_epoch(1, 1, 10);
     display.print("short");
-    FakeClock::time += 1s;
+    clock_of_tests.time += 1s;
     display.step(1);
     BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
   }
@@ -297,7 +298,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_only_at_the_end_is_in_the_summary) {
   const Screen screen;
   Display display(screen.pipe());
   display.begin_epoch(1, 1, 1);
-  FakeClock::time += 1s;
+  clock_of_tests.time += 1s;
   display.step(4);
   EpochSummary all = display.summary();
   BOOST_TEST(!all.loss.has_value());
@@ -311,7 +312,7 @@ BOOST_AUTO_TEST_CASE(what_is_known_only_at_the_end_is_in_the_summary) {
 BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
   Display display;
   display.begin_epoch(1, 1, 2);
-  FakeClock::time += 20s;
+  clock_of_tests.time += 20s;
   display.step(4, 1);
   BOOST_TEST(display.end_epoch().samples == 4u);
 }
@@ -319,7 +320,7 @@ BOOST_AUTO_TEST_CASE(a_display_without_a_file_counts) {
 BOOST_AUTO_TEST_CASE(an_epoch_goes_on_with_the_figures_that_it_had) {
   Display display;
   display.begin_epoch(3, 10, 100);
-  FakeClock::time += 2s;
+  clock_of_tests.time += 2s;
   display.go_on({.epoch = 3, .epochs = 10, .steps = 5, .samples = 20, .seconds = 8, .loss = 0.5});
   display.step(4, 0.25);
   const EpochSummary now = display.summary();
@@ -419,7 +420,7 @@ BOOST_AUTO_TEST_CASE(no_style_shows_nothing_but_what_the_program_prints) {
   Display display({.file = screen.file, .is_quiet = true});
   display.begin_epoch(1, 1, 10);
   for (int step = 0; step < 10; ++step) {
-    FakeClock::time += 20s;
+    clock_of_tests.time += 20s;
     display.step(1);
   }
   display.print("own");
@@ -472,18 +473,18 @@ BOOST_AUTO_TEST_CASE(what_the_program_prints_itself_does_not_mix_with_the_bar) {
   const std::vector<std::string> printed{"short", ""};
   BOOST_TEST(screen.seen() == printed, boost::test_tools::per_element());
 
-  FakeClock::time += 1s;
+  clock_of_tests.time += 1s;
   display.step(1);
   BOOST_TEST(screen.seen().back().starts_with("epoch 1/1  ["));
 
   std::fprintf(screen.file, "half a");  // the bar stays away from a line that has begun
-  FakeClock::time += 1s;
+  clock_of_tests.time += 1s;
   display.step(1);
   std::fprintf(screen.file, " line\n");
   const std::vector<std::string> whole{"short", "half a line", ""};
   BOOST_TEST(screen.seen() == whole, boost::test_tools::per_element());
 
-  FakeClock::time += 1s;
+  clock_of_tests.time += 1s;
   display.step(1);
   std::fprintf(screen.file, "unfinished");
   display.print("epoch");

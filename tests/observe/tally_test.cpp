@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A tally of one rank. tests/comm/tally_test.cpp reduces it over several.
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
 
 #include <boost/test/unit_test.hpp>
 #include <cmath>

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "launch/watchdog.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "train/sheet.hpp"
 

@@ -18,7 +18,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/torch/model.hpp"
 
 namespace torch_tests {

@@ -12,8 +12,7 @@
 #include <string>
 
 #include "comm/ranks.hpp"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/trainer/ddp.hpp"

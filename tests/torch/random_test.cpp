@@ -18,7 +18,7 @@
 
 #include "comm/ranks.hpp"
 #include "lockstep/checkpoint/checkpoints.hpp"
-#include "lockstep/observe/tally.hpp"
+#include "lockstep/observe/scores.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
 #include "lockstep/trainer/ddp.hpp"

@@ -9,8 +9,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/trainer/options.hpp"

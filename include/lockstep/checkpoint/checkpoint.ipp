@@ -43,8 +43,6 @@
 #include "lockstep/checkpoint/checkpoints.hpp"
 #include "lockstep/checkpoint/folder.hpp"
 #include "lockstep/checkpoint/job.hpp"
-#include "lockstep/checkpoint/json.hpp"
-#include "lockstep/checkpoint/json_cursor.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
@@ -59,492 +57,13 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/half.hpp"
-#include "lockstep/core/json_string.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/share_work.hpp"
+#include "lockstep/core/worker.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/restarts.hpp"
+#include "lockstep/launch/launch.hpp"
 #include "lockstep/version.hpp"
-
-namespace lockstep::detail {
-
-LOCKSTEP_INLINE void JsonCursor::fail(std::string_view problem) const {
-  detail::fail("checkpoint", {whose_, ": ", problem, " at byte ", place_},
-               "the file is damaged or no such file: copy it again, or take another");
-}
-
-LOCKSTEP_INLINE char JsonCursor::peek() {
-  while (place_ < text_.size()) {
-    const char c = text_[place_];
-    if (c != ' ' && c != '\n' && c != '\r' && c != '\t') return c;
-    ++place_;
-  }
-  return 0;
-}
-
-LOCKSTEP_INLINE void JsonCursor::expect(char c, std::string_view problem) {
-  if (peek() != c) fail(problem);
-  ++place_;
-}
-
-LOCKSTEP_INLINE void JsonCursor::open_object() {
-  expect('{', "an object should begin");
-  is_first_ = true;
-}
-
-LOCKSTEP_INLINE void JsonCursor::open_array() {
-  expect('[', "an array should begin");
-  is_first_ = true;
-}
-
-/// Goes to what follows within the brackets; false when they are closed.
-LOCKSTEP_INLINE bool JsonCursor::next(char close) {
-  const bool is_first = is_first_;
-  is_first_ = false;
-  if (peek() == close) {
-    ++place_;
-    return false;
-  }
-  if (!is_first) expect(',', "a comma or a closing bracket is missing");
-  return true;
-}
-
-LOCKSTEP_INLINE bool JsonCursor::next_item() { return next(']'); }
-
-LOCKSTEP_INLINE bool JsonCursor::next_member(std::string& name) {
-  if (!next('}')) return false;
-  if (peek() != '"') fail("a member's name is missing");
-  name = string();
-  expect(':', "a colon is missing");
-  return true;
-}
-
-LOCKSTEP_INLINE void JsonCursor::finish() {
-  if (peek() != 0 || place_ != text_.size()) fail("something follows the end");
-}
-
-LOCKSTEP_INLINE void JsonCursor::word(std::string_view word) {
-  if (peek() == 0 || !text_.substr(place_).starts_with(word)) fail("a value should be here");
-  place_ += word.size();
-}
-
-/// The four digits of `\u`.
-LOCKSTEP_INLINE unsigned JsonCursor::escaped_unit() {
-  unsigned unit = 0;
-  if (text_.size() - place_ < 4) fail("the text ends within an escape");
-  const char* const end = text_.data() + place_ + 4;
-  const auto [stop, error] = std::from_chars(text_.data() + place_, end, unit, 16);
-  if (error != std::errc() || stop != end) fail("an escape is no four digits");
-  place_ += 4;
-  return unit;
-}
-
-LOCKSTEP_INLINE void JsonCursor::append_escaped(std::string& out) {
-  constexpr std::string_view escapes = "\"\\/bfnrt";
-  constexpr std::string_view meanings = "\"\\/\b\f\n\r\t";
-  const char c = place_ < text_.size() ? text_[place_++] : '\0';
-  if (const std::size_t known = escapes.find(c); known != std::string_view::npos) {
-    out += meanings[known];
-    return;
-  }
-  if (c != 'u') fail("an escape is unknown");
-  unsigned code = escaped_unit();
-  if (code >= 0xdc00 && code < 0xe000) fail("half of a surrogate pair stands alone");
-  if (code >= 0xd800 && code < 0xdc00) {
-    if (!text_.substr(place_).starts_with("\\u")) fail("half of a surrogate pair stands alone");
-    place_ += 2;
-    const unsigned low = escaped_unit();
-    if (low < 0xdc00 || low >= 0xe000) fail("half of a surrogate pair stands alone");
-    code = 0x10000 + ((code - 0xd800) << 10) + (low - 0xdc00);
-  }
-  const auto follow = [&out](unsigned bits) { out += static_cast<char>(0x80 | (bits & 0x3f)); };
-  if (code < 0x80) {
-    out += static_cast<char>(code);
-  } else if (code < 0x800) {
-    out += static_cast<char>(0xc0 | code >> 6);
-    follow(code);
-  } else if (code < 0x10000) {
-    out += static_cast<char>(0xe0 | code >> 12);
-    follow(code >> 6);
-    follow(code);
-  } else {
-    out += static_cast<char>(0xf0 | code >> 18);
-    follow(code >> 12);
-    follow(code >> 6);
-    follow(code);
-  }
-}
-
-LOCKSTEP_INLINE std::string JsonCursor::string() {
-  expect('"', "a text should begin");
-  std::string out;
-  for (;;) {
-    // Plain characters are taken together.
-    std::size_t end = place_;
-    while (end < text_.size()) {
-      const auto c = static_cast<unsigned char>(text_[end]);
-      if (c == '"' || c == '\\' || c < 0x20 || c >= 0x80) break;
-      ++end;
-    }
-    out.append(text_, place_, end - place_);
-    place_ = end;
-    if (place_ == text_.size()) fail("a text has no end");
-    const char c = text_[place_];
-    if (c == '"') {
-      ++place_;
-      return out;
-    }
-    if (c == '\\') {
-      ++place_;
-      append_escaped(out);
-      continue;
-    }
-    if (static_cast<unsigned char>(c) < 0x20) fail("a text holds a control character");
-    const std::size_t size = utf8_size(text_.substr(place_));
-    if (size == 0) fail("a text is not UTF-8");
-    out.append(text_, place_, size);
-    place_ += size;
-  }
-}
-
-LOCKSTEP_INLINE JsonCursor::Number JsonCursor::number() {
-  peek();
-  std::size_t end = place_;
-  const auto digits = [&] {
-    const std::size_t begin = end;
-    while (end < text_.size() && text_[end] >= '0' && text_[end] <= '9') ++end;
-    return end - begin;
-  };
-  const auto skip = [&](std::string_view any) {
-    const bool is_here = end < text_.size() && any.find(text_[end]) != std::string_view::npos;
-    end += is_here ? 1 : 0;
-    return is_here;
-  };
-  const bool is_negative = skip("-");
-  const std::size_t first = end;
-  const std::size_t whole = digits();
-  if (whole == 0) fail("a number should be here");
-  if (whole > 1 && text_[first] == '0') fail("a number begins with a zero");
-  bool is_exact = true;
-  if (skip(".")) {
-    is_exact = false;
-    if (digits() == 0) fail("a number ends with its point");
-  }
-  if (skip("eE")) {
-    is_exact = false;
-    skip("+-");
-    if (digits() == 0) fail("a number has no exponent");
-  }
-  const char* const begin = text_.data() + place_;
-  const char* const stop = text_.data() + end;
-  const auto parse = [&](auto value) {
-    if (std::from_chars(begin, stop, value).ec != std::errc()) fail("a number is out of range");
-    place_ = end;
-    return value;
-  };
-  const bool is_minus_zero = is_negative && whole == 1 && text_[first] == '0';
-  if (!is_exact || is_minus_zero) return parse(double{});
-  if (is_negative) return parse(std::int64_t{});
-  return parse(std::uint64_t{});
-}
-
-LOCKSTEP_INLINE std::uint64_t JsonCursor::natural() {
-  const char c = peek();
-  if (c < '0' || c > '9') fail("a whole number should be here");
-  const Number value = number();
-  const auto* const natural = std::get_if<std::uint64_t>(&value);
-  if (natural == nullptr) fail("a number is not whole");
-  return *natural;
-}
-
-LOCKSTEP_INLINE Json::Json(double value) {
-  if (std::isnan(value)) {
-    value_ = std::string("nan");
-  } else if (std::isinf(value)) {
-    value_ = std::string(value < 0 ? "-inf" : "inf");
-  } else {
-    value_ = value;
-  }
-}
-
-LOCKSTEP_INLINE Json& Json::set(std::string_view name, Json value) {
-  Object& members = std::get<Object>(value_);
-  const auto found =
-      std::ranges::find_if(members, [name](const Member& member) { return member.first == name; });
-  if (found == members.end()) return add(std::string(name), std::move(value));
-  found->second = std::move(value);
-  return *this;
-}
-
-LOCKSTEP_INLINE Json& Json::add(std::string name, Json value) {
-  std::get<Object>(value_).emplace_back(std::move(name), std::move(value));
-  return *this;
-}
-
-LOCKSTEP_INLINE Json& Json::push(Json value) {
-  std::get<Array>(value_).push_back(std::move(value));
-  return *this;
-}
-
-LOCKSTEP_INLINE Json Json::take(std::string_view name) {
-  Object& members = std::get<Object>(value_);
-  const auto found =
-      std::ranges::find_if(members, [name](const Member& member) { return member.first == name; });
-  if (found == members.end()) return {};
-  Json value = std::move(found->second);
-  members.erase(found);
-  return value;
-}
-
-LOCKSTEP_INLINE const Json* Json::find(std::string_view name) const {
-  const auto* const members = get_if<Object>();
-  if (members == nullptr) return nullptr;
-  for (const Member& member : *members) {
-    if (member.first == name) return &member.second;
-  }
-  return nullptr;
-}
-
-LOCKSTEP_INLINE std::string Json::text() const {
-  std::string out;
-  append_to(out);
-  return out;
-}
-
-LOCKSTEP_INLINE void Json::append_to(std::string& out) const {
-  const auto append_number = [&out](auto number) {
-    char digits[64];
-    const auto end = std::to_chars(digits, digits + sizeof digits, number).ptr;
-    out.append(digits, end);
-    if constexpr (std::floating_point<decltype(number)>) {
-      // Without a point it would come back as an integer.
-      if (std::string_view(digits, end).find_first_of(".e") == std::string_view::npos) out += ".0";
-    }
-  };
-  if (const auto* const boolean = get_if<bool>()) {
-    out += *boolean ? "true" : "false";
-  } else if (const auto* const natural = get_if<std::uint64_t>()) {
-    append_number(*natural);
-  } else if (const auto* const integer = get_if<std::int64_t>()) {
-    append_number(*integer);
-  } else if (const auto* const real = get_if<double>()) {
-    append_number(*real);
-  } else if (const auto* const text = get_if<std::string>()) {
-    append_json_string(out, *text);
-  } else if (const auto* const items = get_if<Array>()) {
-    char before = '[';
-    for (const Json& item : *items) {
-      out += std::exchange(before, ',');
-      item.append_to(out);
-    }
-    out += items->empty() ? "[]" : "]";
-  } else if (const auto* const members = get_if<Object>()) {
-    char before = '{';
-    for (const Member& member : *members) {
-      out += std::exchange(before, ',');
-      append_json_string(out, member.first);
-      out += ':';
-      member.second.append_to(out);
-    }
-    out += members->empty() ? "{}" : "}";
-  } else {
-    out += "null";
-  }
-}
-
-LOCKSTEP_INLINE bool has_name_twice(const Json::Object& members) {
-  std::vector<std::string_view> names;
-  names.reserve(members.size());
-  for (const Json::Member& member : members) names.push_back(member.first);
-  std::ranges::sort(names);
-  return std::ranges::adjacent_find(names) != names.end();
-}
-
-LOCKSTEP_INLINE Json Json::parse_value(JsonCursor& cursor, int depth, std::size_t& left) {
-  if (depth > most_depth) cursor.fail("brackets are too deep");
-  if (left-- == 0) cursor.fail("there are too many values");
-  switch (cursor.peek()) {
-    case '{': {
-      Object members;
-      cursor.open_object();
-      for (std::string name; cursor.next_member(name);) {
-        // Moved apart from the loop's name, whose memory would be kept otherwise.
-        std::string own = std::move(name);
-        Json value = parse_value(cursor, depth + 1, left);
-        members.emplace_back(std::move(own), std::move(value));
-      }
-      if (has_name_twice(members)) cursor.fail("an object has a name twice and ends");
-      return Json(Value(std::move(members)));
-    }
-    case '[': {
-      Array items;
-      cursor.open_array();
-      while (cursor.next_item()) items.push_back(parse_value(cursor, depth + 1, left));
-      return Json(Value(std::move(items)));
-    }
-    case '"':
-      return Json(cursor.string());
-    case 't':
-      cursor.word("true");
-      return Json(true);
-    case 'f':
-      cursor.word("false");
-      return Json(false);
-    case 'n':
-      cursor.word("null");
-      return {};
-    default:
-      return std::visit([](auto number) { return Json(Value(number)); }, cursor.number());
-  }
-}
-
-LOCKSTEP_INLINE Json Json::parse(std::string_view text, std::string whose, std::size_t most) {
-  JsonCursor cursor(text, std::move(whose));
-  Json value = parse_value(cursor, 1, most);
-  cursor.finish();
-  return value;
-}
-
-/// What a value is, in words.
-LOCKSTEP_INLINE std::string_view kind_of(const Json& json) {
-  if (json.is_null()) return "null";
-  if (json.is_object()) return "an object";
-  if (json.is_array()) return "an array";
-  if (json.get_if<bool>() != nullptr) return "true or false";
-  if (json.get_if<std::string>() != nullptr) return "a text";
-  if (json.get_if<double>() != nullptr) return "a number with a fraction or an exponent";
-  return json.get_if<std::int64_t>() != nullptr ? "a negative number" : "a whole number";
-}
-
-LOCKSTEP_INLINE void JsonEntry::fail(std::string_view problem) const {
-  detail::fail("checkpoint",
-               {"'", file_, "': ", name_.empty() ? "its 'lockstep' entry" : name_, " ", problem},
-               "the file is damaged, or another version has made it: take another checkpoint");
-}
-
-LOCKSTEP_INLINE void JsonEntry::fail_kind(std::string_view expected) const {
-  fail(detail::text({"is ", kind_of(*json_), " instead of ", expected}));
-}
-
-LOCKSTEP_INLINE const Json::Array& JsonEntry::items() const {
-  const auto* const items = json_->get_if<Json::Array>();
-  if (items == nullptr) fail_kind("an array");
-  return *items;
-}
-
-LOCKSTEP_INLINE const Json::Object& JsonEntry::members() const {
-  const auto* const members = json_->get_if<Json::Object>();
-  if (members == nullptr) fail_kind("an object");
-  return *members;
-}
-
-LOCKSTEP_INLINE std::optional<JsonEntry> JsonEntry::find(std::string_view name) const {
-  for (const Json::Member& member : members()) {
-    if (member.first == name) {
-      return JsonEntry(member.second, file_, detail::text({name_, name_.empty() ? "" : ".", name}));
-    }
-  }
-  return std::nullopt;
-}
-
-LOCKSTEP_INLINE JsonEntry JsonEntry::at(std::string_view name) const {
-  if (const auto found = find(name)) return *found;
-  fail(detail::text({"has no '", name, "'"}));
-}
-
-LOCKSTEP_INLINE const JsonEntry& JsonEntry::as_object() const {
-  members();
-  return *this;
-}
-
-LOCKSTEP_INLINE const JsonEntry& JsonEntry::as_array() const {
-  items();
-  return *this;
-}
-
-LOCKSTEP_INLINE std::size_t JsonEntry::size() const {
-  return json_->is_object() ? members().size() : items().size();
-}
-
-LOCKSTEP_INLINE JsonEntry JsonEntry::item(std::size_t i) const {
-  if (i >= items().size()) fail(detail::text({"has no item ", i}));
-  return {items()[i], file_, detail::text({name_, "[", i, "]"})};
-}
-
-LOCKSTEP_INLINE JsonEntry JsonEntry::member(std::size_t i) const {
-  const Json::Member& member = members().at(i);
-  return {member.second, file_, detail::text({name_, name_.empty() ? "" : ".", member.first})};
-}
-
-LOCKSTEP_INLINE std::string_view JsonEntry::member_name(std::size_t i) const {
-  return members().at(i).first;
-}
-
-LOCKSTEP_INLINE bool JsonEntry::boolean() const {
-  const auto* const value = json_->get_if<bool>();
-  if (value == nullptr) fail_kind("true or false");
-  return *value;
-}
-
-LOCKSTEP_INLINE std::uint64_t JsonEntry::natural() const {
-  const auto* const value = json_->get_if<std::uint64_t>();
-  if (value == nullptr) fail_kind("a whole number");
-  return *value;
-}
-
-LOCKSTEP_INLINE std::int64_t JsonEntry::integer() const {
-  if (const auto* const negative = json_->get_if<std::int64_t>()) return *negative;
-  if (natural() > static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max()))
-    fail("is too large a number");
-  return static_cast<std::int64_t>(natural());
-}
-
-LOCKSTEP_INLINE double JsonEntry::real() const {
-  if (const auto* const real = json_->get_if<double>()) return *real;
-  if (const auto* const natural = json_->get_if<std::uint64_t>())
-    return static_cast<double>(*natural);
-  if (const auto* const integer = json_->get_if<std::int64_t>())
-    return static_cast<double>(*integer);
-  if (const auto* const text = json_->get_if<std::string>()) {
-    if (*text == "nan") return std::numeric_limits<double>::quiet_NaN();
-    if (*text == "inf") return std::numeric_limits<double>::infinity();
-    if (*text == "-inf") return -std::numeric_limits<double>::infinity();
-  }
-  fail_kind("a number");
-}
-
-LOCKSTEP_INLINE const std::string& JsonEntry::text() const {
-  const auto* const value = json_->get_if<std::string>();
-  if (value == nullptr) fail_kind("a text");
-  return *value;
-}
-
-LOCKSTEP_INLINE std::uint64_t JsonEntry::checksum() const {
-  const auto value = checksum_from(text());
-  if (!value) fail("is no text of 16 hexadecimal digits");
-  return *value;
-}
-
-LOCKSTEP_INLINE std::vector<std::uint64_t> JsonEntry::naturals() const {
-  std::vector<std::uint64_t> values;
-  for (const Json& value : items()) {
-    if (value.get_if<std::uint64_t>() == nullptr) item(values.size()).fail_kind("a whole number");
-    values.push_back(*value.get_if<std::uint64_t>());
-  }
-  return values;
-}
-
-LOCKSTEP_INLINE std::vector<double> JsonEntry::reals() const {
-  std::vector<double> values;
-  for (const Json& value : items()) {
-    const auto* const real = value.get_if<double>();
-    values.push_back(real != nullptr ? *real : item(values.size()).real());
-  }
-  return values;
-}
-
-}  // namespace lockstep::detail
 
 namespace lockstep {
 
@@ -1038,13 +557,13 @@ LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
   facts_ = Json::parse(*facts, text({"'", path_, "', its 'lockstep' entry"}));
   std::erase_if(metadata_, [](const auto& entry) { return entry.first == "lockstep"; });
   JsonEntry(facts_, path_).at("header").checksum();
-  const JsonEntry checksums = JsonEntry(facts_, path_).at("checksums").as_object();
-  for (std::size_t i = 0; i < checksums.size(); ++i) {
-    const TensorEntry* const tensor = find(checksums.member_name(i));
+  const JsonEntry checksums = JsonEntry(facts_, path_).at("checksums");
+  for (const Json::Member& member : checksums.members()) {
+    const TensorEntry* const tensor = find(member.first);
     if (tensor == nullptr)
-      damaged({"it has a checksum of '", checksums.member_name(i), "' and no such tensor"});
+      damaged({"it has a checksum of '", member.first, "' and no such tensor"});
     tensors_[static_cast<std::size_t>(tensor - tensors_.data())].checksum =
-        checksums.member(i).checksum();
+        checksums.of(member).checksum();
   }
   for (const TensorEntry& tensor : tensors_) {
     if (!tensor.checksum) damaged({"it has no checksum of tensor '", tensor.name, "'"});
@@ -1123,7 +642,7 @@ class FileLayout {
         facts += ',';
         append_json_string(facts, member.first);
         facts += ':';
-        member.second.append_to(facts);
+        facts += member.second.text();
       }
     }
     facts += ",\"checksums\":{";
@@ -1984,7 +1503,7 @@ LOCKSTEP_INLINE std::vector<ShardFile> shards_in(const JsonEntry& facts) {
   std::vector<ShardFile> shards;
   const auto files = facts.find("files");
   if (!files) return shards;
-  for (std::size_t i = 0; i < files->as_array().size(); ++i) {
+  for (std::size_t i = 0; i < files->items().size(); ++i) {
     const JsonEntry file = files->item(i);
     const std::string name = file.at("name").text();
     if (name.empty() || name == "." || name == ".." || name.find('/') != std::string::npos ||
@@ -2079,8 +1598,8 @@ LOCKSTEP_INLINE void CheckpointReader::collect() {
   const SafetensorsFile& main = files_.front();
   std::vector<std::pair<std::string_view, JsonEntry>> recorded;
   if (const auto shapes = facts().find("shapes")) {
-    for (std::size_t i = 0; i < shapes->as_object().size(); ++i)
-      recorded.emplace_back(shapes->member_name(i), shapes->member(i));
+    for (const Json::Member& shape : shapes->members())
+      recorded.emplace_back(shape.first, shapes->of(shape));
   }
   using Recorded = std::pair<std::string_view, JsonEntry>;
   std::ranges::sort(recorded, {}, &Recorded::first);
@@ -2583,12 +2102,12 @@ LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& read
                                                     const JsonEntry& entries,
                                                     std::string_view whose) {
   std::vector<SavedValue> values;
-  for (std::size_t i = 0; i != entries.size(); ++i) {
-    SavedValue value = value_of(entries.member(i), std::string(entries.member_name(i)));
+  for (const Json::Member& member : entries.members()) {
+    SavedValue value = value_of(entries.of(member), member.first);
     if (is_tensor(value)) {
       const StoredTensor* const stored = reader.find(value_tensor_name(whose, value.name));
       if (stored == nullptr || stored->kind() != value.element)
-        entries.member(i).fail("has no such tensor");
+        entries.of(member).fail("has no such tensor");
       value.bytes.resize(stored->count * element_size(value.element));
       reader.read(*stored, 0, stored->count, reinterpret_cast<std::byte*>(value.bytes.data()));
     }
@@ -2600,7 +2119,7 @@ LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& read
 LOCKSTEP_INLINE std::vector<SavedValue> read_values(const CheckpointReader& reader,
                                                     std::size_t rank) {
   const std::optional<JsonEntry> all = reader.facts().find("values");
-  if (!all || rank >= all->size()) return {};
+  if (!all || rank >= all->items().size()) return {};
   return read_values(reader, all->item(rank), std::to_string(rank));
 }
 
@@ -2650,16 +2169,15 @@ LOCKSTEP_INLINE ReplicaProgress progress_of(const JsonEntry& entry) {
     progress.loss_scale->good_steps = static_cast<std::uint32_t>(scale->at("good_steps").natural());
   }
   const JsonEntry numbers = entry.at("numbers");
-  for (std::size_t i = 0; i != numbers.size(); ++i) {
-    const JsonEntry number = numbers.member(i);
+  for (const Json::Member& number : numbers.members()) {
     NamedNumber& named = progress.numbers.emplace_back();
-    named.name = numbers.member_name(i);
-    if (const auto* natural = number.json().get_if<std::uint64_t>()) {
+    named.name = number.first;
+    if (const auto* natural = number.second.get_if<std::uint64_t>()) {
       named.value = *natural;
-    } else if (const auto* integer = number.json().get_if<std::int64_t>()) {
+    } else if (const auto* integer = number.second.get_if<std::int64_t>()) {
       named.value = *integer;
     } else {
-      named.value = number.real();
+      named.value = numbers.of(number).real();
     }
   }
   return progress;
@@ -2744,7 +2262,7 @@ LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   facts.version = entry.at("version").text();
   facts.time = entry.at("time").text();
   const JsonEntry policies = entry.at("policies");
-  for (std::size_t i = 0; i != policies.size(); ++i)
+  for (std::size_t i = 0; i != policies.items().size(); ++i)
     facts.shape.policies.push_back(policies.item(i).text());
   facts.shape.fingerprint = entry.at("fingerprint").checksum();
   facts.shape.world = rank_count(entry.at("world"));
@@ -2752,9 +2270,9 @@ LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   if (const auto best = entry.find("best")) facts.best = best->real();
   if (const auto scores = entry.find("scores")) {
     std::vector<Score> all;
-    for (std::size_t i = 0; i != scores->size(); ++i)
-      all.push_back({std::string(scores->member_name(i)), scores->member(i).at("mean").real(),
-                     scores->member(i).at("count").real()});
+    for (const Json::Member& score : scores->members())
+      all.push_back(
+          {score.first, scores->of(score).at("mean").real(), scores->of(score).at("count").real()});
     facts.scores = Scores(std::move(all));
   }
   facts.progress = progress_of(entry.at("progress"));
@@ -3580,10 +3098,10 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const StatefulJob& 
 
 // Saving.
 
-LOCKSTEP_INLINE SaverCore::SaverCore() : exceptions_(std::uncaught_exceptions()) {}
+LOCKSTEP_INLINE SaverCore::SaverCore() = default;
 
 LOCKSTEP_INLINE SaverCore::~SaverCore() {
-  if (std::uncaught_exceptions() > exceptions_) is_given_up_ = true;
+  if (scope_.is_exception()) is_given_up_ = true;
   writer_.reset();  // it uses the other members
 }
 

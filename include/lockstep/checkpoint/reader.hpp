@@ -14,12 +14,12 @@
 #include <vector>
 
 #include "lockstep/checkpoint/job.hpp"
-#include "lockstep/checkpoint/json.hpp"
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/observe/scores.hpp"

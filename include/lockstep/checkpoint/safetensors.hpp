@@ -16,9 +16,9 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/checkpoint/json.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/text.hpp"
 

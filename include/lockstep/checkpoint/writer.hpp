@@ -18,6 +18,7 @@
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/checkpoint/safetensors.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 
@@ -118,7 +119,7 @@ class SaverCore {
   std::optional<BackgroundWriter> writer_;
   SnapshotMemory snapshot_;
   std::atomic<bool> is_given_up_ = false;  // nobody needs the file that is being written
-  int exceptions_;                         // that were under way when this object was made
+  EndOfScope scope_;
 };
 
 struct SaveAnnouncement {

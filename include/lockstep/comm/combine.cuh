@@ -252,25 +252,4 @@ bool is_host_call(const C& call, Rank rank) {
               "give both arguments in the same memory", rank);
 }
 
-/// Copies of elements in host memory, or in device memory on a stream. For communicators that leave
-/// all other passes to those that they are made of.
-class StreamCopies {
- public:
-  explicit StreamCopies(cudaStream_t stream) : stream_(stream) {}
-
-  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
-
-  template <class T>
-  void copy(std::span<const T> from, std::span<T> to) const {
-    if (from.empty() || from.data() == to.data()) return;
-    if (!is_device(to.data())) return copy_elements(from.data(), to.data(), from.size());
-    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
-                               stream_),
-               "cudaMemcpyAsync");
-  }
-
- private:
-  cudaStream_t stream_;
-};
-
 }  // namespace lockstep::detail

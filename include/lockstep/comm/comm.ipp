@@ -24,7 +24,7 @@
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 namespace lockstep::detail {
 

@@ -15,12 +15,11 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
-#include "lockstep/device/cuda/batch.cuh"
 #include "lockstep/device/gpu_sharing.hpp"
-#include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"

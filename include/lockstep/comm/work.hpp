@@ -2,8 +2,9 @@
 #pragma once
 /// @file The handle of an asynchronous call: one contract, whatever the backend.
 
-#include <exception>
 #include <utility>
+
+#include "lockstep/core/scope_guard.hpp"
 
 namespace lockstep {
 
@@ -25,7 +26,7 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
 
   ~Work() {
     if (waited_) return;
-    if (std::uncaught_exceptions() != exceptions_) {
+    if (scope_.is_exception()) {
       leave();
       return;
     }
@@ -54,7 +55,7 @@ class [[nodiscard("the handle's end waits for the call")]] Work {
   /// An exception has driven the handle out of its scope.
   [[gnu::cold, gnu::noinline]] void leave() { pending_.leave(); }
 
-  int exceptions_ = std::uncaught_exceptions();
+  detail::EndOfScope scope_;
   bool waited_ = false;
   Pending pending_;
 };

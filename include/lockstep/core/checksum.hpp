@@ -50,7 +50,3 @@ std::string checksum_text(std::uint64_t checksum);
 std::optional<std::uint64_t> checksum_from(std::string_view text);
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/core/checksum.ipp"
-#endif

@@ -25,7 +25,7 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/prefetch_queue.hpp"
 #include "lockstep/data/serialize.hpp"
-#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {
 

@@ -1,19 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A data set of vectors: rows of inputs, and a label for each.
+/// @file A data set in memory: rows of inputs, and a label for each.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
+#include <iterator>
 #include <span>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/view.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 
 namespace lockstep {
+
+namespace detail {
+
+/// A contiguous range of T: a vector of the standard library or of Thrust, an array, a span.
+template <class R, class T>
+concept MemoryOf =
+    ContiguousMemory<const R> && std::same_as<std::remove_cv_t<FlatElement<const R>>, T>;
+
+/// The elements of any contiguous range. Those that the host cannot read, as in a
+/// `thrust::device_vector`, have references that are objects, and Thrust copies them.
+template <class T, class R>
+std::vector<T> host_vector(const R& range) {
+  std::vector<T> values(std::size(range));
+  if constexpr (std::is_lvalue_reference_v<decltype(*std::begin(range))>) {
+    std::copy_n(flat(range).data(), values.size(), values.data());
+  } else {
+    copy(range.begin(), range.end(), values.data());
+  }
+  return values;
+}
+
+/// How wide rows are, if so many inputs are as many rows as there are labels.
+inline std::size_t width_of_rows(const char* operation, std::size_t inputs, std::size_t labels) {
+  const std::size_t width = labels == 0 ? 0 : inputs / labels;
+  if (width * labels != inputs)
+    fail(operation, {inputs, " inputs are no whole rows for ", labels, " labels"},
+         "give one row of inputs, all of the same width, for every label");
+  return width;
+}
+
+}  // namespace detail
 
 /// Samples of `X` with labels of `Y`, in memory.
 template <class X, class Y>
@@ -24,13 +59,15 @@ class InMemoryDataset {
 
   /// `inputs` is row-major, with as many rows as there are labels.
   InMemoryDataset(std::vector<X> inputs, std::vector<Y> labels)
-      : inputs_(std::move(inputs)), labels_(std::move(labels)) {
-    width_ = labels_.empty() ? 0 : inputs_.size() / labels_.size();
-    if (width_ * labels_.size() != inputs_.size())
-      detail::fail("InMemoryDataset",
-                   {inputs_.size(), " inputs are no whole rows for ", labels_.size(), " labels"},
-                   "give one row of inputs, all of the same width, for every label");
-  }
+      : inputs_(std::move(inputs)),
+        labels_(std::move(labels)),
+        width_(detail::width_of_rows("InMemoryDataset", inputs_.size(), labels_.size())) {}
+
+  /// The same of other contiguous ranges, which are copied: arrays, spans, Thrust's vectors.
+  template <detail::MemoryOf<X> Inputs, detail::MemoryOf<Y> Labels>
+    requires(!std::same_as<Inputs, std::vector<X>> || !std::same_as<Labels, std::vector<Y>>)
+  InMemoryDataset(const Inputs& inputs, const Labels& labels)
+      : InMemoryDataset(detail::host_vector<X>(inputs), detail::host_vector<Y>(labels)) {}
 
   std::size_t size() const { return labels_.size(); }
   std::size_t width() const { return width_; }
@@ -51,8 +88,13 @@ class InMemoryDataset {
  private:
   std::vector<X> inputs_;
   std::vector<Y> labels_;
-  std::size_t width_ = 0;
+  std::size_t width_;
 };
+
+template <class Inputs, class Labels>
+InMemoryDataset(const Inputs&, const Labels&)
+    -> InMemoryDataset<std::remove_cv_t<detail::FlatElement<const Inputs>>,
+                       std::remove_cv_t<detail::FlatElement<const Labels>>>;
 
 static_assert(Dataset<InMemoryDataset<float, std::int32_t>>);
 static_assert(SampleSource<InMemoryDataset<float, std::int32_t>>);

@@ -25,9 +25,11 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/view.hpp"
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/device_batch.cuh"
+#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/cuda/batch.cuh"
@@ -186,9 +188,7 @@ class ResidentRows {
   template <class Source>
   explicit ResidentRows(const Source& source) : size_(source.size()) {
     if (size_ == 0) return;
-    if (size_ > std::numeric_limits<std::uint32_t>::max())
-      fail("DeviceResident", {size_, " samples, and a GPU's batches are drawn from at most 2^32"},
-           "divide the data set");
+    require_draws();
     if constexpr (ByteRows<Source>) {
       width_ = source.width();
       require_columns();
@@ -201,6 +201,18 @@ class ResidentRows {
     } else if constexpr (LabelledSet<Source>) {
       upload_in_pieces(source);
     }
+  }
+
+  /// The same of memory of any kind, the host's or a GPU's.
+  ResidentRows(std::span<const X> inputs, std::span<const Y> labels)
+    requires std::is_same_v<X, Stored>
+      : size_(labels.size()), width_(width_of_rows("DeviceResident", inputs.size(), size_)) {
+    if (size_ == 0) return;
+    require_draws();
+    require_columns();
+    const Copy& copy = make_copy();
+    copy_now(copy.inputs.data(), inputs.data(), inputs.size_bytes());
+    copy_now(copy.labels.data(), labels.data(), labels.size_bytes());
   }
 
   std::size_t size() const { return size_; }
@@ -230,6 +242,11 @@ class ResidentRows {
   }
 
  private:
+  void require_draws() const {
+    if (size_ > std::numeric_limits<std::uint32_t>::max())
+      fail("DeviceResident", {size_, " samples, and a GPU's batches are drawn from at most 2^32"},
+           "divide the data set");
+  }
   void require_columns() const {
     if (width_ == 0 || width_ > std::numeric_limits<std::uint32_t>::max())
       fail("DeviceResident", {"samples of ", width_, " columns"},
@@ -544,6 +561,13 @@ class DeviceResident {
   /// **Host** blocks until all rows are on the GPU. `source` is not needed any more then.
   explicit DeviceResident(const Source& source) : rows_(std::make_shared<const Rows>(source)) {}
 
+  /// Rows of inputs and a label for each, in contiguous memory of any kind: `DeviceResident
+  /// train(inputs, labels)` with two `thrust::device_vector`s. What writes them is over. They are
+  /// copied. **Host** blocks until they are.
+  template <detail::ContiguousMemory Inputs, detail::ContiguousMemory Labels>
+  DeviceResident(const Inputs& inputs, const Labels& labels)
+      : rows_(std::make_shared<const Rows>(flat(inputs), flat(labels))) {}
+
   std::size_t size() const { return rows_->size(); }
   std::size_t width() const { return rows_->width(); }
 
@@ -580,6 +604,11 @@ class DeviceResident {
 
   std::shared_ptr<const Rows> rows_;
 };
+
+template <detail::ContiguousMemory Inputs, detail::ContiguousMemory Labels>
+DeviceResident(const Inputs&, const Labels&)
+    -> DeviceResident<InMemoryDataset<std::remove_cv_t<detail::FlatElement<const Inputs>>,
+                                      std::remove_cv_t<detail::FlatElement<const Labels>>>>;
 
 namespace detail {
 

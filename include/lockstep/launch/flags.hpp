@@ -2,12 +2,18 @@
 #pragma once
 /// @file Options of the command line: those that lockstep takes, and the arguments that it leaves.
 
+#include <chrono>
+#include <cstddef>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/terminal.hpp"
+#include "lockstep/core/text.hpp"
 
 namespace lockstep::detail {
 
@@ -59,8 +65,23 @@ std::string flag_name(std::string_view argument);
 
 const Flag* find_flag(std::string_view name, std::span<const Flag> flags);
 
-}  // namespace lockstep::detail
+struct LaunchOptions {
+  std::optional<std::size_t> ranks;  // on this host
+  /// How many of them are threads of one process: all of them; nothing where each is a process.
+  std::optional<std::size_t> threads;
+  std::optional<Endpoint> rendezvous;
+  std::optional<std::chrono::milliseconds> timeout;
+  std::optional<ProgressStyle> progress;
+  std::optional<std::size_t> local_rank;
+  /// How often all ranks are started again after a failure.
+  std::size_t max_restarts = 0;
+  /// The number of the `launch` call in its process, from 1.
+  std::size_t launch_number = 1;
+  /// The program's own, its name first.
+  std::vector<std::string> rest;
+};
 
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/flags.ipp"
-#endif
+/// `job_flags` are options that stay among the rest, for the job.
+LaunchOptions parse_options(int argc, char** argv, std::span<const Flag> job_flags = {});
+
+}  // namespace lockstep::detail

@@ -15,6 +15,15 @@
 #include "lockstep/launch/flags.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 
+namespace lockstep::detail {
+
+/// 0 in a job that was started once. Launchers count for themselves: lockstep's (LOCKSTEP_RESTART),
+/// torchrun (TORCHELASTIC_RESTART_COUNT) and Slurm, whose batch jobs are requeued
+/// (SLURM_RESTART_COUNT). One may have started another, so their counts are added.
+std::size_t restart_count();
+
+}  // namespace lockstep::detail
+
 namespace lockstep {
 
 /// Can a job whose ranks are threads have several processes?
@@ -79,7 +88,3 @@ int launch_threads(int argc, char** argv, F&& f, std::size_t default_ranks = dyn
 }
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/launch.ipp"
-#endif

@@ -1,29 +1,1139 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of `launch.hpp`.
+/// @file Definitions of this folder but the store's, and what only they use: ranks that are
+/// threads, and the launcher, `./trainer --ranks 4`, which is the program itself.
 
+#include <fcntl.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <algorithm>
+#include <atomic>
+#include <charconv>
+#include <chrono>
+#include <cmath>
+#include <condition_variable>
+#include <csignal>
+#include <cstddef>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <initializer_list>
+#include <iostream>
+#include <iterator>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/terminal.hpp"
+#include "lockstep/core/thread.hpp"
+#include "lockstep/core/utility.hpp"
 #include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/flags.hpp"
+#include "lockstep/launch/host.hpp"
 #include "lockstep/launch/launch.hpp"
-#include "lockstep/launch/launch_count.hpp"
 #include "lockstep/launch/meeting.hpp"
-#include "lockstep/launch/options.hpp"
+#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/program_options.hpp"
-#include "lockstep/launch/self_launch.hpp"
-#include "lockstep/launch/shared_gpus.hpp"
-#include "lockstep/launch/thread_ranks.hpp"
+#include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/launch/spawn.hpp"
+#include "lockstep/launch/store_protocol.hpp"
+#include "lockstep/launch/store_server.hpp"
+#include "lockstep/launch/supervisor.hpp"
 #include "lockstep/version.hpp"
 
 namespace lockstep::detail {
+
+LOCKSTEP_INLINE Failure Failure::of(const std::exception_ptr& thrown) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Error& error) {
+    return {error.operation(), error.problem(), error.advice(), error.rank(),
+            error.is_consequence()};
+  } catch (const std::exception& error) {
+    return {"", error.what(), "", std::nullopt, false};
+  } catch (...) {
+    return {"", "an exception that is no std::exception", "", std::nullopt, false};
+  }
+}
+
+LOCKSTEP_INLINE std::string Failure::text(std::optional<Rank> self) const {
+  const std::optional<Rank> named = rank ? rank : self;
+  if (!operation.empty()) return Error(operation, problem, advice, named).what();
+  if (!named) return detail::text({"lockstep: ", problem});
+  return detail::text({"lockstep: rank ", *named, ": ", problem});
+}
+
+LOCKSTEP_INLINE std::string Failure::bytes() const {
+  return store_protocol::Writer{}
+      .text(operation)
+      .text(problem)
+      .text(advice)
+      .byte(rank ? 1 : 0)
+      .u32(rank ? static_cast<std::uint32_t>(rank->value()) : 0)
+      .byte(consequence ? 1 : 0)
+      .bytes();
+}
+
+LOCKSTEP_INLINE std::optional<Failure> Failure::from_bytes(std::string_view bytes) {
+  store_protocol::Reader said(bytes);
+  Failure failure;
+  failure.operation = said.text();
+  failure.problem = said.text();
+  failure.advice = said.text();
+  const bool named = said.byte() != 0;
+  const Rank rank{said.u32()};
+  if (named) failure.rank = rank;
+  failure.consequence = said.byte() != 0;
+  if (!said.ok()) return std::nullopt;
+  return failure;
+}
+
+LOCKSTEP_INLINE std::string flag_name(std::string_view argument) {
+  std::string name(argument.substr(0, argument.find('=')));
+  std::replace(name.begin(), name.end(), '_', '-');
+  return name;
+}
+
+LOCKSTEP_INLINE const Flag* find_flag(std::string_view name, std::span<const Flag> flags) {
+  for (const Flag& flag : flags) {
+    if (flag.name == name) return &flag;
+  }
+  return nullptr;
+}
+
+/// How many letters must be changed, added, left out or swapped with the next to make one word of
+/// another (optimal string alignment).
+LOCKSTEP_INLINE std::size_t letters_apart(std::string_view a, std::string_view b) {
+  const std::size_t width = b.size() + 1;
+  std::vector<std::size_t> cost((a.size() + 1) * width);
+  for (std::size_t i = 0; i <= a.size(); ++i) {
+    for (std::size_t j = 0; j <= b.size(); ++j) {
+      std::size_t& least = cost[i * width + j];
+      if (i == 0 || j == 0) {
+        least = i + j;
+        continue;
+      }
+      const std::size_t kept = cost[(i - 1) * width + j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
+      least = std::min({cost[(i - 1) * width + j] + 1, cost[i * width + j - 1] + 1, kept});
+      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
+        least = std::min(least, cost[(i - 2) * width + j - 2] + 1);
+      }
+    }
+  }
+  return cost.back();
+}
+
+/// The names that other launchers have for an option of lockstep's.
+struct OtherName {
+  std::string_view theirs;
+  std::string_view ours;
+};
+inline constexpr OtherName other_names[] = {
+    {"np", "--ranks"},
+    {"nproc", "--ranks"},
+    {"ntasks", "--ranks"},
+    {"nproc-per-node", "--ranks"},
+    {"num-ranks", "--ranks"},
+    {"world-size", "--ranks"},
+    {"rdzv-endpoint", "--rendezvous"},
+    {"rdzv", "--rendezvous"},
+    {"master-addr", "--rendezvous"},
+    {"master-port", "--rendezvous"},
+};
+
+LOCKSTEP_INLINE std::string_view meant_flag(std::string_view name, std::span<const Flag> flags) {
+  const auto word = [](std::string_view dashed) {
+    return dashed.substr(std::min(dashed.find_first_not_of('-'), dashed.size()));
+  };
+  const std::string_view written = word(name);
+  if (written.size() == name.size() || written.empty()) return {};
+  for (const OtherName& other : other_names) {
+    if (written == other.theirs && find_flag(other.ours, flags) != nullptr) return other.ours;
+  }
+  for (const Flag& flag : flags) {
+    const std::string_view known = word(flag.name);
+    const std::size_t apart = letters_apart(written, known);
+    // Of a short word, most neighbours are words of their own: `--date`, `--speed`. A letter too
+    // few or too many at its end is a slip all the same. Hardly anybody mistakes the first letter.
+    const bool is_slip =
+        known.size() > 4 ? apart <= (known.size() > 8 ? 2u : 1u) && written[0] == known[0]
+                         : apart <= 1 && (written.starts_with(known) || known.starts_with(written));
+    if (is_slip) return flag.name;
+  }
+  return {};
+}
+
+LOCKSTEP_INLINE CutArguments cut_arguments(std::span<const std::string_view> arguments,
+                                           std::span<const Flag> flags,
+                                           std::span<const Flag> others) {
+  CutArguments cut;
+  std::vector<std::string_view> seen;
+  for (std::size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view argument = arguments[i];
+    if (i != 0 && argument == "--") {
+      cut.rest.insert(cut.rest.end(), arguments.begin() + static_cast<std::ptrdiff_t>(i),
+                      arguments.end());
+      return cut;
+    }
+    const std::string name = flag_name(argument);
+    const Flag* const ours = i == 0 ? nullptr : find_flag(name, flags);
+    const Flag* const flag = i == 0 || ours != nullptr ? ours : find_flag(name, others);
+    if (flag == nullptr) {
+      std::string_view meant = i == 0 ? std::string_view() : meant_flag(name, flags);
+      if (i != 0 && meant.empty()) meant = meant_flag(name, others);
+      if (!meant.empty()) {
+        fail("launch", {"there is no option ", argument.substr(0, argument.find('='))},
+             text({"did you mean ", meant, "? An option of the program's own goes behind --"}));
+      }
+      cut.rest.emplace_back(argument);
+      continue;
+    }
+    if (std::find(seen.begin(), seen.end(), flag->name) != seen.end()) {
+      fail("launch", {flag->name, " is given twice"}, "give it once");
+    }
+    seen.push_back(flag->name);
+    const std::size_t equals = argument.find('=');
+    const bool is_joined = equals != std::string_view::npos;
+    if (flag->value.empty() && is_joined) {
+      fail("launch", {flag->name, " takes no value"}, "leave the value out");
+    }
+    const bool takes_next = !flag->value.empty() && !is_joined;
+    if (takes_next && i + 1 == arguments.size()) {
+      fail("launch", {flag->name, " has no value"},
+           text({"give it one, as in ", flag->name, " ", flag->value == "N" ? "4" : flag->value}));
+    }
+    if (ours != nullptr) {
+      const std::string_view joined = is_joined ? argument.substr(equals + 1) : std::string_view();
+      cut.given.push_back({flag->name, takes_next ? arguments[i + 1] : joined});
+    } else {
+      cut.rest.emplace_back(argument);
+      if (takes_next) cut.rest.emplace_back(arguments[i + 1]);
+    }
+    if (takes_next) ++i;
+  }
+  return cut;
+}
+
+/// Throws at options of other launchers that would start ranks on several hosts.
+LOCKSTEP_INLINE void require_one_host(std::span<const std::string_view> arguments) {
+  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    const std::string name = flag_name(arguments[i]);
+    if (name != "--nodes" && name != "--nnodes" && name != "--node-rank") continue;
+    fail("launch", {name, " is given, and --ranks starts ranks on this host only"},
+         "start a job of several hosts with torchrun, srun or mpirun");
+  }
+}
+
+LOCKSTEP_INLINE LaunchOptions parse_options(int argc, char** argv,
+                                            std::span<const Flag> job_flags) {
+  LaunchOptions options;
+  const std::vector<std::string_view> arguments(argv, argv + argc);
+  require_one_host(arguments);
+  CutArguments cut = cut_arguments(arguments, launch_flags, job_flags);
+  options.rest = std::move(cut.rest);
+  for (const auto& [name, value] : cut.given) {
+    if (name == "--ranks") options.ranks = parse_number(name, value);
+    if (name == "--rendezvous") options.rendezvous = parse_endpoint(name, value);
+    if (name == "--timeout") options.timeout = parse_seconds(name, value);
+    if (name == "--progress") options.progress = parse_progress(name, value);
+    if (name == "--max-restarts") options.max_restarts = parse_number(name, value);
+    if (name == "--local-rank") options.local_rank = parse_number("--local_rank", value);
+  }
+  if (options.ranks == std::size_t{0}) {
+    fail("launch", {"--ranks is 0"}, "a job has at least one rank");
+  }
+  return options;
+}
+
+LOCKSTEP_INLINE bool asks_for(std::span<const std::string_view> arguments, std::string_view name) {
+  for (std::size_t i = 1; i < arguments.size() && arguments[i] != "--"; ++i) {
+    if (arguments[i] == name) return true;
+  }
+  return false;
+}
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+namespace detail {
+
+template <class Number>
+std::optional<Number> number_of(std::string_view text) {
+  Number number{};
+  const char* const last = text.data() + text.size();
+  // NOLINTNEXTLINE(bugprone-suspicious-stringview-data-usage): `last` is where it ends
+  const auto [end, error] = std::from_chars(text.data(), last, number);
+  if (error != std::errc{} || end != last) return std::nullopt;
+  return number;
+}
+
+LOCKSTEP_INLINE std::optional<std::int64_t> whole_number(std::string_view text, std::int64_t least,
+                                                         std::int64_t most) {
+  const auto number = number_of<std::int64_t>(text);
+  return number && *number >= least && *number <= most ? number : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::optional<std::uint64_t> whole_number(std::string_view text,
+                                                          std::uint64_t least, std::uint64_t most) {
+  const auto number = number_of<std::uint64_t>(text);
+  return number && *number >= least && *number <= most ? number : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::optional<double> real_number(std::string_view text) {
+  const auto number = number_of<double>(text);
+  return number && std::isfinite(*number) ? number : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::string real_text(double number) {
+  char digits[32];
+  return {digits, std::to_chars(digits, std::end(digits), number).ptr};
+}
+
+/// An option's name as the command line spells it.
+LOCKSTEP_INLINE std::string dashed(std::string_view name) {
+  std::string dashed = text({"--", name});
+  std::replace(dashed.begin(), dashed.end(), '_', '-');
+  return dashed;
+}
+
+LOCKSTEP_INLINE std::vector<Flag> flags_of(const std::vector<ProgramOptions::Asked>& asked) {
+  std::vector<Flag> flags;
+  flags.reserve(asked.size());
+  for (const auto& option : asked) flags.push_back({option.name, option.value, option.help});
+  return flags;
+}
+
+LOCKSTEP_INLINE void add_flag_lines(std::string& lines, std::span<const Flag> flags) {
+  for (const Flag& flag : flags) {
+    std::string left = text({"  ", flag.name, flag.value.empty() ? "" : " ", flag.value});
+    left.resize(std::max<std::size_t>(left.size() + 2, 26), ' ');
+    left += flag.help;
+    lines += text({left.substr(0, left.find_last_not_of(' ') + 1), "\n"});
+  }
+}
+
+LOCKSTEP_INLINE std::string help_text(std::string_view program, std::span<const Flag> others,
+                                      const std::vector<ProgramOptions::Asked>& asked,
+                                      std::string_view note) {
+  program.remove_prefix(program.find_last_of('/') + 1);
+  std::string lines = text({"usage: ", program, " [OPTIONS] [ARGUMENTS]\n"});
+  if (!asked.empty()) {
+    lines += "\nOptions of this program:\n";
+    add_flag_lines(lines, flags_of(asked));
+  }
+  if (!note.empty()) lines += text({"\n", note, "\n"});
+  lines += text({"\nOptions of lockstep ", version, ", which starts the ranks of this program:\n"});
+  add_flag_lines(lines, others);
+  add_flag_lines(lines, launch_flags);
+  return lines +
+         "\nAll other arguments are the program's own, and so is everything behind --.\n"
+         "torchrun, mpirun and srun may start the ranks instead.\n";
+}
+
+}  // namespace detail
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(const std::vector<std::string>& words, bool speaks,
+                                               bool asks_for_help)
+    : left_(words), speaks_(speaks), asks_for_help_(asks_for_help), is_launched_(true) {
+  const auto first = left_.begin() + (left_.empty() ? 0 : 1);
+  const auto dashes = std::find(first, left_.end(), "--");
+  behind_ = static_cast<std::size_t>(dashes - left_.begin());
+  if (dashes != left_.end()) left_.erase(dashes);
+}
+
+LOCKSTEP_INLINE ProgramOptions::ProgramOptions(int argc, char** argv)
+    : ProgramOptions(std::vector<std::string>(argv, argv + argc), true) {
+  is_launched_ = false;
+  for (std::size_t i = 1; i < behind_; ++i) {
+    if (left_[i] != "--help") continue;
+    asks_for_help_ = true;
+    left_.erase(left_.begin() + static_cast<std::ptrdiff_t>(i--));
+    --behind_;
+  }
+}
+
+LOCKSTEP_INLINE bool ProgramOptions::finish() {
+  if (!asks_for_help_) {
+    close();
+    return false;
+  }
+  std::string_view program = left_.empty() ? "program" : std::string_view(left_[0]);
+  program.remove_prefix(program.find_last_of('/') + 1);
+  std::string lines = detail::text({"usage: ", program, " [OPTIONS]\n\nOptions:\n"});
+  detail::add_flag_lines(lines, detail::flags_of(asked_));
+  const detail::Flag help{"--help", "", "print this text"};
+  detail::add_flag_lines(lines, {&help, 1});
+  std::fputs(lines.c_str(), stdout);
+  std::fflush(stdout);
+  return true;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse(std::initializer_list<detail::Word> problem,
+                                            std::string_view advice) {
+  const Error error("launch", detail::text(problem), advice);
+  // All ranks have the same command line, and one of them says what is wrong with it.
+  throw speaks_ ? error : error.as_consequence();
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse_value(std::string_view name, std::string_view value,
+                                                  std::string_view advice) {
+  refuse({detail::dashed(name), " is '", value, "'"}, advice);
+}
+
+LOCKSTEP_INLINE std::optional<std::string_view> ProgramOptions::ask(std::string_view name,
+                                                                    std::string_view value,
+                                                                    std::string_view otherwise,
+                                                                    std::string_view help,
+                                                                    const bool& /*is_noted*/) {
+  const std::string dashed = detail::dashed(name);
+  const auto is_asked = [&](const Asked& option) { return option.name == dashed; };
+  auto known = std::find_if(asked_.begin(), asked_.end(), is_asked);
+  if (known == asked_.end()) {
+    if (name.empty() || name[0] == '-' || name.find_first_of("= ") != std::string_view::npos) {
+      refuse({"an option cannot be called '", name, "'"},
+             "name it without dashes, as in option(\"epochs\", 8)");
+    }
+    if (detail::find_flag(dashed, reserved_) != nullptr || dashed == "--help" ||
+        (is_launched_ && detail::find_flag(dashed, detail::launch_flags) != nullptr)) {
+      refuse({"the program asks for ", dashed, ", which is an option of lockstep's own"},
+             "give the program's another name");
+    }
+    if (is_closed_) {
+      refuse({"the program asks for ", dashed, " when ranks are already at work"},
+             "ask for all options first: before the job's first operation, and before the session "
+             "makes its first group");
+    }
+    std::string text(help);
+    if (!otherwise.empty()) text += detail::text({text.empty() ? "(" : " (", otherwise, ")"});
+    asked_.push_back({dashed, std::string(value), std::move(text)});
+    known = asked_.end() - 1;
+    known->given = find(dashed, !value.empty(), otherwise);
+  }
+  const std::optional<std::string>& given = known->given;
+  return given ? std::optional<std::string_view>(*given) : std::nullopt;
+}
+
+LOCKSTEP_INLINE std::optional<std::string> ProgramOptions::find(const std::string& name,
+                                                                bool has_value,
+                                                                std::string_view otherwise) {
+  std::optional<std::string> given;
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    if (detail::flag_name(left_[i]) != name) continue;
+    if (given) refuse({name, " is given twice"}, "give it once");
+    const std::size_t equals = left_[i].find('=');
+    std::size_t words = 1;
+    if (equals != std::string::npos) {
+      given = left_[i].substr(equals + 1);
+    } else if (!has_value) {
+      given = "true";
+    } else if (i + 1 == left_.size() || i + 1 == behind_ || left_[i + 1].starts_with("--")) {
+      const std::string_view example = otherwise.empty() ? "VALUE" : otherwise;
+      refuse({name, " has no value"}, detail::text({"give it one, as in ", name, " ", example}));
+    } else {
+      given = left_[i + 1];
+      words = 2;
+    }
+    const auto first = left_.begin() + static_cast<std::ptrdiff_t>(i);
+    left_.erase(first, first + static_cast<std::ptrdiff_t>(words));
+    if (i < behind_) behind_ -= words;
+    --i;
+  }
+  return given;
+}
+
+LOCKSTEP_INLINE std::vector<std::string> ProgramOptions::take(std::span<const detail::Flag> flags) {
+  if (takers_++ == 0) reserved_.assign(flags.begin(), flags.end());
+  if (taken_.empty() && !left_.empty()) taken_.push_back(left_[0]);
+  const std::vector<std::string_view> front(left_.begin(),
+                                            left_.begin() + static_cast<std::ptrdiff_t>(behind_));
+  detail::CutArguments cut = detail::cut_arguments(front, flags);
+  for (const auto& [name, value] : cut.given) {
+    const bool has_value = !detail::find_flag(name, flags)->value.empty();
+    taken_.push_back(detail::text({name, has_value ? "=" : "", value}));
+  }
+  std::vector<std::string> left = std::move(cut.rest);
+  const std::size_t behind = left.size();
+  left.insert(left.end(), left_.begin() + static_cast<std::ptrdiff_t>(behind_), left_.end());
+  left_ = std::move(left);
+  behind_ = behind;
+  return taken_;
+}
+
+LOCKSTEP_INLINE void ProgramOptions::end(Readers readers) {
+  is_closed_ = true;
+  if (asks_for_help_) {
+    if (std::uncaught_exceptions() == 0) throw detail::HelpAsked();
+    return;  // a destructor calls, on the way out
+  }
+  is_checked_ = readers == Readers::all;
+  if (is_read_ && asked_.empty()) return;  // the program knows what its words mean
+  for (std::size_t i = 1; i < left_.size(); ++i) {
+    const bool is_option = i < behind_ && left_[i].size() > 2 && left_[i].starts_with("--");
+    if (readers == Readers::some && is_option) {
+      // A job that is made later reads it.
+      const std::string name = detail::flag_name(left_[i]);
+      const auto* flag = detail::find_flag(name, detail::ProgramTraits::get().flags);
+      if (flag != nullptr) {
+        if (!flag->value.empty() && left_[i].find('=') == std::string::npos) ++i;
+        continue;
+      }
+    }
+    if (is_option) refuse_unknown(left_[i]);
+    // Programs with a session alone often read words late, or read `argv` themselves.
+    const bool has_readers = is_left_ || !asked_.empty();
+    if (readers == Readers::all && has_readers && !is_read_) {
+      refuse({"nothing in this program reads '", left_[i], "'"},
+             "leave it out; --help prints the options. A program that reads its own arguments "
+             "calls arguments() of its session or job first");
+    }
+  }
+}
+
+LOCKSTEP_INLINE void ProgramOptions::refuse_unknown(const std::string& word) {
+  std::vector<detail::Flag> known = detail::flags_of(asked_);
+  std::string names;
+  for (const detail::Flag& flag : known)
+    names += detail::text({names.empty() ? "" : ", ", flag.name});
+  known.insert(known.end(), reserved_.begin(), reserved_.end());
+  const std::string name = detail::flag_name(word);
+  const std::string_view meant = detail::meant_flag(name, known);
+  const std::string_view written = std::string_view(word).substr(0, word.find('='));
+  if (!meant.empty()) {
+    refuse({"there is no option ", written}, detail::text({"did you mean ", meant, "?"}));
+  }
+  if (!names.empty()) {
+    refuse({"there is no option ", written},
+           detail::text({"this program has ", names, "; --help prints all"}));
+  }
+  refuse({"there is no option ", written},
+         "this program has none of its own, and --help prints those of lockstep. A program that "
+         "reads its own arguments calls arguments() of its session or job first");
+}
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+LOCKSTEP_INLINE std::size_t restart_count() { return environment().restarts(); }
+
+/// The calls of `launch` in this process, while each lasts. A program may call it several times,
+/// one after the other. lockstep's launcher runs the whole program on every rank and tells it the
+/// number of the one call that it started ranks for; the rank leaves all others out.
+class LaunchCount {
+ public:
+  LaunchCount() : number_(++all()) { ++under_way(); }
+  ~LaunchCount() { --under_way(); }
+  LaunchCount(const LaunchCount&) = delete;
+  LaunchCount& operator=(const LaunchCount&) = delete;
+
+  /// From 1.
+  std::size_t number() const { return number_; }
+
+  static bool is_under_way() { return under_way() != 0; }
+
+ private:
+  static std::atomic<std::size_t>& all() {
+    static std::atomic<std::size_t> count = 0;
+    return count;
+  }
+  static std::atomic<std::size_t>& under_way() {
+    static std::atomic<std::size_t> count = 0;
+    return count;
+  }
+
+  std::size_t number_;
+};
+
+}  // namespace lockstep::detail
+
+namespace lockstep {
+
+LOCKSTEP_INLINE Session::Session(Membership membership, Store store)
+    : Session(std::move(membership), std::move(store), nullptr) {}
+
+LOCKSTEP_INLINE Session::Session(Membership membership, Store store,
+                                 std::unique_ptr<detail::StoreHost> host)
+    : membership_(std::move(membership)),
+      host_(std::move(host)),
+      store_(std::make_unique<Store>(std::move(store))) {}
+
+LOCKSTEP_INLINE Session::Session(Session&&) noexcept = default;
+
+LOCKSTEP_INLINE Session::~Session() {
+  store_.reset();
+  if (host_ && world() > WorldSize{1} && !scope_.is_failure()) {
+    host_->server.wait_until_unused(detail::Deadline::after(membership_.timeout));
+  }
+}
+
+LOCKSTEP_INLINE void Session::set_arguments(const std::vector<std::string>& arguments,
+                                            bool asks_for_help) {
+  options_ = ProgramOptions(arguments, rank() == Rank{0}, asks_for_help);
+}
+
+namespace detail {
+
+LOCKSTEP_INLINE Session join_alone(std::chrono::milliseconds timeout) {
+  RankPlacement place = chosen_place(Rank{0}, WorldSize{1});
+  place.local_world = 1;
+  place.ports = {0};
+  place.secret = random_id();
+  return join_at(std::move(place), timeout);
+}
+
+}  // namespace detail
+
+LOCKSTEP_INLINE Session join(std::string_view init_method, Rank rank, WorldSize world,
+                             std::chrono::milliseconds timeout) {
+  if (init_method == "env://") {
+    return detail::join_at(detail::environment().meeting_place(rank, world), timeout);
+  }
+  if (init_method.starts_with("file://")) {
+    return detail::join_by_file(init_method.substr(7), rank, world, timeout);
+  }
+  if (init_method.starts_with("tcp://")) {
+    const auto store = detail::parse_endpoint("the init method", init_method.substr(6));
+    detail::RankPlacement place = detail::chosen_place(rank, world);
+    place.host = store.host;
+    place.ports = {store.port};
+    place.secret = detail::derived_secret("", store.port, detail::environment().secret());
+    return detail::join_at(std::move(place), timeout);
+  }
+  detail::fail("join", {"'", init_method, "' is not an init method"},
+               "use env://, tcp://host:port or file:///path", rank);
+}
+
+LOCKSTEP_INLINE Session join(std::chrono::milliseconds timeout) {
+  if (detail::LaunchCount::is_under_way()) {
+    throw Error("join", "launch has joined this process to its job already",
+                "inside launch use the session that it gives: ProcessGroup group(session)");
+  }
+  auto place = detail::environment().placement();
+  if (place) return detail::join_at(*std::move(place), timeout);
+  // The words of a command line end with zeros.
+  const std::string words = '\0' + detail::read_file("/proc/self/cmdline");
+  if (words.find(std::string_view("\0--ranks", 8)) != std::string::npos) {
+    throw Error("join", "the program was given --ranks, and only launch starts ranks",
+                "call launch(argc, argv, f) in main, or start the program with torchrun, mpirun or "
+                "srun");
+  }
+  return detail::join_alone(timeout);
+}
+
+namespace detail {
+
+LOCKSTEP_INLINE std::string host_identity() {
+  if (const char* const told = std::getenv("LOCKSTEP_HOST"); told != nullptr && *told != '\0')
+    return told;
+  char name[256] = {};
+  ::gethostname(name, sizeof name - 1);
+  const std::string boot = read_file("/proc/sys/kernel/random/boot_id");
+  return text({name, " ", std::string_view(boot).substr(0, boot.find('\n'))});
+}
+
+}  // namespace detail
+
+}  // namespace lockstep
+
+namespace lockstep::detail {
+
+/// Says that this rank was asked to stop and has saved its state; rank 0 speaks for all. Returns
+/// the exit status.
+LOCKSTEP_INLINE int report_stop(const Stopped& stopped, std::optional<Rank> rank) {
+  std::fflush(nullptr);
+  if (rank.value_or(Rank{0}) == Rank{0}) std::fputs(text({stopped.what(), "\n"}).c_str(), stderr);
+  return stopped_status;
+}
+
+/// Reports why this rank fails: to lockstep's launcher through its pipe, else on stderr, in one
+/// piece. Returns the exit status, 1; or that of a rank that was asked to stop.
+LOCKSTEP_INLINE int report_failure(const std::exception_ptr& thrown, std::optional<Rank> rank,
+                                   const Descriptor& launcher) {
+  try {
+    std::rethrow_exception(thrown);
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, rank);
+  } catch (...) {  // NOLINT(bugprone-empty-catch): a failure, which is reported below
+  }
+  Failure failure = Failure::of(thrown);
+  if (!failure.rank) failure.rank = rank;  // of a process with several, the launcher knows one
+  std::fflush(nullptr);
+  if (!launcher || !write_all(launcher.get(), failure.bytes())) {
+    std::fputs(text({failure.text(rank), "\n"}).c_str(), stderr);
+  }
+  return 1;
+}
+
+/// Calls `run()`, which returns an exit status. A stop ends it while the session is still there:
+/// other ranks, which stop as well, may need its store a little longer.
+LOCKSTEP_INLINE int until_stopped(std::optional<Rank> rank, FunctionRef<int()> run) {
+  try {
+    return run();
+  } catch (const Stopped& stopped) {
+    return report_stop(stopped, rank);
+  }
+}
+
+/// Calls `run(session)`, until it is stopped. Where it ends well, nothing of the command line may
+/// be left that nobody has read.
+LOCKSTEP_INLINE int run_rank(Session& session, FunctionRef<int(Session&)> run) {
+  return until_stopped(session.rank(), [&] {
+    const int status = run(session);
+    if (status == 0) session.options().close();
+    return status;
+  });
+}
+
+/// How the threads of a job ended, as each reports it.
+class ThreadEnds {
+ public:
+  explicit ThreadEnds(std::size_t threads) : running_(threads) {}
+
+  /// The first status that is not 0 counts, and a failure's before that of a stop.
+  void returned(int status) {
+    const std::lock_guard lock(mutex_);
+    if (status_ == 0 || (status_ == stopped_status && status != 0)) status_ = status;
+  }
+  void threw(Rank rank, const std::exception_ptr& thrown) {
+    const std::lock_guard lock(mutex_);
+    ends_.push_back({rank, thrown, Failure::of(thrown)});
+    changed_.notify_all();
+  }
+  void ended() {
+    const std::lock_guard lock(mutex_);
+    --running_;
+    changed_.notify_all();
+  }
+
+  /// **Host** blocks until all have ended or, once one has failed, for the grace of the others.
+  /// Returns whether all have ended.
+  bool await(std::chrono::milliseconds grace) {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return running_ == 0 || !ends_.empty(); });
+    return changed_.wait_for(lock, grace, [&] { return running_ == 0; });
+  }
+
+  /// Says which failure was the first, and which ranks failed because of it. Returns the exit
+  /// status.
+  int report(const Descriptor& launcher) {
+    const std::lock_guard lock(mutex_);
+    if (ends_.empty()) return status_;
+    // A rank that fails because of another often ends before it.
+    std::size_t first = 0;
+    while (first < ends_.size() && ends_[first].failure.consequence) ++first;
+    if (first == ends_.size()) first = 0;
+    Outcome outcome;
+    for (std::size_t i = 0; i < ends_.size(); ++i) {
+      const RankEnd end{ends_[i].rank, ExitStatus{1, 0}, ends_[i].failure};
+      if (i == first) outcome.first = end;
+      if (i != first && end.is_consequence()) outcome.consequences.push_back(end);
+    }
+    const int status = report_failure(ends_[first].thrown, ends_[first].rank, launcher);
+    write_all(2, summary(outcome));
+    return status;
+  }
+
+ private:
+  struct End {
+    Rank rank;
+    std::exception_ptr thrown;
+    Failure failure;
+  };
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::size_t running_;
+  std::vector<End> ends_;  // in the order in which they were told
+  int status_ = 0;
+};
+
+/// Starts a thread for each of `ranks`, from `first` on. Each calls `act(rank)`, which returns its
+/// exit status; `failed()` is called after one that throws. Both must outlive the threads.
+LOCKSTEP_INLINE std::vector<Thread> start_threads(std::size_t first, std::size_t ranks,
+                                                  ThreadEnds& ends, FunctionRef<int(Rank)> act,
+                                                  FunctionRef<void()> failed) {
+  std::vector<Thread> threads;
+  threads.reserve(ranks);
+  for (std::size_t r = first; r < first + ranks; ++r) {
+    const auto threw = [rank = Rank{r}, &ends, failed](const std::exception_ptr& thrown) {
+      ends.threw(rank, thrown);
+      failed();
+      ends.ended();
+    };
+    const auto run = [rank = Rank{r}, &ends, act] {
+      ends.returned(act(rank));
+      ends.ended();
+    };
+    try {
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, run, threw,
+                           Signals::delivered);
+    } catch (...) {  // the system has no more threads
+      ends.threw(Rank{r}, std::current_exception());
+      failed();
+      for (; r < first + ranks; ++r) ends.ended();
+    }
+  }
+  return threads;
+}
+
+/// All ranks of a job are threads of this process: calls `run(session)` on each and waits for them.
+/// With `asks_for_help` it runs only to learn what options it asks for.
+LOCKSTEP_INLINE int run_threads(std::size_t ranks, std::chrono::milliseconds timeout,
+                                const std::vector<std::string>& arguments,
+                                const Descriptor& launcher, FunctionRef<int(Session&)> run,
+                                bool asks_for_help = false) {
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  allow_open_files(3 * ranks + 64, "a process of", ranks);
+  StoreServer server(secret);
+  // Connected before any rank runs: a rank that comes to a closed store would wait for it.
+  std::vector<Session> sessions;
+  sessions.reserve(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
+                      job,     secret,           timeout, ranks};
+    sessions.emplace_back(std::move(member), Store("127.0.0.1", server.port(), secret, timeout));
+    sessions.back().set_arguments(arguments, asks_for_help);
+  }
+  ThreadEnds ends(ranks);
+  const auto act = [&](Rank rank) { return run_rank(sessions[rank.value()], run); };
+  // Ranks that wait for this one in the store stop waiting.
+  const auto failed = [&] { server.shut_down(); };
+  for (Thread& thread : start_threads(0, ranks, ends, act, failed)) thread.join();
+  return ends.report(launcher);
+}
+
+/// This process is one of several, with as many threads each: calls `run(session)` on its own. When
+/// one has failed the others have a while to end; then the process ends, even if a thread still
+/// waits for other processes.
+LOCKSTEP_INLINE int run_threads_at(RankPlacement place, std::size_t threads,
+                                   std::chrono::milliseconds timeout,
+                                   const std::vector<std::string>& arguments,
+                                   const Descriptor& launcher, FunctionRef<int(Session&)> run) {
+  const std::string name = place.host;
+  place.threads = threads;
+  const std::unique_ptr<StoreHost> host = settle_at(place);
+  const std::size_t first = place.rank.value() * threads;
+  ThreadEnds ends(threads);
+  const auto act = [&](Rank rank) {
+    const std::size_t local = place.local_rank * threads + rank.value() - first;
+    Session session = meet_at(
+        place, {rank, WorldSize{place.world.value() * threads}, local, place.local_world * threads,
+                name, 0, place.job, place.secret, timeout, threads});
+    session.set_arguments(arguments);
+    return run_rank(session, run);
+  };
+  const auto failed = [] {};
+  std::vector<Thread> running = start_threads(first, threads, ends, act, failed);
+  if (!ends.await(termination_grace(on_request(arguments)))) {
+    const int status = ends.report(launcher);
+    std::fflush(nullptr);
+    ::_exit(status);
+  }
+  for (Thread& thread : running) thread.join();
+  const int status = ends.report(launcher);
+  if ((status == 0 || status == stopped_status) && host)
+    host->server.wait_until_unused(Deadline::after(timeout));
+  return status;
+}
+
+/// The path of this program, so that `ps` shows ranks by its name. If another file has taken the
+/// path since (a rebuild), it is the kernel's link to the running one.
+LOCKSTEP_INLINE std::string own_program() {
+  constexpr const char* link = "/proc/self/exe";
+  std::string path(4096, '\0');
+  const ssize_t size = ::readlink(link, path.data(), path.size());
+  path.resize(size > 0 ? static_cast<std::size_t>(size) : 0);
+  struct stat running{};
+  struct stat found{};
+  const bool same = ::stat(link, &running) == 0 && ::stat(path.c_str(), &found) == 0 &&
+                    running.st_dev == found.st_dev && running.st_ino == found.st_ino;
+  return same ? path : link;
+}
+
+/// This process's environment without the variables of a rank and the secret.
+LOCKSTEP_INLINE std::vector<std::string> inherited_environment() {
+  constexpr std::string_view ours[] = {
+      "LOCKSTEP_RANK",      "LOCKSTEP_WORLD_SIZE", "LOCKSTEP_LOCAL_RANK",
+      "LOCKSTEP_STORE",     "LOCKSTEP_SECRET",     "LOCKSTEP_LOCAL_WORLD_SIZE",
+      "LOCKSTEP_SECRET_FD", "LOCKSTEP_JOB",        "LOCKSTEP_TIMEOUT",
+      "LOCKSTEP_REPORT_FD", "LOCKSTEP_THREADS",    "LOCKSTEP_LAUNCH",
+      "LOCKSTEP_RESTART",   columns_variable,      progress_variable};
+  std::vector<std::string> variables;
+  for (char** variable = environ; *variable != nullptr; ++variable) {
+    const std::string_view text = *variable;
+    const std::string_view name = text.substr(0, text.find('='));
+    bool is_ours = false;
+    for (std::string_view own : ours) is_ours = is_ours || own == name;
+    if (!is_ours) variables.emplace_back(text);
+  }
+  return variables;
+}
+
+/// Adds a text to a list: `name=value`, for an environment.
+LOCKSTEP_INLINE void add(std::vector<std::string>& list, std::initializer_list<Word> words) {
+  list.push_back(text(words));
+}
+
+/// The pointers that execve wants.
+LOCKSTEP_INLINE std::vector<char*> pointers(std::vector<std::string>& texts) {
+  std::vector<char*> list;
+  list.reserve(texts.size() + 1);
+  for (std::string& text : texts) list.push_back(text.data());
+  list.push_back(nullptr);
+  return list;
+}
+
+/// Opens those of the descriptors 0, 1 and 2 that are closed, so that no pipe gets their number.
+LOCKSTEP_INLINE void keep_standard_streams() {
+  int fd = 0;
+  while (fd >= 0 && fd < 3) fd = ::open("/dev/null", O_RDWR);
+  if (fd >= 0) ::close(fd);
+}
+
+/// How one start of the ranks has ended.
+struct Attempt {
+  int status = 0;
+  bool is_failure = false;  // one after which the ranks may be started again
+  std::string why;
+};
+
+/// Starts the ranks of the program, for the `number`th time after the first, and stays until all
+/// have ended. Every start has a store, a secret and a job id of its own: nobody who is late meets
+/// the ranks of another one.
+LOCKSTEP_INLINE Attempt run_attempt(LaunchOptions& options, std::chrono::milliseconds timeout,
+                                    std::size_t number) {
+  const std::size_t ranks = options.ranks.value_or(1);
+  const std::size_t processes = options.threads ? 1 : ranks;
+  // For each rank two pipes of output, one for its failure and one for the secret, both ends while
+  // it starts, its pidfd, and its connection to the store.
+  allow_open_files(10 * processes + ranks + 128, "the launcher of a job of", ranks);
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  StoreServer server(secret, "127.0.0.1", 0, ranks);
+
+  std::vector<std::string> common = inherited_environment();
+  const std::string milliseconds = text({1000 + timeout.count() % 1000});
+  add(common, {"LOCKSTEP_WORLD_SIZE=", processes});
+  add(common, {"LOCKSTEP_LOCAL_WORLD_SIZE=", processes});
+  if (options.threads) add(common, {"LOCKSTEP_THREADS=", *options.threads});
+  add(common, {"LOCKSTEP_LAUNCH=", options.launch_number});
+  add(common, {"LOCKSTEP_RESTART=", number});
+  add(common, {progress_variable, "=", progress_text(progress_style())});
+  add(common, {"LOCKSTEP_STORE=", endpoint_text("127.0.0.1", server.port())});
+  add(common, {"LOCKSTEP_TIMEOUT=", timeout.count() / 1000, ".", milliseconds.c_str() + 1});
+  add(common, {"LOCKSTEP_JOB=", job});
+  if (!is_openmp_decided()) add(common, {openmp_variable, "=", openmp_share(ranks)});
+  const Terminal terminal = detect_terminal(stdout);
+  const std::string program = own_program();
+  const std::vector<char*> arguments = pointers(options.rest);
+
+  Outcome outcome;
+  {
+    Supervisor supervisor(Failures::printed, on_request(options.rest));
+    for (std::size_t process = 0; process < processes; ++process) {
+      const Rank rank{process};
+      Pipe told = make_pipe();
+      Pipe report = make_pipe();
+      write_all(told.write.get(), secret);
+      told.write.close();
+      std::vector<std::string> variables = common;
+      add(variables, {"LOCKSTEP_RANK=", process});
+      add(variables, {"LOCKSTEP_LOCAL_RANK=", process});
+      add(variables, {"LOCKSTEP_SECRET_FD=", told.read.get()});
+      add(variables, {"LOCKSTEP_REPORT_FD=", report.write.get()});
+      if (terminal.is_terminal) {
+        const std::size_t taken = std::min(line_prefix(rank).size(), terminal.columns);
+        add(variables, {columns_variable, "=", terminal.columns - taken});
+      }
+      SharedGpuVariables::add(variables, job, rank);
+      const std::vector<char*> environment = pointers(variables);
+      const std::string cannot_start =
+          Failure{"launch", "the program cannot be executed", "look at its file", rank, false}
+              .bytes();
+      // The store's thread runs already: after fork, only async-signal-safe functions may be
+      // called.
+      supervisor.start(rank, std::move(report.read), [&] {
+        ::fcntl(told.read.get(), F_SETFD, 0);
+        ::fcntl(report.write.get(), F_SETFD, 0);
+        ::execve(program.c_str(), arguments.data(), environment.data());
+        write_all(report.write.get(), cannot_start);
+      });
+    }
+    outcome = supervisor.run();
+  }
+  write_all(2, summary(outcome));
+  return {outcome.shell_status(), outcome.kind() == EndKind::failed, outcome.words()};
+}
+
+/// Starts the ranks of the program, again after failures, as often as the options allow.
+/// Returns the exit status: 0; that of the rank that failed first; `stopped_status` if all ranks
+/// have saved their state because they were asked to stop; or 128 + the signal that ended the job.
+LOCKSTEP_INLINE int launch_ranks(LaunchOptions options, std::chrono::milliseconds timeout) {
+  if (options.rendezvous) {
+    fail("launch", {"--rendezvous is given, and --ranks starts ranks on this host only"},
+         "leave it out, or start a job of several hosts with torchrun, srun or mpirun");
+  }
+  keep_standard_streams();
+  say_openmp_share(options.ranks.value_or(1));
+  for (std::size_t restarts = 0;;) {
+    const Attempt attempt = run_attempt(options, timeout, restarts);
+    if (attempt.status == stopped_status) write_all(2, stopped_words);
+    if (!attempt.is_failure || options.max_restarts == 0) return attempt.status;
+    if (restarts == options.max_restarts) {
+      write_all(
+          2, text({"lockstep: ", attempt.why, "; it was started again ", restarts,
+                   restarts == 1 ? " time" : " times", ", as often as --max-restarts allows\n"}));
+      return attempt.status;
+    }
+    ++restarts;
+    write_all(2,
+              text({"lockstep: ", attempt.why, "; restart ", restarts, " of ", options.max_restarts,
+                    on_request(options.rest) == OnRequest::save
+                        ? ", from the newest valid checkpoint\n"
+                        : "; there is no --checkpoint, so training starts anew\n"}));
+  }
+}
+
+/// A rank's exception as an `Error` that names the rank.
+LOCKSTEP_INLINE Error named_error(const Failure& failure, Rank rank) {
+  if (failure.operation.empty()) {
+    return {"spawn", failure.problem, "it was thrown by the spawned function", rank};
+  }
+  return {failure.operation, failure.problem, failure.advice, failure.rank.value_or(rank)};
+}
+
+LOCKSTEP_INLINE void require_ranks(std::size_t ranks) {
+  if (ranks == 0) fail("spawn", {"a world of zero ranks"}, "spawn at least one");
+}
+
+LOCKSTEP_INLINE void spawn_threads(std::size_t ranks, RankFunction f,
+                                   std::chrono::milliseconds timeout) {
+  require_ranks(ranks);
+  const std::string secret = random_id();
+  const std::string job = random_id();
+  allow_open_files(3 * ranks + 64, "a process of", ranks);
+  StoreServer server(secret);
+  // Connected before any rank runs: a rank that comes to a closed store would wait for it.
+  std::vector<Store> stores;
+  stores.reserve(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    stores.emplace_back("127.0.0.1", server.port(), secret, timeout);
+  }
+  std::mutex mutex;
+  std::exception_ptr first;
+  Rank first_rank;
+  std::vector<Thread> threads;
+  threads.reserve(ranks);
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const auto failed = [&, r](const std::exception_ptr& thrown) {
+      const std::lock_guard lock(mutex);
+      if (first) return;
+      first = thrown;
+      first_rank = Rank{r};
+      server.shut_down();
+    };
+    const auto run = [&, r] {
+      const Membership member{Rank{r}, WorldSize{ranks}, r,       ranks, "127.0.0.1", server.port(),
+                              job,     secret,           timeout, ranks};
+      f(member, stores[r]);
+    };
+    try {
+      threads.emplace_back(ThreadName{"lockstep rank", "the thread of a rank"}, run, failed,
+                           Signals::delivered);
+    } catch (...) {  // the system has no more threads
+      failed(std::current_exception());
+      break;
+    }
+  }
+  for (Thread& thread : threads) thread.join();
+  if (!first) return;
+  try {
+    std::rethrow_exception(first);
+  } catch (const Error& error) {
+    throw error.rank() ? error : error.on(first_rank);
+  } catch (...) {
+    std::throw_with_nested(named_error(Failure::of(first), first_rank));
+  }
+}
+
+/// Runs a forked rank: learns where the store is, runs, reports a failure, and ends without the
+/// parent's atexit handlers and destructors.
+[[noreturn]] LOCKSTEP_INLINE void run_forked(Membership member, int start, int report,
+                                             RankFunction f) {
+  int status = 0;
+  try {
+    const std::string words = read_all(start);
+    store_protocol::Reader told(words);
+    member.port = static_cast<std::uint16_t>(told.u32());
+    member.secret = told.text();
+    member.job = told.text();
+    Store store(member.host, member.port, member.secret, member.timeout);
+    f(member, store);
+  } catch (...) {
+    write_all(report, Failure::of(std::current_exception()).bytes());
+    status = 1;
+  }
+  std::cout.flush();
+  std::fflush(nullptr);
+  ::_exit(status);
+}
+
+LOCKSTEP_INLINE void spawn_processes(std::size_t ranks, RankFunction f,
+                                     std::chrono::milliseconds timeout) {
+  require_ranks(ranks);
+  std::cout.flush();
+  std::fflush(nullptr);  // or every rank would print what is in the buffers
+  allow_open_files(8 * ranks + 64, "spawn of", ranks);  // pipes, connections, pidfds
+  const bool had_threads = has_other_threads();
+  std::vector<Pipe> starts;
+  Outcome outcome;
+  {
+    Supervisor supervisor(Failures::returned);
+    for (std::size_t r = 0; r < ranks; ++r) {
+      starts.push_back(make_pipe());
+      Pipe report = make_pipe();
+      const Membership member{Rank{r}, WorldSize{ranks}, r, ranks, "127.0.0.1", 0, "", "", timeout};
+      supervisor.start(Rank{r}, std::move(report.read), [&] {
+        for (Pipe& start : starts) start.write.close();
+        use_openmp_share(ranks, had_threads);
+        run_forked(member, starts[r].read.get(), report.write.get(), f);
+      });
+    }
+    // The server starts after the forks, so that ranks inherit neither its sockets nor threads.
+    const std::string secret = random_id();
+    const StoreServer server(secret);
+    const std::string told =
+        store_protocol::Writer{}.u32(server.port()).text(secret).text(random_id()).bytes();
+    for (Pipe& start : starts) {
+      write_all(start.write.get(), told);
+      start.write.close();
+    }
+    outcome = supervisor.run();
+  }
+  if (outcome.interrupted != 0) {
+    ::raise(outcome.interrupted);  // now the program's own handling applies
+    fail("spawn", {"ended by signal ", outcome.interrupted}, "all ranks were ended");
+  }
+  if (!outcome.stopped.empty() && !outcome.first) {
+    fail("spawn", {"the rank ended too early: exit status ", stopped_status},
+         "let it return instead", outcome.stopped.front());
+  }
+  if (!outcome.first) return;
+  const RankEnd& end = *outcome.first;
+  if (end.failure) throw named_error(*end.failure, end.rank);
+  fail("spawn", {"the rank ended too early: ", end.status.text()},
+       "look at what it printed, and at core dumps", end.rank);
+}
 
 /// The start of a process: the launcher's options, and its place in a job if it has one.
 struct Start {

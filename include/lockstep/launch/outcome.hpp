@@ -1,21 +1,64 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file How a job ended: which rank failed first, the consequences, and the text for users.
+/// @file Why a rank failed, and how a job ended: which rank failed first, the consequences, and the
+/// text for users.
 
+#include <string.h>
 #include <csignal>
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/child.hpp"
-#include "lockstep/launch/failure.hpp"
 
 namespace lockstep::detail {
+
+/// Why a rank ended with an exception, as it tells its launcher. A rank does not print this itself:
+/// the process that watches all ranks knows which failure was the first, and prints that one first
+/// and once.
+struct Failure {
+  /// As in `Error`. For other exceptions all but the problem are empty.
+  std::string operation;
+  std::string problem;
+  std::string advice;
+  std::optional<Rank> rank;
+  /// The failure was caused by another rank.
+  bool consequence = false;
+
+  static Failure of(const std::exception_ptr& thrown);
+
+  /// The text for users. `self` is the rank that failed, for an error that names none.
+  std::string text(std::optional<Rank> self) const;
+
+  std::string bytes() const;
+
+  /// Nothing if the rank ended before it had written all of it.
+  static std::optional<Failure> from_bytes(std::string_view bytes);
+};
+
+/// How a process ended, as wait() tells it.
+struct ExitStatus {
+  int code = 0;    // its exit status, if it exited
+  int signal = 0;  // the signal that killed it, or 0
+
+  /// The process was asked to stop, has saved its state and ended.
+  bool is_stopped() const { return code == stopped_status && signal == 0; }
+  bool is_failure() const { return (code != 0 || signal != 0) && !is_stopped(); }
+  /// The status that a shell would report.
+  int shell_status() const { return signal != 0 ? 128 + signal : code; }
+  std::string text() const {
+    if (signal == 0) return detail::text({"exit status ", code});
+    const char* const name = ::strsignal(signal);
+    return detail::text({"killed by signal ", signal, " (", name != nullptr ? name : "?", ")"});
+  }
+};
 
 /// The end of a rank that failed.
 struct RankEnd {

@@ -205,7 +205,3 @@ std::string help_text(std::string_view program, std::span<const Flag> others,
 }  // namespace detail
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/program_options.ipp"
-#endif

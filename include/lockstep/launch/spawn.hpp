@@ -9,7 +9,7 @@
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/utility.hpp"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep {
@@ -60,7 +60,3 @@ void spawn(F&& f, std::chrono::milliseconds timeout = default_timeout) {
 }
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/launch/spawn.ipp"
-#endif

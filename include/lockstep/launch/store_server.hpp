@@ -24,7 +24,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/outcome.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store_protocol.hpp"
 #include "lockstep/launch/store_table.hpp"

@@ -1,14 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The results of an evaluation: named means, and over how many samples each was taken.
+/// @file The results of an evaluation: named means, and over how many samples each was taken; and
+/// the sums and counts by name that they are made of, on one rank and over all.
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
+#include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/core/hash.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/strong.hpp"
 
 namespace lockstep {
 
@@ -45,8 +51,69 @@ class Scores {
   std::vector<Score> scores_;
 };
 
-}  // namespace lockstep
+/// Keeps sums and counts, never means: means over uneven shares of the data cannot be averaged,
+/// sums can be added.
+class Tally {
+ public:
+  struct Entry {
+    std::string name;
+    double sum = 0;
+    double count = 0;
+  };
 
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/observe/scores.ipp"
-#endif
+  /// `tally.add("loss", loss * batch, batch)`, `tally.add("accuracy", correct, batch)`.
+  void add(std::string_view name, double sum, double count);
+
+  /// The mean over this rank's samples alone.
+  double mean(std::string_view name) const { return scores()[name]; }
+  Scores scores() const;
+
+  void clear() { entries_.clear(); }
+  bool empty() const { return entries_.empty(); }
+  std::size_t size() const { return entries_.size(); }
+  auto begin() const { return entries_.begin(); }
+  auto end() const { return entries_.end(); }
+
+ private:
+  std::vector<Entry> entries_;
+};
+
+namespace detail {
+
+/// Names with their lengths in front, so that any character may be in them.
+std::string packed_names(const Tally& tally);
+std::vector<std::string> unpacked_names(std::string_view text);
+
+/// The names of the first rank that has any. The others have the same ones, in any order, or none.
+std::vector<std::string> common_names(const std::vector<std::string>& packed, Rank me);
+
+/// Sums and counts in the order of `names`, and the scores of their totals.
+std::vector<double> sums_and_counts(const Tally& tally, const std::vector<std::string>& names);
+Scores scores_of(const std::vector<double>& totals, const std::vector<std::string>& names);
+
+template <Communicator C>
+std::vector<std::string> agreed_names(C& comm, const Tally& tally) {
+  const std::string own = packed_names(tally);
+  const std::uint64_t fingerprint[] = {hash_of(own)};
+  std::vector<std::uint64_t> fingerprints(comm.world_size().value());
+  comm.all_gather(fingerprint, fingerprints);
+  // Nearly always all ranks have the same names, and comparing eight bytes is enough.
+  for (std::uint64_t other : fingerprints) {
+    if (other != fingerprint[0]) return common_names(all_gather_objects(comm, own), comm.rank());
+  }
+  return unpacked_names(own);
+}
+
+}  // namespace detail
+
+/// The means over the tallies of all ranks, the same bits on all of them. A rank that has seen no
+/// sample, and so knows no name, takes part too. **Ranks** all. **Host** blocks. **Stream** none.
+template <Communicator C>
+Scores reduce(C& comm, const Tally& tally) {
+  const std::vector<std::string> names = detail::agreed_names(comm, tally);
+  std::vector<double> totals = detail::sums_and_counts(tally, names);
+  comm.all_reduce(totals, Sum{});
+  return detail::scores_of(totals, names);
+}
+
+}  // namespace lockstep

@@ -15,6 +15,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/optim/progress.hpp"
@@ -115,7 +116,7 @@ class [[nodiscard(
   /// with the same words.
   ~JoinScope() {
     if (!ddp_.is_joining()) return;
-    if (std::uncaught_exceptions() > at_first_) {
+    if (scope_.is_exception()) {
       ddp_.leave_join();
       return;
     }
@@ -139,7 +140,7 @@ class [[nodiscard(
  private:
   Ddp& ddp_;
   [[no_unique_address]] AfterUpdate after_update_;
-  int at_first_ = std::uncaught_exceptions();
+  EndOfScope scope_;
 };
 
 /// The replica of this rank. It tells all other ranks of an exception before it throws it, so that

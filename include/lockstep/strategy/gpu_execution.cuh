@@ -26,7 +26,6 @@
 #include "lockstep/strategy/feature/checked_gradients.cuh"
 #include "lockstep/strategy/feature/random.cuh"
 #include "lockstep/strategy/gpu_update.cuh"
-#include "lockstep/strategy/gpu_updater.cuh"
 #include "lockstep/strategy/on_device.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 

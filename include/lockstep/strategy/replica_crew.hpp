@@ -16,7 +16,7 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {
 

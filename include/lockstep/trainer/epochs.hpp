@@ -16,16 +16,16 @@
 
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
-#include "lockstep/observe/json_line.hpp"
-#include "lockstep/observe/log_file.hpp"
-#include "lockstep/observe/phase_times.hpp"
-#include "lockstep/observe/progress_display.hpp"
+#include "lockstep/observe/display.hpp"
+#include "lockstep/observe/log.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/progress.hpp"
@@ -158,15 +158,6 @@ class RunLog {
   EpochProgress* progress_;
 };
 
-/// Tells, in a destructor, whether an exception ends the scope that the object was made in.
-class Unwinding {
- public:
-  bool is_exception() const { return std::uncaught_exceptions() > at_first_; }
-
- private:
-  int at_first_ = std::uncaught_exceptions();
-};
-
 /// A rank with one batch more than another would wait for it forever. With `Exact` every rank knows
 /// that before the first batch: `most` are rank 0's, `least` the last rank's, from the place
 /// `begun` on, which another world has reached.
@@ -281,7 +272,7 @@ class EpochBatches {
 
   /// A `break` ends the epoch's data as its last batch does: ranks add up their losses.
   ~EpochBatches() {
-    if (!unwinds_.is_exception()) {
+    if (!scope_.is_exception()) {
       trainer_.leave_data_after_break(loader_.waited());
     } else if constexpr (Trainer::joins) {
       trainer_.ddp().leave_join();
@@ -323,7 +314,7 @@ class EpochBatches {
   LoaderOptions options_;
   Sampling sampler_;
   Loader loader_;
-  Unwinding unwinds_;
+  EndOfScope scope_;
 };
 
 /// One pass over the data.
@@ -401,7 +392,7 @@ class EpochRange {
 
   /// A `break` ends its epoch: the epoch has its line and its record.
   ~EpochRange() {
-    if (!unwinds_.is_exception()) trainer_.end_epoch_after_break();
+    if (!scope_.is_exception()) trainer_.end_epoch_after_break();
   }
   EpochRange(const EpochRange&) = delete;
   EpochRange& operator=(const EpochRange&) = delete;
@@ -410,7 +401,7 @@ class EpochRange {
   Trainer& trainer_;
   std::uint64_t first_;
   std::uint64_t last_;
-  Unwinding unwinds_;
+  EndOfScope scope_;
 };
 
 }  // namespace lockstep::detail

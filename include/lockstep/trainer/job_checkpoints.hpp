@@ -17,7 +17,7 @@
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/progress.hpp"
 

@@ -14,7 +14,7 @@
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/sampler.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/observe/scores.hpp"
 
 namespace lockstep::detail {

@@ -15,7 +15,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/session.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"

@@ -124,7 +124,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     return std::optional<StreamedCommunicator>(std::in_place, std::move(*inner), gpu_, lane_);
   }
 
-  detail::StreamCopies passes() const { return detail::StreamCopies(gpu_->stream()); }
+  detail::StreamPasses passes() const { return detail::StreamPasses(gpu_->stream()); }
 
   template <class C>
   auto start(const C& call) {

@@ -23,7 +23,7 @@
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 namespace lockstep {
 

@@ -14,7 +14,7 @@
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 
 namespace lockstep {
 

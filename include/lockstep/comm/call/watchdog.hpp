@@ -13,7 +13,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail {
 

@@ -13,8 +13,7 @@
 #include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/groups.hpp"
 

@@ -16,7 +16,6 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/text.hpp"
-#include "lockstep/launch/membership.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 

@@ -23,8 +23,7 @@
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep {

@@ -91,7 +91,7 @@ class Stages {
   Inside& inside() { return inside_; }
   Between& between() { return between_; }
   Flat& flat() { return flat_; }
-  Queue& queue() { return queue_; }
+  CallQueue& queue() { return queue_; }
 
   bool is_broken() const { return fault_.is_set(); }
   void raise_fault() const { fault_.raise(); }
@@ -339,7 +339,7 @@ class Stages {
   Scratch finished_;
   Scratch whole_;  // a part of the data, prepared, and later gathered
   FirstFault fault_;
-  Queue queue_;
+  CallQueue queue_;
 };
 
 }  // namespace lockstep::detail

@@ -26,7 +26,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep {
@@ -99,7 +99,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, rank()));
   }
 
-  detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
+  detail::StreamPasses passes() const { return detail::StreamPasses(engine_->stream()); }
 
   /// The communicator of this rank's group, if it is in one. It stages for the group of `Inner`,
   /// with this rank's GPU and compute stream.

@@ -65,7 +65,7 @@ class Engine {
   Inner& inner() { return inner_; }
   const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
   cudaStream_t stream() const { return gpu_->stream(); }
-  Queue& queue() { return queue_; }
+  CallQueue& queue() { return queue_; }
 
   bool is_broken() const { return inner_.is_broken(); }
   /// An exception has ended this rank's part: ends what is under way, and tells the others.
@@ -174,7 +174,7 @@ class Engine {
   CallEvents events_;  // of calls that are made here and now
   std::optional<HostArena> message_;
   FirstFault fault_;
-  Queue queue_;  // ends before what its calls use
+  CallQueue queue_;  // ends before what its calls use
 };
 
 }  // namespace lockstep::detail::staged

@@ -19,8 +19,7 @@
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 

@@ -87,7 +87,7 @@ class Engine {
   RollCall& roll() { return *roll_; }
   PendingCalls& pending() { return pending_; }
   std::optional<PendingCall> waiting() const { return pending_.oldest(); }
-  Queue& queue() { return queue_; }
+  CallQueue& queue() { return queue_; }
   const NoticeBoard& board() const { return board_; }
 
   Error unexplained(const std::string& operation, const std::string& words) const {
@@ -259,7 +259,7 @@ class Engine {
   std::unique_ptr<RollCall> roll_;
   PendingCalls pending_;
   std::size_t groups_ = 0;
-  Queue queue_;  // ends first: its calls use all of the above
+  CallQueue queue_;  // ends first: its calls use all of the above
 };
 
 /// The watchdog's look at Gloo's connections.

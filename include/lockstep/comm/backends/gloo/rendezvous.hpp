@@ -20,7 +20,7 @@
 #include "lockstep/comm/backends/gloo/library.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/launch/membership.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/socket.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/launch/store_protocol.hpp"

@@ -34,8 +34,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/numbered_meeting.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
 

@@ -14,8 +14,8 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/gpu.cuh"
-#include "lockstep/launch/membership.hpp"
-#include "lockstep/launch/shared_gpus.hpp"
+#include "lockstep/launch/host.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 
 namespace lockstep::detail {

@@ -20,7 +20,7 @@
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
-#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::nccl {
 

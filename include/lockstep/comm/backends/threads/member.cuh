@@ -31,7 +31,7 @@
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
-#include "lockstep/launch/failure.hpp"
+#include "lockstep/launch/outcome.hpp"
 
 namespace lockstep::detail::threads {
 

@@ -5,16 +5,44 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <string_view>
 
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/terminal.hpp"
-#include "lockstep/observe/epoch_summary.hpp"
+#include "lockstep/observe/summary.hpp"
 
 namespace lockstep {
 
 namespace detail {
 
+/// `epoch 3/10  [######      ]   812/1875  loss 0.4123  54321 samples/s  0:12 left`
+///
+/// `batches` is the number of steps of the epoch; if it is 0, not known, there is neither a bar nor
+/// a time. A narrow terminal lacks the bar first, then rate, loss and time. Output that is no
+/// terminal lacks only the bar.
+std::string progress_line(const EpochSummary& now, std::uint64_t batches, const Terminal& terminal);
+
+/// The time that a display goes by: the steady clock's, or what a test says.
+struct DisplayClock {
+  using time_point = std::chrono::steady_clock::time_point;
+  struct Fake {
+    time_point time;
+    int looks = 0;
+  };
+  static inline Fake* fake = nullptr;
+
+  static time_point now() {
+    if (fake == nullptr) [[likely]]
+      return std::chrono::steady_clock::now();
+    ++fake->looks;
+    return fake->time;
+  }
+};
+
+}  // namespace detail
+
+/// The progress display of a job.
 /// On a terminal, one line drawn again about ten times a second and replaced by the summary at the
 /// end of the epoch. Elsewhere the summary alone, and a line every ten seconds before it, so that
 /// log files stay short. With `Terminal{}` it only counts and shows nothing, on all ranks but the
@@ -24,13 +52,12 @@ namespace detail {
 /// lockstep's launcher the launcher sees to that. At a terminal, the code that erases the bar waits
 /// in stdio's buffer, ahead of all text that printf or std::cout put there; and the bar is not
 /// drawn into a line that the program has begun and not ended.
-template <class Clock>
-class BasicProgressDisplay {
+class ProgressDisplay {
  public:
-  explicit BasicProgressDisplay(Terminal terminal = {}) : terminal_(terminal) {}
-  BasicProgressDisplay(const BasicProgressDisplay&) = delete;
-  BasicProgressDisplay& operator=(const BasicProgressDisplay&) = delete;
-  ~BasicProgressDisplay() { clear(); }
+  explicit ProgressDisplay(detail::Terminal terminal = {}) : terminal_(terminal) {}
+  ProgressDisplay(const ProgressDisplay&) = delete;
+  ProgressDisplay& operator=(const ProgressDisplay&) = delete;
+  ~ProgressDisplay() { clear(); }
 
   /// `epoch` counts from 1; `epochs` and `batches` are 0 where they are not known.
   void begin_epoch(std::uint64_t epoch, std::uint64_t epochs, std::uint64_t batches);
@@ -66,7 +93,7 @@ class BasicProgressDisplay {
   std::uint64_t steps() const { return now_.steps; }
 
   /// The epoch so far.
-  EpochSummary summary() const { return summary_at(Clock::now()); }
+  EpochSummary summary() const { return summary_at(detail::DisplayClock::now()); }
 
   /// Shows the summary of the epoch.
   EpochSummary end_epoch();
@@ -82,14 +109,13 @@ class BasicProgressDisplay {
   /// Removes the bar from the screen until it is drawn again.
   void clear();
 
-  double total_seconds() const { return seconds(Clock::now() - created_); }
+  double total_seconds() const { return seconds(detail::DisplayClock::now() - created_); }
 
  private:
-  using Time = typename Clock::time_point;
+  using Clock = detail::DisplayClock;
+  using Time = Clock::time_point;
 
-  static double seconds(typename Clock::duration time) {
-    return std::chrono::duration<double>(time).count();
-  }
+  static double seconds(Time::duration time) { return std::chrono::duration<double>(time).count(); }
 
   EpochSummary summary_at(Time time) const;
 
@@ -103,7 +129,7 @@ class BasicProgressDisplay {
   /// Writes text in one piece and at once: stdio keeps back text that does not end in a newline.
   void write(std::string_view text);
 
-  Terminal terminal_;
+  detail::Terminal terminal_;
   EpochSummary now_;  // without time and loss, which summary_at adds
   std::uint64_t batches_ = 0;
   double loss_sum_ = 0;
@@ -119,15 +145,4 @@ class BasicProgressDisplay {
   Time shown_ = created_;
 };
 
-}  // namespace detail
-
-/// The progress display of a job.
-using ProgressDisplay = detail::BasicProgressDisplay<std::chrono::steady_clock>;
-
 }  // namespace lockstep
-
-#if defined(LOCKSTEP_COMPILED)
-extern template class lockstep::detail::BasicProgressDisplay<std::chrono::steady_clock>;
-#else
-#include "lockstep/observe/progress_display.ipp"
-#endif

@@ -7,7 +7,7 @@
 #include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 
 namespace lockstep::detail {
 
@@ -33,7 +33,3 @@ class LogFile {
 };
 
 }  // namespace lockstep::detail
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/observe/log_file.ipp"
-#endif

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "lockstep/observe/json_line.hpp"
+#include "lockstep/core/json.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>
