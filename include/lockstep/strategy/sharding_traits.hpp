@@ -17,7 +17,7 @@
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/shards.hpp"
+#include "lockstep/strategy/sharding/shards.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {
