@@ -217,8 +217,7 @@ class GradientBuckets {
                               ? layout_.plan().placements[parameter].bucket
                               : 0;  // refused where its view is made
     if (!ring_.holds(b)) claim(b, parameter);
-    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b),
-                                                                        key);
+    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
   }
   /// The bytes of the gradients that this rank keeps.
   std::size_t bytes() const {

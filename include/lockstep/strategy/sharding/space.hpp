@@ -10,8 +10,8 @@
 
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/job_groups.hpp"
+#include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/shards.hpp"
 
@@ -40,8 +40,9 @@ class ScatterAcross {
   Op op_;
 };
 
-/// Who divides buckets with whom, and how their slices travel. `scatter` and `gather` get all pieces
-/// of a bucket, one behind the other and of equal length, and return the handle of a call under way.
+/// Who divides buckets with whom, and how their slices travel. `scatter` and `gather` get all
+/// pieces of a bucket, one behind the other and of equal length, and return the handle of a call
+/// under way.
 ///
 /// With `Groups<Grid<W, G>>` buckets are divided inside of each group, and groups are replicas of
 /// each other: a slice is scattered inside, reduced across, and gathered inside.
@@ -93,8 +94,7 @@ class ShardSpace {
       return this->inside().reduce_scatter_async(pieces, own, inside, step_call<Traits>());
     };
     if constexpr (Traits::shards_groups) {
-      constexpr auto then =
-          how == GradientReduction::average ? how : GradientReduction::sum;
+      constexpr auto then = how == GradientReduction::average ? how : GradientReduction::sum;
       const auto across = reduction_of_gradients<then>(1);
       return ScatterAcross<decltype(start()), std::remove_reference_t<decltype(groups_->across())>,
                            T, std::remove_const_t<decltype(across)>>(

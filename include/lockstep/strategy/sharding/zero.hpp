@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `Sharding<ZeroRedundancy>`: a rank gets the averages of its slices of buckets, updates these,
-/// and gives the new parameters to all ranks while the next step begins.
+/// @file `Sharding<ZeroRedundancy>`: a rank gets the averages of its slices of buckets, updates
+/// these, and gives the new parameters to all ranks while the next step begins.
 
 #include <algorithm>
 #include <cstddef>
