@@ -34,26 +34,22 @@ class Collated
   Collated(Given&& source, Collate collate)
       : Base(std::move(collate)), source_(std::forward<Given>(source)) {}
 
-  std::size_t size() const { return source_.get().size(); }
-  void prepare(std::span<const std::size_t> indices) const {
-    prepare_samples(source_.get(), indices);
-  }
+  std::size_t size() const { return source_.size(); }
+  void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
 
   /// For the base alone: batches are no samples, and `map` comes before.
   void read(std::size_t index, Pass pass, ChainOf<Source>& chain, auto& out) const {
-    read_sample(source_.get(), index, pass, chain, out);
+    read_sample(source_, index, pass, chain, out);
   }
 
  private:
-  KeptSource<Held> source_;
+  Held source_;
 };
 
 /// Samples of different length become the rows of a `PaddedBatch`.
 template <class Sample, class Fill>
 struct PaddedCollate {
   using batch_type = PaddedBatch<InputOf<Sample>, LabelOf<Sample>>;
-  static constexpr bool is_known = true;
-  static constexpr bool takes_rows = false;
 
   void operator()(std::span<const Sample> samples, batch_type& out) const {
     std::size_t longest = 0;
@@ -77,8 +73,6 @@ struct PaddedCollate {
 template <class Sample>
 struct RaggedCollate {
   using batch_type = RaggedBatch<InputOf<Sample>, LabelOf<Sample>>;
-  static constexpr bool is_known = true;
-  static constexpr bool takes_rows = false;
 
   void operator()(std::span<const Sample> samples, batch_type& out) const {
     out.inputs.clear();
@@ -94,21 +88,10 @@ struct RaggedCollate {
   }
 };
 
-/// What f returns, or another type where it cannot be called.
-template <class Other, class F, class... In>
-struct ResultOr {
-  using type = Other;
-};
-template <class Other, class F, class... In>
-  requires std::is_invocable_v<F, In...>
-struct ResultOr<Other, F, In...> : std::invoke_result<F, In...> {};
-
 /// The program's own function: it fills a batch, or returns one where `Batch` is void.
 template <class Sample, class Batch, class C>
 struct OwnCollate {
   using batch_type = Batch;
-  static constexpr bool is_known = true;
-  static constexpr bool takes_rows = false;
   static constexpr bool is_callable =
       std::is_invocable_v<const C&, std::span<const Sample>, Batch&>;
 
@@ -119,11 +102,14 @@ struct OwnCollate {
 
 template <class Sample, class C>
 struct OwnCollate<Sample, void, C> {
-  using batch_type =
-      std::remove_cvref_t<typename ResultOr<LabelledBatch<float, std::int32_t>, const C&,
-                                            std::span<const Sample>>::type>;
-  static constexpr bool is_known = true;
-  static constexpr bool takes_rows = false;
+  static constexpr auto result() {
+    if constexpr (std::is_invocable_v<const C&, std::span<const Sample>>) {
+      return std::invoke_result<const C&, std::span<const Sample>>{};
+    } else {  // some batch, so that there is one error
+      return std::type_identity<LabelledBatch<float, std::int32_t>>{};
+    }
+  }
+  using batch_type = std::remove_cvref_t<typename decltype(result())::type>;
   static constexpr bool is_callable = std::is_invocable_v<const C&, std::span<const Sample>>;
 
   void operator()(std::span<const Sample> samples, batch_type& out) const { out = c(samples); }
@@ -134,7 +120,19 @@ struct OwnCollate<Sample, void, C> {
 /// What `padded`, `ragged` and `collate` return. `Make::collate<Sample>()` is the collate for a
 /// type of sample, and `Make::require<Sample>()` says what is wrong with one that it cannot take.
 template <class Make>
-struct CollateStage {
+struct CollateStage : PipelineStage {
+  explicit CollateStage(Make made) : make(std::move(made)) {}
+
+  template <class Sample>
+  static constexpr bool require() {
+    return Make::template require<Sample>();
+  }
+  template <class Held, class Given>
+  auto behind(Given&& source) {
+    auto collate = make.template collate<typename std::remove_cvref_t<Held>::sample_type>();
+    return Collated<Held, decltype(collate)>(std::forward<Given>(source), std::move(collate));
+  }
+
   Make make;
 };
 
@@ -194,23 +192,6 @@ struct MakeOwn {
   C c;
 };
 
-template <class Given, class Make>
-auto operator|(Given&& source, CollateStage<Make> stage) {
-  using Source = std::remove_cvref_t<Given>;
-  if constexpr (require_source<Source>()) {
-    using Sample = typename Source::sample_type;
-    if constexpr (Make::template require<Sample>()) {
-      auto collate = stage.make.template collate<Sample>();
-      return Collated<HeldAs<Given>, decltype(collate)>(std::forward<Given>(source),
-                                                        std::move(collate));
-    } else {
-      return RejectedPipeline{};
-    }
-  } else {
-    return RejectedPipeline{};
-  }
-}
-
 }  // namespace detail
 
 /// How `padded` fills up.
@@ -220,7 +201,7 @@ struct PaddedOptions {
 
 /// `source | stacked()`: batches are `LabelledBatch`es. Samples have `inputs`, a range, all of one
 /// length, and `label`. `map` does the same unasked.
-inline auto stacked() { return detail::CollateStage<detail::MakeStacked>{}; }
+inline auto stacked() { return detail::CollateStage(detail::MakeStacked{}); }
 
 /// `source | padded(fill)`: batches are `PaddedBatch`es, whose rows are as long as the longest
 /// sample of the batch. `fill` comes behind the inputs of shorter ones.
@@ -228,18 +209,18 @@ template <class Fill>
 auto padded(Fill fill, PaddedOptions options = {}) {
   if (options.multiple == 0)
     detail::fail("padded", {"rows of a multiple of 0"}, "set multiple to 1 or more");
-  return detail::CollateStage<detail::MakePadded<Fill>>{{std::move(fill), options.multiple}};
+  return detail::CollateStage(detail::MakePadded<Fill>(std::move(fill), options.multiple));
 }
 
 /// `source | ragged()`: batches are `RaggedBatch`es, which hold samples one behind the other.
-inline auto ragged() { return detail::CollateStage<detail::MakeRagged>{}; }
+inline auto ragged() { return detail::CollateStage(detail::MakeRagged{}); }
 
 /// `source | collate<Batch>(c)` calls `c(std::span<const Sample>, Batch& out)` for every batch, and
 /// reuses the memory of `out`; `collate(c)` calls `c(std::span<const Sample>)`, which returns the
 /// batch. Several threads call c at once.
 template <class Batch = void, class C>
 auto collate(C c) {
-  return detail::CollateStage<detail::MakeOwn<Batch, C>>{{std::move(c)}};
+  return detail::CollateStage(detail::MakeOwn<Batch, C>{std::move(c)});
 }
 
 }  // namespace lockstep

@@ -236,25 +236,25 @@ class Pinned {
   explicit Pinned(Given&& source)
       : source_(std::forward<Given>(source)), harbour_(std::make_shared<detail::Harbour>()) {}
 
-  std::size_t size() const { return source_.get().size(); }
+  std::size_t size() const { return source_.size(); }
 
   void load(std::span<const std::size_t> indices, batch_type& out) const
     requires(!detail::PassLoading<Source, batch_type>)
   {
     const detail::OnCudaDevice on(harbour_->device());
     out.berth_in(harbour_);
-    if constexpr (is_fine) source_.get().load(indices, out);
+    if constexpr (is_fine) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>
   {
     const detail::OnCudaDevice on(harbour_->device());
     out.berth_in(harbour_);
-    source_.get().load(indices, pass, out);
+    source_.load(indices, pass, out);
   }
 
  private:
-  detail::KeptSource<Held> source_;
+  Held source_;
   std::shared_ptr<detail::Harbour> harbour_;
 };
 

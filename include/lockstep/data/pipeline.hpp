@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What the stages of a pipeline share: how they hold their source and read samples, and how
-/// samples become batches.
+/// @file Pipelines of samples: what stages share, and `source | map(f)`, a source whose samples
+/// went through a function, with random numbers that belong to the sample.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <iterator>
@@ -20,30 +21,9 @@
 
 namespace lockstep::detail {
 
-/// The source of a stage. A temporary is moved in; the program's own is referred to, and must
-/// outlive the pipeline, as with the standard's views.
-template <class Source>
-class KeptSource {
- public:
-  explicit KeptSource(Source source) : source_(std::move(source)) {}
-  const Source& get() const { return source_; }
-
- private:
-  Source source_;
-};
-
-template <class Source>
-class KeptSource<const Source&> {
- public:
-  explicit KeptSource(const Source& source) : source_(&source) {}
-  const Source& get() const { return *source_; }
-
- private:
-  const Source* source_;
-};
-
-/// How a stage holds what `source | stage` was given: `Given` is the type of a forwarding
-/// reference.
+/// How a stage holds what `source | stage` was given; `Given` is the type of a forwarding
+/// reference. A temporary is moved in; the program's own is referred to, and must outlive the
+/// pipeline, as with the standard's views.
 template <class Given>
 using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
                                   const std::remove_cvref_t<Given>&, std::remove_cvref_t<Given>>;
@@ -52,16 +32,15 @@ using HeldAs = std::conditional_t<std::is_lvalue_reference_v<Given>,
 /// until the batch is made, so that a stage's sample may point into the one before.
 struct NoChain {};
 template <class Source>
-struct ChainOfSource {
-  using type = NoChain;
-};
+constexpr auto chain_of() {
+  if constexpr (requires { typename Source::chain_type; }) {
+    return std::type_identity<typename Source::chain_type>{};
+  } else {
+    return std::type_identity<NoChain>{};
+  }
+}
 template <class Source>
-  requires requires { typename Source::chain_type; }
-struct ChainOfSource<Source> {
-  using type = typename Source::chain_type;
-};
-template <class Source>
-using ChainOf = typename ChainOfSource<Source>::type;
+using ChainOf = typename decltype(chain_of<Source>())::type;
 
 template <class Source>
 void read_sample(const Source& source, std::size_t index, [[maybe_unused]] Pass pass,
@@ -90,8 +69,6 @@ void prepare_samples(const Source& source, std::span<const std::size_t> indices)
 template <class Sample>
 struct RowCollate {
   using batch_type = LabelledBatch<InputOf<Sample>, LabelOf<Sample>>;
-  static constexpr bool is_known = true;
-  static constexpr bool takes_rows = true;
 
   /// Writes row i of `count`.
   template <LabelledRows Batch>
@@ -110,24 +87,21 @@ struct RowCollate {
 /// usual type, so that a program that needs them gets one error, and not one for each use.
 struct UnknownCollate {
   using batch_type = LabelledBatch<float, std::int32_t>;
-  static constexpr bool is_known = false;
-  static constexpr bool takes_rows = true;
 };
 
 template <class Sample>
-struct UsualCollate {
-  using type = UnknownCollate;
-};
+struct UsualCollate : std::type_identity<UnknownCollate> {};
 template <Labelled Sample>
-struct UsualCollate<Sample> {
-  using type = RowCollate<Sample>;
-};
+struct UsualCollate<Sample> : std::type_identity<RowCollate<Sample>> {};
 
 /// Makes a source a data set: `Source` derives from it and has `read(index, pass, chain, out)`, or
-/// one of the simpler reads of a source whose chain is `NoChain`.
+/// one of the simpler reads of a source whose chain is `NoChain`. A collate has `put`, which writes
+/// one row, or is called with all samples of a batch.
 template <class Source, class Sample, class Chain = NoChain,
           class Collate = typename UsualCollate<Sample>::type>
 class LoadsSamples {
+  static constexpr bool is_known = !std::is_same_v<Collate, UnknownCollate>;
+
  public:
   using batch_type = typename Collate::batch_type;
 
@@ -136,14 +110,14 @@ class LoadsSamples {
   template <class Batch>
   void load(std::span<const std::size_t> indices, Pass pass, Batch& out) const {
     static_assert(
-        Collate::is_known,
+        is_known,
         "lockstep: these samples are no rows of a LabelledBatch, which takes samples with `inputs` "
         "(a range) and `label`; say how they become a batch: source | collate<Batch>(c), where c "
         "is called as c(std::span<const Sample>, batch)");
     prepare_samples(static_cast<const Source&>(*this), indices);
-    if constexpr (Collate::is_known && Collate::takes_rows) {
+    if constexpr (requires(const Sample& sample) { collate_.put(sample, 0, 0, out); }) {
       load_rows(indices, pass, out);
-    } else if constexpr (Collate::is_known) {
+    } else if constexpr (is_known) {
       load_whole(indices, pass, out);
     }
   }
@@ -224,15 +198,25 @@ struct RejectedPipeline {
   void load(std::span<const std::size_t>, batch_type&) const {}
 };
 
-/// Whether a stage can be put behind `Source`; says so if not.
-template <class Source>
-constexpr bool require_source() {
+/// The base of what comes behind a `|`: `require<Sample>()` says what is wrong with samples that it
+/// cannot take, `behind<Held>(source)` is the pipeline.
+struct PipelineStage {};
+
+template <class Given, std::derived_from<PipelineStage> Stage>
+auto operator|(Given&& source, Stage stage) {
+  using Source = std::remove_cvref_t<Given>;
   static_assert(
       SampleSource<Source>,
       "lockstep: this has no samples that map, stacked, padded, ragged or collate could take; give "
       "them a type with size(), sample_type and `void read(std::size_t index, sample_type& out) "
       "const`, and put map before the stage that makes batches");
-  return SampleSource<Source>;
+  if constexpr (!SampleSource<Source>) {
+    return RejectedPipeline{};
+  } else if constexpr (!Stage::template require<typename Source::sample_type>()) {
+    return RejectedPipeline{};
+  } else {
+    return stage.template behind<HeldAs<Given>>(std::forward<Given>(source));
+  }
 }
 
 }  // namespace lockstep::detail
@@ -257,21 +241,8 @@ constexpr std::size_t drawing_maps() {
 
 /// Whether `map(f)` can call f with a sample, given as an `In`.
 template <class F, class In>
-struct MapTakes : std::bool_constant<std::is_invocable_v<const F&, In, RandomStream&> ||
-                                     std::is_invocable_v<const F&, In>> {};
-
-/// What f returns for a sample; a sample where f cannot be called.
-template <class F, class Sample>
-struct MapResult {
-  using type = Sample;
-};
-template <class F, class Sample>
-  requires std::is_invocable_v<const F&, Sample&, RandomStream&>
-struct MapResult<F, Sample> : std::invoke_result<const F&, Sample&, RandomStream&> {};
-template <class F, class Sample>
-  requires(!std::is_invocable_v<const F&, Sample&, RandomStream&> &&
-           std::is_invocable_v<const F&, Sample&>)
-struct MapResult<F, Sample> : std::invoke_result<const F&, Sample&> {};
+inline constexpr bool map_takes =
+    std::is_invocable_v<const F&, In, RandomStream&> || std::is_invocable_v<const F&, In>;
 
 /// How `map<Out>(f)` calls f with samples of a type.
 template <class F, class Sample, class Out>
@@ -287,15 +258,28 @@ struct MapCall {
 /// How `map(f)` does.
 template <class F, class Sample>
 struct MapCall<F, Sample, void> {
-  using Result = typename MapResult<F, Sample>::type;
-
   static constexpr bool draws = std::is_invocable_v<const F&, Sample&, RandomStream&>;
-  static constexpr bool is_callable = MapTakes<F, Sample&>::value;
+  static constexpr bool is_callable = map_takes<F, Sample&>;
+
+  /// What f returns for a sample; a sample where f cannot be called.
+  static constexpr auto result() {
+    if constexpr (draws) {
+      return std::invoke_result<const F&, Sample&, RandomStream&>{};
+    } else if constexpr (is_callable) {
+      return std::invoke_result<const F&, Sample&>{};
+    } else {
+      return std::type_identity<Sample>{};
+    }
+  }
+  using Result = typename decltype(result())::type;
+
   static constexpr bool fills = false;
   static constexpr bool is_in_place = std::is_void_v<Result>;
   /// It returns nothing, and what it takes is no reference to the sample.
-  static constexpr bool changes_a_copy =
-      std::conjunction_v<std::is_void<Result>, MapTakes<F, Sample>>;
+  static constexpr bool changes_a_copy = [] {
+    if constexpr (is_in_place) return map_takes<F, Sample>;
+    return false;
+  }();
   using sample_type = std::conditional_t<is_in_place, Sample, std::remove_cvref_t<Result>>;
 };
 
@@ -339,10 +323,8 @@ class Mapped : public LoadsSamples<Mapped<Held, F, Out>, SampleOfMapped<Held, F,
   template <class Given>
   Mapped(Given&& source, F f) : source_(std::forward<Given>(source)), f_(std::move(f)) {}
 
-  std::size_t size() const { return source_.get().size(); }
-  void prepare(std::span<const std::size_t> indices) const {
-    prepare_samples(source_.get(), indices);
-  }
+  std::size_t size() const { return source_.size(); }
+  void prepare(std::span<const std::size_t> indices) const { prepare_samples(source_, indices); }
 
   void read(std::size_t index, sample_type& out) const { read(index, Pass{}, out); }
   /// Do not keep a sample that points into another one longer than until the next call.
@@ -353,10 +335,10 @@ class Mapped : public LoadsSamples<Mapped<Held, F, Out>, SampleOfMapped<Held, F,
   /// `chain` is memory that is used again.
   void read(std::size_t index, Pass pass, chain_type& chain, sample_type& out) const {
     if constexpr (Call::is_in_place) {
-      read_sample(source_.get(), index, pass, chain.before, out);
+      read_sample(source_, index, pass, chain.before, out);
       call(index, pass, out);
     } else {
-      read_sample(source_.get(), index, pass, chain.before, chain.sample);
+      read_sample(source_, index, pass, chain.before, chain.sample);
       if constexpr (Call::fills) {
         call(index, pass, chain.sample, out);
       } else {
@@ -377,42 +359,36 @@ class Mapped : public LoadsSamples<Mapped<Held, F, Out>, SampleOfMapped<Held, F,
     }
   }
 
-  KeptSource<Held> source_;
+  Held source_;
   F f_;
 };
 
-/// Says what is wrong with a function of `map`; whether nothing is.
-template <class Call>
-constexpr bool require_map() {
-  static_assert(Call::is_callable,
-                "lockstep: map cannot call its function with the samples of this source; write "
-                "map(f) with f(sample) or f(sample, random), which returns the new sample or "
-                "changes the one it has, or map<Out>(f) with f(sample, out) or f(sample, out, "
-                "random). Several threads call it, so it must be const");
-  static_assert(!Call::changes_a_copy,
-                "lockstep: map's function returns nothing and takes the sample by value, so that "
-                "what it does is lost; take `auto& sample`, or return the new sample");
-  return Call::is_callable && !Call::changes_a_copy;
-}
-
 template <class Out, class F>
-struct MapStage {
+struct MapStage : PipelineStage {
+  explicit MapStage(F function) : f(std::move(function)) {}
+
+  /// Says what is wrong with the function; whether nothing is.
+  template <class Sample>
+  static constexpr bool require() {
+    using Call = MapCall<F, Sample, Out>;
+    static_assert(Call::is_callable,
+                  "lockstep: map cannot call its function with the samples of this source; write "
+                  "map(f) with f(sample) or f(sample, random), which returns the new sample or "
+                  "changes the one it has, or map<Out>(f) with f(sample, out) or f(sample, out, "
+                  "random). Several threads call it, so it must be const");
+    static_assert(!Call::changes_a_copy,
+                  "lockstep: map's function returns nothing and takes the sample by value, so that "
+                  "what it does is lost; take `auto& sample`, or return the new sample");
+    return Call::is_callable && !Call::changes_a_copy;
+  }
+
+  template <class Held, class Given>
+  auto behind(Given&& source) {
+    return Mapped<Held, F, Out>(std::forward<Given>(source), std::move(f));
+  }
+
   F f;
 };
-
-template <class Given, class Out, class F>
-auto operator|(Given&& source, MapStage<Out, F> stage) {
-  using Source = std::remove_cvref_t<Given>;
-  if constexpr (require_source<Source>()) {
-    if constexpr (require_map<MapCall<F, typename Source::sample_type, Out>>()) {
-      return Mapped<HeldAs<Given>, F, Out>(std::forward<Given>(source), std::move(stage.f));
-    } else {
-      return RejectedPipeline{};
-    }
-  } else {
-    return RejectedPipeline{};
-  }
-}
 
 }  // namespace detail
 
@@ -425,7 +401,7 @@ auto operator|(Given&& source, MapStage<Out, F> stage) {
 /// threads call f at once.
 template <class Out = void, class F>
 auto map(F f) {
-  return detail::MapStage<Out, F>{std::move(f)};
+  return detail::MapStage<Out, F>(std::move(f));
 }
 
 }  // namespace lockstep

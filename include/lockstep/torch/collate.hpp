@@ -141,8 +141,6 @@ class RowWriter {
 template <class Sample>
 struct TensorCollate {
   using batch_type = TensorBatch;
-  static constexpr bool is_known = true;
-  static constexpr bool takes_rows = true;
 
   void put(const Sample& sample, std::size_t i, std::size_t count, TensorBatch& out) const {
     using Inputs = std::remove_cvref_t<decltype(inputs_of(sample))>;
@@ -182,7 +180,7 @@ inline namespace torch_modules {
 /// 28})` says the extents of a sample's inputs, where it has them as a row. Memory is used again
 /// for a later batch, unless somebody has kept a tensor of it.
 inline auto tensors(std::vector<std::int64_t> shape = {}) {
-  return detail::CollateStage<detail::MakeTensors>{{std::move(shape)}};
+  return detail::CollateStage(detail::MakeTensors{std::move(shape)});
 }
 
 }  // namespace torch_modules

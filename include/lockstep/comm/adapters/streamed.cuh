@@ -16,8 +16,8 @@
 
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <iterator>
 #include <optional>
 #include <string>
@@ -74,19 +75,12 @@ class CallLog {
     entries_.clear();
   }
 
+  /// The number of calls, and those that are kept as they lie in memory: ranks run one program.
   std::string bytes() const {
-    store_protocol::Writer out;
-    out.u64(calls());
-    for (std::uint64_t n = first(); n < calls(); ++n) {
-      const Call& call = *find(n);
-      out.u32(static_cast<std::uint32_t>(call.kind))
-          .u32(static_cast<std::uint32_t>(call.part_of))
-          .byte(static_cast<std::uint8_t>(call.element))
-          .u32(call.root)
-          .u64(call.count)
-          .text(call.operation.data());
-    }
-    return out.bytes();
+    std::string out = store_protocol::Writer{}.u64(calls()).bytes();
+    for (std::uint64_t n = first(); n < calls(); ++n)
+      out.append(reinterpret_cast<const char*>(find(n)), sizeof(Call));
+    return out;
   }
 
   /// The number of the first call that is kept.
@@ -112,23 +106,18 @@ struct SentLog {
     store_protocol::Reader in(bytes);
     const std::uint64_t made = in.u64();
     const std::uint64_t kept = std::min<std::uint64_t>(made, CallLog::kept);
-    SentLog log{made - kept, {}};
-    for (std::uint64_t n = 0; n < kept && in.ok(); ++n) {
-      Call call;
-      const std::uint32_t kind = in.u32();
-      const std::uint32_t part_of = in.u32();
-      call.kind = static_cast<CollectiveKind>(kind);
-      call.part_of = static_cast<JobCall>(part_of);
-      call.element = static_cast<ElementKind>(in.byte());
-      call.root = static_cast<std::uint16_t>(in.u32());
-      call.count = in.u64();
-      call.with(in.text());
-      if (kind >= std::size(collective_names)) return std::nullopt;
-      if (part_of >= std::size(job_call_names)) return std::nullopt;
-      if (static_cast<std::size_t>(call.element) >= element_kinds) return std::nullopt;
-      log.calls.push_back(call);
-    }
+    SentLog log{made - kept, std::vector<Call>(kept)};
+    const std::string_view sent = in.raw(kept * sizeof(Call));
     if (!in.ok()) return std::nullopt;
+    if (kept != 0) std::memcpy(log.calls.data(), sent.data(), sent.size());
+    for (Call& call : log.calls) {
+      if (static_cast<std::size_t>(call.kind) >= std::size(collective_names)) return std::nullopt;
+      if (static_cast<std::size_t>(call.element) >= element_kinds) return std::nullopt;
+      if (static_cast<std::size_t>(call.part_of) >= std::size(job_call_names) &&
+          call.part_of < JobCall::step_of_subgraphs)
+        return std::nullopt;
+      call.operation.back() = '\0';
+    }
     return log;
   }
 };

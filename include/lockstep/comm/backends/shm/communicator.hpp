@@ -75,11 +75,11 @@ inline void receive(Engine& engine, const Call& call, std::span<std::byte> bytes
   }
 }
 
-/// A reference to the engine. `Ranks` is the world's size where the compiler knows it.
+/// Where all ranks' data of a call is. `Ranks` is the world's size where the compiler knows it.
 template <std::size_t Ranks>
-class Peers {
+class RankData {
  public:
-  explicit Peers(Engine& engine) : engine_(&engine) {}
+  explicit RankData(Engine& engine) : engine_(&engine) {}
 
   Rank rank() const { return engine_->rank(); }
   std::size_t me() const { return rank().value(); }
@@ -251,31 +251,19 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       detail::shm::receive(*engine_, call.call(), std::as_writable_bytes(call.out), call.root);
     } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
       agree(call.call());
-    } else if constexpr (C::kind == detail::CollectiveKind::all_reduce) {
-      if (const auto offset = location(call)) {
-        start_all_reduce(call, *offset).wait();
-      } else {
-        all_reduce_staged(call);
-      }
+    } else if (const auto offset = location(call)) {
+      begin(call, *offset).wait();
     } else {
-      exchange(call);
+      make_staged(call);
     }
   }
 
   /// Memory outside of arenas is worked on at once, and the handle is of an empty call.
-  template <class T, class Op>
-  auto start(const detail::calls::AllReduce<T, Op>& call) {
+  template <class C>
+  auto start(const C& call) {
     const auto offset = location(call);
-    if (!offset) all_reduce_staged(call);
-    return start_all_reduce(offset ? call : call.on({}, {}, 0), offset.value_or(0));
-  }
-  template <class T>
-  auto start(const detail::calls::AllGather<T>& call) {
-    return start_any_exchange(call);
-  }
-  template <class T, class Op>
-  auto start(const detail::calls::ReduceScatter<T, Op>& call) {
-    return start_any_exchange(call);
+    if (!offset) make_staged(call);
+    return begin(offset ? call : call.on({}, {}, 0), offset.value_or(0));
   }
 
   /// Compares a call over ranks that something else makes.
@@ -308,21 +296,32 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
   static constexpr bool has_helper = std::same_as<Who, HelperThread>;
   using Lock = detail::shm::EngineLock<has_helper>;
 
-  detail::shm::Peers<Ranks> peers() const { return detail::shm::Peers<Ranks>(*engine_); }
+  detail::shm::RankData<Ranks> peers() const { return detail::shm::RankData<Ranks>(*engine_); }
 
   template <class T>
   static constexpr bool is_small(std::size_t count) {
     return count * sizeof(T) <= detail::shm::small_bytes;
   }
 
+  /// The pieces of what a rank gives.
+  template <class C>
+  std::size_t pieces() const {
+    return C::deals_pieces ? peers().world() : 1;
+  }
+
   /// The offset at which other ranks find the data; 0 for small data, which travels in the slot;
   /// nothing for memory outside of arenas. All ranks must use the same kind of memory, also those
-  /// that give nothing.
+  /// that give nothing: a rank that cannot know where the root's memory is stages what is
+  /// scattered.
   template <class C>
   std::optional<std::uint64_t> location(const C& call) const {
-    std::span<const typename C::element> data = call.in;
+    using T = typename C::element;
+    if constexpr (C::kind == detail::CollectiveKind::scatter) {
+      if (!is_small<T>(pieces<C>() * call.count)) return std::nullopt;
+    }
+    std::span<const T> data = call.in;
     if constexpr (C::is_in_place) data = call.data();
-    if (is_small<typename C::element>(data.size())) return 0;
+    if (is_small<T>(data.size())) return 0;
     return engine_->arenas().locate(data.data(), data.size_bytes());
   }
 
@@ -339,72 +338,14 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
         others_read, execute);
   }
 
-  /// Starts an all-reduce of data that is small or lies in an arena at `offset`. Each rank loads
-  /// its slice of all ranks' data, combines it in registers and stores it to all.
-  template <class T, class Op>
-  auto start_all_reduce(const detail::calls::AllReduce<T, Op>& call, std::uint64_t offset) {
-    const bool small = is_small<T>(call.count);
-    const auto work = [peers = peers(), call, small](std::uint64_t ticket) {
-      if (small) {
-        detail::take_from_all<Ranks>(call, peers.rank(), peers.world(),
-                                     peers.template in_slots<T>(ticket), 0, 0, call.count);
-      } else {
-        peers.push_own_slice(peers.template all<T>(peers.template in_arenas<T>(ticket)), call.count,
-                             call.op);
-      }
-    };
-    return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
-  }
-
-  /// All-reduces private memory, as much at a time as the staging area holds.
-  template <class T, class Op>
-  void all_reduce_staged(const detail::calls::AllReduce<T, Op>& call) {
-    detail::Call described = call.call();
-    described.staged = true;
-    constexpr std::size_t most = detail::shm::staging_bytes / sizeof(T);
-    const auto all = peers().template all<T>(peers().template in_staging<T>());
-    T* const staging = all[peers().me()];
-    for (std::size_t begin = 0; begin < call.count; begin += most) {
-      const std::size_t n = std::min(most, call.count - begin);
-      detail::copy_elements(call.in.data() + begin, staging, n);
-      post<T>(described, {}, 0, true, [&](std::uint64_t) {
-        peers().push_own_slice(all, n, call.op);
-      }).wait();
-      detail::copy_elements(staging, call.out.data() + begin, n);
-    }
-  }
-
-  /// The pieces of what a rank gives.
   template <class C>
-  std::size_t pieces() const {
-    return C::deals_pieces ? peers().world() : 1;
-  }
+  static constexpr bool pushes = C::kind == detail::CollectiveKind::all_reduce;
 
-  /// Every other collective: each rank offers what it gives, then takes what it needs of the
-  /// others.
+  /// Starts a call whose data is small or lies in arenas, this rank's at `offset`: each rank offers
+  /// what it gives, then takes what it needs of the others. Of an all-reduce that is not small,
+  /// each rank loads its slice of all ranks' data, combines it in registers and stores it to all.
   template <class C>
-  void exchange(const C& call) {
-    // A rank that gives nothing cannot know where the root's memory is: scatter is always staged.
-    const bool knows = C::kind != detail::CollectiveKind::scatter ||
-                       is_small<typename C::element>(pieces<C>() * call.count);
-    const auto offset = knows ? location(call) : std::nullopt;
-    if (offset) {
-      start_exchange(call, *offset).wait();
-    } else {
-      exchange_staged(call);
-    }
-  }
-
-  template <class C>
-  auto start_any_exchange(const C& call) {
-    const auto offset = location(call);
-    if (!offset) exchange_staged(call);
-    return start_exchange(offset ? call : call.on({}, {}, 0), offset.value_or(0));
-  }
-
-  /// Starts an exchange of data that is small or lies in arenas, this rank's at `offset`.
-  template <class C>
-  auto start_exchange(const C& call, std::uint64_t offset) {
+  auto begin(const C& call, std::uint64_t offset) {
     using T = typename C::element;
     const bool small = is_small<T>(pieces<C>() * call.count);
     const auto work = [peers = peers(), call, small](std::uint64_t ticket) {
@@ -414,6 +355,9 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
       };
       if (small) {
         take(peers.template in_slots<T>(ticket));
+      } else if constexpr (pushes<C>) {
+        peers.push_own_slice(peers.template all<T>(peers.template in_arenas<T>(ticket)), call.count,
+                             call.op);
       } else {
         take(peers.template in_arenas<T>(ticket));
       }
@@ -421,25 +365,30 @@ class ShmCommunicator : public Collectives<ShmCommunicator<Ranks, Who>> {
     return post<T>(call.call(), small ? call.in : std::span<const T>(), offset, !small, work);
   }
 
-  /// Exchanges private memory, as much at a time as the staging area holds.
+  /// Makes a call of private memory, as much at a time as the staging area holds.
   template <class C>
-  void exchange_staged(const C& call) {
+  void make_staged(const C& call) {
     using T = typename C::element;
     const auto peers = this->peers();
+    const auto source = peers.template in_staging<T>();
     detail::Call described = call.call();
     described.staged = true;
     const std::size_t rows = pieces<C>();
     const std::size_t most =
         std::max<std::size_t>(1, detail::shm::staging_bytes / sizeof(T) / rows);
-    T* const staging = peers.template in_staging<T>()(peers.me());
+    T* const staging = source(peers.me());
     for (std::size_t begin = 0; begin < call.count; begin += most) {
       const std::size_t n = std::min(most, call.count - begin);
       for (std::size_t p = 0; p < rows && !call.in.empty(); ++p)
         detail::copy_elements(call.in.data() + p * call.count + begin, staging + p * n, n);
       post<T>(described, {}, 0, true, [&](std::uint64_t) {
-        detail::take_from_all<Ranks>(call, peers.rank(), peers.world(),
-                                     peers.template in_staging<T>(), n, begin, n);
+        if constexpr (pushes<C>) {
+          peers.push_own_slice(peers.template all<T>(source), n, call.op);
+        } else {
+          detail::take_from_all<Ranks>(call, peers.rank(), peers.world(), source, n, begin, n);
+        }
       }).wait();
+      if constexpr (pushes<C>) detail::copy_elements(staging, call.out.data() + begin, n);
     }
   }
 

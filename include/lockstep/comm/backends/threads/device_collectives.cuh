@@ -8,6 +8,7 @@
 /// other collectives each GPU pushes the data that lies on it.
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -194,63 +195,54 @@ inline void enqueue_move(const Lane& lane, const Transport& what) {
   }
 }
 
-/// Moves data from one rank to `targets` of the outs; the pieces for them are `in_stride` apart.
-inline void move_from(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                      Rank root, const std::vector<unsigned char*>& targets, std::size_t bytes,
-                      std::size_t in_stride) {
-  const auto* const from = static_cast<const unsigned char*>(ranks[root.value()].in);
+/// A call that only moves data, from `sources` to the ranks that get any: the `bytes` at
+/// in[s] + t * in_stride go to out[t] + i * bytes, where source s is the i-th.
+struct Moves {
+  std::vector<std::size_t> sources;
+  std::vector<std::size_t> targets;
+  std::size_t bytes;
+  std::size_t in_stride;  // 0 where all targets get the same
+};
+
+template <class C>
+Moves moves_of(const C& call, std::size_t world) {
+  const std::size_t bytes = call.count * sizeof(typename C::element);
+  Moves moves{{}, {}, bytes, C::deals_pieces ? bytes : 0};
+  for (std::size_t w = 0; w < world; ++w) {
+    const bool is_root = Rank{w} == call.root;
+    if (C::collects_pieces || is_root) moves.sources.push_back(w);
+    if (C::kind == CollectiveKind::gather ? is_root
+                                          : C::deals_pieces || !C::is_in_place || !is_root)
+      moves.targets.push_back(w);
+  }
+  return moves;
+}
+
+/// Each lane pushes the data that lies on its GPU; where there is one lane, by one launch.
+inline void enqueue_moves(const Moves& moves, const Lanes& lanes, std::span<const Offer> ranks,
+                          std::uint64_t ticket) {
   lanes.run(ranks, ticket, [&](const Lane& lane) {
-    if (&lane == &lanes.of(root)) enqueue_move(lane, {{from}, targets, bytes, in_stride, 0});
+    for (std::size_t i = 0; i < moves.sources.size(); ++i) {
+      Transport what{{}, {}, moves.bytes, moves.in_stride};
+      for (const std::size_t t : moves.targets)
+        what.to.push_back(static_cast<unsigned char*>(ranks[t].out) + i * moves.bytes);
+      const std::size_t last = lanes.is_one() ? moves.sources.size() : i + 1;
+      if (&lane != &lanes.of(Rank{moves.sources[i]})) continue;
+      for (std::size_t s = i; s < last; ++s)
+        what.from.push_back(static_cast<const unsigned char*>(ranks[moves.sources[s]].in));
+      if (what.from.size() > 1) what.out_stride = moves.bytes;
+      enqueue_move(lane, what);
+      if (lanes.is_one()) return;
+    }
   });
 }
 
-template <std::size_t, class T>
-void enqueue(const calls::Broadcast<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+/// Every call that reduces nothing.
+template <std::size_t, class C>
+  requires std::same_as<typename C::operation, NoOperation>
+void enqueue(const C& call, const Lanes& lanes, std::span<const Offer> ranks,
              std::uint64_t ticket) {
-  std::vector<unsigned char*> others = outs<unsigned char>(ranks, 0);
-  others.erase(others.begin() + static_cast<std::ptrdiff_t>(call.root.value()));
-  move_from(lanes, ranks, ticket, call.root, others, call.count * sizeof(T), 0);
-}
-
-template <std::size_t, class T>
-void enqueue(const calls::Scatter<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  const std::size_t bytes = call.count * sizeof(T);
-  move_from(lanes, ranks, ticket, call.root, outs<unsigned char>(ranks, 0), bytes, bytes);
-}
-
-/// Moves data from every rank to `targets`, where the pieces lie in rank order.
-inline void move_from_all(const Lanes& lanes, std::span<const Offer> ranks, std::uint64_t ticket,
-                          const std::vector<unsigned char*>& targets, std::size_t bytes,
-                          std::size_t in_stride) {
-  lanes.run(ranks, ticket, [&](const Lane& lane) {
-    for_ranks_of(lanes, lane, ranks.size(), [&](std::size_t first, std::size_t n) {
-      std::vector<unsigned char*> to = targets;
-      for (unsigned char*& target : to) target += first * bytes;
-      enqueue_move(lane, {ins<unsigned char>(ranks.subspan(first, n), 0), std::move(to), bytes,
-                          in_stride, bytes});
-    });
-  });
-}
-
-template <std::size_t, class T>
-void enqueue(const calls::AllGather<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), call.count * sizeof(T), 0);
-}
-
-template <std::size_t, class T>
-void enqueue(const calls::Gather<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks.subspan(call.root.value(), 1), 0),
-                call.count * sizeof(T), 0);
-}
-
-template <std::size_t, class T>
-void enqueue(const calls::AllToAll<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
-             std::uint64_t ticket) {
-  const std::size_t bytes = call.count * sizeof(T);
-  move_from_all(lanes, ranks, ticket, outs<unsigned char>(ranks, 0), bytes, bytes);
+  enqueue_moves(moves_of(call, ranks.size()), lanes, ranks, ticket);
 }
 
 }  // namespace lockstep::detail::threads

@@ -11,6 +11,7 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
+#include <concepts>
 #include <cstddef>
 #include <cstdint>
 #include <span>
@@ -180,95 +181,46 @@ void enqueue_staged(const calls::ReduceScatter<T, Op>& call, const Lanes& lanes,
   lanes.run_in_stages(ranks, ticket, [&] { for_each_piece(call.count, part, stage); });
 }
 
-/// Data that moves from `sources` to the ranks with an out: the `bytes` at in[s] + t * in_stride go
-/// to out[t] + i * bytes, where source s is the i-th.
-struct StagedMovement {
-  std::vector<std::size_t> sources;
-  std::vector<unsigned char*> outs;  // of all ranks; null where a rank gets nothing
-  std::size_t bytes;
-  std::size_t in_stride = 0;
-};
-
-inline void enqueue_staged_move(const StagedMovement& what, const Lanes& lanes,
-                                std::span<const Offer> ranks, std::uint64_t ticket) {
+/// Sources go to their slots on the host, from where the targets on other GPUs take them.
+inline void enqueue_staged_moves(const Moves& moves, const Lanes& lanes,
+                                 std::span<const Offer> ranks, std::uint64_t ticket) {
   const Staging& staging = *lanes.staging();
   const std::size_t world = ranks.size();
-  const bool is_dealt = what.in_stride != 0;
+  const bool is_dealt = moves.in_stride != 0;
   const std::size_t part = staging.bytes() / (is_dealt ? world : 1);
   const auto in = [&](std::size_t s) { return static_cast<const unsigned char*>(ranks[s].in); };
   const auto stage = [&](std::size_t first, std::size_t bytes) {
     lanes.each([&](const Lane& lane) {
-      for (std::size_t s : what.sources) {
+      for (const std::size_t s : moves.sources) {
         if (&lane != &lanes.of(Rank{s})) continue;
-        copy_rows_on(lane, staging.of(s), part, in(s) + first, what.in_stride, bytes,
+        copy_rows_on(lane, staging.of(s), part, in(s) + first, moves.in_stride, bytes,
                      is_dealt ? world : 1);
       }
     });
     lanes.meet();
     lanes.each([&](const Lane& lane) {
-      for_each_rank_on(lanes, lane, world, [&](std::size_t t) {
-        if (what.outs[t] == nullptr) return;
-        std::vector<const unsigned char*> from;
-        for (std::size_t s : what.sources) {
+      for (const std::size_t t : moves.targets) {
+        if (&lane != &lanes.of(Rank{t})) continue;
+        Transport what{{}, {static_cast<unsigned char*>(ranks[t].out) + first}, bytes};
+        for (const std::size_t s : moves.sources) {
           const bool is_near = &lane == &lanes.of(Rank{s});
-          from.push_back(is_near ? in(s) + t * what.in_stride + first
-                                 : staging.of(s) + (is_dealt ? t * part : 0));
+          what.from.push_back(is_near ? in(s) + t * moves.in_stride + first
+                                      : staging.of(s) + (is_dealt ? t * part : 0));
         }
-        const std::size_t apart = from.size() > 1 ? what.bytes : 0;
-        enqueue_move(lane, {std::move(from), {what.outs[t] + first}, bytes, 0, apart});
-      });
+        if (what.from.size() > 1) what.out_stride = moves.bytes;
+        enqueue_move(lane, what);
+      }
     });
     lanes.meet();
   };
-  lanes.run_in_stages(ranks, ticket, [&] { for_each_piece(what.bytes, part, stage); });
+  lanes.run_in_stages(ranks, ticket, [&] { for_each_piece(moves.bytes, part, stage); });
 }
 
-inline std::vector<std::size_t> all_ranks(std::size_t world) {
-  std::vector<std::size_t> all(world);
-  for (std::size_t w = 0; w < world; ++w) all[w] = w;
-  return all;
-}
-
-template <std::size_t, class T>
-void enqueue_staged(const calls::Broadcast<T>& call, const Lanes& lanes,
-                    std::span<const Offer> ranks, std::uint64_t ticket) {
-  std::vector<unsigned char*> others = outs<unsigned char>(ranks, 0);
-  others[call.root.value()] = nullptr;
-  enqueue_staged_move({{call.root.value()}, std::move(others), call.count * sizeof(T)}, lanes,
-                      ranks, ticket);
-}
-
-template <std::size_t, class T>
-void enqueue_staged(const calls::Scatter<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
+template <std::size_t, class C>
+  requires std::same_as<typename C::operation, NoOperation>
+void enqueue_staged(const C& call, const Lanes& lanes, std::span<const Offer> ranks,
                     std::uint64_t ticket) {
-  const std::size_t bytes = call.count * sizeof(T);
-  enqueue_staged_move({{call.root.value()}, outs<unsigned char>(ranks, 0), bytes, bytes}, lanes,
-                      ranks, ticket);
-}
-
-template <std::size_t, class T>
-void enqueue_staged(const calls::AllGather<T>& call, const Lanes& lanes,
-                    std::span<const Offer> ranks, std::uint64_t ticket) {
-  enqueue_staged_move(
-      {all_ranks(ranks.size()), outs<unsigned char>(ranks, 0), call.count * sizeof(T)}, lanes,
-      ranks, ticket);
-}
-
-template <std::size_t, class T>
-void enqueue_staged(const calls::Gather<T>& call, const Lanes& lanes, std::span<const Offer> ranks,
-                    std::uint64_t ticket) {
-  std::vector<unsigned char*> root(ranks.size());
-  root[call.root.value()] = static_cast<unsigned char*>(ranks[call.root.value()].out);
-  enqueue_staged_move({all_ranks(ranks.size()), std::move(root), call.count * sizeof(T)}, lanes,
-                      ranks, ticket);
-}
-
-template <std::size_t, class T>
-void enqueue_staged(const calls::AllToAll<T>& call, const Lanes& lanes,
-                    std::span<const Offer> ranks, std::uint64_t ticket) {
-  const std::size_t bytes = call.count * sizeof(T);
-  enqueue_staged_move({all_ranks(ranks.size()), outs<unsigned char>(ranks, 0), bytes, bytes}, lanes,
-                      ranks, ticket);
+  enqueue_staged_moves(moves_of(call, ranks.size()), lanes, ranks, ticket);
 }
 
 }  // namespace lockstep::detail::threads
