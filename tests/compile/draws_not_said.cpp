@@ -2,7 +2,7 @@
 // expect: lockstep: this model draws random numbers, and its steps have none; say so in the model: static constexpr bool draws = true;
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/norm/dropout.hpp"
-#include "lockstep/strategy/features.hpp"
+#include "lockstep/strategy/gradients.hpp"
 #include "lockstep/trainer/trainer.hpp"
 
 using namespace lockstep;

@@ -15,7 +15,6 @@
 #include "comm/ranks.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/hook/hook_device.hpp"
 #include "lockstep/hook/pipeline.hpp"
 
 namespace piped {

@@ -13,6 +13,7 @@
 
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
+#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
@@ -185,21 +186,11 @@ LOCKSTEP_KERNEL finish_elements(const Value* from, T* to, std::size_t count, std
 
 /// Passes on a stream, as kernels; passes over host memory are loops. **Host** does not block for
 /// device memory. **Stream** in its order.
-class StreamPasses {
+class StreamPasses : public StreamCopies {
  public:
-  explicit StreamPasses(cudaStream_t stream) : stream_(stream) {}
+  using StreamCopies::StreamCopies;
 
-  static bool is_device(const void* data) { return data != nullptr && !is_host_memory(data); }
   static bool takes(const void* data) { return is_device(data); }
-
-  template <class T>
-  void copy(std::span<const T> from, std::span<T> to) const {
-    if (from.empty() || from.data() == to.data()) return;
-    if (!is_device(to.data())) return HostPasses::copy(from, to);
-    check_cuda(cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDeviceToDevice,
-                               stream_),
-               "cudaMemcpyAsync");
-  }
 
   template <class T, class Op>
   void combine(std::span<const T> gathered, std::span<T> out, const Op& op) const {
@@ -231,25 +222,6 @@ class StreamPasses {
   static unsigned blocks(std::size_t count) {
     return static_cast<unsigned>(std::min<std::size_t>(1024, (count + threads - 1) / threads));
   }
-
-  cudaStream_t stream_;
 };
-
-/// Is the call's memory the host's? An empty call needs no GPU either. Arguments in two kinds of
-/// memory are an error.
-template <class C>
-bool is_host_call(const C& call, Rank rank) {
-  const auto is_host = [](auto values) { return is_host_memory(values.data()); };
-  if (call.in.empty() || C::is_in_place) {
-    const auto values = call.out.empty() ? std::span<const typename C::element>(call.in) : call.out;
-    return values.empty() || is_host(values);
-  }
-  const bool host = is_host(call.in);
-  if (call.out.empty() || host == is_host(call.out)) return host;
-  throw Error(call.call().text(),
-              host ? "in is host memory and out is device memory"
-                   : "in is device memory and out is host memory",
-              "give both arguments in the same memory", rank);
-}
 
 }  // namespace lockstep::detail

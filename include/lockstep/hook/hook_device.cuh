@@ -16,7 +16,7 @@
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/hook/hook_device.hpp"
+#include "lockstep/hook/pipeline.hpp"
 
 namespace lockstep::detail {
 
@@ -36,9 +36,6 @@ class DeviceElements {
 /// The passes of a GPU, for which only its stream is needed. Arrays begin at multiples of 16 bytes.
 class GpuHookDevice {
  public:
-  template <class T>
-  using Memory = DeviceElements<T>;
-
   explicit GpuHookDevice(cudaStream_t stream) : stream_(stream) {}
 
   cudaStream_t stream() const { return stream_; }
@@ -48,11 +45,6 @@ class GpuHookDevice {
   const std::uint64_t* step() { return step_.span().data(); }
   void set_step(std::uint64_t step) { launch_store(stream_, step_.span().data(), step); }
 
-  /// **Host** blocks: only when a hook's object is made.
-  template <class T>
-  static Memory<T> allocate(std::size_t count) {
-    return Memory<T>(count);
-  }
   template <class To, class From>
   void cast(std::span<To> to, std::span<From> from) const {
     launch_cast<dynamic, PackShape, SameElement<std::remove_const_t<From>>, SameElement<To>>(
@@ -62,13 +54,6 @@ class GpuHookDevice {
   void scale(std::span<T> values, double factor) const {
     launch_cast<dynamic, PackShape, SameElement<T>, SameElement<T>>(
         stream_, values.data(), values.data(), factor, values.size());
-  }
-  template <class T>
-  void copy(std::span<T> to, std::span<const T> from) const {
-    if (from.empty()) return;
-    check_cuda(
-        cudaMemcpyAsync(to.data(), from.data(), from.size_bytes(), cudaMemcpyDefault, stream_),
-        "cudaMemcpyAsync");
   }
   template <class T>
   void zero(std::span<T> values) const {

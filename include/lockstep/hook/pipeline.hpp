@@ -6,6 +6,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <span>
 #include <type_traits>
@@ -15,7 +16,39 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
+#include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook.hpp"
+
+namespace lockstep::detail {
+
+/// The passes over memory that every hook can use: `cast`, `scale` and `zero`. On the host they are
+/// done when the call returns; a GPU's device has `stream()` and enqueues everything there. The
+/// passes of a single hook stand beside it, and are specialised for devices likewise. The device of
+/// the host is here, that of GPUs in hook_device.cuh.
+template <class Device, class Comm>
+class HookDevice;
+
+template <class Comm>
+class HookDevice<Cpu, Comm> {
+ public:
+  constexpr explicit HookDevice(Comm&) {}
+
+  template <class To, class From>
+  static void cast(std::span<To> to, std::span<From> from) {
+    convert(to.data(), from.data(), to.size());
+  }
+  template <class T>
+  static void scale(std::span<T> values, double factor) {
+    using A = Accumulator<T>;
+    for (T& value : values) value = static_cast<T>(static_cast<A>(value) * static_cast<A>(factor));
+  }
+  template <class T>
+  static void zero(std::span<T> values) {
+    if (!values.empty()) std::memset(static_cast<void*>(values.data()), 0, values.size_bytes());
+  }
+};
+
+}  // namespace lockstep::detail
 
 namespace lockstep {
 

@@ -18,7 +18,7 @@
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/hook/hook_device.hpp"
+#include "lockstep/hook/pipeline.hpp"
 
 namespace lockstep::detail {
 

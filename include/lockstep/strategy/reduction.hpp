@@ -20,7 +20,6 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/hook/hook.hpp"
-#include "lockstep/hook/hook_device.hpp"
 #include "lockstep/hook/pipeline.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/join.hpp"

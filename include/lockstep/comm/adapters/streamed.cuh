@@ -16,8 +16,8 @@
 
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/comm/variable_gather.hpp"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
@@ -124,7 +124,7 @@ class StreamedCommunicator : public Collectives<StreamedCommunicator<Inner>> {
     return std::optional<StreamedCommunicator>(std::in_place, std::move(*inner), gpu_, lane_);
   }
 
-  detail::StreamPasses passes() const { return detail::StreamPasses(gpu_->stream()); }
+  detail::StreamCopies passes() const { return detail::StreamCopies(gpu_->stream()); }
 
   template <class C>
   auto start(const C& call) {

@@ -24,11 +24,11 @@ namespace lockstep::detail {
 /// The destructor closes the communicator, or gives it up while an exception unwinds the stack. It
 /// never hangs: a thread that does not return from the library is detached with all that it uses.
 template <class Probe>
-class Watchdog {
+class CallWatchdog {
  public:
   using Engine = typename Probe::Engine;
 
-  explicit Watchdog(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
+  explicit CallWatchdog(std::shared_ptr<Engine> engine) : engine_(std::move(engine)) {
     try {
       thread_ = Thread(
           Probe::thread, [watched = engine_] { watch(*watched); },
@@ -42,10 +42,10 @@ class Watchdog {
     }
   }
 
-  Watchdog(Watchdog&&) noexcept = default;
-  Watchdog& operator=(Watchdog&&) = delete;
+  CallWatchdog(CallWatchdog&&) noexcept = default;
+  CallWatchdog& operator=(CallWatchdog&&) = delete;
 
-  ~Watchdog() {
+  ~CallWatchdog() {
     if (engine_ == nullptr) return;
     try {
       if (scope_.is_failure()) engine_->give_up();

@@ -5,7 +5,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 
 namespace lockstep::detail {
 

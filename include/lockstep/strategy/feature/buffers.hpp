@@ -11,7 +11,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 
 namespace lockstep::detail {
 

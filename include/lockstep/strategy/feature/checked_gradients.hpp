@@ -17,7 +17,7 @@
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 
 namespace lockstep::detail {
 

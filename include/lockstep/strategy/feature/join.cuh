@@ -15,8 +15,8 @@
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/device.hpp"
-#include "lockstep/optim/optimizer.hpp"
 #include "lockstep/optim/constants.hpp"
+#include "lockstep/optim/optimizer.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 
 namespace lockstep::detail {

@@ -13,7 +13,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 
 namespace lockstep::detail {
 

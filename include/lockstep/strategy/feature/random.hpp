@@ -11,7 +11,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 
 namespace lockstep::detail {
 

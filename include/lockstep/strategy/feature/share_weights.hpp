@@ -4,7 +4,7 @@
 
 #include <cstddef>
 
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 
 namespace lockstep::detail {
 

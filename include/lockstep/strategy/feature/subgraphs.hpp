@@ -15,8 +15,8 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/name.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
 #include "lockstep/strategy/feature/unused_parameters.hpp"
+#include "lockstep/strategy/features.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -9,7 +9,7 @@
 #include "lockstep/core/reduce_op.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/tensor_list.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 

@@ -9,7 +9,7 @@
 
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/reduce_op.hpp"
-#include "lockstep/strategy/feature/stages.hpp"
+#include "lockstep/strategy/features.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -18,8 +18,8 @@
 #include "lockstep/comm/backends/gloo/communicator.hpp"
 #include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collectives.hpp"
-#include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
+#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/comm/rank_gpu.cuh"
 #include "lockstep/comm/work.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -99,7 +99,7 @@ class StagedCommunicator : public Collectives<StagedCommunicator<Inner>>,
     return Work<Pending<C>>(std::in_place, *engine_, call, detail::is_host_call(call, rank()));
   }
 
-  detail::StreamPasses passes() const { return detail::StreamPasses(engine_->stream()); }
+  detail::StreamCopies passes() const { return detail::StreamCopies(engine_->stream()); }
 
   /// The communicator of this rank's group, if it is in one. It stages for the group of `Inner`,
   /// with this rank's GPU and compute stream.

@@ -333,6 +333,6 @@ class Probe {
   Engine& engine_;
 };
 
-using WatchedEngine = Watchdog<Probe>;
+using WatchedEngine = CallWatchdog<Probe>;
 
 }  // namespace lockstep::detail::over_gloo

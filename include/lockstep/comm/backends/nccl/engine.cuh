@@ -91,23 +91,6 @@ class UnderWay {
   std::uint64_t next_ = 0;
 };
 
-/// The events of calls that are captured. A graph keeps the order that they stand for, so they can
-/// be recorded again for another call. They cannot be tested.
-class CapturedEvents {
- public:
-  const CallEvents& next() const { return events_[next_ % UnderWay::most]; }
-  std::uint64_t push() { return next_++; }
-  const CudaEvent& after(std::uint64_t number) const {
-    return events_[number % UnderWay::most].after;
-  }
-  /// The last call, where there is one in the capture.
-  const CudaEvent& last() const { return after(next_ - 1); }
-
- private:
-  std::unique_ptr<CallEvents[]> events_ = std::make_unique<CallEvents[]>(UnderWay::most);
-  std::uint64_t next_ = 0;
-};
-
 /// A call that was made, and how to find its events.
 struct Ticket {
   std::uint64_t number = 0;
@@ -213,7 +196,7 @@ class Engine {
     const bool captured = is_capturing();
     const std::lock_guard lock(link_.mutex());
     if (captured) {
-      if (!captured_calls_.empty()) captured_.last().block(gpu().stream());
+      if (!captured_calls_.empty()) captured_.last()->block(gpu().stream());
     } else if (const CudaEvent* last = under_way_.last()) {
       last->block(gpu().stream());
     }
@@ -456,12 +439,12 @@ class Engine {
         log_.add(call);
       }
     }
-    return captured ? captured_.next() : under_way_.next_events();
+    return (captured ? captured_ : under_way_).next_events();
   }
   Ticket finish(const Call& call, bool captured) {
     const std::lock_guard lock(link_.mutex());
     issued_.reset();
-    return {captured ? captured_.push() : under_way_.push(call), captured};
+    return {(captured ? captured_ : under_way_).push(call), captured};
   }
   void forget_issued() {
     const std::lock_guard lock(link_.mutex());
@@ -475,7 +458,9 @@ class Engine {
   std::deque<Arena> arenas_;
   Staging staging_;
   DeviceArena scratch_{scratch_bytes};
-  CapturedEvents captured_;
+  /// Calls that are captured are never over: a graph keeps the order that their events stand for,
+  /// which can be recorded again for another call.
+  UnderWay captured_;
   std::vector<Call> captured_calls_;
   ncclComm_t split_result_ = nullptr;
   std::size_t groups_ = 0;

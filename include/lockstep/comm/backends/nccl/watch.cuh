@@ -171,6 +171,6 @@ class Probe {
 };
 
 /// An engine and the thread that watches it, which ends NCCL's kernels after a fault.
-using WatchedEngine = Watchdog<Probe>;
+using WatchedEngine = CallWatchdog<Probe>;
 
 }  // namespace lockstep::detail::nccl

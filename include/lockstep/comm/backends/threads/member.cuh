@@ -23,6 +23,7 @@
 #include "lockstep/comm/backends/threads/meeting.hpp"
 #include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/call.hpp"
+#include "lockstep/comm/device_memory.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
@@ -58,12 +59,6 @@ inline cudaMemPool_t pool_of(const void* pointer) {
   return pool;
 }
 
-/// Where the arguments of a call are.
-struct CallMemory {
-  bool on_host = true;      // the host works on them
-  bool is_managed = false;  // host code may read a result as soon as the call is over
-};
-
 /// Looks at the arguments of one rank's calls. CUDA is asked once for each argument; where GPUs use
 /// each other's memory, the driver is asked once more.
 class MemoryCheck {
@@ -71,44 +66,26 @@ class MemoryCheck {
   MemoryCheck(const Lanes& lanes, const Gpu& gpu, Rank rank)
       : lanes_(lanes), gpu_(gpu), rank_(rank) {}
 
-  /// Arguments in host memory and in device memory are an error, and so is memory that not all GPUs
-  /// can reach. Managed memory is either.
+  /// Memory that not all GPUs can reach is an error.
   template <class C>
   CallMemory operator()(const C& call) const {
-    if (call.in.empty() || C::is_in_place) {
-      if (!call.out.empty())
-        return summary(look(call, call.out.data(), C::is_in_place ? "its data" : "out"));
-      if (!call.in.empty()) return summary(look(call, call.in.data(), "in"));
-      return {};
-    }
-    const Kind in = look(call, call.in.data(), "in");
-    if (call.out.empty()) return summary(in);
-    const Kind out = look(call, call.out.data(), "out");
-    if ((in == Kind::host && out == Kind::device) || (in == Kind::device && out == Kind::host)) {
-      throw Error(call.call().text(),
-                  in == Kind::host ? "in is host memory and out is device memory"
-                                   : "in is device memory and out is host memory",
-                  "give both arguments in the same memory", rank_);
-    }
-    return {in == Kind::host || out == Kind::host, in == Kind::managed || out == Kind::managed};
+    return detail::memory_of(call, rank_, [&](const void* pointer, const char* argument) {
+      return look(call, pointer, argument);
+    });
   }
 
  private:
-  enum class Kind { host, managed, device };
-
-  static CallMemory summary(Kind kind) { return {kind == Kind::host, kind == Kind::managed}; }
-
   template <class C>
-  Kind look(const C& call, const void* pointer, const char* argument) const {
+  MemoryKind look(const C& call, const void* pointer, const char* argument) const {
     cudaPointerAttributes attributes{};
     check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
-    if (attributes.type == cudaMemoryTypeManaged) return Kind::managed;
-    if (attributes.type != cudaMemoryTypeDevice) return Kind::host;
+    if (attributes.type == cudaMemoryTypeManaged) return MemoryKind::managed;
+    if (attributes.type != cudaMemoryTypeDevice) return MemoryKind::host;
     if (attributes.device != gpu_.device()) [[unlikely]]
       refuse_foreign(call.call(), argument, attributes.device);
     if (!lanes_.is_one() && lanes_.staging() == nullptr)
       require_shared_pool(call.call(), argument, pool_of(pointer));
-    return Kind::device;
+    return MemoryKind::device;
   }
 
   [[noreturn]] void refuse_foreign(const Call& call, const char* argument, int device) const {
