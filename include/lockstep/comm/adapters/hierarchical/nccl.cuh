@@ -31,7 +31,7 @@ namespace lockstep {
 namespace detail {
 using ThreadedNcclLevels = TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>;
 using ThreadedNcclStages =
-    HierarchicalStages<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
+    HierarchyStages<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail
