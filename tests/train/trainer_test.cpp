@@ -906,11 +906,12 @@ BOOST_AUTO_TEST_CASE(a_job_of_a_session_takes_the_options_of_the_command_line) {
       return [steps](int argc, char** argv) {
         const int status = launch(argc, argv, [&](Session& session) {
           Job job(session);
+          const auto epochs = job.option("epochs", 8);
           job.checkpoints();
           require(job.seed() == rank_seed(Seed{7}, job.rank()), "another seed");
           const auto data = points_of_line(8);
           std::size_t made = 0;
-          for (auto epoch : job.epochs(job.option("epochs", 8))) {
+          for (auto epoch : job.epochs(epochs)) {
             for (const auto& batch : epoch.batches(data, 2)) {
               job.step(batch);
               ++made;

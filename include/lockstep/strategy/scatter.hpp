@@ -23,7 +23,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/utility.hpp"
 #include "lockstep/core/view.hpp"
-#include "lockstep/launch/environment.hpp"
+#include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/strategy/concepts.hpp"
 
 namespace lockstep {

@@ -1,29 +1,45 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file What stands for a wrapper that was rejected, so that one error stays one error: it has the
-/// members of `DistributedDataParallel` and `DataParallel`, which take and give what theirs do.
-/// Nothing here is ever run.
+/// @file What stands for a job that was rejected, so that one error stays one error: it has the
+/// members of `Trainer`, `DistributedDataParallel` and `DataParallel`, which take and give what
+/// theirs do. Nothing here is ever run: only what may be called with a local type has a body.
 
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <optional>
+#include <string>
 #include <string_view>
 #include <type_traits>
+#include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/options.hpp"
+#include "lockstep/core/random_stream.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/view.hpp"
+#include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/ddp.hpp"
 #include "lockstep/trainer/axes.hpp"
+#include "lockstep/trainer/options.hpp"
 
 namespace lockstep {
 
+class Checkpoints;
 struct DpOptions;
+struct FitOptions;
+struct LoaderOptions;
+struct Membership;
+struct PredictOptions;
+struct SamplerOptions;
+struct SamplerState;
+class Session;
+class Tally;
 
 namespace detail {
 
-/// The numbers of a choice that was rejected: all names that optimizers and schedules have.
+/// The options of a choice that was rejected: all names that optimizers and schedules have.
 struct RejectedOptions {
   double lr, beta1, beta2, eps, weight_decay, momentum, dampening, factor, last;
   std::uint64_t epochs, updates, warmup, steps;
@@ -32,7 +48,7 @@ struct RejectedOptions {
 template <class P, class Axis>
 concept AnswerTo = requires { requires std::is_same_v<typename P::axis, Axis>; };
 
-/// The numbers of the policy that answers an axis among `Ps`, or else of its default.
+/// The options of the policy that answers an axis among `Ps`, or else of its default.
 template <class Axis, class... Ps>
 struct OptionsAmong
     : std::type_identity<typename Pick<Axis, CanonicalPolicies<>>::choice::Options> {};
@@ -44,16 +60,18 @@ template <class Axis, AnswerTo<Axis> P, class... Ps>
   requires requires { typename P::choice::Options; }
 struct OptionsAmong<Axis, P, Ps...> : std::type_identity<typename P::choice::Options> {};
 
+using RejectedView = AnyView<HostMemory, float>;
+
 /// Any phase of a step.
 struct RejectedPhase {
-  RejectedPhase backward() const { std::terminate(); }
-  RejectedPhase reduce() const { std::terminate(); }
-  double update() const { std::terminate(); }
-  double reduce_and_update() const { std::terminate(); }
-  double loss() const { std::terminate(); }
-  AnyView<HostMemory, float> grad(const auto&) const { std::terminate(); }
-  AnyView<HostMemory, float> outputs() const { std::terminate(); }
-  operator double() const { std::terminate(); }  ///< the backward phase of `no_sync` gives the loss
+  RejectedPhase backward() const;
+  RejectedPhase reduce() const;
+  double update() const;
+  double reduce_and_update() const;
+  double loss() const;
+  RejectedView grad(const auto&) const { std::terminate(); }
+  RejectedView outputs() const;
+  operator double() const;  ///< the backward phase of `no_sync` gives the loss
 };
 
 template <class Model, class... Ps>
@@ -65,9 +83,9 @@ class RejectedWrapper {
   using model_type = Model;
   using Loss = double;
 
-  RejectedWrapper() {}
-  explicit RejectedWrapper(const DpOptions&, DefaultModel = {}) {}
-  RejectedWrapper(const DpOptions&, Model) {}
+  RejectedWrapper();
+  explicit RejectedWrapper(const DpOptions&, DefaultModel = {});
+  RejectedWrapper(const DpOptions&, Model);
   template <ModelMaking<Model, std::size_t> Make>
   RejectedWrapper(const DpOptions&, Make&&) {}
   explicit RejectedWrapper(auto&, DefaultModel = {}, Seed = {}) {}
@@ -75,34 +93,44 @@ class RejectedWrapper {
   template <ModelMaking<Model> Make>
   RejectedWrapper(auto&, Make&&, Seed = {}) {}
 
-  struct OnDevice {
-    OnDevice() {}
-  };
-  OnDevice on_device() const { std::terminate(); }
+  // What `JobMembers` lists.
 
-  Model& model() const { std::terminate(); }
-  typename OptionsAmong<axes::Optimizer, Ps...>::type& optimizer() const { std::terminate(); }
-  typename OptionsAmong<axes::Schedule, Ps...>::type& schedule() const { std::terminate(); }
-  double learning_rate() const { std::terminate(); }
-  std::uint64_t updates() const { std::terminate(); }
-  std::size_t replicas() const { std::terminate(); }
-  std::uint64_t bytes_sent() const { std::terminate(); }
-  void average_parameters() const {}
-  AnyView<HostMemory, float> param(const auto&) const { std::terminate(); }
-  AnyView<HostMemory, float> grad(const auto&) const { std::terminate(); }
-  AnyView<HostMemory, float> buffer(const auto&) const { std::terminate(); }
-
-  void initialize(const auto&, Seed = {}) const {}
-  void for_each_model(const auto&) const {}
+  Model& model() const;
+  typename OptionsAmong<axes::Optimizer, Ps...>::type& optimizer() const;
+  typename OptionsAmong<axes::Optimizer, Ps...>::type& optimizer(const auto&) const {
+    std::terminate();
+  }
+  typename OptionsAmong<axes::Schedule, Ps...>::type& schedule() const;
+  double learning_rate() const;
+  std::uint64_t updates() const;
+  std::uint64_t skipped_steps() const;
+  RejectedView param(const auto&) const { std::terminate(); }
+  RejectedView grad(const auto&) const { std::terminate(); }
+  RejectedView buffer(const auto&) const { std::terminate(); }
   void for_each_parameter(const auto&) const {}
   void for_each_gradient(const auto&) const {}
   void for_each_buffer(const auto&) const {}
   void for_each_state(const auto&) const {}
+  std::size_t state_bytes() const;
+  std::size_t gradient_bytes() const;
+  struct OnDevice {
+    OnDevice() {}
+  };
+  OnDevice on_device() const;
+
+  // Those of wrappers.
+
+  std::size_t replicas() const;
+  std::uint64_t bytes_sent() const;
+  void average_parameters() const;
+  void initialize(const auto&, Seed = {}) const {}
+  void for_each_model(const auto&) const {}
   void set_shares(const auto&) const {}
-  void set_epoch(std::uint64_t) const {}
-  void begin_schedule(std::uint64_t) const {}
-  void synchronize_buffers() const {}
-  void synchronize() const {}
+  void set_epoch(std::uint64_t) const;
+  void begin_schedule(std::uint64_t) const;
+  void synchronize_buffers() const;
+  void synchronize() const;
+  void require_finite() const;
 
   RejectedPhase forward(const auto&) const { std::terminate(); }
   RejectedPhase forward(const auto&, const auto&) const { std::terminate(); }
@@ -110,25 +138,25 @@ class RejectedWrapper {
   RejectedPhase forward(const auto&) const {
     std::terminate();
   }
-  const RejectedWrapper& no_sync() const { std::terminate(); }
-  const RejectedWrapper& join() const { std::terminate(); }
-  void finish() const {}
-  const RejectedWrapper& group() const { std::terminate(); }
-  const RejectedWrapper& across() const { std::terminate(); }
+  const RejectedWrapper& no_sync() const;
+  const RejectedWrapper& join() const;
+  void finish() const;
+  const RejectedWrapper& group() const;
+  const RejectedWrapper& across() const;
   void all_reduce(const auto&...) const {}
   void broadcast(const auto&...) const {}
-  Rank rank() const { std::terminate(); }
-  WorldSize world_size() const { std::terminate(); }
+  Rank rank() const;
+  WorldSize world_size() const;
   double step(const auto&) const { std::terminate(); }
   double step(const auto&, const auto&) const { std::terminate(); }
   template <auto Set>
   double step(const auto&) const {
     std::terminate();
   }
-  static SubgraphChoice subgraph(std::string_view) { std::terminate(); }
-  AnyView<HostMemory, float> predict(const auto&) const { std::terminate(); }
+  static SubgraphChoice subgraph(std::string_view);
+  RejectedView predict(const auto&) const { std::terminate(); }
   template <auto Set>
-  AnyView<HostMemory, float> predict(const auto&...) const {
+  RejectedView predict(const auto&...) const {
     std::terminate();
   }
   double evaluate(const auto&) const { std::terminate(); }
@@ -138,9 +166,102 @@ class RejectedWrapper {
   }
   void evaluate(const auto&, auto&) const {}
   template <class Batch>
-  std::size_t captured_graphs() const {
+  std::size_t captured_graphs() const;
+};
+
+template <class Batch>
+struct RejectedBatches {
+  std::size_t size() const;
+  const Batch* begin() const;
+  const Batch* end() const;
+};
+
+struct RejectedEpoch {
+  std::uint64_t number() const;
+  template <class Source>
+  RejectedBatches<typename Source::batch_type> batches(const Source&, std::size_t) const {
     std::terminate();
   }
+  template <class Source>
+  RejectedBatches<typename Source::batch_type> batches(const Source&, const LoaderOptions&) const {
+    std::terminate();
+  }
+  EpochSummary summary() const;
+  void mark_as_printed() const;
+};
+
+struct RejectedEpochs {
+  const RejectedEpoch* begin() const;
+  const RejectedEpoch* end() const;
+};
+
+template <class Model, class... Ps>
+class RejectedTrainer : public RejectedWrapper<Model, Ps...> {
+ public:
+  explicit RejectedTrainer(Session&, DefaultModel = {}, const TrainerOptions& = {});
+  RejectedTrainer(Session&, Model, const TrainerOptions& = {});
+  template <ModelMaking<Model, Session> Make>
+  RejectedTrainer(Session&, Make&&, const TrainerOptions& = {}) {}
+
+  static std::uint64_t fingerprint();
+  const Membership& membership() const;
+  template <class T>
+  auto option(std::string_view, T otherwise, std::string_view = {}) const {
+    if constexpr (std::is_convertible_v<T, std::string_view>) {
+      return std::string(otherwise);
+    } else {
+      return otherwise;
+    }
+  }
+  const std::vector<std::string>& arguments() const;
+  const std::string& data() const;
+  RejectedWrapper<Model, Ps...>& ddp() const;
+  RejectedWrapper<Model, Ps...>& dp() const;
+  Seed seed() const;
+  RandomStream random() const;
+  SamplerOptions& sampler_options() const;
+  LoaderOptions& loader_options() const;
+
+  auto open(auto&& make) const { return make(); }
+  RejectedEpochs epochs(std::uint64_t) const;
+  Scores evaluate(const auto&, std::size_t, std::string_view = "") const { std::terminate(); }
+  template <auto Set>
+  Scores evaluate(const auto&...) const {
+    std::terminate();
+  }
+  RejectedView predict(const auto&, std::size_t) const { std::terminate(); }
+  RejectedView predict(const auto&, const PredictOptions&) const { std::terminate(); }
+  template <auto Set>
+  RejectedView predict(const auto&...) const {
+    std::terminate();
+  }
+  EpochSummary fit(const auto&, const FitOptions&, const auto&...) const { std::terminate(); }
+  EpochSummary fit(const auto&, const auto&, const FitOptions&, const auto&...) const {
+    std::terminate();
+  }
+  Scores reduce_metrics(const Tally&) const;
+  const RejectedTrainer& communicator() const;
+  const RejectedTrainer& group() const;
+  const RejectedTrainer& across() const;
+  void all_gather(const auto&, const auto&) const {}
+  std::vector<double> all_gather(const auto&) const { std::terminate(); }
+  std::vector<double> all_gather_variable(const auto&...) const { std::terminate(); }
+  std::vector<double> gather_variable(const auto&...) const { std::terminate(); }
+  void barrier() const;
+  void log_field(std::string_view, const auto&) const {}
+  void on_rank0(const auto&) const {}
+  SamplerState position() const;
+  void resume(const SamplerState&) const;
+  Resumed resume(const std::string&, const LoadOptions& = {}) const;
+  std::optional<Resumed> resume() const;
+  void keep(std::string_view, const auto&) const {}
+  void save(const std::string&, const SaveOptions& = {}) const;
+  LoadReport load(const std::string&, const LoadOptions& = {}) const;
+  LoadReport load_parameters(const std::string&, const LoadOptions& = {}) const;
+  void checkpoints(const CheckpointOptions&) const;
+  Checkpoints* checkpoints() const;
+  void finish_saves() const;
+  EpochSummary summary() const;
 };
 
 /// Was the job rejected?

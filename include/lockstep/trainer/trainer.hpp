@@ -51,7 +51,7 @@
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
-#include "lockstep/trainer/rejected_trainer.hpp"
+#include "lockstep/trainer/rejected.hpp"
 
 namespace lockstep {
 
