@@ -17,7 +17,7 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/shards.hpp"
+#include "lockstep/strategy/sharding/shards.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {
