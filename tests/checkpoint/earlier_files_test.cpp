@@ -71,7 +71,7 @@ SamplerState position_of() {
 const char* written_to() { return std::getenv("LOCKSTEP_WRITE"); }
 
 template <class Job>
-void check(const std::string& name, std::size_t world, std::size_t batches) {
+void check(const std::string& name, std::size_t world, std::size_t batches, bool has_own = false) {
   if (const char* const folder = written_to()) {
     return all_well(world, [&](Shared& comm) {
       const std::size_t me = comm.rank().value();
@@ -113,7 +113,7 @@ void check(const std::string& name, std::size_t world, std::size_t batches) {
     });
     if (other == world) {
       BOOST_TEST((tensors_of(again) == tensors_of(path)), name << ": other bits");
-    } else {  // what ranks have for themselves is another one's there
+    } else if (!has_own) {  // what ranks have for themselves is another one's there
       const auto first = tensors_of(path);
       for (const auto& [tensor, bytes] : tensors_of(again)) {
         const bool own = tensor.starts_with("lockstep/") && !tensor.starts_with("lockstep/state/");
@@ -129,6 +129,6 @@ BOOST_AUTO_TEST_CASE(slices_of_shared_parameters) { check<SharedAdam>("shared", 
 BOOST_AUTO_TEST_CASE(slices_of_zero) { check<Zero>("zero", 2, 3); }
 BOOST_AUTO_TEST_CASE(buffers_of_every_rank) { check<OwnBuffers>("buffers", 2, 6); }
 BOOST_AUTO_TEST_CASE(counts_of_single_parameters) { check<Counted>("counted", 1, 3); }
-BOOST_AUTO_TEST_CASE(parameters_of_every_rank) { check<Local>("local", 2, 4); }
+BOOST_AUTO_TEST_CASE(parameters_of_every_rank) { check<Local>("local", 2, 4, true); }
 
 BOOST_AUTO_TEST_SUITE_END()

@@ -71,7 +71,7 @@ class ColumnsOfTwo : public Sockets {
     auto inside = make_shm_communicator(local, store, "host " + std::to_string(host));
     std::vector<std::string> hosts;
     for (std::size_t r = 0; r < world.value(); ++r) hosts.push_back(std::to_string(r / places));
-    return Columns(std::make_unique<Stages<ShmCommunicator<>, GlooCommunicator<>, Levels>>(
+    return Columns(std::make_unique<HierarchyStages<ShmCommunicator<>, GlooCommunicator<>, Levels>>(
         Hosts(hosts), std::move(inside), std::move(between)));
   }
 };

@@ -88,7 +88,7 @@ class Columns : public Sockets {
     auto between = level(Rank{host}, world.value() / 2, "place " + std::to_string(place));
     std::vector<std::string> hosts;
     for (std::size_t r = 0; r < world.value(); ++r) hosts.push_back(std::to_string(r / 2));
-    return {Hierarchy(std::make_unique<Stages<Level, Level, Levels>>(
+    return {Hierarchy(std::make_unique<HierarchyStages<Level, Level, Levels>>(
                 Hosts(hosts), std::move(inside), std::move(between))),
             std::move(gpu), std::move(lane)};
   }

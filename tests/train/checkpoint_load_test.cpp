@@ -493,7 +493,8 @@ constexpr detail::JobCalls slow_calls = {
     [](void*, const detail::StateEntry&, const std::byte*) {},
     [](void* job) {
       while (!SlowState::of(job).has_copied) detail::sleep_for(std::chrono::milliseconds(1));
-    }};
+    },
+    [](void*, const char*) {}};
 struct SlowJob : SlowState {
   static std::vector<std::string> gather(std::string text) { return {std::move(text)}; }
   std::mutex turns;
@@ -507,12 +508,12 @@ BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
   const Watchdog watchdog;
   const Folder folder;
   SlowJob job;
-  detail::SaverCore saver;
+  detail::StateWriter saver;
   const auto save_as = [&](const char* name, WhenBusy when_busy) {
     SaveOptions options;
     options.asynchronous = true;
     options.when_busy = when_busy;
-    return saver.save(job.job, folder / name, options);
+    return saver.save_job(job.job, folder / name, options);
   };
   BOOST_TEST(save_as("first.safetensors", WhenBusy::skip));
   BOOST_TEST(saver.is_busy());
@@ -520,7 +521,7 @@ BOOST_AUTO_TEST_CASE(a_save_that_comes_too_early_is_skipped_or_waits) {
   BOOST_TEST(!save_as("second.safetensors", WhenBusy::skip));
   job.has_copied = true;
   BOOST_TEST(save_as("third.safetensors", WhenBusy::wait));
-  saver.finish(job.job.ranks);
+  saver.finish_with(job.job.ranks);
   const float one = 1;
   const float two = 2;
   const auto tensor = [&](const char* name) { return tensors_of(folder / name).at("x"); };

@@ -59,9 +59,9 @@
 #include "lockstep/core/half.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/scope_guard.hpp"
-#include "lockstep/core/worker.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/core/thread.hpp"
+#include "lockstep/core/worker.hpp"
 #include "lockstep/launch/launch.hpp"
 #include "lockstep/version.hpp"
 
@@ -1911,6 +1911,11 @@ LOCKSTEP_INLINE void require_same_path(const JointRanks& ranks, std::string_view
   }
 }
 
+/// Names that begin so are the library's; all others are parameters and buffers.
+inline constexpr std::string_view reserved_prefix = "lockstep/";
+
+/// The name under which a piece's whole tensor is in a file. Buffers of other ranks than the first
+/// have names of their own: they are there only where ranks keep their own buffers.
 LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   if (piece.name.starts_with(reserved_prefix))
     fail("save", {"the name ", piece.name, " begins with ", reserved_prefix},
@@ -1928,6 +1933,16 @@ LOCKSTEP_INLINE std::string stored_name(const StateEntry& piece) {
   }
   return std::string(piece.name);
 }
+
+/// A name in its parts: `lockstep/state/<parameter>/<state>`, `lockstep/buffer/<rank>/<name>`,
+/// `lockstep/local/<rank>/<parameter>/<state>`, or a parameter's
+/// or buffer's alone.
+struct StoredName {
+  enum class Kind : std::uint8_t { plain, state, buffer, local, other } kind = Kind::plain;
+  std::string_view name;   // of the parameter or buffer
+  std::string_view extra;  // the state, or the rank
+  std::string_view state;  // of a rank's own
+};
 
 LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view name) {
   using Kind = StoredName::Kind;
@@ -1956,6 +1971,7 @@ LOCKSTEP_INLINE StoredName parse_stored_name(std::string_view name) {
   return {Kind::other, name, {}, {}};
 }
 
+/// The same with another parameter's or buffer's name.
 LOCKSTEP_INLINE std::string renamed(const StoredName& stored, std::string_view name) {
   switch (stored.kind) {
     case StoredName::Kind::state:
@@ -1969,6 +1985,23 @@ LOCKSTEP_INLINE std::string renamed(const StoredName& stored, std::string_view n
   }
 }
 
+/// Everything that a checkpoint says beside tensors.
+struct CheckpointFacts {
+  std::string version;  ///< of the library that wrote it
+  std::string time;     ///< in UTC
+  JobShape shape;
+  ReplicaProgress progress;
+  /// Of a step that was under way: version 1.x saved their gradients too.
+  std::uint64_t micro_batches_under_way = 0;
+  std::uint64_t epoch = 0;
+  std::optional<double> best;
+  std::optional<SamplerState> position;
+  Scores scores;
+  std::vector<std::vector<SavedValue>> values;  ///< of the program, by rank
+  std::vector<SavedValue> common;               ///< of the program, for all ranks
+};
+
+/// The time now, `2026-11-16T05:23:49Z`.
 LOCKSTEP_INLINE std::string utc_time() {
   const std::time_t now = std::time(nullptr);
   std::tm parts{};
@@ -2207,6 +2240,8 @@ LOCKSTEP_INLINE SamplerState sampler_state_of(const JsonEntry& entry) {
   return state;
 }
 
+/// What a file of parameters alone says beside tensors: nothing that depends on how its job has
+/// come to them, so that the same parameters are the same file.
 LOCKSTEP_INLINE Json parameters_only_facts() {
   return Json::object().add("version", version).add("parameters_only", true);
 }
@@ -2215,6 +2250,8 @@ LOCKSTEP_INLINE bool has_parameters_only(const CheckpointReader& reader) {
   return reader.facts().find("parameters_only").has_value();
 }
 
+/// The facts as JSON. Texts and lists of numbers among the values are no part of it: they become
+/// tensors, which point into the facts.
 LOCKSTEP_INLINE Json json_of(const CheckpointFacts& facts) {
   Json json = Json::object();
   json.add("version", facts.version);
@@ -2256,6 +2293,7 @@ LOCKSTEP_INLINE std::size_t rank_count(const JsonEntry& entry) {
   return count;
 }
 
+/// The facts of a checkpoint without the program's values.
 LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   const JsonEntry entry = reader.facts();
   CheckpointFacts facts;
@@ -2288,6 +2326,14 @@ LOCKSTEP_INLINE CheckpointFacts read_facts(const CheckpointReader& reader) {
   return facts;
 }
 
+/// Another rank's file beside that of rank 0.
+struct ExpectedShard {
+  std::size_t rank;
+  std::string name;  // within the folder
+};
+
+/// The name of a rank's file, and a file in the folder of `path`. A token is new for every save, so
+/// that nothing is overwritten.
 LOCKSTEP_INLINE std::string shard_name(std::string_view path, std::string_view token,
                                        std::size_t rank, std::size_t world) {
   constexpr std::string_view ending = ".safetensors";
@@ -2318,6 +2364,8 @@ LOCKSTEP_INLINE void remove_beside(std::string_view path, std::string_view name)
   ::unlink(beside(path, name).c_str());
 }
 
+/// Writes rank 0's file: with its rename all files are the checkpoint, and not before. Then removes
+/// the shards of the file that it has replaced; where it fails, those of this one.
 LOCKSTEP_INLINE void commit(const std::string& path, FileToWrite& file,
                             const std::vector<ShardFile>& shards) {
   if (!shards.empty()) file.facts.set("files", index_of(shards));
@@ -2352,6 +2400,8 @@ LOCKSTEP_INLINE FileToWrite joined_file(const CheckpointReader& parts, Json fact
   return file;
 }
 
+/// The same, with all tensors in the one file. The parts, and rank 0's own that is `part`, are
+/// removed.
 LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& part,
                                   FileToWrite& file, const std::vector<ShardFile>& shards) {
   Json facts = file.facts;  // without the index of the parts
@@ -2378,6 +2428,8 @@ LOCKSTEP_INLINE void commit_whole(const std::string& path, const std::string& pa
 /// How long rank 0 waits for another rank's part of an asynchronous save.
 inline constexpr std::chrono::minutes longest_shard_wait{30};
 
+/// The other ranks' files, which are there as soon as they are whole. Nothing where `is_given_up`
+/// becomes true. **Host** blocks.
 LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
     const std::string& path, const std::vector<ExpectedShard>& expected,
     const std::atomic<bool>& is_given_up) {
@@ -2410,10 +2462,31 @@ LOCKSTEP_INLINE std::optional<std::vector<ShardFile>> await_shards(
   return shards;
 }
 
+/// The name of the call that loads it.
 LOCKSTEP_INLINE std::string_view operation_of(LoadWhat what) {
   constexpr std::string_view names[] = {"load_parameters", "load", "resume"};
   return names[static_cast<std::size_t>(what)];
 }
+
+/// A piece of the job, and the tensors of the file from which it is read: one, except for what
+/// ranks keep for themselves, which is the sum of all of them.
+struct LoadedPiece {
+  StateEntry piece;
+  std::vector<const StoredTensor*> sources;
+};
+
+/// One rank's part of a load.
+struct LoadPlan {
+  std::unique_ptr<CheckpointReader> reader;
+  CheckpointFacts facts;  // without the program's values
+  std::vector<LoadedPiece> pieces;
+  std::vector<LoadedPiece> residuals;  // what ranks have of gradients, and did not send
+  std::vector<LoadedPiece> averaged;
+  std::vector<SavedValue> values;
+  std::vector<SavedValue> common;
+  LoadReport report;
+  std::vector<std::string> notes;
+};
 
 using Names = std::vector<std::string>;
 
@@ -2442,7 +2515,8 @@ struct LoadFindings {
   }
 };
 
-/// Makes the plan.
+/// Opens a checkpoint, verifies it on rank 0 and compares it with the job on every rank. Throws on
+/// all ranks, where it does not fit or cannot be read on one.
 class LoadPlanning {
  public:
   LoadPlanning(const StatefulJob& job, const std::string& path, const LoadOptions& options,
@@ -2716,11 +2790,6 @@ LOCKSTEP_INLINE void LoadPlanning::judge(const std::vector<std::string>& told) {
               job_.ranks.rank);
 }
 
-LOCKSTEP_INLINE LoadPlan plan_load(const StatefulJob& job, const std::string& path,
-                                   const LoadOptions& options, LoadWhat what) {
-  return LoadPlanning(job, path, options, what).run();
-}
-
 /// Tensors that are not read to where they belong are read by parts of this size.
 inline constexpr std::size_t staging_bytes = std::size_t{8} << 20;
 inline constexpr std::size_t staged_elements = staging_bytes / 8;
@@ -2837,7 +2906,7 @@ LOCKSTEP_INLINE double set_progress(const StatefulJob& job, const LoadPlan& plan
 
 LOCKSTEP_INLINE Resumed load_job(const StatefulJob& job, const std::string& path,
                                  const LoadOptions& options, LoadWhat what) {
-  LoadPlan plan = plan_load(job, path, options, what);
+  LoadPlan plan = LoadPlanning(job, path, options, what).run();
   if (what == LoadWhat::job) note_seed(job, plan);
   store_together(job.ranks, operation_of(what), [&] {
     double factor = 1;
@@ -2867,6 +2936,29 @@ LOCKSTEP_INLINE Resumed load_job(const StatefulJob& job, const std::string& path
         text({"saved by ", facts.shape.replicas, " ranks, resumed by ", job.shape.replicas}));
   return resumed;
 }
+
+/// What ranks tell each other before they save.
+struct SaveAnnouncement {
+  std::string_view path;
+  std::string_view token;  // of the names of shards; rank 0's counts
+  std::string_view values;
+  bool is_busy = false;
+  bool has_tensors = false;  // does this rank write a file?
+
+  std::string packed() const {
+    std::string text{is_busy ? '1' : '0', has_tensors ? '1' : '0'};
+    for (const std::string_view piece : {path, token, values}) append_sized(text, piece);
+    return text;
+  }
+  explicit SaveAnnouncement(std::string_view text)
+      : is_busy(text[0] == '1'), has_tensors(text[1] == '1') {
+    text.remove_prefix(2);
+    path = take_sized(text);
+    token = take_sized(text);
+    values = take_sized(text);
+  }
+  SaveAnnouncement() = default;
+};
 
 /// The file that a rank writes. It points into itself and into the job's memory or a copy of it.
 struct RankFile {
@@ -2989,8 +3081,8 @@ LOCKSTEP_INLINE std::span<const std::byte> copied_chunk(const StatefulJob& job,
 
 /// The tensors of this rank's file. A save that blocks writes them from where they are, or through
 /// a small window; one that does not needs a copy of all.
-LOCKSTEP_INLINE void SaverCore::add_tensors(const StatefulJob& job, bool copies_all,
-                                            RankFile& file) {
+LOCKSTEP_INLINE void StateWriter::add_tensors(const StatefulJob& job, bool copies_all,
+                                              RankFile& file) {
   const std::vector<CollectedTensor> tensors = collected_tensors(file.pieces, job.aliases);
   std::size_t copied_bytes = 0;
   std::vector<StateCopy> copies;
@@ -3054,10 +3146,9 @@ LOCKSTEP_INLINE std::vector<StateEntry> saved_pieces(const StatefulJob& job,
   return pieces;
 }
 
-LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const StatefulJob& job,
-                                                             const std::string& path,
-                                                             const SaveOptions& options,
-                                                             const std::vector<std::string>& told) {
+LOCKSTEP_INLINE std::shared_ptr<RankFile> StateWriter::collect(
+    const StatefulJob& job, const std::string& path, const SaveOptions& options,
+    const std::vector<std::string>& told) {
   const auto file = std::make_shared<RankFile>();
   const std::string_view token = SaveAnnouncement(told[0]).token;
   const std::size_t me = job.ranks.rank.value();
@@ -3098,15 +3189,23 @@ LOCKSTEP_INLINE std::shared_ptr<RankFile> SaverCore::collect(const StatefulJob& 
 
 // Saving.
 
-LOCKSTEP_INLINE SaverCore::SaverCore() = default;
-
-LOCKSTEP_INLINE SaverCore::~SaverCore() {
+LOCKSTEP_INLINE StateWriter::~StateWriter() {
   if (scope_.is_exception()) is_given_up_ = true;
   writer_.reset();  // it uses the other members
 }
 
+LOCKSTEP_INLINE void StateWriter::rethrow_on_all(const StatefulJob& job) {
+  try {
+    rethrow();
+  } catch (const Error& error) {
+    const Error named = error.rank() ? error : error.on(job.ranks.rank);
+    job.calls.abandon(job.wrapper, named.what());
+    throw named;
+  }
+}
+
 /// Ends the save under way, whose outcome nobody wants to know.
-LOCKSTEP_INLINE void SaverCore::give_up() {
+LOCKSTEP_INLINE void StateWriter::give_up() {
   is_given_up_ = true;
   try {
     if (writer_) writer_->wait();
@@ -3115,7 +3214,7 @@ LOCKSTEP_INLINE void SaverCore::give_up() {
   is_given_up_ = false;
 }
 
-LOCKSTEP_INLINE void SaverCore::finish(const JointRanks& ranks) {
+LOCKSTEP_INLINE void StateWriter::finish_with(const JointRanks& ranks) {
   // First those who wait for nobody: rank 0 would wait in vain for the file of one that failed.
   const auto wait = [&](bool is_turn) {
     store_together(ranks, "save", [&] {
@@ -3132,7 +3231,7 @@ LOCKSTEP_INLINE void SaverCore::finish(const JointRanks& ranks) {
   }
 }
 
-LOCKSTEP_INLINE void SaverCore::write_now(const StatefulJob& job, RankFile& file) {
+LOCKSTEP_INLINE void StateWriter::write_now(const StatefulJob& job, RankFile& file) {
   const bool writes_shard = job.ranks.rank != Rank{0} && !file.file.tensors.empty();
   std::vector<ShardFile> shards;
   try {
@@ -3161,8 +3260,8 @@ LOCKSTEP_INLINE void SaverCore::write_now(const StatefulJob& job, RankFile& file
   });
 }
 
-LOCKSTEP_INLINE void SaverCore::write_later(const StatefulJob& job,
-                                            const std::shared_ptr<RankFile>& file) {
+LOCKSTEP_INLINE void StateWriter::write_later(const StatefulJob& job,
+                                              const std::shared_ptr<RankFile>& file) {
   const bool is_first = job.ranks.rank == Rank{0};
   if (!writer_ || (!is_first && file->file.tensors.empty())) return;
   writer_->start([this, is_first, file, await = job.calls.await_copies, wrapper = job.wrapper] {
@@ -3175,8 +3274,8 @@ LOCKSTEP_INLINE void SaverCore::write_later(const StatefulJob& job,
   });
 }
 
-LOCKSTEP_INLINE bool SaverCore::save(const StatefulJob& job, const std::string& path,
-                                     const SaveOptions& options) {
+LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::string& path,
+                                           const SaveOptions& options) {
   if (!writer_) writer_.emplace(job.ranks.rank);
   std::vector<std::string> told;
   try {
@@ -3208,7 +3307,7 @@ LOCKSTEP_INLINE bool SaverCore::save(const StatefulJob& job, const std::string& 
   }
   require_same_path(job.ranks, "save", paths);
   if (is_busy && options.when_busy == WhenBusy::skip) return false;
-  if (is_busy) finish(job.ranks);
+  if (is_busy) finish_with(job.ranks);
 
   job.synchronize_buffers();
   std::shared_ptr<RankFile> file;
@@ -3243,10 +3342,6 @@ LOCKSTEP_INLINE CheckpointPlan::CheckpointPlan(CheckpointOptions options)
   while (options_.folder.size() > 1 && options_.folder.back() == '/') options_.folder.pop_back();
 }
 
-LOCKSTEP_INLINE std::string CheckpointPlan::path_of(std::uint64_t updates) const {
-  return text({options_.folder, "/", checkpoint_name(updates)});
-}
-
 /// What rank 0 tells the others of the best score in the folder: the score's bytes, or nothing.
 LOCKSTEP_INLINE std::string CheckpointPlan::told_best() const {
   const auto known = folder_ ? folder_->best_score() : std::nullopt;
@@ -3268,7 +3363,7 @@ LOCKSTEP_INLINE void CheckpointPlan::open(const JointRanks& ranks) {
   })[0]);
 }
 
-LOCKSTEP_INLINE bool CheckpointPlan::resumes() const {
+LOCKSTEP_INLINE bool CheckpointPlan::will_resume() const {
   return options_.resume || restart_count() != 0;
 }
 
@@ -3293,6 +3388,7 @@ class DamagedCheckpoints {
 };
 
 LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const JointRanks& ranks) {
+  if (!will_resume()) return std::nullopt;
   std::string found = store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
     DamagedCheckpoints damaged;
@@ -3306,8 +3402,15 @@ LOCKSTEP_INLINE std::optional<std::string> CheckpointPlan::find_newest(const Joi
   return found;
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::begin(const JointRanks& ranks, std::uint64_t updates,
-                                           const Resumed* resumed) {
+LOCKSTEP_INLINE void CheckpointPlan::begin(const StatefulJob& job) {
+  writer_.rethrow_on_all(job);
+  if (!has_begun_) begin_after(job, nullptr);
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::begin_after(const StatefulJob& job, const Resumed* resumed) {
+  const JointRanks& ranks = job.ranks;
+  const std::uint64_t updates = resumed != nullptr ? resumed->step : job.updates;
+  has_begun_ = true;
   updates_ = updates;
   saved_ = looked_ = Clock::now();
   // Looking for the newest checkpoint may have made a best copy that a job died before.
@@ -3342,47 +3445,60 @@ LOCKSTEP_INLINE CheckpointPlan::RanksLook CheckpointPlan::own_look(std::size_t w
   return mine;
 }
 
+/// Is it time to save? Ranks may have been asked to stop, too.
 LOCKSTEP_INLINE bool CheckpointPlan::look(const JointRanks& ranks) {
   RanksLook all = own_look(ranks.world);
   if (ranks.world != 1) {
     const std::string mine(reinterpret_cast<const char*>(&all), sizeof all);
-    for (const std::string& told : ranks.gather(mine)) add_look(all, told);
+    for (const std::string& told : ranks.gather(mine)) {
+      RanksLook other;
+      std::memcpy(&other, told.data(), sizeof other);
+      if (all.signal == 0) all.signal = other.signal;
+      all.is_due = std::max(all.is_due, other.is_due);
+      all.updates_per_look = std::min(all.updates_per_look, other.updates_per_look);
+    }
   }
-  return take_look(all);
-}
-
-LOCKSTEP_INLINE WantedSave CheckpointPlan::after_update(const JointRanks& ranks,
-                                                        std::uint64_t updates) {
-  const std::uint64_t every = options_.every_steps;
-  bool is_due = every != 0 && updates / every != updates_ / every;
-  updates_ = updates;
-  if (--until_look_ == 0) is_due = look(ranks) || is_due;
-  if (signal_ != 0) return WantedSave::stop;
-  return is_due ? WantedSave::save : WantedSave::none;
-}
-
-LOCKSTEP_INLINE void CheckpointPlan::add_look(RanksLook& all, const std::string& told) {
-  RanksLook other;
-  std::memcpy(&other, told.data(), sizeof other);
-  if (all.signal == 0) all.signal = other.signal;
-  all.is_due = std::max(all.is_due, other.is_due);
-  all.updates_per_look = std::min(all.updates_per_look, other.updates_per_look);
-}
-
-LOCKSTEP_INLINE bool CheckpointPlan::take_look(const RanksLook& all) {
   signal_ = all.signal;
   until_look_ = updates_per_look_ = all.updates_per_look;
   return all.is_due != 0;
 }
 
-LOCKSTEP_INLINE WantedSave CheckpointPlan::after_epoch(const JointRanks& ranks, bool is_best,
-                                                       bool is_last) {
-  const bool is_due = look(ranks);
-  if (signal_ != 0) return WantedSave::stop;
-  const bool every_epoch = options_.every_steps == 0 && options_.every_time.count() == 0;
-  return is_due || is_best || is_last || every_epoch ? WantedSave::save : WantedSave::none;
+LOCKSTEP_INLINE void CheckpointPlan::save_if_due(const StatefulJob& job,
+                                                 FunctionRef<SaveOptions()> make) {
+  begin(job);
+  if (!is_due(job.updates)) return;
+  bool saves = is_due_by_count(job.updates);
+  updates_ = job.updates;
+  if (--until_look_ == 0) saves = look(job.ranks) || saves;
+  if (saves || signal_ != 0) save_or_stop(job, make(), std::nullopt);
 }
 
+LOCKSTEP_INLINE void CheckpointPlan::save_epoch(const StatefulJob& job, SaveOptions options,
+                                                bool is_last) {
+  begin(job);
+  const std::optional<double> score = score_in(options.scores);
+  const bool is_best = score && is_better(*score);
+  const bool every_epoch = options_.every_steps == 0 && options_.every_time.count() == 0;
+  const bool is_due = look(job.ranks);
+  if (is_due || is_best || is_last || every_epoch || signal_ != 0)
+    save_or_stop(job, std::move(options), is_best ? score : std::nullopt);
+}
+
+LOCKSTEP_INLINE std::string CheckpointPlan::save_now(const StatefulJob& job, SaveOptions options) {
+  begin(job);
+  return save_as(job, std::move(options), std::nullopt, options_.asynchronous);
+}
+
+LOCKSTEP_INLINE void CheckpointPlan::save_or_stop(const StatefulJob& job, SaveOptions options,
+                                                  std::optional<double> score) {
+  const bool stops = signal_ != 0;
+  const std::string path = save_as(job, std::move(options), score, options_.asynchronous && !stops);
+  if (!stops) return;
+  stop_request_.finished();
+  throw Stopped(signal_, path);
+}
+
+/// The score that the best checkpoint is chosen by; throws where the scores have none.
 LOCKSTEP_INLINE std::optional<double> CheckpointPlan::score_in(const Scores& scores) const {
   if (options_.best_by.empty()) return std::nullopt;
   std::string names;
@@ -3396,33 +3512,35 @@ LOCKSTEP_INLINE std::optional<double> CheckpointPlan::score_in(const Scores& sco
        "evaluate in every epoch, and name one of its scores");
 }
 
+/// Is it better than the best so far? NaN never is.
 LOCKSTEP_INLINE bool CheckpointPlan::is_better(double score) const {
   if (std::isnan(score)) return false;
   return !best_ || (options_.prefers_higher() ? score > *best_ : score < *best_);
 }
 
-LOCKSTEP_INLINE void CheckpointPlan::prepare(const JointRanks& ranks, std::uint64_t updates,
-                                             std::optional<double> score, SaveOptions& options) {
-  store_together(ranks, "checkpoints", [&] {
+/// Saves into the folder, if it is still there. A score makes it the best.
+LOCKSTEP_INLINE std::string CheckpointPlan::save_as(const StatefulJob& job, SaveOptions options,
+                                                    std::optional<double> score,
+                                                    bool asynchronous) {
+  store_together(job.ranks, "checkpoints", [&] {
     if (folder_) folder_->require();
     return std::string();
   });
   if (score) best_ = score;
   saved_ = Clock::now();
   if (!options_.best_by.empty()) options.best = best_;
+  options.asynchronous = asynchronous;
   // The best one is never left out: it would not come again.
-  options.when_busy = score || !options.asynchronous ? WhenBusy::wait : options_.when_busy;
+  options.when_busy = score || !asynchronous ? WhenBusy::wait : options_.when_busy;
   if (folder_) {
-    options.written = [folder = folder_, updates, score] {
+    options.written = [folder = folder_, updates = job.updates, score] {
       folder->saved(updates);
       if (score) folder->offer_best(updates, *score);
     };
   }
-}
-
-LOCKSTEP_INLINE int CheckpointPlan::stop() {
-  stop_request_.finished();
-  return signal_;
+  std::string path = text({options_.folder, "/", checkpoint_name(job.updates)});
+  writer_.save_job(job, path, options);
+  return path;
 }
 
 LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {

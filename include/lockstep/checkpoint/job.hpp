@@ -89,6 +89,8 @@ struct JobCalls {
   void (*copy_in)(void* wrapper, const StateEntry& entry, const std::byte* from);
   /// Waits for the latest copies, on any thread, while the wrapper lives.
   void (*await_copies)(void* wrapper);
+  /// Ends all other ranks with these words.
+  void (*abandon)(void* wrapper, const char* words);
 };
 
 /// This rank's part of a job.
@@ -103,6 +105,7 @@ class StatefulJob {
   std::mutex& turns;
   bool is_one_process = false;       ///< are all replicas of this process?
   std::size_t micro_batches = 0;     ///< that are added up, and not yet used
+  std::uint64_t updates = 0;         ///< of the optimizer
   std::vector<NameAlias> aliases{};  ///< of parameters and buffers
 
   std::vector<StateEntry> entries(StateUse use) const {
@@ -155,6 +158,10 @@ inline constexpr JobCalls job_calls = {
       static_cast<Wrapper*>(w)->copy_in(entry, from);
     },
     [](void* w) { static_cast<Wrapper*>(w)->await_copies(); },
+    []([[maybe_unused]] void* w, [[maybe_unused]] const char* words) {
+      if constexpr (!Wrapper::is_one_process)
+        static_cast<Wrapper*>(w)->communicator().abandon(words);
+    },
 };
 
 /// How many processes make a call together, and which this is.
@@ -194,18 +201,7 @@ struct GatherTexts {
   std::mutex& turns;
 };
 
-/// Calls `f(ranks)`, with the ranks that make a call together, as a part of the program's call.
-template <class Wrapper>
-void with_joint_ranks(Wrapper& wrapped, JobCall call, FunctionRef<void(const JointRanks&)> f) {
-  if constexpr (!Wrapper::is_one_process) wrapped.require_joined("checkpoints");
-  [[maybe_unused]] const auto on = wrapped.on_device();
-  const InJobCall in(call);
-  std::mutex turns;
-  const GatherTexts<Wrapper> gather{wrapped, call, turns};
-  f(JointRanks{process_rank(wrapped), process_count(wrapped), gather});
-}
-
-/// Calls `f(job)` as a part of the program's call `call`.
+/// Calls `f(job)` as a part of the program's call `call`. **Ranks** all.
 template <class Wrapper>
 void with_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const StatefulJob&)> f) {
   if constexpr (!Wrapper::is_one_process) wrapped.require_joined("checkpoints");
@@ -219,7 +215,8 @@ void with_job(Wrapper& wrapped, JobCall call, FunctionRef<void(const StatefulJob
                   &wrapped,
                   turns,
                   Wrapper::is_one_process,
-                  wrapped.micro_batches()};
+                  wrapped.micro_batches(),
+                  wrapped.updates()};
   if constexpr (TensorListing<typename Wrapper::traits::model>)
     job.aliases = listed_aliases(wrapped.model());
   f(job);

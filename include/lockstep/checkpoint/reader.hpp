@@ -1,7 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
 /// @file A checkpoint that is read: one safetensors file and the shards that it names, as one set
-/// of whole tensors; what it says beside them; and what is loaded from it.
+/// of whole tensors; `load`, `load_parameters` and `resume`.
+///
+/// A file may have been written by a job of another world, strategy, backend, device, sharding or
+/// precision: tensors are found by their names, and a rank reads what it keeps and nothing else.
+/// Before anything of the job changes, rank 0 has compared all checksums, and all ranks have
+/// compared names, shapes and types. What goes wrong on one rank is the same error on all.
 
 #include <cstddef>
 #include <cstdint>
@@ -100,92 +105,51 @@ class CheckpointReader {
   std::vector<StoredTensor> tensors_;  // sorted by name
 };
 
-/// Names that begin so are the library's; all others are parameters and buffers.
-inline constexpr std::string_view reserved_prefix = "lockstep/";
-
-/// The name under which a piece's whole tensor is in a file. Buffers of other ranks than the first
-/// have names of their own: they are there only where ranks keep their own buffers.
-std::string stored_name(const StateEntry& piece);
-
-/// A name in its parts: `lockstep/state/<parameter>/<state>`, `lockstep/buffer/<rank>/<name>`,
-/// `lockstep/local/<rank>/<parameter>/<state>`, or a parameter's
-/// or buffer's alone.
-struct StoredName {
-  enum class Kind : std::uint8_t { plain, state, buffer, local, other } kind = Kind::plain;
-  std::string_view name;   // of the parameter or buffer
-  std::string_view extra;  // the state, or the rank
-  std::string_view state;  // of a rank's own
-};
-StoredName parse_stored_name(std::string_view name);
-/// The same with another parameter's or buffer's name.
-std::string renamed(const StoredName& stored, std::string_view name);
-
-/// Everything that a checkpoint says beside tensors.
-struct CheckpointFacts {
-  std::string version;  ///< of the library that wrote it
-  std::string time;     ///< in UTC
-  JobShape shape;
-  ReplicaProgress progress;
-  /// Of a step that was under way: version 1.x saved their gradients too.
-  std::uint64_t micro_batches_under_way = 0;
-  std::uint64_t epoch = 0;
-  std::optional<double> best;
-  std::optional<SamplerState> position;
-  Scores scores;
-  std::vector<std::vector<SavedValue>> values;  ///< of the program, by rank
-  std::vector<SavedValue> common;               ///< of the program, for all ranks
-};
-
-/// The time now, `2026-11-16T05:23:49Z`.
-std::string utc_time();
-
-/// What a file of parameters alone says beside tensors: nothing that depends on how its job has
-/// come to them, so that the same parameters are the same file.
-Json parameters_only_facts();
-bool has_parameters_only(const CheckpointReader& reader);
-
-/// The facts as JSON. Texts and lists of numbers among the values are no part of it: they become
-/// tensors, which point into the facts.
-Json json_of(const CheckpointFacts& facts);
-void add_value_tensors(const CheckpointFacts& facts, std::vector<TensorToWrite>& to);
-
-/// The facts of a checkpoint without the program's values.
-CheckpointFacts read_facts(const CheckpointReader& reader);
-/// The values that a rank has in a checkpoint, and those of all ranks.
-std::vector<SavedValue> read_values(const CheckpointReader& reader, std::size_t rank);
-std::vector<SavedValue> read_common_values(const CheckpointReader& reader);
-
+/// How much of a file is loaded.
 enum class LoadWhat : std::uint8_t { parameters, training, job };
 
+/// Loads a file into a job. **Ranks** all, with the same path. **Host** blocks.
 Resumed load_job(const StatefulJob& job, const std::string& path, const LoadOptions& options,
                  LoadWhat what);
 
-/// The name of the call that loads it.
-std::string_view operation_of(LoadWhat what);
-
-/// A piece of the job, and the tensors of the file from which it is read: one, except for what
-/// ranks keep for themselves, which is the sum of all of them.
-struct LoadedPiece {
-  StateEntry piece;
-  std::vector<const StoredTensor*> sources;
-};
-
-/// One rank's part of a load.
-struct LoadPlan {
-  std::unique_ptr<CheckpointReader> reader;
-  CheckpointFacts facts;  // without the program's values
-  std::vector<LoadedPiece> pieces;
-  std::vector<LoadedPiece> residuals;  // what ranks have of gradients, and did not send
-  std::vector<LoadedPiece> averaged;
-  std::vector<SavedValue> values;
-  std::vector<SavedValue> common;
-  LoadReport report;
-  std::vector<std::string> notes;
-};
-
-/// Opens a checkpoint, verifies it on rank 0 and compares it with the job on every rank. Throws on
-/// all ranks, where it does not fit or cannot be read on one. **Ranks** all. **Host** blocks.
-LoadPlan plan_load(const StatefulJob& job, const std::string& path, const LoadOptions& options,
-                   LoadWhat what);
+template <class Wrapper>
+Resumed load_wrapped(Wrapper& wrapped, const std::string& path, const LoadOptions& options,
+                     LoadWhat what) {
+  Resumed resumed;
+  if constexpr (!requires { Wrapper::is_rejected; }) {
+    with_job(wrapped, JobCall::load,
+             [&](const StatefulJob& job) { resumed = load_job(job, path, options, what); });
+  }
+  return resumed;
+}
 
 }  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// Loads parameters, buffers and the optimizer: its states, its numbers, its counts of updates, its
+/// schedule and the loss scale. Gradients that were added up in the job are forgotten. **Ranks**
+/// all, with the same path. **Host** blocks.
+template <class Wrapper>
+LoadReport load(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+  return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::training).report;
+}
+
+/// Loads parameters and buffers, from any safetensors file: `load_parameters(ddp,
+/// "resnet.safetensors", {.rename = ...})`. The optimizer stays as it is. **Ranks** all, with the
+/// same path. **Host** blocks.
+template <class Wrapper>
+LoadReport load_parameters(Wrapper& wrapped, const std::string& path,
+                           const LoadOptions& options = {}) {
+  return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::parameters).report;
+}
+
+/// Loads all that `load` does, and goes on where the job was saved, with the program's values. The
+/// result says where, for `loader.resume` and the loop. **Ranks** all, with the same path. **Host**
+/// blocks.
+template <class Wrapper>
+Resumed resume(Wrapper& wrapped, const std::string& path, const LoadOptions& options = {}) {
+  return detail::load_wrapped(wrapped, path, options, detail::LoadWhat::job);
+}
+
+}  // namespace lockstep

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Writes a job to files: every rank its own, together or beside training, and rank 0 commits
-/// them.
+/// @file `save` and `Saver`: every rank writes its own file, together or beside training, and rank
+/// 0 commits them.
 
 #include <atomic>
 #include <cstddef>
@@ -9,14 +9,12 @@
 #include <memory>
 #include <optional>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/job.hpp"
 #include "lockstep/checkpoint/options.hpp"
-#include "lockstep/checkpoint/reader.hpp"
-#include "lockstep/checkpoint/safetensors.hpp"
+#include "lockstep/comm/call.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
@@ -26,7 +24,7 @@ namespace lockstep::detail {
 
 /// Runs one piece of work at a time beside the thread that owns this object; only that thread calls
 /// its functions. A failure is kept until it is thrown or taken. One that nobody has seen at the
-/// end of this object is told as a late failure (`core/late_failure.hpp`).
+/// end of this object is told as a late failure (`core/scope_guard.hpp`).
 class BackgroundWriter {
  public:
   explicit BackgroundWriter(Rank rank) : rank_(rank) {}
@@ -90,22 +88,27 @@ class BackgroundWriter {
 struct RankFile;
 
 /// A `Saver` without the types of jobs.
-class SaverCore {
+class StateWriter {
  public:
-  SaverCore();
+  StateWriter() = default;
   /// **Host** blocks until the save under way is written; where an exception drives this object out
   /// of its scope, rank 0 waits for no other rank's part.
-  ~SaverCore();
-  SaverCore(const SaverCore&) = delete;
-  SaverCore& operator=(const SaverCore&) = delete;
+  ~StateWriter();
+  StateWriter(const StateWriter&) = delete;
+  StateWriter& operator=(const StateWriter&) = delete;
 
-  bool save(const StatefulJob& job, const std::string& path, const SaveOptions& options);
-  void finish(const JointRanks& ranks);
+  bool save_job(const StatefulJob& job, const std::string& path, const SaveOptions& options);
+  void finish_with(const JointRanks& ranks);
+  /// Throws the failure of an asynchronous save of this rank that has ended; the other ranks, which
+  /// do not know of it, are told.
+  void rethrow_on_all(const StatefulJob& job);
+  /// The same, and they are not told.
   void rethrow() {
     if (writer_) writer_->rethrow();
   }
-  bool is_busy() const { return writer_ && writer_->is_busy(); }
   bool has_failed() const { return writer_ && writer_->has_failed(); }
+  /// Is this rank's part of a save still being written?
+  bool is_busy() const { return writer_ && writer_->is_busy(); }
 
  private:
   std::shared_ptr<RankFile> collect(const StatefulJob& job, const std::string& path,
@@ -122,54 +125,62 @@ class SaverCore {
   EndOfScope scope_;
 };
 
-struct SaveAnnouncement {
-  std::string_view path;
-  std::string_view token;  // of the names of shards; rank 0's counts
-  std::string_view values;
-  bool is_busy = false;
-  bool has_tensors = false;  // does this rank write a file?
-
-  std::string packed() const {
-    std::string text{is_busy ? '1' : '0', has_tensors ? '1' : '0'};
-    for (const std::string_view piece : {path, token, values}) append_sized(text, piece);
-    return text;
-  }
-  explicit SaveAnnouncement(std::string_view text)
-      : is_busy(text[0] == '1'), has_tensors(text[1] == '1') {
-    text.remove_prefix(2);
-    path = take_sized(text);
-    token = take_sized(text);
-    values = take_sized(text);
-  }
-  SaveAnnouncement() = default;
-};
-
-/// Another rank's file beside that of rank 0.
-struct ExpectedShard {
-  std::size_t rank;
-  std::string name;  // within the folder
-};
-
-/// The name of a rank's file, and a file in the folder of `path`. A token is new for every save, so
-/// that nothing is overwritten.
-std::string shard_name(std::string_view path, std::string_view token, std::size_t rank,
-                       std::size_t world);
-std::string beside(std::string_view path, std::string_view name);
-void remove_beside(std::string_view path, std::string_view name);
-
-/// The other ranks' files, which are there as soon as they are whole. Nothing where `is_given_up`
-/// becomes true. **Host** blocks.
-std::optional<std::vector<ShardFile>> await_shards(const std::string& path,
-                                                   const std::vector<ExpectedShard>& expected,
-                                                   const std::atomic<bool>& is_given_up);
-
-/// Writes rank 0's file: with its rename all files are the checkpoint, and not before. Then removes
-/// the shards of the file that it has replaced; where it fails, those of this one.
-void commit(const std::string& path, FileToWrite& file, const std::vector<ShardFile>& shards);
-
-/// The same, with all tensors in the one file. The parts, and rank 0's own that is `part`, are
-/// removed.
-void commit_whole(const std::string& path, const std::string& part, FileToWrite& file,
-                  const std::vector<ShardFile>& shards);
-
 }  // namespace lockstep::detail
+
+namespace lockstep {
+
+/// Writes checkpoints of one job, one after the other; its memory and thread serve all of them. It
+/// must not outlive the wrapper.
+///
+///     Saver saver;
+///     for (const auto& batch : loader) {
+///       ddp.step(batch);
+///       if (ddp.updates() % 1000 == 0) saver.save(ddp, path, {.asynchronous = true});
+///     }
+///     saver.finish(ddp);
+class Saver : private detail::StateWriter {
+ public:
+  /// Saves the job as it is now: parameters, buffers, which are synchronised first, the optimizer
+  /// and what the options have. The file is replaced as a whole or stays as it is. An asynchronous
+  /// save returns when all that is saved was copied. False where it was skipped. An error between
+  /// the micro-batches of a step, whose gradients are no part of a checkpoint.
+  ///
+  /// What goes wrong on one rank is the same error on all, and the job may go on. An error of an
+  /// asynchronous save is thrown by the next `save`, `finish` or `rethrow`.
+  ///
+  /// **Ranks** all, with the same path. **Host** blocks, as said. **Stream** after all steps so
+  /// far.
+  template <class Wrapper>
+  bool save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+    bool is_saved = false;
+    if constexpr (!requires { Wrapper::is_rejected; }) {
+      detail::with_job(wrapped, detail::JobCall::save, [&](const detail::StatefulJob& job) {
+        is_saved = save_job(job, path, options);
+      });
+    }
+    return is_saved;
+  }
+
+  /// Waits until all is written. **Ranks** all. **Host** blocks.
+  template <class Wrapper>
+  void finish(Wrapper& wrapped) {
+    if constexpr (!requires { Wrapper::is_rejected; }) {
+      detail::with_job(wrapped, detail::JobCall::save,
+                       [&](const detail::StatefulJob& job) { finish_with(job.ranks); });
+    }
+  }
+
+  using StateWriter::is_busy;
+  using StateWriter::rethrow;
+};
+
+/// Saves a wrapped model with its optimizer: `save(ddp, "model.safetensors", {.epoch = epoch})`.
+/// **Ranks** all, with the same path. **Host** blocks until the file is written.
+template <class Wrapper>
+void save(Wrapper& wrapped, const std::string& path, const SaveOptions& options = {}) {
+  Saver saver;
+  saver.save(wrapped, path, options);
+  saver.finish(wrapped);
+}
+
+}  // namespace lockstep

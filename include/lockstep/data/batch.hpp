@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file A batch of rows with a label each, for classifiers and regressions.
+/// @file Batches of samples with a label and a weight each: rows of one width, rows filled up to
+/// the longest sample, and samples one behind the other.
 
 #include <cstddef>
 #include <span>
@@ -9,6 +10,17 @@
 #include "lockstep/data/dataset.hpp"
 
 namespace lockstep {
+
+namespace detail {
+
+/// Copies elements [first, first + count) of a vector into another one, whose memory is kept.
+template <class T>
+void copy_part(const std::vector<T>& all, std::size_t first, std::size_t count,
+               std::vector<T>& to) {
+  to.assign(all.data() + first, all.data() + first + count);
+}
+
+}  // namespace detail
 
 /// A batch whose rows a data set writes where they lie: `resize(rows, width)` makes room for
 /// samples of weight 1 and keeps memory, `row(i)` is memory for one sample's inputs.
@@ -36,14 +48,10 @@ struct LabelledBatch {
 
   /// Copies samples [first, first + count) into another batch, whose memory is kept.
   void slice(std::size_t first, std::size_t count, LabelledBatch& out) const {
-    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
-      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
-      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
-    };
     out.width = width;
-    part(inputs, first * width, count * width, out.inputs);
-    part(labels, first, count, out.labels);
-    part(weights, first, count, out.weights);
+    detail::copy_part(inputs, first * width, count * width, out.inputs);
+    detail::copy_part(labels, first, count, out.labels);
+    detail::copy_part(weights, first, count, out.weights);
   }
 
   /// Makes room for `rows` samples of weight 1. Memory is kept, so a batch that was once as large
@@ -55,7 +63,7 @@ struct LabelledBatch {
     weights.assign(rows, 1.f);
   }
 
-  /// For ranks that are fed: see parcel.hpp.
+  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, LabelledBatch& batch) {
     parcel(batch.width, batch.inputs, batch.labels, batch.weights);
   }
@@ -85,15 +93,11 @@ struct PaddedBatch {
   /// Copies samples [first, first + count), with rows of the same width, into another batch, whose
   /// memory is kept.
   void slice(std::size_t first, std::size_t count, PaddedBatch& out) const {
-    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
-      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
-      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
-    };
     out.width = width;
-    part(inputs, first * width, count * width, out.inputs);
-    part(lengths, first, count, out.lengths);
-    part(labels, first, count, out.labels);
-    part(weights, first, count, out.weights);
+    detail::copy_part(inputs, first * width, count * width, out.inputs);
+    detail::copy_part(lengths, first, count, out.lengths);
+    detail::copy_part(labels, first, count, out.labels);
+    detail::copy_part(weights, first, count, out.weights);
   }
 
   /// Makes room for `rows` samples of weight 1 in rows of `columns`; memory is kept.
@@ -105,7 +109,7 @@ struct PaddedBatch {
     weights.assign(rows, 1.f);
   }
 
-  /// For ranks that are fed: see parcel.hpp.
+  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, PaddedBatch& batch) {
     parcel(batch.width, batch.inputs, batch.lengths, batch.labels, batch.weights);
   }
@@ -132,21 +136,17 @@ struct RaggedBatch {
 
   /// Copies samples [first, first + count) into another batch, whose memory is kept.
   void slice(std::size_t first, std::size_t count, RaggedBatch& out) const {
-    const auto part = [](const auto& all, std::size_t begin, std::size_t size, auto& to) {
-      const auto at = all.begin() + static_cast<std::ptrdiff_t>(begin);
-      to.assign(at, at + static_cast<std::ptrdiff_t>(size));
-    };
     const std::size_t begin = offsets.empty() ? 0 : offsets[first];
     const std::size_t end = offsets.empty() ? 0 : offsets[first + count];
-    part(inputs, begin, end - begin, out.inputs);
+    detail::copy_part(inputs, begin, end - begin, out.inputs);
     out.offsets.assign(1, 0);
     for (std::size_t i = first; i != first + count; ++i)
       out.offsets.push_back(offsets[i + 1] - begin);
-    part(labels, first, count, out.labels);
-    part(weights, first, count, out.weights);
+    detail::copy_part(labels, first, count, out.labels);
+    detail::copy_part(weights, first, count, out.weights);
   }
 
-  /// For ranks that are fed: see parcel.hpp.
+  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, RaggedBatch& batch) {
     parcel(batch.inputs, batch.offsets, batch.labels, batch.weights);
   }

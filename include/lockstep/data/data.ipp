@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file Definitions of data sets in files, of staging, and of what is said where loading fails.
+/// @file Definitions of this folder that are no templates, but for `write_lmdb`'s, which need
+/// liblmdb.
 
 #include <dirent.h>
 #include <fcntl.h>
@@ -47,8 +48,11 @@
 #include "lockstep/core/utility.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/lmdb.hpp"
+#include "lockstep/data/loader.hpp"
 #include "lockstep/data/mapped_file.hpp"
 #include "lockstep/data/npy.hpp"
+#include "lockstep/data/pipeline.hpp"
+#include "lockstep/data/sampler.hpp"
 #include "lockstep/data/stage.hpp"
 #include "lockstep/data/tokens.hpp"
 
@@ -155,9 +159,45 @@ LOCKSTEP_INLINE void MappedFile::will_read(std::size_t first, std::size_t count)
 
 }  // namespace lockstep
 
-// --- Failures of loading ---
+// --- Samplers and loaders ---
 
 namespace lockstep::detail {
+
+LOCKSTEP_INLINE void require_same_draws(const SamplerState& own, const SamplerState& saved) {
+  const auto require = [](std::uint64_t here, std::uint64_t there, const char* what,
+                          const char* advice) {
+    if (here == there) return;
+    fail("DistributedSampler",
+         {"the saved state has ", what, " ", there, ", this sampler has ", here}, advice);
+  };
+  require(own.samples, saved.samples, "sample count", "resume with the same data set");
+  require(own.seed.value(), saved.seed.value(), "seed", "resume with the same seed");
+  if (own.rule != saved.rule) {
+    fail("DistributedSampler", {"the saved state was drawn by another rule"},
+         "resume with the same remainder policy, order and shuffle option");
+  }
+}
+
+LOCKSTEP_INLINE LoaderOptions checked_loading(LoaderOptions options, std::size_t samples,
+                                              std::size_t drawn_from) {
+  if (options.batch_size == 0)
+    fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
+  if (samples == 0 && !options.may_be_empty)
+    fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
+  if (options.workers != 0 && options.prefetch == 0)
+    fail("DataLoader", {"workers that load nothing ahead"},
+         "set prefetch to 1 or more, or workers to 0");
+  if (drawn_from != samples)
+    fail("DataLoader",
+         {"the sampler draws from ", drawn_from, " samples and the data set has ", samples},
+         "make the sampler with the size of this data set");
+  return options;
+}
+
+LOCKSTEP_INLINE void refuse_width(std::size_t width, std::size_t first) {
+  fail("stacked", {"it has ", width, " inputs and the first sample of its batch has ", first},
+       "give all samples one width with map, or say | padded(fill) or | ragged()");
+}
 
 inline constexpr const char* sample_advice =
     "look at this sample, and at the functions that read and change it";

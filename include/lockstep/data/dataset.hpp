@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The data set concept: a number of samples, loaded some at a time into a batch.
+/// @file Data sets and sources of samples: the concepts, how a batch is loaded, and what is said
+/// where that fails.
 
 #include <concepts>
 #include <cstddef>
@@ -128,9 +129,7 @@ concept SampleSource = requires(const S& source) {
   requires detail::Reading<S> || detail::PassReading<S>;
 };
 
-}  // namespace lockstep
-
-namespace lockstep::detail {
+namespace detail {
 
 /// What reading or changing one sample threw, with its number. The first exception is nested in it.
 class SampleError : public Error {
@@ -229,4 +228,6 @@ class Spares {
   std::size_t made_ = 0;
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

@@ -65,6 +65,13 @@ struct DeviceBatch {
 
 namespace detail {
 
+/// Host memory that must not be written before it has been copied.
+struct StagingMemory {
+  explicit StagingMemory(std::size_t bytes) : memory(bytes) {}
+  PinnedArena memory;
+  CudaEvent copied;
+};
+
 /// How a batch lies in one piece of memory: inputs, then labels, then weights.
 template <class X, class Y>
 struct RowsLayout {
@@ -121,7 +128,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
       grow(std::max(layout.bytes(), largest.bytes()), stream);
     }
 
-    Staging& staging = *stagings_[turn_ ^= 1];
+    detail::StagingMemory& staging = *stagings_[turn_ ^= 1];
     staging.copied.synchronize();
     std::byte* const host = staging.memory.data();
     copy(host, batch.inputs, first * batch.width, count * batch.width);
@@ -136,13 +143,6 @@ class BatchUpload<LabelledBatch<X, Y>> {
   }
 
  private:
-  /// Host memory that must not be written before it has been copied.
-  struct Staging {
-    explicit Staging(std::size_t bytes) : memory(bytes) {}
-    detail::PinnedArena memory;
-    CudaEvent copied;
-  };
-
   void grow(std::size_t bytes, cudaStream_t stream) {
     check_cuda(cudaStreamSynchronize(stream), "cudaStreamSynchronize");  // it may be in use
     device_.emplace(bytes);
@@ -154,7 +154,7 @@ class BatchUpload<LabelledBatch<X, Y>> {
     if (count != 0) std::memcpy(to, values.data() + first, count * sizeof(values[0]));
   }
 
-  std::array<std::optional<Staging>, 2> stagings_;
+  std::array<std::optional<detail::StagingMemory>, 2> stagings_;
   std::optional<DeviceArena> device_;  // is freed first, which waits for copies from the stagings
   std::size_t turn_ = 0;
   DeviceBatch<X, Y> placed_;

@@ -4,9 +4,9 @@
 ///
 /// Where storage is slow or far, a few ranks read and feed the others. A job does so by itself,
 /// while it computes, with the policy `Feed<LeaderOfGroup>`; these functions are for hand-written
-/// loops. Batches are of any type that says how it is packed (parcel.hpp), and may differ in size
-/// from one call to the next: sizes travel first. An empty batch is allowed, and a good way to say
-/// that there are no more.
+/// loops. Batches are of any type that says how it is packed (serialize.hpp), and may differ in
+/// size from one call to the next: sizes travel first. An empty batch is allowed, and a good way to
+/// say that there are no more.
 
 #include <atomic>
 #include <chrono>

@@ -125,21 +125,7 @@ constexpr std::size_t batch_count(std::size_t draws, const LoaderOptions& option
 
 /// The options, if a loader can follow them with a data set of `samples` and a sampler that draws
 /// from `drawn_from`.
-inline LoaderOptions checked_loading(LoaderOptions options, std::size_t samples,
-                                     std::size_t drawn_from) {
-  if (options.batch_size == 0)
-    fail("DataLoader", {"batches of no samples"}, "set batch_size to 1 or more");
-  if (samples == 0 && !options.may_be_empty)
-    fail("DataLoader", {"the data set has no samples"}, "check what it was made from");
-  if (options.workers != 0 && options.prefetch == 0)
-    fail("DataLoader", {"workers that load nothing ahead"},
-         "set prefetch to 1 or more, or workers to 0");
-  if (drawn_from != samples)
-    fail("DataLoader",
-         {"the sampler draws from ", drawn_from, " samples and the data set has ", samples},
-         "make the sampler with the size of this data set");
-  return options;
-}
+LoaderOptions checked_loading(LoaderOptions options, std::size_t samples, std::size_t drawn_from);
 
 /// A request for a batch of some samples, and the batch. Slots are used again, with their memory.
 template <class Batch>

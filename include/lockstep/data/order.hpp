@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The orders of samples: which sample is at each place of a rank's share.
+/// @file The orders of samples: the policies, and which sample is at each place of a rank's share.
 
 #include <sys/mman.h>
 #include <algorithm>

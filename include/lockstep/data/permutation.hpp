@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The numbers of std::mt19937, a block at a time, in loops that compilers vectorise.
+/// @file Permutations: PyTorch's `randperm` on the CPU, number for number, and keyed ones that need
+/// no memory.
 
 #include <algorithm>
 #include <array>

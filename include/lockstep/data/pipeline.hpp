@@ -60,10 +60,7 @@ void prepare_samples(const Source& source, std::span<const std::size_t> indices)
   if constexpr (requires { source.prepare(indices); }) source.prepare(indices);
 }
 
-[[noreturn, gnu::cold]] inline void refuse_width(std::size_t width, std::size_t first) {
-  fail("stacked", {"it has ", width, " inputs and the first sample of its batch has ", first},
-       "give all samples one width with map, or say | padded(fill) or | ragged()");
-}
+[[noreturn, gnu::cold]] void refuse_width(std::size_t width, std::size_t first);
 
 /// Samples of one width become the rows of a `LabelledBatch`, each written as soon as it is read.
 template <class Sample>

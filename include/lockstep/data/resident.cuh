@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The rows of a data set in the memory of GPUs, and the kernel that gathers some of them.
+/// @file `DeviceResident train(data)`: a data set in a GPU's memory, whose batches are gathered
+/// there by a kernel.
 
 #include <cuda_runtime.h>
 #include <algorithm>
@@ -394,11 +395,6 @@ class ResidentLane {
   static constexpr std::size_t most_places = 16;
   static constexpr std::size_t most_bytes = std::size_t{64} << 20;
   static constexpr std::size_t piece = 8192;  // draws
-  /// Host memory that must not be written before it has been copied.
-  struct Staging {
-    PinnedArena memory{piece * sizeof(Draw)};
-    CudaEvent copied;
-  };
 
   Draw* draws() const { return reinterpret_cast<Draw*>(draws_->data()); }
   RowsLayout<X, Y> layout() const { return {room_, width_}; }
@@ -462,7 +458,7 @@ class ResidentLane {
   /// Sends up what was drawn since the last call.
   void upload(const ResidentLoop& loop) {
     while (uploaded_ != loop.draws.size()) {
-      Staging& staging = stagings_[staged_ ^= 1];
+      StagingMemory& staging = stagings_[staged_ ^= 1];
       const std::size_t count = std::min(piece, loop.draws.size() - uploaded_);
       staging.copied.synchronize();
       std::memcpy(staging.memory.data(), loop.draws.data() + uploaded_, count * sizeof(Draw));
@@ -479,7 +475,8 @@ class ResidentLane {
 
   std::size_t width_;
   const typename Rows::Copy& copy_;
-  std::array<Staging, 2> stagings_;
+  std::array<StagingMemory, 2> stagings_{StagingMemory(piece * sizeof(Draw)),
+                                         StagingMemory(piece * sizeof(Draw))};
   std::optional<DeviceArena> draws_;  // is freed before the stagings, which waits for copies
   std::optional<DeviceArena> memory_;
   std::size_t room_ = 0;

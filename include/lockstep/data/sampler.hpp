@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The sampler axis: which samples a rank sees, what happens when they do not divide, and in
-/// which order they come.
+/// @file Samplers: the policies, which samples a rank sees epoch by epoch, and a job's position in
+/// its data.
 
 #include <algorithm>
 #include <cstddef>
@@ -38,20 +38,7 @@ namespace detail {
 
 /// Throws unless a sampler in state `own` draws in the same order as one in state `saved`, with any
 /// number of ranks.
-inline void require_same_draws(const SamplerState& own, const SamplerState& saved) {
-  const auto require = [](std::uint64_t here, std::uint64_t there, const char* what,
-                          const char* advice) {
-    if (here == there) return;
-    fail("DistributedSampler",
-         {"the saved state has ", what, " ", there, ", this sampler has ", here}, advice);
-  };
-  require(own.samples, saved.samples, "sample count", "resume with the same data set");
-  require(own.seed.value(), saved.seed.value(), "seed", "resume with the same seed");
-  if (own.rule != saved.rule) {
-    fail("DistributedSampler", {"the saved state was drawn by another rule"},
-         "resume with the same remainder policy, order and shuffle option");
-  }
-}
+void require_same_draws(const SamplerState& own, const SamplerState& saved);
 
 }  // namespace detail
 

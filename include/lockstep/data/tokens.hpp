@@ -53,7 +53,7 @@ struct TokenBatch {
     std::copy_n(weights.data() + first, count, out.weights.data());
   }
 
-  /// For ranks that are fed: see parcel.hpp.
+  /// For ranks that are fed: see serialize.hpp.
   friend void pack(auto& parcel, TokenBatch& batch) {
     parcel(batch.length, batch.tokens, batch.weights);
   }

@@ -88,14 +88,7 @@ inline constexpr unsigned channel_threads = 256;
 inline constexpr std::size_t most_run_blocks = 528;
 inline constexpr std::size_t most_column_blocks = 264;
 
-struct ChannelSums {  // without initialisers, because shared memory has none
-  double first;
-  double second;
-
-  friend LOCKSTEP_HOST_DEVICE ChannelSums operator+(const ChannelSums& a, const ChannelSums& b) {
-    return {a.first + b.first, a.second + b.second};
-  }
-};
+using ChannelSums = TwoSums<double>;
 
 /// The sums of blocks, and how many blocks are done: for each tile of channels, and for all tiles.
 /// The counts are zero between launches.
@@ -240,6 +233,22 @@ struct ColumnTile {
   __device__ unsigned rows() const { return channel_threads >> shift; }
 };
 
+/// Adds up what the threads that have the same columns have stored: the first row of threads has
+/// their sums then. Called by all threads of a block. (CUB reduces whole blocks and warps of a size
+/// that the compiler knows; how many threads share a column is known at run time.)
+template <std::size_t N, class Sums>
+__device__ void sum_over_rows(Sums (&shared)[N][channel_threads], ColumnTile tile) {
+  for (unsigned half = tile.rows() / 2; half != 0; half /= 2) {
+    __syncthreads();
+    if (tile.row() >= half) continue;
+#pragma unroll
+    for (unsigned j = 0; j < N; ++j) {
+      shared[j][threadIdx.x] =
+          shared[j][threadIdx.x] + shared[j][threadIdx.x + half * tile.lanes()];
+    }
+  }
+}
+
 /// The sums of channels that are columns: all samples have one position. Threads hold sums of as
 /// many columns as a packet has. The grid is as wide as the matrix, and as high as columns are
 /// divided.
@@ -254,19 +263,10 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, 2)
   const std::size_t rows = tile.rows();
   ChannelSums sums[N] = {};
 
-  // Adds the sums of all threads that have the same columns: the first row of threads has them.
   const auto add_threads = [&] {
 #pragma unroll
     for (unsigned j = 0; j < N; ++j) shared[j][threadIdx.x] = sums[j];
-    for (unsigned half = tile.rows() / 2; half != 0; half /= 2) {
-      __syncthreads();
-      if (tile.row() >= half) continue;
-#pragma unroll
-      for (unsigned j = 0; j < N; ++j) {
-        shared[j][threadIdx.x] =
-            shared[j][threadIdx.x] + shared[j][threadIdx.x + half * tile.lanes()];
-      }
-    }
+    sum_over_rows(shared, tile);
     __syncthreads();
   };
   // Calls f(column, sums), a thread for each column of the tile.

@@ -26,13 +26,6 @@ inline A lanes_total(const A (&lanes)[norm_lanes]) {
   return sums[0];
 }
 
-/// The sums of two functions of values.
-template <class A>
-struct TwoSums {
-  A first;
-  A second;
-};
-
 /// The sums of what `add(i, first, second)` adds for each of `count` indices.
 template <class A, class Add>
 inline TwoSums<A> lane_sums(std::size_t count, const Add& add) {

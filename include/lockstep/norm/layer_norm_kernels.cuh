@@ -27,19 +27,20 @@ namespace lockstep::detail {
 inline constexpr unsigned row_packets = 4;
 
 /// The sums of as many neighbouring threads as share a row, for all of them and of the same bits.
-/// Called by all threads of a block.
-__device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes) {
+/// Called by all threads of a block; for one row after the other, with 0 and 1 in turn: a warp that
+/// is ahead of others leaves what they still read.
+__device__ inline ChannelSums sum_over_lanes(ChannelSums sums, unsigned lanes, unsigned turn = 0) {
   for (unsigned other = (lanes < 32 ? lanes : 32) / 2; other != 0; other /= 2) {
     sums = sums + ChannelSums{__shfl_xor_sync(0xffffffffu, sums.first, other),
                               __shfl_xor_sync(0xffffffffu, sums.second, other)};
   }
   if (lanes <= 32) return sums;
-  __shared__ ChannelSums of_warps[channel_threads / 32];
-  if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = sums;
+  __shared__ ChannelSums of_warps[2][channel_threads / 32];
+  if (threadIdx.x % 32 == 0) of_warps[turn][threadIdx.x / 32] = sums;
   __syncthreads();
   const unsigned first = threadIdx.x / lanes * lanes / 32;
-  sums = of_warps[first];
-  for (unsigned warp = 1; warp < lanes / 32; ++warp) sums = sums + of_warps[first + warp];
+  sums = of_warps[turn][first];
+  for (unsigned warp = 1; warp < lanes / 32; ++warp) sums = sums + of_warps[turn][first + warp];
   return sums;
 }
 
@@ -302,7 +303,7 @@ inline bool is_held_row(std::size_t features) { return features <= channel_threa
 
 /// A block's sums for a column: those for the bias and for the weight.
 template <class T>
-using ColumnSums = Packet<Accumulator<T>, 2>;
+using ColumnSums = TwoSums<Accumulator<T>>;
 
 /// `ColumnSums` of all blocks.
 template <class T>
@@ -349,23 +350,6 @@ struct HeldColumns {
   __device__ bool has(unsigned u) const { return at(u) < features; }
 };
 
-/// The sums of the threads that share a row. Called for one row after the other, with 0 and 1 in
-/// turn: a warp that is ahead of others leaves what they still read.
-__device__ inline ChannelSums sum_over_row(ChannelSums sums, unsigned lanes, unsigned turn) {
-  for (unsigned other = (lanes < 32 ? lanes : 32) / 2; other != 0; other /= 2) {
-    sums = sums + ChannelSums{__shfl_xor_sync(0xffffffffu, sums.first, other),
-                              __shfl_xor_sync(0xffffffffu, sums.second, other)};
-  }
-  if (lanes <= 32) return sums;
-  __shared__ ChannelSums of_warps[2][channel_threads / 32];
-  if (threadIdx.x % 32 == 0) of_warps[turn][threadIdx.x / 32] = sums;
-  __syncthreads();
-  const unsigned first = threadIdx.x / lanes * lanes / 32;
-  sums = of_warps[turn][first];
-  for (unsigned warp = 1; warp < lanes / 32; ++warp) sums = sums + of_warps[turn][first + warp];
-  return sums;
-}
-
 /// With n for normalised values and g = dy * weight: dx = (g - mean(g) - n * mean(g * n)) *
 /// inverse. A block's sums of dy and of dy * n go to `block_sums`. dx may be dy's memory.
 template <std::size_t N, class T, class W>
@@ -403,34 +387,23 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
     }
   };
 
-  A of_bias[row_columns] = {};
-  A of_weight[row_columns] = {};
+  ColumnSums<T> column_sums[row_columns] = {};
   const auto hand_on = [&](bool again) {
     __shared__ ColumnSums<T> shared[N][channel_threads];
 #pragma unroll
     for (unsigned u = 0; u < Held::packets; ++u) {
 #pragma unroll
       for (unsigned i = 0; i < N; ++i) {
-        shared[i][threadIdx.x] = {of_bias[u * N + i], of_weight[u * N + i]};
-        of_bias[u * N + i] = 0;
-        of_weight[u * N + i] = 0;
+        shared[i][threadIdx.x] = column_sums[u * N + i];
+        column_sums[u * N + i] = {};
       }
-      for (unsigned half = tile.rows() / 2; half != 0; half /= 2) {
-        __syncthreads();
-        if (tile.row() >= half) continue;
-#pragma unroll
-        for (unsigned i = 0; i < N; ++i) {
-          ColumnSums<T>& own = shared[i][threadIdx.x];
-          const ColumnSums<T>& other = shared[i][threadIdx.x + half * tile.lanes()];
-          own = {own.at[0] + other.at[0], own.at[1] + other.at[1]};
-        }
-      }
+      sum_over_rows(shared, tile);
       if (tile.row() == 0 && columns.has(u)) {
 #pragma unroll
         for (unsigned i = 0; i < N; ++i) {
           ColumnSums<T>& total = block_sums[blockIdx.x * features + columns.at(u) + i];
           const ColumnSums<T> own = shared[i][threadIdx.x];
-          total = again ? ColumnSums<T>{total.at[0] + own.at[0], total.at[1] + own.at[1]} : own;
+          total = again ? total + own : own;
         }
       }
       __syncthreads();
@@ -455,12 +428,13 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads, sizeof(Accumulator<T>) == 8 |
       for_each(held, numbers, u, [&](unsigned i, A gradient, A g, A normalised) {
         sum += g;
         products = std::fma(g, normalised, products);
-        of_bias[u * N + i] += gradient;
-        of_weight[u * N + i] = std::fma(gradient, normalised, of_weight[u * N + i]);
+        ColumnSums<T>& own = column_sums[u * N + i];
+        own.first += gradient;
+        own.second = std::fma(gradient, normalised, own.second);
       });
     }
-    const ChannelSums sums = sum_over_row({static_cast<double>(sum), static_cast<double>(products)},
-                                          tile.lanes(), taken % 2);
+    const ChannelSums sums = sum_over_lanes(
+        {static_cast<double>(sum), static_cast<double>(products)}, tile.lanes(), taken % 2);
     const double factor = -held.numbers.inverse * share;
     const A offset = static_cast<A>(sums.first * factor);
     const A slope = static_cast<A>(sums.second * factor);
@@ -495,23 +469,19 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     add_row_blocks(const ColumnSums<T>* block_sums, unsigned blocks, std::size_t features,
                    WriteGradients<G> write) {
   const ColumnTile tile = added_columns;
-  __shared__ ChannelSums shared[channel_threads];
+  __shared__ ChannelSums shared[1][channel_threads];
   const std::size_t c = std::size_t{blockIdx.x} * tile.lanes() + tile.lane();
   ChannelSums sums{};
   if (c < features) {
 #pragma unroll 4
     for (unsigned k = tile.row(); k < blocks; k += tile.rows()) {
       const auto own = load_packet<Caching::stream, 1>(block_sums + k * features + c).at[0];
-      sums = sums + ChannelSums{static_cast<double>(own.at[0]), static_cast<double>(own.at[1])};
+      sums = sums + ChannelSums{static_cast<double>(own.first), static_cast<double>(own.second)};
     }
   }
-  shared[threadIdx.x] = sums;
-  for (unsigned half = tile.rows() / 2; half != 0; half /= 2) {
-    __syncthreads();
-    if (tile.row() < half)
-      shared[threadIdx.x] = shared[threadIdx.x] + shared[threadIdx.x + half * tile.lanes()];
-  }
-  if (tile.row() == 0 && c < features) write(c, 0, shared[threadIdx.x]);
+  shared[0][threadIdx.x] = sums;
+  sum_over_rows(shared, tile);
+  if (tile.row() == 0 && c < features) write(c, 0, shared[0][threadIdx.x]);
 }
 
 }  // namespace lockstep::detail

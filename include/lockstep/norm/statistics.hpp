@@ -97,6 +97,17 @@ LOCKSTEP_HOST_DEVICE constexpr double updated_running(double running, double of_
   return (1 - share) * running + share * of_batch;
 }
 
+/// The sums of two functions of values.
+template <class A>
+struct TwoSums {  // without initialisers, because shared memory has none
+  A first;
+  A second;
+
+  friend LOCKSTEP_HOST_DEVICE constexpr TwoSums operator+(const TwoSums& a, const TwoSums& b) {
+    return {a.first + b.first, a.second + b.second};
+  }
+};
+
 /// A mean of double precision in the arithmetic of elements. A float has 24 bits of it, which would
 /// be a deviation where means are large, so it is a sum of two: (x - high) is exact where x is near
 /// the mean.

@@ -19,7 +19,7 @@
 #include "lockstep/optim/update.cuh"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/feature/join.cuh"
-#include "lockstep/strategy/owned_parameters.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
@@ -28,13 +29,11 @@
 #include "lockstep/strategy/feature/sync_norms.hpp"
 #include "lockstep/strategy/feature/unused_parameters.hpp"
 #include "lockstep/strategy/features.hpp"
-#include "lockstep/strategy/freed_gradients.hpp"
-#include "lockstep/strategy/gradient_ring.hpp"
-#include "lockstep/strategy/parameter_gathers.hpp"
 #include "lockstep/strategy/reduction.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/shard_reductions.hpp"
-#include "lockstep/strategy/shards.hpp"
+#include "lockstep/strategy/sharding/gradient_ring.hpp"
+#include "lockstep/strategy/sharding/shards.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
 
@@ -124,8 +123,7 @@ struct BackwardPass {
 /// those of a pass that adds, and another where they travel in another type. A rank that gives
 /// gradients away has a ring of buckets instead.
 template <class Traits, class Comm, class Execution>
-class GradientBuckets : public FreedGradients<GradientBuckets<Traits, Comm, Execution>, Traits> {
-  friend FreedGradients<GradientBuckets, Traits>;
+class GradientBuckets {
   using layout_type = typename Traits::layout;
   template <class T>
   using Travelling = typename Traits::template travelling<T>;
@@ -207,6 +205,20 @@ class GradientBuckets : public FreedGradients<GradientBuckets<Traits, Comm, Exec
     const Bucket& bucket = layout_.plan().bucket_table[b];
     return averages<T>(bucket.offset, bucket.bytes).subspan(slice.begin, slice.count());
   }
+  /// A parameter's gradient, where memory is handed out bucket by bucket.
+  template <class Key>
+  auto freed_gradient(Key key)
+    requires(Traits::frees_gradients)
+  {
+    layout_.require_trained(key);
+    const std::size_t parameter =
+        find_tensor<typename Traits::model, TensorRole::parameter>(key).index;
+    const std::size_t b = parameter < layout_.infos().size()
+                              ? layout_.plan().placements[parameter].bucket
+                              : 0;  // refused where its view is made
+    if (!ring_.holds(b)) claim(b, parameter);
+    return layout_.template view<typename Traits::memory, false>(ring_.arena_of(b), key);
+  }
   /// The bytes of the gradients that this rank keeps.
   std::size_t bytes() const {
     if constexpr (Traits::frees_gradients) {
@@ -262,7 +274,7 @@ class GradientBuckets : public FreedGradients<GradientBuckets<Traits, Comm, Exec
 
   /// Gradients that have not come count as zero.
   void take_missing_as_zero() {
-    if constexpr (Traits::frees_gradients) return this->take_missing_as_zero_in_turn();
+    if constexpr (Traits::frees_gradients) return take_missing_as_zero_in_turn();
     for (std::size_t p = 0; p != layout_.infos().size(); ++p) {
       if constexpr (layout_type::freezes) {
         if (!layout_.plan().is_trained(p)) continue;
@@ -426,6 +438,40 @@ class GradientBuckets : public FreedGradients<GradientBuckets<Traits, Comm, Exec
   }
 
   // Memory.
+
+  /// Gradients that are missing are zero, bucket by bucket, each of which gets its memory when the
+  /// one before has travelled.
+  void take_missing_as_zero_in_turn() {
+    for (std::size_t b = 0; b != layout_.plan().bucket_count; ++b) {
+      for (const std::size_t p : layout_.plan().members(b)) {
+        if (readiness_.is_ready(p)) continue;
+        if (!ring_.holds(b)) claim(b, p);
+        const Placement& placement = layout_.plan().placements[p];
+        execution_.zero(ring_.arena_of(b) + placement.offset, placement.bytes);
+        readiness_.mark(p);
+      }
+      start_complete_buckets();
+    }
+  }
+  /// Gives a bucket its memory, which an earlier one may have: that one has travelled first.
+  [[gnu::noinline]] void claim(std::size_t b, std::size_t parameter) {
+    const std::size_t earlier = ring_.holder(b);
+    if (b >= next_ + ring_.slots())
+      refuse_gradient(parameter, " was asked for before those of later layers were complete");
+    if (earlier != no_bucket) {
+      if (earlier > b) refuse_gradient(parameter, " was asked for when its bucket had been sent");
+      for (std::size_t k = 0; k <= earlier; ++k) wait(k);  // in the same order on all ranks
+    }
+    ring_.take(b);
+    ring_.clear_padding(execution_, b);
+    features_.bucket_claimed(*this, b);
+  }
+  [[noreturn, gnu::cold, gnu::noinline]] void refuse_gradient(std::size_t parameter,
+                                                              std::string_view when) const {
+    fail("backward", {"the gradient of ", layout_.name(parameter), when},
+         "write gradients last layer first, and ask for each when it is written; "
+         "Sharding<ZeroRedundancy, Gradients> keeps few at a time");
+  }
 
   std::byte* make_arena() {
     if constexpr (Traits::frees_gradients) {

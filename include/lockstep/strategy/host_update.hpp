@@ -17,7 +17,7 @@
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/owned_parameters.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -14,7 +14,7 @@
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/optim/optimizer.hpp"
-#include "lockstep/strategy/owned_parameters.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
 

@@ -40,7 +40,7 @@
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/sharded_step.hpp"
+#include "lockstep/strategy/sharding/step.hpp"
 #include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {

@@ -8,7 +8,6 @@
 
 #include "lockstep/bucket/buckets.hpp"
 #include "lockstep/bucket/frozen.hpp"
-#include "lockstep/bucket/join_flags.hpp"
 #include "lockstep/comm/backend.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -16,8 +15,9 @@
 #include "lockstep/hook/hooks.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
+#include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/policies.hpp"
-#include "lockstep/strategy/shards.hpp"
+#include "lockstep/strategy/sharding/shards.hpp"
 #include "lockstep/topology/world.hpp"
 
 namespace lockstep::detail {

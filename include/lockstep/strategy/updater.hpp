@@ -11,7 +11,7 @@
 #include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/optimizer_states.hpp"
-#include "lockstep/strategy/owned_parameters.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 
 namespace lockstep::detail {

@@ -48,132 +48,121 @@ struct ParameterTypes {};
 
 namespace detail {
 
-template <class P>
-inline constexpr bool is_parameter_types = false;
-template <class... Ts>
-inline constexpr bool is_parameter_types<ParameterTypes<Ts...>> = true;
-
-/// The axes of which every policy acts in a program's own loop.
-template <class Axis>
-concept AxisOfLoops = std::same_as<Axis, axes::Device> || std::same_as<Axis, axes::Backend> ||
-                      std::same_as<Axis, axes::World> || std::same_as<Axis, axes::Progress> ||
-                      std::same_as<Axis, axes::Groups> || std::same_as<Axis, axes::Buckets> ||
-                      std::same_as<Axis, axes::Frozen> || std::same_as<Axis, axes::Norms> ||
-                      std::same_as<Axis, axes::UnevenInputs>;
-
-/// Does a policy act in a program's own loop? Of axes that are named neither here nor above, none
-/// does. What is no policy of a job, or has arguments that make no sense, is left to the check of
-/// all jobs.
-template <class P>
-consteval bool acts_in_loop() {
-  if constexpr (!Policy<P>) {
-    return true;
-  } else if constexpr (!P::well_formed || !answers<typename P::axis>(CanonicalPolicies<>::pack{})) {
-    return true;
-  } else if constexpr (AxisOfLoops<typename P::axis>) {
-    return true;
-  } else if constexpr (PolicyOf<P, axes::Hooks>) {
-    return !P::skips_zero_gradients && !P::stages::averages_parameters;
-  } else if constexpr (PolicyOf<P, axes::UnusedParameters>) {
-    return SubgraphsIn<typename P::choice>::count <= 1;
-  } else if constexpr (PolicyOf<P, axes::Anomaly>) {
-    return !std::is_same_v<typename P::choice, Skip>;
-  } else if constexpr (PolicyOf<P, axes::Buffers>) {
-    return !std::is_same_v<typename P::choice, Synced>;
-  } else {
-    // A program may say what its loop is in any case.
-    return std::is_same_v<P, ParallelStrategy<DDP>> || std::is_same_v<P, Sharding<Replicated>> ||
-           std::is_same_v<P, Precision<AsDeclared>> || std::is_same_v<P, EagerStep> ||
-           std::is_same_v<P, Feed<Own>>;
-  }
-}
-
-/// Sorts what a program lists into types of parameters, policies that act and others.
-template <class Types, class Acting, class Others, class... Given>
-struct SortLoopPolicies {
-  using types = Types;
-  using acting = Acting;
-  using others = Others;
-};
-template <class Types, class... Acting, class... Others, class First, class... Rest>
-  requires is_parameter_types<First>
-struct SortLoopPolicies<Types, PolicyPack<Acting...>, PolicyPack<Others...>, First, Rest...>
-    : SortLoopPolicies<First, PolicyPack<Acting...>, PolicyPack<Others...>, Rest...> {};
-template <class Types, class... Acting, class... Others, class First, class... Rest>
-  requires(!is_parameter_types<First> && acts_in_loop<First>())
-struct SortLoopPolicies<Types, PolicyPack<Acting...>, PolicyPack<Others...>, First, Rest...>
-    : SortLoopPolicies<Types, PolicyPack<Acting..., First>, PolicyPack<Others...>, Rest...> {};
-template <class Types, class... Acting, class... Others, class First, class... Rest>
-  requires(!is_parameter_types<First> && !acts_in_loop<First>())
-struct SortLoopPolicies<Types, PolicyPack<Acting...>, PolicyPack<Others...>, First, Rest...>
-    : SortLoopPolicies<Types, PolicyPack<Acting...>, PolicyPack<Others..., First>, Rest...> {};
-
 template <class P, class... Axes>
 concept PolicyOfAny = (PolicyOf<P, Axes> || ...);
 
-/// Gives a compile error for policies that do not act in a program's own loop.
-template <class Pack>
-struct RequireNoOthers;
-template <class... Ps>
-struct RequireNoOthers<PolicyPack<Ps...>> {
-  template <class... Axes>
-  static constexpr bool names = (PolicyOfAny<Ps, Axes...> || ...);
-  template <class P>
-  static consteval bool averages_parameters() {
-    if constexpr (PolicyOf<P, axes::Hooks>) return P::stages::averages_parameters;
-    return false;
-  }
-  template <class P>
-  static consteval bool skips_zero_gradients() {
-    if constexpr (PolicyOf<P, axes::Hooks>) return P::skips_zero_gradients;
-    return false;
-  }
+/// Why a policy does not act in a program's own loop.
+enum class LoopFault : std::uint8_t {
+  none,
+  update,
+  skip,
+  local_sgd,
+  buffers,
+  strategy,
+  data,
+  sharding,
+  step,
+  subgraphs,
+  other
+};
 
-  static_assert(
-      !names<axes::Optimizer, axes::ParameterGroups, axes::Clip, axes::Accumulate, axes::Schedule>,
-      "lockstep: this wrapper leaves the update to the program; use LibTorch's "
-      "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with a "
-      "TorchModel, which has the policies Optimizer, ParameterGroups, Clip, Accumulate "
-      "and Schedule");
-  static_assert(!names<axes::Anomaly> && !(skips_zero_gradients<Ps>() || ...),
+/// What is no policy of a job, or has arguments that make no sense, is left to the check of all
+/// jobs. Policies of axes that are not named here do nothing.
+template <class P>
+consteval LoopFault loop_fault() {
+  if constexpr (!Policy<P>) {
+    return LoopFault::none;
+  } else if constexpr (!P::well_formed || !answers<typename P::axis>(CanonicalPolicies<>::pack{})) {
+    return LoopFault::none;
+  } else if constexpr (PolicyOfAny<P, axes::Device, axes::Backend, axes::World, axes::Progress,
+                                   axes::Groups, axes::Buckets, axes::Frozen, axes::Norms,
+                                   axes::UnevenInputs>) {
+    return LoopFault::none;
+  } else if constexpr (PolicyOfAny<P, axes::Optimizer, axes::ParameterGroups, axes::Clip,
+                                   axes::Accumulate, axes::Schedule>) {
+    return LoopFault::update;
+  } else if constexpr (PolicyOf<P, axes::Hooks>) {
+    if (P::skips_zero_gradients) return LoopFault::skip;
+    return P::stages::averages_parameters ? LoopFault::local_sgd : LoopFault::none;
+  } else if constexpr (PolicyOf<P, axes::Anomaly>) {
+    return std::is_same_v<typename P::choice, Skip> ? LoopFault::skip : LoopFault::none;
+  } else if constexpr (PolicyOf<P, axes::Buffers>) {
+    return std::is_same_v<typename P::choice, Synced> ? LoopFault::buffers : LoopFault::none;
+  } else if constexpr (PolicyOf<P, axes::UnusedParameters>) {
+    return SubgraphsIn<typename P::choice>::count > 1 ? LoopFault::subgraphs : LoopFault::none;
+  } else if constexpr (PolicyOfAny<P, axes::ParallelStrategy, axes::LossPlacement>) {
+    return std::is_same_v<P, ParallelStrategy<DDP>> ? LoopFault::none : LoopFault::strategy;
+  } else if constexpr (PolicyOfAny<P, axes::Sampler, axes::Feed>) {
+    return std::is_same_v<P, Feed<Own>> ? LoopFault::none : LoopFault::data;
+  } else if constexpr (PolicyOf<P, axes::Sharding>) {
+    return std::is_same_v<P, Sharding<Replicated>> ? LoopFault::none : LoopFault::sharding;
+  } else if constexpr (PolicyOfAny<P, axes::StepExecution, axes::Precision>) {
+    return std::is_same_v<P, EagerStep> || std::is_same_v<P, Precision<AsDeclared>>
+               ? LoopFault::none
+               : LoopFault::step;
+  } else {
+    return LoopFault::other;
+  }
+}
+
+/// Gives a compile error for policies that do not act in a program's own loop.
+template <class... Ps>
+struct RequireLoopPolicies {
+  template <LoopFault Fault>
+  static constexpr bool has = ((loop_fault<Ps>() == Fault) || ...);
+
+  static_assert(!has<LoopFault::update>,
+                "lockstep: this wrapper leaves the update to the program; use LibTorch's "
+                "optimizers with their groups, clip_grad_norm_ and no_sync(), or a Trainer with a "
+                "TorchModel, which has the policies Optimizer, ParameterGroups, Clip, Accumulate "
+                "and Schedule");
+  static_assert(!has<LoopFault::skip>,
                 "lockstep: Anomaly<Skip> and SkipZeroGradients leave updates out, and here the "
                 "program makes them; look at the gradients before optimizer.step(), or use a "
                 "Trainer with a TorchModel");
-  static_assert(!(averages_parameters<Ps>() || ...),
+  static_assert(!has<LoopFault::local_sgd>,
                 "lockstep: LocalSGD averages parameters after updates of lockstep's; use a Trainer "
                 "with a TorchModel");
-  static_assert(!names<axes::Buffers>,
+  static_assert(!has<LoopFault::buffers>,
                 "lockstep: Buffers<Synced> averages buffers where a job evaluates and saves, and "
                 "here the program does both; use Buffers<Broadcast> or Buffers<Local>, or a "
                 "Trainer with a TorchModel");
-  static_assert(!names<axes::ParallelStrategy, axes::LossPlacement>,
+  static_assert(!has<LoopFault::strategy>,
                 "lockstep: this wrapper is ParallelStrategy<DDP>, and every rank has its own loss; "
                 "DP is lockstep::torch::DataParallel<Net>, and LossOnReplica is for a Trainer "
                 "with a TorchModel");
-  static_assert(!names<axes::Sampler, axes::Feed>,
+  static_assert(!has<LoopFault::data>,
                 "lockstep: here the program loads its data; give LibTorch's loader a RankSampler, "
                 "or use a Trainer with a TorchModel, which has the policies Sampler and Feed");
-  static_assert(!names<axes::Sharding>,
+  static_assert(!has<LoopFault::sharding>,
                 "lockstep: LibTorch's optimizers update all parameters on every rank; leave "
                 "Sharding out, or use a Trainer with a TorchModel");
-  static_assert(!names<axes::StepExecution, axes::Precision>,
+  static_assert(!has<LoopFault::step>,
                 "lockstep: CapturedStep and Precision need a step that lockstep runs; use a "
                 "Trainer with a TorchModel");
-  static_assert(!names<axes::UnusedParameters>,
+  static_assert(!has<LoopFault::subgraphs>,
                 "lockstep: Subgraphs are for declared models; add UnusedParameters<Zero>, with "
                 "which autograd says what a pass has used");
-
-  /// Axes that have a sentence above.
-  template <class P>
-  static constexpr bool is_explained =
-      PolicyOfAny<P, axes::Optimizer, axes::ParameterGroups, axes::Clip, axes::Accumulate,
-                  axes::Schedule, axes::Anomaly, axes::Hooks, axes::Buffers, axes::ParallelStrategy,
-                  axes::LossPlacement, axes::Sampler, axes::Feed, axes::Sharding,
-                  axes::StepExecution, axes::Precision, axes::UnusedParameters>;
-  static_assert((is_explained<Ps> && ...),
+  static_assert(!has<LoopFault::other>,
                 "lockstep: one of these policies does nothing in a program's own loop; leave it "
                 "out, or use a Trainer with a TorchModel");
 };
+
+/// Sorts what a program lists into types of parameters and policies that act.
+template <class Types, class Acting, class... Given>
+struct SortLoopPolicies {
+  using types = Types;
+  using acting = Acting;
+};
+template <class Types, class... Acting, class... Ts, class... Rest>
+struct SortLoopPolicies<Types, PolicyPack<Acting...>, ParameterTypes<Ts...>, Rest...>
+    : SortLoopPolicies<ParameterTypes<Ts...>, PolicyPack<Acting...>, Rest...> {};
+template <class Types, class... Acting, class First, class... Rest>
+struct SortLoopPolicies<Types, PolicyPack<Acting...>, First, Rest...>
+    : SortLoopPolicies<Types,
+                       std::conditional_t<loop_fault<First>() == LoopFault::none,
+                                          PolicyPack<Acting..., First>, PolicyPack<Acting...>>,
+                       Rest...> {};
 
 /// The replica of a wrapper, from policies that act.
 template <class Model, class Pack>
@@ -207,8 +196,8 @@ struct LoopModelOf<Net, ParameterTypes<Ts...>> : std::type_identity<LoopModule<N
 
 template <class Net, class... Ps>
 struct LoopJob {
-  using Sorted = SortLoopPolicies<ParameterTypes<>, PolicyPack<>, PolicyPack<>, Ps...>;
-  static_assert(sizeof(RequireNoOthers<typename Sorted::others>) != 0);
+  using Sorted = SortLoopPolicies<ParameterTypes<>, PolicyPack<>, Ps...>;
+  static_assert(sizeof(RequireLoopPolicies<Ps...>) != 0);
   using Model = typename LoopModelOf<Net, typename Sorted::types>::type;
   using Chosen = LoopReplica<Model, typename WithReplicated<typename Sorted::acting>::type>;
   using replica = typename Chosen::type;

@@ -142,15 +142,24 @@ class [[nodiscard]] NormScope {
   std::shared_ptr<NormExchange> before_;
 };
 
+/// The ranks of a graph that may be differentiated.
+struct KeptExchange : ::torch::CustomClassHolder {
+  explicit KeptExchange(std::shared_ptr<const NormExchange> ranks) : exchange(std::move(ranks)) {}
+  std::shared_ptr<const NormExchange> exchange;
+};
+
+// What follows are templates, of which `Exchange` is `NormExchange`, so that LibTorch's machinery
+// for functions of autograd is compiled in programs that synchronise norms, and in no others.
+
 /// The sum of a tensor over ranks. A rank's value is part of every rank's sum, so that its gradient
 /// is the sum of all ranks' gradients: the same function.
-class SumOverRanks : public ::torch::autograd::Function<SumOverRanks> {
+template <class Exchange>
+class SumOverRanks : public ::torch::autograd::Function<SumOverRanks<Exchange>> {
  public:
-  using Exchange = std::shared_ptr<const NormExchange>;
-
   static at::Tensor forward(::torch::autograd::AutogradContext* context, const at::Tensor& own,
-                            const Exchange& exchange) {
-    context->saved_data[name] = c10::IValue::make_capsule(c10::make_intrusive<Kept>(exchange));
+                            const std::shared_ptr<const Exchange>& exchange) {
+    context->saved_data[name] =
+        c10::IValue::make_capsule(c10::make_intrusive<KeptExchange>(exchange));
     at::Tensor sum = own.clone(at::MemoryFormat::Contiguous);
     exchange->all_reduce(sum);
     return sum;
@@ -159,24 +168,21 @@ class SumOverRanks : public ::torch::autograd::Function<SumOverRanks> {
       ::torch::autograd::AutogradContext* context,
       const ::torch::autograd::variable_list& gradients) {
     const auto kept = context->saved_data[name].toCapsule();
-    return {apply(gradients[0], static_cast<const Kept&>(*kept).exchange), at::Tensor()};
+    return {SumOverRanks::apply(gradients[0], static_cast<const KeptExchange&>(*kept).exchange),
+            at::Tensor()};
   }
 
  private:
-  struct Kept : ::torch::CustomClassHolder {
-    explicit Kept(Exchange ranks) : exchange(std::move(ranks)) {}
-    Exchange exchange;
-  };
   static constexpr const char* name = "ranks";
 };
 
 /// The gradients of a norm as a graph over x, weight and the gradient of y. Statistics are computed
 /// once more, from x. **Ranks** all, here and in the backward pass of the result. **Host** blocks,
 /// or on a GPU enqueues.
-inline NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tensor& gradient,
-                                         const NormNeeds& needs, double eps,
-                                         const at::Tensor& all_count,
-                                         const std::shared_ptr<const NormExchange>& exchange) {
+template <class Exchange>
+NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tensor& gradient,
+                                  const NormNeeds& needs, double eps, const at::Tensor& all_count,
+                                  const std::shared_ptr<const Exchange>& exchange) {
   const at::ScalarType type =
       norm.x.is_cpu() || norm.x.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
   std::vector<std::int64_t> over;
@@ -187,18 +193,18 @@ inline NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tens
   }
   const auto sum = [&](const at::Tensor& values) { return values.sum(over); };
   const auto mean_over_ranks = [&](const at::Tensor& own) {
-    return (SumOverRanks::apply(own, exchange) / all_count).view(channels);
+    return (SumOverRanks<Exchange>::apply(own, exchange) / all_count).view(channels);
   };
   const at::Tensor x = norm.x.to(type);
   const at::Tensor dy = gradient.to(type);
-  const at::Tensor apart = x - mean_over_ranks(sum(x));
-  const at::Tensor inverse = at::rsqrt(mean_over_ranks(sum(apart * apart)) + eps);
+  const at::Tensor deviation = x - mean_over_ranks(sum(x));
+  const at::Tensor inverse = at::rsqrt(mean_over_ranks(sum(deviation * deviation)) + eps);
   const at::Tensor sum_dy = sum(dy);
-  const at::Tensor sum_product = sum(dy * apart);
+  const at::Tensor sum_product = sum(dy * deviation);
   NormGradients gradients;
   if (needs.x) {
     const at::Tensor slope = mean_over_ranks(sum_product) * inverse * inverse;
-    at::Tensor dx = (dy - mean_over_ranks(sum_dy) - apart * slope) * inverse;
+    at::Tensor dx = (dy - mean_over_ranks(sum_dy) - deviation * slope) * inverse;
     if (norm.weight.defined()) dx = dx * norm.weight.to(type).view(channels);
     gradients.x = dx.to(norm.x.scalar_type());
   }
@@ -241,7 +247,8 @@ struct NormPassing : ::torch::CustomClassHolder {
 /// Statistics are those of all ranks' samples: their means and squared deviations are merged by
 /// their counts, of which some may be zero. The backward pass sums over ranks what a sample's
 /// gradient takes from the others'. Running statistics move as for one batch of all samples.
-class SyncedNorm : public ::torch::autograd::Function<SyncedNorm> {
+template <class Exchange>
+class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
  public:
   using Passing = c10::intrusive_ptr<NormPassing>;
 

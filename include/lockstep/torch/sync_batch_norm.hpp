@@ -28,7 +28,9 @@
 #include "lockstep/torch/norm_function.hpp"
 #include "lockstep/torch/tensors.hpp"
 
-namespace lockstep::detail {
+namespace lockstep {
+
+namespace detail {
 
 /// All marks of the process. Those of modules that are gone are dropped when more are made.
 class NormMarks {
@@ -97,12 +99,6 @@ void for_each_batch_norm(::torch::nn::Module& module, const F& f) {
     if_batch_norm(*item.value(), item.key(), f);
 }
 
-}  // namespace lockstep::detail
-
-namespace lockstep {
-
-namespace detail {
-
 /// As many ranks as the launcher has started; one where there was none.
 inline std::size_t launched_world() {
   static const std::size_t world = [] {
@@ -135,11 +131,12 @@ inline bool shares_statistics(const NormMark& mark, const NormExchange* exchange
 
 /// `aten::batch_norm` for all tensors that autograd sees. A LibTorch module calls its norms' own
 /// `forward`, so that they cannot be exchanged for others; what these call can.
-inline at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
-                             const std::optional<at::Tensor>& bias,
-                             const std::optional<at::Tensor>& running_mean,
-                             const std::optional<at::Tensor>& running_var, bool training,
-                             double momentum, double eps, bool cudnn_enabled) {
+template <class Exchange>
+at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weight,
+                      const std::optional<at::Tensor>& bias,
+                      const std::optional<at::Tensor>& running_mean,
+                      const std::optional<at::Tensor>& running_var, bool training, double momentum,
+                      double eps, bool cudnn_enabled) {
   std::optional<at::Tensor> scale = weight && weight->defined() ? weight : std::nullopt;
   if (training) {
     const at::Tensor mean = running_mean.value_or(at::Tensor());
@@ -148,7 +145,7 @@ inline at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor
       const std::shared_ptr<NormExchange>& exchange = current_norm_exchange();
       if (mark->trains() && shares_statistics(*mark, exchange.get())) {
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
-        return SyncedNorm::apply(
+        return SyncedNorm<Exchange>::apply(
             x, scale, shift,
             c10::make_intrusive<NormPassing>(exchange, mark, NormNumbers{eps, momentum}),
             NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
@@ -161,11 +158,12 @@ inline at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor
 }
 
 /// From the first conversion on, LibTorch calls the function above.
-inline void override_batch_norm() {
+template <class Exchange>
+void override_batch_norm() {
   struct Override {
     explicit Override(c10::DispatchKey key)
         : library(::torch::Library::IMPL, "aten", key, __FILE__, __LINE__) {
-      library.impl("batch_norm", TORCH_FN(batch_norm));
+      library.impl("batch_norm", TORCH_FN(batch_norm<Exchange>));
     }
     ::torch::Library library;
   };
@@ -174,8 +172,9 @@ inline void override_batch_norm() {
 }
 
 /// Marks all batch norms of a module; those that are marked stay so.
-inline void convert_norms(::torch::nn::Module& module) {
-  override_batch_norm();
+template <class Exchange = NormExchange>
+void convert_norms(::torch::nn::Module& module) {
+  override_batch_norm<Exchange>();
   NormMarks::all().forget_gone();
   const auto mark = [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); };
   for_each_batch_norm(module, mark);

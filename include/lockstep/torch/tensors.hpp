@@ -7,7 +7,7 @@
 ///
 ///     struct Images { torch::Tensor inputs, labels; };
 ///
-/// Others name their fields once, for all that is done with them (data/parcel.hpp):
+/// Others name their fields once, for all that is done with them (data/serialize.hpp):
 ///
 ///     friend void pack(auto& parcel, Batch& batch) { parcel(batch.inputs, batch.labels); }
 

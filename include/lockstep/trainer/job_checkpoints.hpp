@@ -18,7 +18,6 @@
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/json.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/trainer/progress.hpp"
 
 namespace lockstep::detail {
@@ -27,14 +26,14 @@ namespace lockstep::detail {
 struct JobSaves {
   KeptValues kept;
   CourseState course;                                        // of the latest save
-  Saver saver;                                               // of `save`
+  StateWriter writer;                                        // of `save`
   std::vector<std::pair<std::string, SaveOptions>> waiting;  // for the end of an accumulated step
   std::unique_ptr<Checkpoints> checkpoints;
   bool is_watching = false;  // something may be saved while steps go on
 
   /// Has a trainer something to do after so many updates? Only counters and flags are looked at.
   bool may_be_due(std::uint64_t updates) {
-    return !waiting.empty() || saver.has_failed() ||
+    return !waiting.empty() || writer.has_failed() ||
            (checkpoints && checkpoints->may_be_due(updates));
   }
 };
@@ -87,9 +86,11 @@ class JobCheckpoints {
     if (options.asynchronous || waits) watch_steps();
     if (waits) {
       saves().waiting.emplace_back(path, std::move(options));
-    } else {
-      save_now(path, std::move(options));
+      return;
     }
+    with_job(wrapped(), JobCall::save, [&](const StatefulJob& state) {
+      saves().writer.save_job(state, path, save_options(std::move(options)));
+    });
   }
 
   /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
@@ -112,12 +113,12 @@ class JobCheckpoints {
   /// batch that was not stepped. **Ranks** all. **Host** blocks.
   Resumed resume(const std::string& where, const LoadOptions& options = {}) {
     [[maybe_unused]] const auto on = job().enter("resume");
-    std::string path;
-    with_joint_ranks(wrapped(), JobCall::load,
-                     [&](const JointRanks& ranks) { path = checkpoint_at(ranks, where); });
-    const Resumed resumed = resume_from(path, options);
     has_begun_ = true;
-    if (saves().checkpoints) saves().checkpoints->begin_after(wrapped(), &resumed);
+    Resumed resumed;
+    with_job(wrapped(), JobCall::load, [&](const StatefulJob& state) {
+      resumed = resume_from(state, checkpoint_at(state.ranks, where), options);
+      if (saves().checkpoints) saves().checkpoints->begin_after(state, &resumed);
+    });
     return resumed;
   }
   /// The same from the job's own folder, now and not in the first call of `epochs`, if the job is
@@ -211,49 +212,44 @@ class JobCheckpoints {
   [[gnu::cold, gnu::noinline]] void run_due() { checkpoint_hook<Job>->save_if_due(&job()); }
 
   void save_what_is_due() {
-    if constexpr (Job::is_one_process) {
-      saves().saver.rethrow();
-    } else {
-      tell_others_of<Job::traits::alone>(job().comm_, [&] { saves().saver.rethrow(); });
-    }
-    const auto step = [&] {
-      if (!saves().waiting.empty()) carry_out_waiting();
-      if (saves().checkpoints)
-        saves().checkpoints->step(wrapped(), [&] { return save_options({}); });
+    const auto make = [&] { return save_options({}); };
+    const auto save = [&] {
+      with_job(wrapped(), JobCall::save, [&](const StatefulJob& state) {
+        saves().writer.rethrow_on_all(state);
+        if (state.micro_batches == 0) save_waiting(state);
+        if (saves().checkpoints) saves().checkpoints->save_if_due(state, make);
+      });
     };
     if constexpr (Job::joins) {
       const auto meeting = wrapped().all_meet();
-      step();
+      save();
     } else {
-      step();
+      save();
     }
+  }
+
+  /// Saves that were asked for between the micro-batches of a step, now that it is over.
+  void save_waiting(const StatefulJob& state) {
+    for (auto& [path, options] : std::exchange(saves().waiting, {}))
+      saves().writer.save_job(state, path, save_options(std::move(options)));
   }
 
   void save_at_end_of_epoch(bool is_last) {
     if (!saves().checkpoints) return;
     [[maybe_unused]] const auto on = job().enter("epochs");
-    saves().checkpoints->end_epoch(wrapped(), [&] { return save_options({}); }, is_last);
+    const auto make = [&] { return save_options({}); };
+    saves().checkpoints->end_epoch(wrapped(), make, is_last);
   }
 
   void finish_all() {
     if (!saves().is_watching) return;
-    carry_out_waiting(AtEnd::yes);
-    saves().saver.finish(wrapped());
-    if (saves().checkpoints) saves().checkpoints->finish(wrapped());
-  }
-
-  void save_now(const std::string& path, SaveOptions options) {
-    saves().saver.save(wrapped(), path, save_options(std::move(options)));
-  }
-  /// Saves that were asked for between the micro-batches of a step, now that it is over. At the end
-  /// of the job there is none to wait for: micro-batches that no update has used are left out.
-  enum class AtEnd : bool { no, yes };
-  [[gnu::cold, gnu::noinline]] void carry_out_waiting(AtEnd at_end = AtEnd::no) {
-    if (saves().waiting.empty()) return;
-    if (at_end == AtEnd::yes) wrapped().drop_tail();
-    if (wrapped().micro_batches() != 0) return;
-    for (auto& [path, options] : std::exchange(saves().waiting, {}))
-      save_now(path, std::move(options));
+    // There is no update to wait for: micro-batches that none has used are left out.
+    if (!saves().waiting.empty()) wrapped().drop_tail();
+    with_job(wrapped(), JobCall::save, [&](const StatefulJob& state) {
+      save_waiting(state);
+      saves().writer.finish_with(state.ranks);
+      if (saves().checkpoints) saves().checkpoints->finish_with(state.ranks);
+    });
   }
 
   void watch_steps() {
@@ -271,9 +267,11 @@ class JobCheckpoints {
     open_checkpoints();
     std::optional<Resumed> resumed;
     if (!saves().checkpoints) return resumed;
-    if (const auto path = saves().checkpoints->find_newest(wrapped()))
-      resumed = resume_from(*path, {});
-    saves().checkpoints->begin_after(wrapped(), resumed ? &*resumed : nullptr);
+    with_job(wrapped(), JobCall::load, [&](const StatefulJob& state) {
+      if (const auto path = saves().checkpoints->find_newest(state.ranks))
+        resumed = resume_from(state, *path, {});
+      saves().checkpoints->begin_after(state, resumed ? &*resumed : nullptr);
+    });
     return resumed;
   }
 
@@ -309,16 +307,14 @@ class JobCheckpoints {
     return options;
   }
 
-  Resumed resume_from(const std::string& path, LoadOptions options) {
+  Resumed resume_from(const StatefulJob& state, const std::string& path, LoadOptions options) {
     CourseState course;
-    bool knows_course = false;
-    with_joint_ranks(wrapped(), JobCall::load,
-                     [&](const JointRanks& ranks) { knows_course = has_course(ranks, path); });
+    const bool knows_course = has_course(state.ranks, path);
     for (const KeptValue& value : saves().kept) options.values.add(value);
     if (knows_course) {
       for (const KeptValue& value : course.values()) options.common.add(value);
     }
-    Resumed resumed = lockstep::resume(wrapped(), path, options);
+    Resumed resumed = load_job(state, path, options, LoadWhat::job);
     if (!knows_course) {  // a loop of the program's own has saved it
       course.run = 1;
       course.epoch = resumed.epoch;

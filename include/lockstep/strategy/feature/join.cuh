@@ -8,7 +8,6 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/bucket/join_flags.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"

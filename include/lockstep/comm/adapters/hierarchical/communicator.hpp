@@ -46,9 +46,9 @@ inline GroupPlace place_on_host(const Hosts& all, const Hosts& hosts, const Grou
 /// The communicators of this rank's group, if it is in one. **Ranks** all of the hierarchy.
 /// **Host** blocks until the members have met.
 template <class Inside, class Between, class Flat>
-std::unique_ptr<Stages<Inside, Between, Flat>> divide(Stages<Inside, Between, Flat>& all,
-                                                      const GroupPlace& place) {
-  using Group = Stages<Inside, Between, Flat>;
+std::unique_ptr<HierarchyStages<Inside, Between, Flat>> divide(
+    HierarchyStages<Inside, Between, Flat>& all, const GroupPlace& place) {
+  using Group = HierarchyStages<Inside, Between, Flat>;
   constexpr bool one_joins_all = std::same_as<Flat, Between>;
   Hosts hosts = all.hosts().of(place.members);
   // A rank needs a partner on every host. Calls through two levels count ranks host by host.
@@ -105,7 +105,7 @@ namespace lockstep {
 template <Communicator Inside, Communicator Between, class Flat = Between>
 class HierarchicalCommunicator
     : public Collectives<HierarchicalCommunicator<Inside, Between, Flat>> {
-  using Stages = detail::Stages<Inside, Between, Flat>;
+  using Stages = detail::HierarchyStages<Inside, Between, Flat>;
 
  public:
   using Milliseconds = std::chrono::milliseconds;

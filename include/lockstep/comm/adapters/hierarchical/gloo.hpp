@@ -46,7 +46,7 @@ inline auto make_hierarchical_communicator(const Membership& member, Store& stor
   ShmCommunicator<> inside =
       make_shm_communicator(local, store, known + "/" + std::to_string(host));
 
-  using Both = detail::Stages<ShmCommunicator<>, GlooCommunicator<>>;
+  using Both = detail::HierarchyStages<ShmCommunicator<>, GlooCommunicator<>>;
   return HierarchicalCommunicator<ShmCommunicator<>, GlooCommunicator<>>(std::make_unique<Both>(
       std::move(hosts), std::move(inside), std::move(between), std::move(flat)));
 }

@@ -30,7 +30,8 @@ namespace lockstep {
 
 namespace detail {
 using ThreadedNcclLevels = TwoLevels<ThreadCommunicator<>, NcclCommunicator<>>;
-using ThreadedNcclStages = Stages<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
+using ThreadedNcclStages =
+    HierarchyStages<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 using ThreadedNcclHierarchy =
     HierarchicalCommunicator<ThreadCommunicator<>, NcclCommunicator<>, ThreadedNcclLevels>;
 }  // namespace detail

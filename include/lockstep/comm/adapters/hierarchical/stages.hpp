@@ -62,9 +62,9 @@ class Scratch {
 /// by `reserve`, never in a call. **Stream** where the three communicators are ordered by a stream,
 /// every call here is too.
 template <Communicator Inside, Communicator Between, class Flat = Between>
-class Stages {
+class HierarchyStages {
  public:
-  Stages(Hosts hosts, Inside inside, Between between, Flat flat)
+  HierarchyStages(Hosts hosts, Inside inside, Between between, Flat flat)
       : hosts_(std::move(hosts)),
         inside_(std::move(inside)),
         between_(std::move(between)),
@@ -73,7 +73,7 @@ class Stages {
   }
   /// Without a flat communicator: all ranks are reached through the other two.
   /// `name` is another for each hierarchy of a job.
-  Stages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
+  HierarchyStages(Hosts hosts, Inside inside, Between between, std::string name = "hierarchy")
     requires std::constructible_from<Flat, const Hosts&, Inside&, Between&>
       : name_(std::move(name)),
         hosts_(std::move(hosts)),
@@ -82,9 +82,9 @@ class Stages {
         flat_(hosts_, inside_, between_) {
     begin();
   }
-  Stages(const Stages&) = delete;
-  Stages& operator=(const Stages&) = delete;
-  ~Stages() { queue_.drain(); }
+  HierarchyStages(const HierarchyStages&) = delete;
+  HierarchyStages& operator=(const HierarchyStages&) = delete;
+  ~HierarchyStages() { queue_.drain(); }
 
   const Hosts& hosts() const { return hosts_; }
   std::string next_group_name() { return name_ + "/" + std::to_string(groups_++); }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Join flags say which ranks have batches, whatever type they travel in and however they are
 // averaged.
-#include "lockstep/bucket/join_flags.hpp"
+#include "lockstep/strategy/feature/join.hpp"
 
 #include <bit>
 #include <boost/test/unit_test.hpp>

@@ -15,7 +15,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/element.hpp"
-#include "lockstep/strategy/shard_space.hpp"
+#include "lockstep/strategy/sharding/space.hpp"
 
 namespace lockstep::detail {
 
