@@ -160,11 +160,11 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <class C>
   void perform(const C& call) {
     if constexpr (C::kind == detail::CollectiveKind::send) {
-      const detail::threads::CallMemory memory = member_->memory_of(call);
+      const detail::CallMemory memory = member_->memory_of(call);
       member_->send(call.call(), call.in.data(), memory.on_host, call.root);
       if (memory.is_managed) member_->settle_managed();
     } else if constexpr (C::kind == detail::CollectiveKind::receive) {
-      const detail::threads::CallMemory memory = member_->memory_of(call);
+      const detail::CallMemory memory = member_->memory_of(call);
       member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
                        call.root);
       if (memory.is_managed) member_->settle_managed();
@@ -184,7 +184,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   template <class C>
   auto start(const C& call) {
     const detail::Call described = call.call();
-    const detail::threads::CallMemory memory = member_->memory_of(call);
+    const detail::CallMemory memory = member_->memory_of(call);
     std::optional<std::uint64_t> ticket;
     if (memory.on_host) {
       if (memory.is_managed) member_->settle_managed();  // kernels may still write it
