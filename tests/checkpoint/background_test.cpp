@@ -13,6 +13,7 @@
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/scope_guard.hpp"
 #include "lockstep/launch/launch.hpp"
 
