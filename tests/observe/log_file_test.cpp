@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "lockstep/core/error.hpp"
 #include "lockstep/observe/log.hpp"
 
 #include <sys/resource.h>

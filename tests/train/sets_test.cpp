@@ -14,7 +14,7 @@
 #include "comm/repeat.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/trainer/dp.hpp"
-#include "lockstep/trainer/job.hpp"
+#include "lockstep/trainer/trainer.hpp"
 #include "optim/plain.hpp"
 #include "reference.hpp"
 #include "train/closeness.hpp"

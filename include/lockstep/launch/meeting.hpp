@@ -5,10 +5,11 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstddef>
 #include <cstdio>
-#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -219,9 +220,12 @@ inline void introduce(Store& store, Membership& member, bool knows_local_ranks) 
 /// join has a secret of its own, which the earlier store does not know.
 inline std::size_t earlier_joins(const RankPlacement& place) {
   static std::mutex mutex;
-  static std::map<std::string, std::size_t> joins;
+  static std::vector<std::string> joins;
   const std::lock_guard lock(mutex);
-  return joins[text({place.rank, " ", place.host, ":", place.ports.front()})]++;
+  const std::string mine = text({place.rank, " ", place.host, ":", place.ports.front()});
+  const auto earlier = static_cast<std::size_t>(std::count(joins.begin(), joins.end(), mine));
+  joins.push_back(mine);
+  return earlier;
 }
 
 /// How many clients the store of a place will have: each rank, or each thread of it, is one.

@@ -4,11 +4,11 @@
 
 #include <condition_variable>
 #include <cstdint>
-#include <map>
 #include <mutex>
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/core/file.hpp"
 #include "lockstep/launch/socket.hpp"
@@ -64,7 +64,7 @@ class StoreConnection {
       const std::lock_guard lock(mutex_);
       if (closed_) return Transfer::closed;
       number = next_++;
-      replies_.emplace(number, Reply{});
+      replies_.push_back({number, false, {}});
     }
     const Transfer sent = send(number, body, deadline);
     if (sent != Transfer::complete) forget(number);
@@ -89,7 +89,7 @@ class StoreConnection {
     std::uint32_t own = 0;
     {
       const std::lock_guard lock(mutex_);
-      replies_.erase(number);
+      erase(number);
       if (closed_) return;
       own = next_++;
     }
@@ -104,9 +104,21 @@ class StoreConnection {
 
  private:
   struct Reply {
+    std::uint32_t number = 0;
     bool is_here = false;
     std::string body;
   };
+
+  /// The reply to a request that somebody waits for, or null. There are few at a time.
+  Reply* find(std::uint32_t number) {
+    for (Reply& reply : replies_) {
+      if (reply.number == number) return &reply;
+    }
+    return nullptr;
+  }
+  void erase(std::uint32_t number) {
+    std::erase_if(replies_, [number](const Reply& reply) { return reply.number == number; });
+  }
 
   Transfer send(std::uint32_t number, std::string_view body, Deadline deadline) {
     const std::string out = store_protocol::frame(number, body);
@@ -122,21 +134,21 @@ class StoreConnection {
 
   void forget(std::uint32_t number) {
     const std::lock_guard lock(mutex_);
-    replies_.erase(number);
+    erase(number);
   }
 
   Transfer look(std::uint32_t number, std::string& body, Deadline deadline) {
     std::unique_lock lock(mutex_);
     for (bool looked = false;; looked = true) {
-      const auto reply = replies_.find(number);
-      if (reply == replies_.end()) return Transfer::closed;
-      if (reply->second.is_here) {
-        body = std::move(reply->second.body);
-        replies_.erase(reply);
+      Reply* const reply = find(number);
+      if (reply == nullptr) return Transfer::closed;
+      if (reply->is_here) {
+        body = std::move(reply->body);
+        erase(number);
         return Transfer::complete;
       }
       if (closed_) {
-        replies_.erase(reply);
+        erase(number);
         return Transfer::closed;
       }
       if (looked && deadline.passed()) return Transfer::timed_out;
@@ -179,8 +191,10 @@ class StoreConnection {
       if (frame.is_broken) close();
       if (frame.bytes == 0) break;
       taken += frame.bytes;
-      const auto reply = replies_.find(frame.request);
-      if (reply != replies_.end()) reply->second = {true, std::string(frame.body)};
+      if (Reply* const reply = find(frame.request)) {
+        reply->is_here = true;
+        reply->body = frame.body;
+      }
     }
     input_.erase(0, taken);
   }
@@ -196,7 +210,7 @@ class StoreConnection {
 
   std::mutex mutex_;  // for what follows
   std::condition_variable changed_;
-  std::map<std::uint32_t, Reply> replies_;
+  std::vector<Reply> replies_;
   std::string input_;
   std::uint32_t next_ = 1;
   bool is_read_ = false;

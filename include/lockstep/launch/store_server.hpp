@@ -15,7 +15,6 @@
 #include <exception>
 #include <map>
 #include <memory>
-#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -154,7 +153,7 @@ class StoreServer {
     while (true) {
       Deadline next = sooner(table_.next(), accept_when_allowed());
       if (!strangers_.empty()) {
-        next = sooner(next, handshake_deadline(*connections_.at(*strangers_.begin())));
+        next = sooner(next, handshake_deadline(*connections_.at(strangers_.front())));
       }
       const int count = ::epoll_wait(poll_.get(), events.data(), static_cast<int>(events.size()),
                                      next.poll_timeout());
@@ -194,7 +193,7 @@ class StoreServer {
   /// Asks epoll for what the connection waits for now, and notes that one has ended.
   void settle(std::uint64_t number, Connection& c) {
     if (c.dead) {
-      dead_.insert(number);
+      dead_.push_back(number);
       return;
     }
     const std::uint32_t wanted =
@@ -232,7 +231,7 @@ class StoreServer {
       return;
     }
     c.authenticated = true;
-    strangers_.erase(number);
+    std::erase(strangers_, number);
     ++clients_;
     enqueue(c, std::make_shared<const std::string>(
                    store_protocol::tag(key_, "server", c.nonce, client_nonce)));
@@ -302,7 +301,7 @@ class StoreServer {
       if (found == connections_.end()) continue;
       table_.forget(number);
       if (found->second->authenticated) --clients_;
-      strangers_.erase(number);
+      std::erase(strangers_, number);
       connections_.erase(found);
     }
     dead_.clear();
@@ -315,7 +314,7 @@ class StoreServer {
   void drop_late_strangers() {
     for (const std::uint64_t number : strangers_) {
       if (!handshake_deadline(*connections_.at(number)).passed()) return;
-      dead_.insert(number);
+      dead_.push_back(number);
     }
   }
 
@@ -327,10 +326,10 @@ class StoreServer {
     if (!accept_after_.passed()) {
       again = accept_after_;
     } else if (strangers_.size() >= strangers_allowed_) {
-      const std::uint64_t oldest = *strangers_.begin();
+      const std::uint64_t oldest = strangers_.front();
       const Deadline fair = Deadline::at(connections_.at(oldest)->since + fair_time);
       if (fair.passed()) {
-        dead_.insert(oldest);
+        dead_.push_back(oldest);
         bury();
       } else {
         again = fair;
@@ -362,7 +361,7 @@ class StoreServer {
           ::send(c->socket.get(), hello.data(), hello.size(), MSG_NOSIGNAL);
       c->observed = EPOLLIN | EPOLLRDHUP;
       if (!observe(c->socket.get(), next_number_, c->observed, EPOLL_CTL_ADD)) continue;
-      strangers_.insert(next_number_);
+      strangers_.push_back(next_number_);
       connections_.emplace(next_number_++, std::move(c));
     }
   }
@@ -379,8 +378,8 @@ class StoreServer {
   // Used by the server's thread only. Connections are numbered in the order in which they came.
   StoreTable table_;
   std::map<std::uint64_t, std::unique_ptr<Connection>> connections_;
-  std::set<std::uint64_t> strangers_;
-  std::set<std::uint64_t> dead_;
+  std::vector<std::uint64_t> strangers_;  // ascending, a thousand at most
+  std::vector<std::uint64_t> dead_;       // may have one twice
   std::vector<StoreAnswer> answers_;
   std::uint64_t next_number_ = listener_number + 1;
   bool listens_ = false;

@@ -15,6 +15,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/bucket/layout.hpp"
+#include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/comm/call.hpp"
@@ -32,22 +34,26 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/model/fingerprint.hpp"
+#include "lockstep/model/shapes.hpp"
+#include "lockstep/model/tensor.hpp"
 #include "lockstep/observe/scores.hpp"
 #include "lockstep/observe/summary.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/ddp.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/feature/subgraphs.hpp"
+#include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
+#include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/epochs.hpp"
-#include "lockstep/trainer/job.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
@@ -63,6 +69,35 @@ struct FitOptions {
 };
 
 namespace detail {
+
+/// A model under canonical policies, one per axis.
+template <class Model, class Policies>
+struct ComposedJob {
+  using model_type = Model;
+  using policies = Policies;
+
+  /// The policy that answers an axis: `Job::policy<axes::Backend>`.
+  template <class Axis>
+  using policy = Pick<Axis, Policies>;
+
+  using memory = typename policy<axes::Device>::choice::memory;
+  using plan_rules = typename ShardingTraits<Policies>::plan_rules;
+  using layout = Layout<Model, plan_rules>;
+  using buffer_layout = BufferLayout<Model>;
+
+  /// The step a model sees in a world of one.
+  using bare_step = BareStep<Model, plan_rules, memory>;
+
+  /// The fingerprint, the same on all ranks. It is a constant for a model of static shapes.
+  static constexpr std::uint64_t fingerprint()
+    requires(!is_dynamic_model<Model>)
+  {
+    return fingerprint_of<Policies>(layout{}, buffer_layout{});
+  }
+  static std::uint64_t fingerprint(const Model& model) {
+    return fingerprint_of<Policies>(layout(model), buffer_layout(model));
+  }
+};
 
 /// The trainer itself uses `communicator`, among ranks; `wrapper` runs the steps.
 template <class Model, class Policies>
