@@ -15,8 +15,8 @@
 #include <vector>
 
 #include "comparison_table.hpp"
-#include "load.hpp"
 #include "image_dataset.hpp"
+#include "load.hpp"
 #include "measure.hpp"
 #include "mlp.cuh"
 #include "resident.cuh"

@@ -76,8 +76,8 @@ void check_saved(auto& comm, const std::string& folder, const auto& batch_of) {
   Job back(comm);
   load(back, path("host"));
   save(back, path("back"));
-  train(back, 12, 15);
-  train(job, 12, 15);
+  train(back, 12, 16);
+  train(job, 12, 16);
   save(back, path("back-later"));
   save(job, path("later"));
   if (comm.rank() == Rank{0}) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Strangers, scanners and broken clients against a live store, while a real client goes on.
-#include "lockstep/launch/store_connection.hpp"
 #include "lockstep/launch/store_server.hpp"
+#include "lockstep/launch/store_connection.hpp"
 
 #include <atomic>
 #include <boost/test/unit_test.hpp>

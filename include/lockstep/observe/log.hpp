@@ -5,9 +5,9 @@
 #include <string>
 
 #include "lockstep/core/file.hpp"
+#include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/json.hpp"
 
 namespace lockstep::detail {
 

@@ -85,7 +85,8 @@ concept LossDeferring = Execution<E> && requires(E& execution) {
 /// - `wait(bucket)`: averages a bucket over ranks, or waits for its reduction that is under way.
 ///   **Ranks** all, in the order of buckets. `reduce()` does it for all buckets.
 /// - `averages<T>(offset, bytes)`: a piece whose buckets are averaged, in the type it travelled in.
-/// - `agree_on_usage()`, where updates leave parameters out: which parameters any rank has used since the last update. **Ranks** all.
+/// - `agree_on_usage()`, where updates leave parameters out: which parameters any rank has used
+/// since the last update. **Ranks** all.
 template <class G>
 concept GradientSource = requires(G& gradients, std::size_t n) {
   { gradients.template own<float>(n, n) } -> std::same_as<std::span<float>>;

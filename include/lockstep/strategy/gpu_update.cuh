@@ -19,8 +19,8 @@
 #include "lockstep/optim/update.cuh"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/feature/join.cuh"
-#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
 

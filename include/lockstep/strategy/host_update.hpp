@@ -17,8 +17,8 @@
 #include "lockstep/optim/constants.hpp"
 #include "lockstep/optim/update.hpp"
 #include "lockstep/optim/update_clock.hpp"
-#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
 

@@ -11,8 +11,8 @@
 #include "lockstep/optim/progress.hpp"
 #include "lockstep/optim/update_clock.hpp"
 #include "lockstep/strategy/optimizer_states.hpp"
-#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 
 namespace lockstep::detail {
 

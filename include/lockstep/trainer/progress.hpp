@@ -14,8 +14,8 @@
 #include "lockstep/checkpoint/values.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/data/sampler.hpp"
-#include "lockstep/observe/summary.hpp"
 #include "lockstep/observe/scores.hpp"
+#include "lockstep/observe/summary.hpp"
 
 namespace lockstep::detail {
 

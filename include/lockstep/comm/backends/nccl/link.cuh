@@ -19,9 +19,9 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
+#include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/step_graph.cuh"
-#include "lockstep/core/deadline.hpp"
 
 namespace lockstep::detail::nccl {
 

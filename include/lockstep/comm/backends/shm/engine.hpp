@@ -19,9 +19,9 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/macros.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/core/thread.hpp"
 

@@ -17,9 +17,9 @@
 #include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/core/file.hpp"
 #include "lockstep/core/macros.hpp"
 #include "lockstep/core/strong.hpp"
-#include "lockstep/core/file.hpp"
 
 namespace lockstep::detail::shm {
 

@@ -27,8 +27,8 @@
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/combine.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 
 namespace lockstep::detail::threads {

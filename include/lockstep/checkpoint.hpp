@@ -1,0 +1,15 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Saving, loading and resuming, of a wrapper or of a loop of one's own.
+
+#include "lockstep/checkpoint/checkpoints.hpp"
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/checkpoint/checkpoint.ipp"
+#include "lockstep/comm/comm.ipp"
+#include "lockstep/core/core.ipp"
+#include "lockstep/device/device.ipp"
+#include "lockstep/launch/launch.ipp"
+#include "lockstep/launch/store.ipp"
+#include "lockstep/observe/observe.ipp"
+#endif

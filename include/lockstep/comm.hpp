@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Ranks that communicate: process groups, collectives, groups of ranks. Nothing here trains.
+
+#include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/comm/groups.hpp"
+#include "lockstep/core/reduce_op.hpp"
+#include "lockstep/launch.hpp"
+#include "lockstep/topology/grid.hpp"
+#include "lockstep/topology/groups.hpp"
+#include "lockstep/topology/partition.hpp"
+#include "lockstep/trainer/process_group.hpp"
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/comm/comm.ipp"
+#include "lockstep/core/core.ipp"
+#include "lockstep/device/device.ipp"
+#include "lockstep/launch/launch.ipp"
+#include "lockstep/launch/store.ipp"
+#endif

@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Data sets in memory and in files (.npy, tokens), transforms, samplers, loaders, staging.
+/// LMDB is <lockstep/lmdb.hpp>.
+
+#include "lockstep/data/collate.hpp"
+#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/loader.hpp"
+#include "lockstep/data/npy.hpp"
+#include "lockstep/data/pipeline.hpp"
+#include "lockstep/data/sampler.hpp"
+#include "lockstep/data/stage.hpp"
+#include "lockstep/data/tokens.hpp"
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/comm/comm.ipp"
+#include "lockstep/core/core.ipp"
+#include "lockstep/data/data.ipp"
+#include "lockstep/device/device.ipp"
+#include "lockstep/launch/launch.ipp"
+#include "lockstep/launch/store.ipp"
+#endif

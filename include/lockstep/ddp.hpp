@@ -1,0 +1,22 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file `DistributedDataParallel` and what a hand-written loop over it needs: ranks, collectives,
+/// hooks.
+
+#include "lockstep/comm.hpp"
+#include "lockstep/hooks.hpp"
+#include "lockstep/model/model.hpp"
+#include "lockstep/trainer/ddp.hpp"
+
+#if !defined(LOCKSTEP_COMPILED)
+#include "lockstep/checkpoint/checkpoint.ipp"
+#include "lockstep/comm/comm.ipp"
+#include "lockstep/core/core.ipp"
+#include "lockstep/data/data.ipp"
+#include "lockstep/device/device.ipp"
+#include "lockstep/launch/launch.ipp"
+#include "lockstep/launch/store.ipp"
+#include "lockstep/observe/observe.ipp"
+#include "lockstep/strategy/strategy.ipp"
+#include "lockstep/trainer/trainer.ipp"
+#endif

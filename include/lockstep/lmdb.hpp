@@ -1,0 +1,9 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+/// @file Data sets in LMDB files: reading needs nothing else, writing links with -llmdb.
+
+#include "lockstep/data.hpp"
+#include "lockstep/data/lmdb.hpp"
+#if __has_include(<lmdb.h>)
+#include "lockstep/data/write_lmdb.hpp"
+#endif
