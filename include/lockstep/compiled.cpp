@@ -2,6 +2,7 @@
 // The library `lockstep::compiled`: the definitions that are no templates, compiled once instead of
 // in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
 // are.
+#define LOCKSTEP_LIBRARY
 #include "lockstep/lockstep.ipp"
 
 template <>

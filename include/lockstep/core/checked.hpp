@@ -24,7 +24,9 @@ inline constexpr bool is_checked = true;
 [[gnu::used]] inline thread_local char lockstep_checked_in_all_files_or_in_none = 0;
 #else
 inline constexpr bool is_checked = false;
+#if !defined(LOCKSTEP_LIBRARY)  // The compiled library makes no view, and goes with both modes.
 [[gnu::used]] inline char lockstep_checked_in_all_files_or_in_none = 0;
+#endif
 #endif
 
 /// What a view needs to check its indices: nothing, unless the mode is on.
