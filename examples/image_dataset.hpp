@@ -80,7 +80,7 @@ class ImageDataset {
       : pixels_(std::move(pixels)), labels_(std::move(labels)), origin_(origin), classes_(classes) {
     width_ = labels_.empty() ? 0 : pixels_.size() / labels_.size();
     if (width_ * labels_.size() != pixels_.size()) {
-      detail::fail(origin,
+      lockstep::detail::fail(origin,
                    {pixels_.size(), " pixels are no whole images for ", labels_.size(), " labels"},
                    "give one label for every image");
     }

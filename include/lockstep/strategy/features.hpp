@@ -124,13 +124,14 @@ struct FeatureSet : F... {
     return key;
   }
   auto snapshot() const { return std::tuple(F::snapshot()...); }
-  void rollback([[maybe_unused]] const auto& all) {
-    [&]<std::size_t... I>(std::index_sequence<I...>) {
-      (F::rollback(std::get<I>(all)), ...);
-    }(std::index_sequence_for<F...>{});
-  }
+  void rollback(const auto& all) { rollback_each(all, std::index_sequence_for<F...>{}); }
 
  private:
+  // No lambda: g++ 13 does not compile a call of a base's member in one.
+  template <std::size_t... I>
+  void rollback_each([[maybe_unused]] const auto& all, std::index_sequence<I...>) {
+    (F::rollback(std::get<I>(all)), ...);
+  }
   template <class... Rest, class Step>
     requires(sizeof...(Rest) == 0)
   static const Step& stack(const Step& step, auto& /*replica*/) {
