@@ -37,9 +37,11 @@ struct IdxArray {
 struct IdxFault {
   const std::string& path;
 
-  [[noreturn, gnu::cold]] void at(std::size_t place, std::initializer_list<detail::Word> problem,
+  [[noreturn, gnu::cold]] void at(std::size_t place,
+                                  std::initializer_list<lockstep::detail::Word> problem,
                                   std::string_view advice = copy_again) const {
-    detail::fail("read_idx", {"'", path, "', byte ", place, ": ", detail::text(problem)}, advice);
+    lockstep::detail::fail(
+        "read_idx", {"'", path, "', byte ", place, ": ", lockstep::detail::text(problem)}, advice);
   }
 
   static constexpr const char* copy_again = "copy or download the file again";
@@ -52,7 +54,8 @@ class IdxStream {
     errno = 0;
     file_ = gzopen(path.c_str(), "rb");
     if (file_ == nullptr)
-      fault_.at(0, {"it cannot be opened: ", detail::error_text(errno)}, "check the path");
+      fault_.at(0, {"it cannot be opened: ", lockstep::detail::error_text(errno)},
+                "check the path");
     gzbuffer(file_, 256_KiB);
   }
   IdxStream(const IdxStream&) = delete;
@@ -66,7 +69,8 @@ class IdxStream {
     const char* const words = gzerror(file_, &code);
     const auto place = static_cast<std::size_t>(std::max<z_off_t>(gztell(file_), 0));
     if (code == Z_BUF_ERROR) fault_.at(place, {"the gzip stream ends early"});
-    if (code == Z_ERRNO) fault_.at(place, {"reading failed: ", detail::error_text(errno)});
+    if (code == Z_ERRNO)
+      fault_.at(place, {"reading failed: ", lockstep::detail::error_text(errno)});
     if (count < 0 || code != Z_OK) fault_.at(place, {"the gzip stream is damaged: ", words});
     return static_cast<std::size_t>(count);
   }
@@ -155,7 +159,7 @@ IdxArray read_idx_from(File&& file, const std::string& path,
   for (std::size_t& extent : array.extents) {
     next("its header");
     extent = big_endian(word);
-    bytes = detail::saturating_product(bytes, extent);
+    bytes = lockstep::detail::saturating_product(bytes, extent);
   }
   array.bytes = file.rest(place, bytes);
   return array;
@@ -196,10 +200,10 @@ inline ImageDataset read_idx_dataset(const IdxFiles& files, const IdxOptions& op
   IdxArray images = read_idx(files.images, 3);
   IdxArray labels = read_idx(files.labels, 1);
   if (images.extents[0] != labels.extents[0]) {
-    detail::fail("read_idx_dataset",
-                 {files.images, " has ", images.extents[0], " images and ", files.labels, " ",
-                  labels.extents[0], " labels"},
-                 "give files of the same set");
+    lockstep::detail::fail("read_idx_dataset",
+                           {files.images, " has ", images.extents[0], " images and ", files.labels,
+                            " ", labels.extents[0], " labels"},
+                           "give files of the same set");
   }
   return {std::move(images.bytes), std::move(labels.bytes), options.classes, options.normalization,
           files.labels};
@@ -215,12 +219,13 @@ inline std::string idx_folder() {
 /// them is missing.
 inline std::optional<IdxFiles> find_idx_files(const std::string& split, const std::string& folder) {
   if (split != "train" && split != "test") {
-    detail::fail("idx_dataset", {"there is no split '", split, "'"}, "say \"train\" or \"test\"");
+    lockstep::detail::fail("idx_dataset", {"there is no split '", split, "'"},
+                           "say \"train\" or \"test\"");
   }
   const auto find = [&](const char* name) -> std::string {
     for (const char* ending : {"", ".gz"}) {
       const char* const stem = split == "train" ? "/train" : "/t10k";
-      std::string path = detail::text({folder, stem, name, ending});
+      std::string path = lockstep::detail::text({folder, stem, name, ending});
       if (::access(path.c_str(), F_OK) == 0) return path;
     }
     return {};
@@ -235,7 +240,7 @@ inline ImageDataset idx_dataset(const std::string& split, const IdxOptions& opti
   const std::string folder = options.folder.empty() ? idx_folder() : options.folder;
   const std::optional<IdxFiles> files = find_idx_files(split, folder);
   if (files) return read_idx_dataset(*files, options);
-  detail::fail(
+  lockstep::detail::fail(
       "idx_dataset",
       {"no ", split == "train" ? "train" : "t10k",
        "-images-idx3-ubyte and -labels-idx1-ubyte, plain or .gz, in ", folder},

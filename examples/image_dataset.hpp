@@ -80,15 +80,15 @@ class ImageDataset {
       : pixels_(std::move(pixels)), labels_(std::move(labels)), origin_(origin), classes_(classes) {
     width_ = labels_.empty() ? 0 : pixels_.size() / labels_.size();
     if (width_ * labels_.size() != pixels_.size()) {
-      lockstep::detail::fail(origin,
-                   {pixels_.size(), " pixels are no whole images for ", labels_.size(), " labels"},
-                   "give one label for every image");
+      lockstep::detail::fail(
+          origin, {pixels_.size(), " pixels are no whole images for ", labels_.size(), " labels"},
+          "give one label for every image");
     }
     for (std::size_t i = 0; i != labels_.size(); ++i) {
       if (labels_[i] < classes_) continue;
-      detail::fail(origin,
-                   {"label ", labels_[i], " of sample ", i, ", with ", classes_, " classes"},
-                   "set the number of classes, or check that the labels belong to these images");
+      lockstep::detail::fail(
+          origin, {"label ", labels_[i], " of sample ", i, ", with ", classes_, " classes"},
+          "set the number of classes, or check that the labels belong to these images");
     }
     for (std::size_t byte = 0; byte != values_.size(); ++byte) {
       values_[byte] =
@@ -135,8 +135,8 @@ class ImageDataset {
 
  private:
   [[noreturn, gnu::cold]] void fail_index(std::size_t index) const {
-    detail::fail(origin_, {"there is no sample ", index, ": there are ", size()},
-                 "ask for samples below their number");
+    lockstep::detail::fail(origin_, {"there is no sample ", index, ": there are ", size()},
+                           "ask for samples below their number");
   }
 
   void convert(std::size_t index, auto* to) const {
@@ -173,24 +173,26 @@ struct GeneratedOptions {
 inline ImageDataset generated_dataset(const std::string& split,
                                       const GeneratedOptions& options = {}) {
   if (options.classes == 0 || options.classes > 256)
-    detail::fail("generated_dataset", {options.classes, " classes"},
-                 "labels are bytes: ask for 1 to 256 classes");
-  const std::uint64_t of_patterns = detail::mix_bits(options.seed.value());
-  const std::uint64_t of_labels = detail::mix_bits(of_patterns ^ detail::hash_of(split));
-  const std::uint64_t of_noise = detail::mix_bits(of_labels);
+    lockstep::detail::fail("generated_dataset", {options.classes, " classes"},
+                           "labels are bytes: ask for 1 to 256 classes");
+  const std::uint64_t of_patterns = lockstep::detail::mix_bits(options.seed.value());
+  const std::uint64_t of_labels =
+      lockstep::detail::mix_bits(of_patterns ^ lockstep::detail::hash_of(split));
+  const std::uint64_t of_noise = lockstep::detail::mix_bits(of_labels);
   constexpr std::uint32_t strength = 30;  // of 256: the nearest pattern is right 19 times in 20
 
   std::vector<std::uint8_t> patterns(options.classes * options.width);
   for (std::size_t i = 0; i != patterns.size(); ++i)
-    patterns[i] = static_cast<std::uint8_t>(detail::random_at(of_patterns, i));
+    patterns[i] = static_cast<std::uint8_t>(lockstep::detail::random_at(of_patterns, i));
   std::vector<std::uint8_t> pixels(options.samples * options.width);
   std::vector<std::uint8_t> labels(options.samples);
   std::uint64_t noise = 0;  // eight bytes at a time
   for (std::size_t i = 0, at = 0; i != options.samples; ++i) {
-    labels[i] = static_cast<std::uint8_t>(detail::random_at(of_labels, i) % options.classes);
+    labels[i] =
+        static_cast<std::uint8_t>(lockstep::detail::random_at(of_labels, i) % options.classes);
     const std::uint8_t* const pattern = patterns.data() + labels[i] * options.width;
     for (std::size_t j = 0; j != options.width; ++j, ++at, noise >>= 8) {
-      if (at % 8 == 0) noise = detail::random_at(of_noise, at / 8);
+      if (at % 8 == 0) noise = lockstep::detail::random_at(of_noise, at / 8);
       pixels[at] = static_cast<std::uint8_t>(
           (strength * pattern[j] + (256 - strength) * static_cast<std::uint8_t>(noise)) >> 8);
     }
