@@ -93,17 +93,17 @@ BOOST_AUTO_TEST_CASE(replicas_on_several_gpus_are_saved_and_resumed) {
     };
     {
       Job job(DpOptions{.replicas = gpus});
-      train(job, 0, 7);
+      train(job, 0, 8);
       Saver saver;
       saver.save(job, middle, {.asynchronous = true});
-      train(job, 7, 5);
+      train(job, 8, 4);
       saver.finish(job);
       save(job, end);
     }
     Job job(DpOptions{.replicas = gpus});
     train(job, 2, 3);
     resume(job, middle);
-    train(job, 7, 5);
+    train(job, 8, 4);
     const std::string again = folder / "again.safetensors";
     save(job, again);
     BOOST_TEST((tensors_of(again) == tensors_of(end)), "other bits on " << gpus << " GPUs");
