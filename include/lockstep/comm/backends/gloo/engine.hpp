@@ -149,7 +149,7 @@ class Engine {
   Error explain(const std::string& operation, const std::vector<Rank>& lost,
                 const std::string& words) const {
     const auto notice =
-        tell([lost](const NoticeBoard& board) { return find_culprit(board, lost); });
+        tell([lost](const NoticeBoard& board) { return find_culprit(board, lost); }, loss_limit);
     if (notice && notice->kind == Notice::Kind::failed && notice->rank != rank())
       return rank_failed(operation, notice->rank, notice->words, rank());
     if (notice && notice->kind == Notice::Kind::lost)
@@ -174,9 +174,9 @@ class Engine {
 
   /// The result of `f(board)`; nothing if the store does not answer soon.
   template <class F>
-  std::optional<Notice> tell(F f) const {
+  std::optional<Notice> tell(F f, Milliseconds limit = answer_limit) const {
     if (world() == 1) return std::nullopt;
-    return within(answer_limit, [board = board_, f = std::move(f)] { return f(board); });
+    return within(limit, [board = board_, f = std::move(f)] { return f(board); });
   }
 
  private:
@@ -198,6 +198,9 @@ class Engine {
 
   /// An error comes within a second of the time limit: two answers of the store fit.
   static constexpr Milliseconds answer_limit{400};
+  /// A lost connection is noticed long before the time limit: on a busy host the store may take
+  /// longer to say whose fault it is.
+  static constexpr Milliseconds loss_limit{1'500};
   static constexpr Milliseconds explanation_limit{3'000};
   static constexpr Milliseconds farewell_limit{2'000};
 
