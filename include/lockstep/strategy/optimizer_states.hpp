@@ -43,7 +43,7 @@ class OptimizerStates {
   std::array<std::byte*, Rule::states + 1> states_at(std::size_t offset) const {
     std::array<std::byte*, Rule::states + 1> states{};
     for (std::size_t k = 0; k != Rule::states; ++k)
-      states[k] = states_.data() + widened(k * owned_.kept_bytes() + owned_.kept(offset));
+      states[k] = states_.data() + widened(k * owned_.kept_bytes()) + state_offset(offset);
     return states;
   }
   /// The master weights of the elements from `offset` on.
@@ -114,6 +114,20 @@ class OptimizerStates {
     for (std::size_t k = 0; k != Traits::kinds().size; ++k)
       has_16_bits = has_16_bits || element_size(Traits::kinds().kinds[k]) == 2;
     return has_16_bits ? 2 * offset : offset;
+  }
+
+  /// Where the state of the element at `offset` lies. Those of a piece lie together; where some
+  /// elements have 16 bits, a piece of wider ones fills half of its room.
+  std::size_t state_offset(std::size_t offset) const {
+    std::size_t found = widened(owned_.kept(offset));
+    if constexpr (widened(1) != 1 && Traits::kinds().size != 1) {
+      owned_.template for_each<Pieces::runs>(
+          [&]<class T, std::size_t Count>(const UpdatePiece<T, Count>& piece) {
+            if (sizeof(T) != 2 && piece.offset <= offset && offset < piece.offset + piece.bytes())
+              found = widened(owned_.kept(piece.offset)) + (offset - piece.offset);
+          });
+    }
+    return found;
   }
 
   void broadcast(std::byte* data, std::size_t bytes) const {
