@@ -870,7 +870,7 @@ class LmdbFile {
     return checked({mapped.bytes().subspan(number * page_bytes_, page_bytes_), number});
   }
 
-  const Page& checked(const Page& page) const {
+  Page checked(const Page& page) const {
     if (page.bytes.size() < header_bytes || page.word(12) <= header_bytes ||
         page.word(12) > page.bytes.size())
       fail_page(page.number, "has bounds that no page has");

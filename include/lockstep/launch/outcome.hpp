@@ -116,7 +116,7 @@ struct Outcome {
     if (is_stopped()) return EndKind::stopped;
     if (!first && interrupted == 0) return EndKind::done;
     if (is_unwanted || interrupted != 0) return EndKind::over;
-    return first->is_misstart() ? EndKind::over : EndKind::failed;
+    return first && first->is_misstart() ? EndKind::over : EndKind::failed;
   }
 
   /// Why the ranks ended.

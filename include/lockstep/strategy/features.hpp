@@ -53,7 +53,7 @@ struct Stages {
   using View = Step;
   template <class Step>
   static constexpr const Step& view(const Step& step, auto& /*replica*/) {
-    return step;
+    return step;  // NOLINT(bugprone-return-const-ref-from-parameter): the caller has it
   }
 
   // Around a graph. These are not captured.
@@ -135,7 +135,7 @@ struct FeatureSet : F... {
   template <class... Rest, class Step>
     requires(sizeof...(Rest) == 0)
   static const Step& stack(const Step& step, auto& /*replica*/) {
-    return step;
+    return step;  // NOLINT(bugprone-return-const-ref-from-parameter): the caller has it
   }
   template <class First, class... Rest, class Step>
   auto stack(const Step& step, auto& replica) {

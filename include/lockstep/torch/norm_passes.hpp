@@ -92,7 +92,8 @@ class HostTensorNorm {
     // Statistics of 16-bit numbers are floats if running ones are, which nobody reads.
     const at::Tensor typed = x.scalar_type() != type ? at::zeros_like(mean_) : at::Tensor();
     const auto [mean, variance] = at::batch_norm_update_stats(x, typed, typed, 0);
-    const auto count = static_cast<double>(x.numel() / channels);
+    const std::int64_t each = x.numel() / channels;
+    const auto count = static_cast<double>(each);
     double* const packet = statistics_.own().data();
     read(mean, packet);
     read(variance, packet + channels);
@@ -236,7 +237,8 @@ class DeviceTensorNorm {
                       at::full({1}, 1e-30, options)});
     } else {
       const auto [mean, inverse] = at::batch_norm_stats(x, eps);
-      const auto count = static_cast<double>(x.numel() / channels);
+      const std::int64_t each = x.numel() / channels;
+      const auto count = static_cast<double>(each);
       own_ = at::cat({mean, inverse, at::full({1}, count, options)});
     }
   }

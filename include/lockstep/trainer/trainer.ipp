@@ -318,7 +318,7 @@ LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t b
   opened_ = true;
   display.begin_epoch(epoch_ + 1, epochs_, batches);
   std::pair<double, double> own{};
-  if (resumes_loop_ && resumed_->has_figures) {
+  if (resumes_loop_ && resumed_ && resumed_->has_figures) {
     display.go_on(resumed_->course.figures());
     const std::vector<double> losses = resumed_->course.losses_of(rank.value(), world.value());
     own = {losses[0], losses[1]};

@@ -218,7 +218,8 @@ class Participant : public SharedPeers {
   /// After a disagreement, all ranks fail with the same words.
   [[noreturn]] void fail_together(const Error& error) {
     const bool disagree = meeting_->disagrees_.load(std::memory_order_acquire);
-    fail(disagree ? meeting_->disagreement_.value().on(rank()) : error);
+    const std::optional<Error>& found = meeting_->disagreement_;
+    fail(disagree && found ? found->on(rank()) : error);
   }
 
   std::shared_ptr<Meeting> meeting_;
