@@ -7,8 +7,8 @@
 #include <cstdlib>
 
 #include "lockstep/comm/backends/loopback.hpp"
+#include "lockstep/ddp.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/trainer/ddp.hpp"
 
 namespace bare {
 

@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "lockstep/checkpoint.hpp"
 #include "lockstep/checkpoint/reader.hpp"
 #include "lockstep/core/checksum.hpp"
 #include "lockstep/core/file.hpp"

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "lockstep/core/bytes.hpp"
+#include "lockstep/data.hpp"
 #include "lockstep/data/npy.hpp"
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {

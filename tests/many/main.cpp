@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/backends/loopback.hpp"
 #include "lockstep/core/dynamic.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/ddp.hpp"
 
 namespace {
 
