@@ -6,10 +6,7 @@
 #include <cstdio>
 #include <numeric>
 
-#include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/comm.hpp"
 
 using namespace lockstep;
 

@@ -17,11 +17,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/comm/backends/shm/communicator.hpp"
-#include "lockstep/comm/groups.hpp"
-#include "lockstep/data/feed.hpp"
-#include "lockstep/launch/launch.hpp"
-#include "lockstep/topology/grid.hpp"
+#include "lockstep/comm.hpp"
+#include "lockstep/data.hpp"
 
 using namespace lockstep;
 using Batch = LabelledBatch<float, int>;

@@ -14,8 +14,7 @@
 #include <string>
 
 #include "fashion_mnist.hpp"
-#include "lockstep/data/lmdb.hpp"
-#include "lockstep/data/write_lmdb.hpp"
+#include "lockstep/lmdb.hpp"
 #include "mlp.hpp"
 
 using Job = Trainer<Mlp<float, 784, 256, 10>, ParallelStrategy<DDP>, Backend<Shm>, Optimizer<AdamW>,

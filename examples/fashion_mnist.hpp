@@ -24,8 +24,7 @@
 
 #include "image_dataset.hpp"
 #include "lockstep/core/bytes.hpp"
-#include "lockstep/core/error.hpp"
-#include "lockstep/data/mapped_file.hpp"
+#include "lockstep/data.hpp"
 
 /// An array of bytes, row-major.
 struct IdxArray {

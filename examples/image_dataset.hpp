@@ -13,12 +13,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
-#include "lockstep/core/strong.hpp"
-#include "lockstep/data/batch.hpp"
-#include "lockstep/data/dataset.hpp"
-#include "lockstep/data/mapped_file.hpp"
+#include "lockstep/data.hpp"
 
 using namespace lockstep;  // as every example has it
 

@@ -8,7 +8,7 @@
 #include <exception>
 #include <string>
 
-#include "lockstep/launch/program_options.hpp"
+#include "lockstep/launch.hpp"
 
 /// Is the value of an option with two values the second one? Not where the option is not given.
 inline bool is_second(int argc, char** argv, const char* name, const char* first,

@@ -13,7 +13,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/data/tokens.hpp"
+#include "lockstep/data.hpp"
 #include "lockstep/nccl.cuh"
 #include "lockstep/torch.cuh"
 #include "torch/gpt2.hpp"

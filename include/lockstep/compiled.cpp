@@ -3,7 +3,17 @@
 // in every program. It is compiled with LOCKSTEP_COMPILED defined, as the programs that link it
 // are.
 #define LOCKSTEP_LIBRARY
-#include "lockstep/lockstep.ipp"
+#include "lockstep/checkpoint/checkpoint.ipp"
+#include "lockstep/comm/comm.ipp"
+#include "lockstep/core/core.ipp"
+#include "lockstep/data/data.ipp"
+#include "lockstep/device/device.ipp"
+#include "lockstep/launch/launch.ipp"
+#include "lockstep/launch/store.ipp"
+#include "lockstep/norm/norm.ipp"
+#include "lockstep/observe/observe.ipp"
+#include "lockstep/strategy/strategy.ipp"
+#include "lockstep/trainer/trainer.ipp"
 
 template <>
 const char lockstep::detail::LibraryOfThisVersion<lockstep::detail::version_key()>::is_linked = 1;

@@ -4,6 +4,7 @@
 /// LMDB is <lockstep/lmdb.hpp>.
 
 #include "lockstep/data/collate.hpp"
+#include "lockstep/data/feed.hpp"
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/npy.hpp"

@@ -1,9 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Writes an LMDB and reads it again: needs what the component `lmdb` brings.
 #include <cstdio>
-#include <lockstep/data/lmdb.hpp>
-#include <lockstep/data/write_lmdb.hpp>
-#include <lockstep/lockstep.hpp>
+#include <lockstep/lmdb.hpp>
 
 int main(int, char** argv) {
   const lockstep::InMemoryDataset<float, int> points({1, 2, 3, 4, 5, 6}, {7, 8});
