@@ -255,11 +255,11 @@ BOOST_AUTO_TEST_CASE(a_pass_without_samples_is_zero_and_starts_everything) {
 
 BOOST_AUTO_TEST_CASE(weighed_gradients_are_scaled_before_they_are_added_and_reduced) {
   Pass<8, ParallelStrategy<DP>> pass;
-  pass.buckets.features().weigh(0.5);
+  pass.buckets.weigh(0.5);
   pass.begin(false);
   pass.give("d"_p, 4);
   BOOST_TEST((pass.ends("d"_p) == Numbers{2, 2}));
-  pass.buckets.features().weigh(2);
+  pass.buckets.weigh(2);
   pass.begin(true, true);
   pass.give("d"_p, 10);
   BOOST_TEST((pass.comm.calls == Calls{"start 22"}));

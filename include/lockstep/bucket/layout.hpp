@@ -7,14 +7,13 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
 #include <utility>
 
 #include "lockstep/bucket/buckets.hpp"
-#include "lockstep/bucket/elements.hpp"
-#include "lockstep/bucket/frozen.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
@@ -28,6 +27,106 @@
 #include "lockstep/model/tensor_list.hpp"
 
 namespace lockstep::detail {
+
+/// The element kinds that Model's tensors of one role can have in a layout, each once.
+template <class Model, TensorRole Role, class Types>
+struct KindsOf {
+  std::array<ElementKind, element_kinds> kinds{};
+  std::size_t size = 0;
+
+  constexpr KindsOf() {
+    if constexpr (TensorListing<Model>) {
+      for (const ElementKind kind : Model::Elements::kinds) {
+        if (Role == TensorRole::buffer || is_floating(kind)) add(Types::of(kind));
+      }
+    } else {
+      for (const TensorInfo& info : tensor_table<Model, Role>.infos) add(Types::of(info.element));
+    }
+  }
+
+ private:
+  constexpr void add(ElementKind element) {
+    bool known = false;
+    for (std::size_t k = 0; k != size; ++k) known = known || kinds[k] == element;
+    if (!known) kinds[size++] = element;
+  }
+};
+
+template <class Model, TensorRole Role, class Types = DeclaredTypes>
+inline constexpr KindsOf<Model, Role, Types> kinds_of{};
+
+/// Calls `f(std::type_identity<T>{})` with the type behind `kind`, one of those that the model has.
+/// For a model with one element type nothing is decided at run time.
+template <class Model, TensorRole Role, class Types = DeclaredTypes, class F>
+constexpr void with_element(ElementKind kind, F&& f) {
+  constexpr const auto& all = kinds_of<Model, Role, Types>;
+  if constexpr (all.size == 1) {
+    f(std::type_identity<ElementOf<all.kinds[0]>>{});
+  } else {
+    [&]<std::size_t... K>(std::index_sequence<K...>) {
+      static_cast<void>(
+          ((kind == all.kinds[K] && (f(std::type_identity<ElementOf<all.kinds[K]>>{}), true)) ||
+           ...));
+    }(std::make_index_sequence<all.size>{});
+  }
+}
+
+/// A piece of an arena as elements.
+template <class T>
+std::span<T> elements_at(std::byte* arena, std::size_t offset, std::size_t bytes) {
+  return {reinterpret_cast<T*>(arena + offset), bytes / sizeof(T)};
+}
+
+/// Neighbouring buckets of one element type, without room between them. Passes that treat every
+/// element alike, such as an optimizer's update, go over runs and need not stop at buckets.
+struct Run {
+  ElementKind element = ElementKind::unsupported;
+  std::size_t offset = 0;  // bytes from the arena's start
+  std::size_t bytes = 0;
+  std::size_t first_bucket = 0;
+  std::size_t buckets = 0;
+
+  constexpr std::size_t count() const { return bytes / element_size(element); }
+};
+
+template <std::size_t Count>
+struct RunTable {
+  Table<Run, Count> runs{};
+  std::size_t size = 0;
+
+  constexpr const Run* begin() const { return runs.data(); }
+  constexpr const Run* end() const { return runs.data() + size; }
+};
+
+template <std::size_t Count>
+constexpr RunTable<Count> make_runs(const BucketPlan<Count>& plan) {
+  RunTable<Count> table;
+  table.runs = make_table<Run, Count>(plan.bucket_count);
+  for (std::size_t b = 0; b != plan.bucket_count; ++b) {
+    const Bucket& bucket = plan.bucket_table[b];
+    const Run* const before = table.size == 0 ? nullptr : &table.runs[table.size - 1];
+    if (before == nullptr || before->element != bucket.element ||
+        before->offset + before->bytes != bucket.offset)
+      table.runs[table.size++] = {bucket.element, bucket.offset, 0, b, 0};
+    Run& run = table.runs[table.size - 1];
+    run.bytes += bucket.bytes;
+    ++run.buckets;
+  }
+  return table;
+}
+
+/// The runs of a layout: a constant and an empty type where the compiler knows its plan.
+template <class Layout>
+struct LayoutRuns {
+  static constexpr auto table = make_runs(Layout::plan());
+  constexpr explicit LayoutRuns(const Layout&) {}
+};
+template <class Layout>
+  requires(!Layout::is_static)
+struct LayoutRuns<Layout> {
+  RunTable<Layout::count> table;
+  explicit LayoutRuns(const Layout& layout) : table(make_runs(layout.plan())) {}
+};
 
 template <class Types, class Infos>
 constexpr Infos in_types(Infos infos) {

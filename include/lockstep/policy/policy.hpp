@@ -8,8 +8,17 @@
 #include <string_view>
 
 #include "lockstep/core/hash.hpp"
+#include "lockstep/core/name.hpp"
 
 namespace lockstep {
+
+namespace detail {
+/// A base that gives an axis or a choice its name.
+template <Name Text>
+struct Label {
+  static constexpr std::string_view name = Text.view();
+};
+}  // namespace detail
 
 /// A choice names the axes it answers, mostly one, so that `Backend<AdamW>` can be told from
 /// `Backend<Shm>`.

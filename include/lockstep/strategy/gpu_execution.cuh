@@ -24,7 +24,7 @@
 #include "lockstep/device/device.hpp"
 #include "lockstep/hook/hook_device.cuh"
 #include "lockstep/hook/power_sgd.cuh"
-#include "lockstep/optim/anomaly.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/arena_copy.cuh"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/checked_gradients.cuh"
@@ -321,8 +321,7 @@ class DeviceExecution<Cuda, Traits, Comm> {
     ArenaCopy<BufferLayout<Model>, typename Traits::buffer_layout, typename Traits::buffer_types,
               Model, TensorRole::buffer>
         buffers(model, arenas.buffers);
-    write(CopiedValues<decltype(parameters)>{&parameters},
-          CopiedValues<decltype(buffers)>{&buffers});
+    write(parameters, buffers);
     parameters.flush();
     buffers.flush();
   }

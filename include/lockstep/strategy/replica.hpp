@@ -12,7 +12,6 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/bucket/elements.hpp"
 #include "lockstep/bucket/layout.hpp"
 #include "lockstep/bucket/plan.hpp"
 #include "lockstep/bucket/step.hpp"
@@ -28,8 +27,8 @@
 #include "lockstep/model/model.hpp"
 #include "lockstep/model/output.hpp"
 #include "lockstep/model/tensor.hpp"
-#include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/optimizer.hpp"
+#include "lockstep/optim/update.hpp"
 #include "lockstep/strategy/agreement.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/feature/subgraphs.hpp"
@@ -40,7 +39,7 @@
 #include "lockstep/strategy/job_groups.hpp"
 #include "lockstep/strategy/replica_kept.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
-#include "lockstep/strategy/sharding/step.hpp"
+#include "lockstep/strategy/sharding/zero.hpp"
 #include "lockstep/strategy/updater.hpp"
 
 namespace lockstep {
@@ -179,7 +178,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     if constexpr (traits::keeps_masters) {
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {
         if (!layout.plan().is_trained(p)) continue;
-        updater_.kept().for_each_master(
+        updater_.for_each_master(
             p, [&](auto values, std::size_t first) { give(p, "master", values, first); });
       }
     }
@@ -200,7 +199,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
       comm_.barrier();
     } else {
       broadcast(parameters_, layouts_.parameters.plan().all_bytes);
-      if constexpr (traits::keeps_masters) updater_.kept().distribute_masters(masters);
+      if constexpr (traits::keeps_masters) updater_.distribute_masters(masters);
     }
     if constexpr (traits::joins) gradients_.features().forget_live();
     broadcast(buffers_, layouts_.buffers.plan().bytes);
@@ -280,7 +279,14 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void synchronize_buffers(detail::JobCall part_of = detail::current_job_call()) {
     [[maybe_unused]] const auto on = on_device();
     if constexpr (traits::averages_buffers) {
-      detail::average_buffers<traits>(comm_, layouts_.buffers, buffers_, part_of);
+      for (const detail::Bucket& bucket : layouts_.buffers.plan().buckets()) {
+        detail::with_element<Model, detail::TensorRole::buffer, typename traits::buffer_types>(
+            bucket.element, [&]<class T>(std::type_identity<T>) {
+              using Op = std::conditional_t<FloatingElement<T>, Average, Max>;
+              comm_.all_reduce(detail::elements_at<T>(buffers_, bucket.offset, bucket.bytes), Op{},
+                               part_of);
+            });
+      }
     } else {
       Rank root{0};
       if constexpr (traits::joins && traits::broadcasts_buffers)
@@ -313,8 +319,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   Loss forward(const Batch& placed, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (detail::require_model<Model, step_type, Batch>()) {
-      if (sync == Sync::yes)
-        gradients_.features().before_forward(*this, detail::step_call<traits>());
+      if (sync == Sync::yes) before_forward(detail::step_call<traits>());
       const Loss loss =
           with_step([&](auto& step) { return execution_.forward(model_, step, placed); });
       require_finite_loss(loss);
@@ -371,7 +376,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   void weigh(double weight)
     requires(traits::weighs_shares)
   {
-    gradients_.features().weigh(weight);
+    gradients_.weigh(weight);
   }
 
   /// Gradients = their average over ranks. **Ranks** all. **Host** blocks.
@@ -447,8 +452,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     [[maybe_unused]] const auto in = in_step();
     if constexpr (traits::joins) {
       // Other ranks divide by the number of micro-batches of a whole step.
-      gradients_.features().before_forward(*this,
-                                           detail::step_call<traits, detail::JobCall::forward>());
+      before_forward(detail::step_call<traits, detail::JobCall::forward>());
       if (traits::micro_batches > 1 && micro_batches != traits::micro_batches)
         gradients_.scale_own(static_cast<double>(traits::micro_batches) /
                              static_cast<double>(micro_batches));
@@ -476,8 +480,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   bool answer_others(const F& make_update)
     requires(traits::joins)
   {
-    gradients_.features().before_forward(*this,
-                                         detail::step_call<traits, detail::JobCall::forward>());
+    before_forward(detail::step_call<traits, detail::JobCall::forward>());
     backward_without_samples(Sync::yes);
     const bool goes_on = gradients_.features().live(gradients_).count != 0;
     if (goes_on) {
@@ -606,7 +609,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class Batch>
   auto forward_with_outputs(const Batch& placed, std::size_t rows, Sync sync) {
     [[maybe_unused]] const auto in = in_step();
-    if (sync == Sync::yes) gradients_.features().before_forward(*this, detail::current_job_call());
+    if (sync == Sync::yes) before_forward(detail::current_job_call());
     reserve_outputs(rows);
     const auto loss = with_step([&](auto& step) {
       model_.predict(step, placed, outputs_.outputs({0, rows}));
@@ -675,6 +678,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
  private:
   static constexpr bool declares_outputs = OutputDeclaring<Model>;
 
+  /// A forward pass begins, of a micro-batch that synchronizes: `Buffers<Broadcast>`.
+  void before_forward([[maybe_unused]] detail::JobCall part_of) {
+    if constexpr (traits::broadcasts_buffers) synchronize_buffers(part_of);
+  }
+
   // Memory.
 
   /// Before a collective: ranks of this host that allocate or free for themselves have done so.
@@ -727,7 +735,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   /// Room for weights of higher precision; nothing where there are none.
   auto allocate_masters() const {
     if constexpr (traits::keeps_masters) {
-      return updater_.kept().allocate_masters();
+      return updater_.allocate_masters();
     } else {
       return nullptr;
     }
@@ -739,12 +747,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     const Declared declared(model_);
     const DeclaredBuffers declared_buffers(model_);
     std::byte* masters = nullptr;
-    if constexpr (traits::keeps_masters) masters = updater_.kept().masters_in(allocated);
+    if constexpr (traits::keeps_masters) masters = updater_.masters_in(allocated);
     execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
-                          [&](auto parameters, auto buffers) {
-                            detail::InitialValues<Model, Declared, DeclaredBuffers,
-                                                  decltype(parameters), decltype(buffers)>
-                                initial(declared, declared_buffers, parameters, buffers, seed);
+                          [&]<class P, class B>(P&& parameters, B&& buffers) {
+                            detail::InitialValues<Model, Declared, DeclaredBuffers, P, B> initial(
+                                declared, declared_buffers, parameters, buffers, seed);
                             f(initial);
                           });
   }
@@ -825,5 +832,27 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
   [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
+
+namespace detail {
+
+/// One micro-batch of a replica that runs by itself, with one of its sub-graphs, each of which has
+/// graphs of its own. Returns the loss.
+template <class Replica, class Runner, class Batch>
+typename Replica::Loss run_step(Replica& replica, [[maybe_unused]] Runner& runner,
+                                const Batch& placed, std::size_t subgraph = whole_model) {
+  replica.choose_subgraph(subgraph);
+  [[maybe_unused]] const auto in = replica.in_step();
+  replica.draw_anew();
+  if constexpr (Runner::captures) {
+    replica.note_subgraph();
+    if (replica.completes_step()) replica.begin_update();
+    return runner.run(
+        replica, placed, [&] { return replica.run_micro_batch(placed); }, replica.graph_variant());
+  } else {
+    return replica.run_micro_batch(placed);
+  }
+}
+
+}  // namespace detail
 
 }  // namespace lockstep

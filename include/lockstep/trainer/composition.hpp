@@ -6,7 +6,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/output.hpp"

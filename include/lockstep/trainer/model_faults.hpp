@@ -7,7 +7,7 @@
 #include <initializer_list>
 #include <string_view>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/comm/call.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"

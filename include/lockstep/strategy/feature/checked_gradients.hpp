@@ -90,8 +90,8 @@ class WrittenCheck<Cpu> {
 };
 
 /// Finds elements that a model has not written.
-template <class Traits>
-class CheckedGradients : public Stages<CheckedGradients<Traits>> {
+template <class Traits, class Comm>
+class CheckedGradients : public Stages<CheckedGradients<Traits, Comm>> {
  public:
   explicit CheckedGradients(auto& gradients) : check_(gradients.comm()) {}
 
@@ -134,13 +134,6 @@ class CheckedGradients : public Stages<CheckedGradients<Traits>> {
   }
 
   WrittenCheck<typename Traits::device> check_;
-};
-
-struct CheckedGradientsFeature {
-  template <class Traits>
-  static constexpr bool applies = is_checked;
-  template <class Traits, class Comm>
-  using type = CheckedGradients<Traits>;
 };
 
 }  // namespace lockstep::detail

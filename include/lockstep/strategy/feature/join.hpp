@@ -184,11 +184,4 @@ class JoiningRanks : public Stages<JoiningRanks<Traits, Comm>> {
   bool is_averaged_ = false;  // gradients were made averages, and wait for their update
 };
 
-struct JoinFeature {
-  template <class Traits>
-  static constexpr bool applies = Traits::joins;
-  template <class Traits, class Comm>
-  using type = JoiningRanks<Traits, Comm>;
-};
-
 }  // namespace lockstep::detail

@@ -6,7 +6,6 @@
 
 #include <cstdint>
 
-#include "lockstep/core/view.hpp"
 #include "lockstep/device/cuda/launch.cuh"
 #include "lockstep/device/cuda/layer_random.cuh"
 #include "lockstep/device/cuda/memory.cuh"
@@ -15,12 +14,6 @@
 
 namespace lockstep::detail {
 
-template <>
-struct RandomIn<DeviceMemory> {
-  /// `key` is an address of device memory, which the host does not read.
-  static DeviceLayerRandom draw(const std::uint64_t* key, LayerHash layer) { return {key, layer}; }
-};
-
 /// The keys lie in device memory, as all numbers do that change from step to step: what reads them
 /// may be replayed as part of a graph.
 template <class Comm>
@@ -28,6 +21,8 @@ class RandomKeyStore<Cuda, Comm> {
  public:
   explicit RandomKeyStore(Comm& comm) : comm_(comm), memory_(sizeof(RandomKeys)) {}
   RandomKeys* keys() const { return reinterpret_cast<RandomKeys*>(memory_.data()); }
+  /// `key` is an address of device memory, which the host does not read.
+  static DeviceLayerRandom draw(const std::uint64_t* key, LayerHash layer) { return {key, layer}; }
   void store(const RandomKeys& keys) { launch_store(comm_.gpu().stream(), this->keys(), keys); }
 
  private:

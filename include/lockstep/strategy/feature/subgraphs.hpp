@@ -105,8 +105,8 @@ struct LayoutSubgraphs<Layout, List> {
 };
 
 /// The sub-graph of a backward pass, and those of all passes since the last update.
-template <class Traits>
-class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
+template <class Traits, class Comm>
+class SubgraphUsage : public Stages<SubgraphUsage<Traits, Comm>>,
                       public UsedParameters<Traits>,
                       LayoutSubgraphs<typename Traits::layout, typename Traits::subgraphs> {
  public:
@@ -184,13 +184,6 @@ class SubgraphUsage : public Stages<SubgraphUsage<Traits>>,
 
   std::size_t set_ = whole_model;
   std::uint32_t chosen_ = 0;
-};
-
-struct SubgraphsFeature {
-  template <class Traits>
-  static constexpr bool applies = Traits::has_subgraphs;
-  template <class Traits, class Comm>
-  using type = SubgraphUsage<Traits>;
 };
 
 /// Calls `f(std::integral_constant<std::size_t, Set>{})` with a set that is known at run time.
