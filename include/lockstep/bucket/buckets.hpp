@@ -15,7 +15,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Buckets : detail::Label<"Buckets"> {};
+struct Buckets : WithName<"Buckets"> {};
 }  // namespace axes
 
 /// A bucket closes when it holds at least this many bytes: a small first one, so that communication
@@ -53,7 +53,7 @@ struct FloatingAs {
 }  // namespace detail
 
 namespace axes {
-struct Frozen : detail::Label<"Frozen"> {};
+struct Frozen : WithName<"Frozen"> {};
 }  // namespace axes
 
 /// The policy that says which parameters stay as they are: `Frozen<"embed.*", "head.bias">`, where

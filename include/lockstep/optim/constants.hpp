@@ -24,7 +24,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Clip : detail::Label<"Clip"> {};
+struct Clip : WithName<"Clip"> {};
 }  // namespace axes
 
 /// Gradients are scaled down until their norm over all parameters is at most `Norm`, a number of

@@ -20,7 +20,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Schedule : detail::Label<"Schedule"> {};
+struct Schedule : WithName<"Schedule"> {};
 }  // namespace axes
 
 /// A job's progress: the updates made so far, and the number of its epoch, both from 0.
@@ -39,7 +39,7 @@ concept LearningCurve = NumberOptions<typename C::Options> &&
                         };
 
 /// The learning rate stays as it is.
-struct Constant : Choice<axes::Schedule>, detail::Label<"Constant"> {
+struct Constant : Choice<axes::Schedule>, WithName<"Constant"> {
   struct Options {
     static constexpr void for_each(const auto&) {}
   };
@@ -49,7 +49,7 @@ struct Constant : Choice<axes::Schedule>, detail::Label<"Constant"> {
 /// The learning rate is multiplied by a factor every so many epochs: PyTorch's StepLR. A trainer
 /// knows its epochs; a loop of one's own says them with `set_epoch`, or gives `updates`, which are
 /// counted by themselves. One that does neither is told so at its first update.
-struct StepDecay : Choice<axes::Schedule>, detail::Label<"StepDecay"> {
+struct StepDecay : Choice<axes::Schedule>, WithName<"StepDecay"> {
   struct Options {
     std::uint64_t epochs = 30;
     double factor = 0.1;
@@ -75,7 +75,7 @@ struct StepDecay : Choice<axes::Schedule>, detail::Label<"StepDecay"> {
 
 /// A linear warm-up, then half a cosine down to `last`, a fraction of the rate, which is reached
 /// after `steps` updates and kept. A trainer fills in `steps` from its epochs where it is 0.
-struct Cosine : Choice<axes::Schedule>, detail::Label<"Cosine"> {
+struct Cosine : Choice<axes::Schedule>, WithName<"Cosine"> {
   struct Options {
     std::uint64_t warmup = 0;
     std::uint64_t steps = 0;

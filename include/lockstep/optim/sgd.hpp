@@ -13,7 +13,7 @@
 namespace lockstep {
 
 /// PyTorch's SGD without momentum.
-struct SGD : Choice<axes::Optimizer>, detail::Label<"SGD"> {
+struct SGD : Choice<axes::Optimizer>, WithName<"SGD"> {
   static constexpr std::size_t states = 0;
 
   struct Options {
@@ -87,10 +87,10 @@ struct MomentumRule : Choice<axes::Optimizer> {
 }  // namespace detail
 
 /// PyTorch's SGD with momentum.
-struct SGDMomentum : detail::MomentumRule<false>, detail::Label<"SGDMomentum"> {};
+struct SGDMomentum : detail::MomentumRule<false>, WithName<"SGDMomentum"> {};
 
 /// PyTorch's SGD with Nesterov's momentum.
-struct SGDNesterov : detail::MomentumRule<true>, detail::Label<"SGDNesterov"> {};
+struct SGDNesterov : detail::MomentumRule<true>, WithName<"SGDNesterov"> {};
 
 static_assert(UpdateRule<SGD> && UpdateRule<SGDMomentum> && UpdateRule<SGDNesterov>);
 

@@ -12,13 +12,12 @@
 
 namespace lockstep {
 
-namespace detail {
-/// A base that gives an axis or a choice its name.
+/// The name of an axis or of a choice, by which errors and fingerprints know it: `struct Shm :
+/// WithName<"Shm">, Choice<axes::Backend> {};`
 template <Name Text>
-struct Label {
+struct WithName {
   static constexpr std::string_view name = Text.view();
 };
-}  // namespace detail
 
 /// A choice names the axes it answers, mostly one, so that `Backend<AdamW>` can be told from
 /// `Backend<Shm>`.

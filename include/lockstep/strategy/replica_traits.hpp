@@ -14,7 +14,7 @@
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/backend.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"

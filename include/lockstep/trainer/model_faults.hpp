@@ -8,7 +8,7 @@
 #include <string_view>
 
 #include "lockstep/bucket/layout.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/model/declaration.hpp"
 #include "lockstep/model/shapes.hpp"

@@ -15,28 +15,28 @@
 namespace lockstep {
 
 namespace axes {
-struct Sharding : detail::Label<"Sharding"> {};
-struct Sharded : detail::Label<"Sharded"> {};
+struct Sharding : WithName<"Sharding"> {};
+struct Sharded : WithName<"Sharded"> {};
 }  // namespace axes
 
 /// Every rank keeps all parameters and states.
-struct Replicated : Choice<axes::Sharding>, detail::Label<"Replicated"> {};
+struct Replicated : Choice<axes::Sharding>, WithName<"Replicated"> {};
 
 /// Parameters live once per host; each rank keeps the states of its slice, and updates the slice in
 /// the pass that reduces it. The default where memory is shared.
-struct HostShared : Choice<axes::Sharding>, detail::Label<"HostShared"> {};
+struct HostShared : Choice<axes::Sharding>, WithName<"HostShared"> {};
 
 /// Each rank keeps and updates its share of the optimizer's states (ZeRO), on any backend; what is
 /// shared out, and how, is said beside it: `Sharding<ZeroRedundancy, Gradients>`.
-struct ZeroRedundancy : Choice<axes::Sharding>, detail::Label<"ZeroRedundancy"> {};
+struct ZeroRedundancy : Choice<axes::Sharding>, WithName<"ZeroRedundancy"> {};
 
 /// `ZeroRedundancy` of states (and weights of higher precision): every bucket is cut into equal
 /// slices, one for each rank. Gradients stay whole. The default.
-struct States : Choice<axes::Sharded>, detail::Label<"States"> {};
+struct States : Choice<axes::Sharded>, WithName<"States"> {};
 
 /// The same slices, and a rank keeps the gradients of its own slices alone: others' are given away
 /// as soon as a bucket is reduced.
-struct Gradients : Choice<axes::Sharded>, detail::Label<"Gradients"> {};
+struct Gradients : Choice<axes::Sharded>, WithName<"Gradients"> {};
 
 /// Left out: ranks that own whole parameters were slower than replicas. The name stays, so that
 /// asking for it is one sentence of the compiler.
