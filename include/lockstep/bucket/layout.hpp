@@ -390,9 +390,9 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                       Tensor::info.extents[1]>(arena + offset_of<Tensor>),
             Tensor::index);
       } else {
-        return named(
-            view_of<Memory, Const, Tensor>(arena, std::make_index_sequence<Tensor::info.rank>{}),
-            Tensor::index);
+        return view_like<Memory, Const, Tensor::index>(
+            arena + this->plan().placements[Tensor::index].offset, Tensor::index,
+            std::make_index_sequence<Tensor::info.rank>{});
       }
     }
   }
@@ -412,41 +412,22 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
                                       tensor));
         });
       }
-    } else if constexpr (tensor_table<Model, Role>.size() > most_unrolled) {
+    } else {
       constexpr const auto& table = shape_table<Model, Role>;
       for (std::size_t tensor = 0; tensor != table.shapes.size(); ++tensor) {
         if (OnlyTrained && !this->plan().is_trained(tensor)) continue;
         with_index<table.size>(table.shapes[tensor], [&](auto shape) {
-          using First = TensorAt<table.firsts[shape]>;
+          constexpr std::size_t first = table.firsts[shape];
           f(this->name(tensor),
-            named(shaped_view<Memory, Const, First>(arena, tensor,
-                                                    std::make_index_sequence<First::info.rank>{}),
-                  tensor));
+            view_like<Memory, Const, first>(
+                arena + this->plan().placements[tensor].offset, tensor,
+                std::make_index_sequence<tensor_table<Model, Role>.infos[first].rank>{}));
         });
       }
-    } else {
-      const auto visit = [&]<std::size_t Tensor>(std::integral_constant<std::size_t, Tensor>) {
-        if (OnlyTrained && !this->plan().is_trained(Tensor)) return;
-        f(this->name(Tensor),
-          named(view_of<Memory, Const, TensorAt<Tensor>>(
-                    arena, std::make_index_sequence<TensorAt<Tensor>::info.rank>{}),
-                Tensor));
-      };
-      for_each_index<tensor_table<Model, Role>.size()>(visit);
     }
   }
 
  private:
-  /// With more tensors than this, `for_each` is a loop over them instead of a call for each.
-  static constexpr std::size_t most_unrolled = 64;
-
-  /// A declared tensor by its place.
-  template <std::size_t Index>
-  struct TensorAt {
-    static constexpr std::size_t index = Index;
-    static constexpr TensorInfo info = tensor_table<Model, Role>.infos[Index];
-  };
-
   template <class Tensor>
   static constexpr std::size_t offset_of =
       static_offsets<Model, Role, Limits, Types>[Tensor::index];
@@ -458,30 +439,18 @@ class TensorLayout : public LayoutBase<Model, Role, Limits, Types> {
     return view;
   }
 
-  template <class Memory, bool Const, class Tensor, std::size_t... Axis>
-  constexpr auto view_of(std::byte* arena, std::index_sequence<Axis...>) const {
-    constexpr TensorInfo info = Tensor::info;
+  /// The view of a tensor at `data` that has the declared shape of tensor `First`.
+  template <class Memory, bool Const, std::size_t First, std::size_t... Axis>
+  constexpr auto view_like(std::byte* data, std::size_t tensor,
+                           std::index_sequence<Axis...>) const {
+    constexpr TensorInfo info = tensor_table<Model, Role>.infos[First];
     constexpr ElementKind element = Types::of(info.element);
     if constexpr (has_dynamic_shapes<Model, Role>) {
-      return make_view<Memory, Const, element, info.extents[Axis]...>(
-          arena + this->plan().placements[Tensor::index].offset,
-          this->infos()[Tensor::index].extents[Axis]...);
+      return named(make_view<Memory, Const, element, info.extents[Axis]...>(
+                       data, this->infos()[tensor].extents[Axis]...),
+                   tensor);
     } else {
-      return make_view<Memory, Const, element, info.extents[Axis]...>(arena + offset_of<Tensor>);
-    }
-  }
-
-  /// The view of a tensor that has the shape of `First`.
-  template <class Memory, bool Const, class First, std::size_t... Axis>
-  constexpr auto shaped_view(std::byte* arena, std::size_t tensor,
-                             std::index_sequence<Axis...>) const {
-    constexpr TensorInfo info = First::info;
-    std::byte* const data = arena + this->plan().placements[tensor].offset;
-    if constexpr (has_dynamic_shapes<Model, Role>) {
-      return make_view<Memory, Const, Types::of(info.element), info.extents[Axis]...>(
-          data, this->infos()[tensor].extents[Axis]...);
-    } else {
-      return make_view<Memory, Const, Types::of(info.element), info.extents[Axis]...>(data);
+      return named(make_view<Memory, Const, element, info.extents[Axis]...>(data), tensor);
     }
   }
 

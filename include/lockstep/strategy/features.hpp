@@ -116,7 +116,10 @@ struct FeatureSet : F... {
     ((key = 31 * key + F::graph_key()), ...);
     return key;
   }
-  auto snapshot() const { return std::tuple(F::snapshot()...); }
+  /// The types are said: of a single pair, `std::tuple` would make a tuple of its two members.
+  auto snapshot() const {
+    return std::tuple<decltype(std::declval<const F&>().snapshot())...>(F::snapshot()...);
+  }
   void rollback(const auto& all) { rollback_each(all, std::index_sequence_for<F...>{}); }
 
  private:

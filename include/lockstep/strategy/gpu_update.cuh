@@ -106,7 +106,7 @@ class GpuUpdate {
   template <class Gradients>
   void use(Gradients& gradients) {
     gradients.reduce();
-    launch_store_flags(stream(), used_.data(), gradients.used());
+    launch_store_flags(stream(), used_.data(), gradients.features().used());
     if constexpr (!Traits::alone && !Traits::subgraphs_agree) agree();
   }
 

@@ -138,7 +138,6 @@ class GradientBuckets {
   using Travelling = typename Traits::template travelling<T>;
 
  public:
-  using Usage = typename Traits::Usage;
   using Features = FeaturesOf<Traits, Comm>;
   /// How gradients are reduced, and whether a factor is left to those that read the result.
   static constexpr GradientReduction how = gradient_reduction<Traits, Comm>();
@@ -357,29 +356,6 @@ class GradientBuckets {
 
   /// The factor that makes averages of what `reduce` leaves.
   double factor() const { return folded_factor(how, comm_.world_size().value()); }
-
-  /// Has this rank used a parameter since the last update? Where nobody keeps count, it has.
-  bool is_used([[maybe_unused]] std::size_t parameter) const {
-    if constexpr (Traits::notes_usage) return features_.used()[parameter] != 0;
-    return true;
-  }
-  const Usage& used() const
-    requires(Traits::notes_usage)
-  {
-    return features_.used();
-  }
-  const Usage& agree_on_usage()
-    requires(Traits::notes_usage)
-  {
-    return features_.agree_on_usage(*this);
-  }
-  double live_share()
-    requires(Traits::divides_by_live)
-  {
-    return features_.live_share(*this);
-  }
-
-  // After a step.
 
   auto& reductions() { return reductions_; }
 

@@ -75,12 +75,12 @@ class HostUpdate {
   /// Averages are over all ranks: that of the live ones is larger, as one of fewer micro-batches.
   template <class Gradients>
   void count_live(Gradients& gradients) {
-    divisor_ *= gradients.live_share();
+    divisor_ *= gradients.features().live_share(gradients);
   }
   /// The update uses the parameters that any rank has used. **Ranks** all.
   template <class Gradients>
   void use(Gradients& gradients) {
-    const auto& used = gradients.agree_on_usage();
+    const auto& used = gradients.features().agree_on_usage(gradients);
     std::copy(used.begin(), used.end(), used_.begin());
   }
 

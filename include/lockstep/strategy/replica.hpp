@@ -190,11 +190,11 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class F>
   void initialize(F&& f, Seed seed = {}) {
     [[maybe_unused]] const auto on = on_device();
-    const auto masters = allocate_masters();
+    const auto masters = updater_.allocate_masters();
     settle_allocations();
     await_parameters();
     if constexpr (traits::shares_parameters) comm_.barrier();  // no rank reads them any more
-    if (comm_.rank() == Rank{0}) write_initial_values(f, seed, masters);
+    if (comm_.rank() == Rank{0}) write_initial_values(f, seed, updater_.masters_in(masters));
     if constexpr (traits::shares_parameters) {
       comm_.barrier();
     } else {
@@ -207,7 +207,16 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   }
   /// Writes the values that the model gives itself, or the default ones.
   void initialize_from_model(Seed seed) {
-    if constexpr (traits::draws) start_random(seed);
+    if constexpr (traits::draws) {
+      // Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
+      [[maybe_unused]] const auto on = on_device();
+      Seed common = seed;
+      if constexpr (!traits::alone) {
+        settle_allocations();
+        common = Seed{comm_.broadcast(seed.value(), Rank{0})};
+      }
+      gradients_.features().start(common, comm_.rank());
+    }
     initialize([&](auto& initial) { detail::initialize_model(model_, initial); }, seed);
   }
 
@@ -395,19 +404,18 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   template <class F>
   void reduce_and_hand_out(const F& f) {
     reduce();
-    if constexpr (traits::skips_unused) gradients_.agree_on_usage();
-    f([&](std::size_t parameter) { return gradients_.is_used(parameter); });
+    if constexpr (traits::skips_unused) gradients_.features().agree_on_usage(gradients_);
+    f([&]([[maybe_unused]] std::size_t parameter) {
+      if constexpr (traits::notes_usage) return gradients_.features().used()[parameter] != 0;
+      return true;  // nobody keeps count
+    });
     end_update();
   }
 
   /// Begins the optimizer's next update, from the sum of so many micro-batches: settles its
   /// learning rate. It comes before `reduce_and_update`, and is not captured.
   void begin_update(std::size_t micro_batches = traits::micro_batches) {
-    if constexpr (Gradients::folds) {
-      updater_.begin(micro_batches, gradients_.factor());
-    } else {
-      updater_.begin(micro_batches);
-    }
+    updater_.begin(micro_batches, gradients_.factor());
   }
 
   /// The optimizer's whole update, after `reduce`. **Ranks** all. **Host** blocks until the
@@ -476,8 +484,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     });
   }
   /// The same with `make_update()` in place of the update.
-  template <class F>
-  bool answer_others(const F& make_update)
+  bool answer_others(const auto& make_update)
     requires(traits::joins)
   {
     before_forward(detail::step_call<traits, detail::JobCall::forward>());
@@ -541,9 +548,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   // Evaluations, with nothing kept for backward and no communication.
 
   /// Evaluations and predictions use a sub-graph from now on.
-  void evaluate_subgraph([[maybe_unused]] std::size_t set) {
-    if constexpr (traits::has_subgraphs) evaluated_.number = set;
-  }
+  void evaluate_subgraph(std::size_t set) { evaluated_ = set; }
   template <class Batch>
   Loss evaluate(const Batch& placed) {
     if constexpr (detail::require_forward<Model, evaluation_step, Batch>()) {
@@ -568,7 +573,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   auto with_evaluation_step(const F& f) {
     await_parameters();
     if constexpr (traits::has_subgraphs) {
-      return detail::with_subgraph<subgraphs::count>(evaluated_.number, [&](auto set) {
+      return detail::with_subgraph<subgraphs::count>(evaluated_, [&](auto set) {
         using Used = detail::SubgraphStep<bare_step, subgraphs, set>;
         detail::EvaluationStep<Used> step{Used(step_)};
         return f(step);
@@ -723,31 +728,12 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   // Initial values.
 
-  /// Random numbers of steps begin from rank 0's seed, which is the one that a checkpoint has.
-  void start_random(Seed seed) {
-    [[maybe_unused]] const auto on = on_device();
-    if constexpr (!traits::alone) {
-      settle_allocations();
-      seed = Seed{comm_.broadcast(seed.value(), Rank{0})};
-    }
-    gradients_.features().start(seed, comm_.rank());
-  }
-  /// Room for weights of higher precision; nothing where there are none.
-  auto allocate_masters() const {
-    if constexpr (traits::keeps_masters) {
-      return updater_.allocate_masters();
-    } else {
-      return nullptr;
-    }
-  }
   template <class F>
-  void write_initial_values(F&& f, Seed seed, [[maybe_unused]] const auto& allocated) {
+  void write_initial_values(F&& f, Seed seed, std::byte* masters) {
     using Declared = typename traits::declared_layout;
     using DeclaredBuffers = detail::BufferLayout<Model>;
     const Declared declared(model_);
     const DeclaredBuffers declared_buffers(model_);
-    std::byte* masters = nullptr;
-    if constexpr (traits::keeps_masters) masters = updater_.masters_in(allocated);
     execution_.initialize(model_, {parameters_, nullptr, buffers_}, masters,
                           [&]<class P, class B>(P&& parameters, B&& buffers) {
                             detail::InitialValues<Model, Declared, DeclaredBuffers, P, B> initial(
@@ -809,11 +795,6 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
 
   detail::BackwardPass pass(Sync sync) const { return {sync == Sync::yes, micro_batches_ != 0}; }
 
-  struct Nothing {};
-  struct EvaluatedSet {
-    std::size_t number = detail::whole_model;
-  };
-
   [[no_unique_address]] typename execution_type::BuiltOnDevice built_;
   Comm& comm_;
   Model model_;
@@ -829,7 +810,7 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
   std::optional<step_type> adding_step_;  // of micro-batches after the first
   [[no_unique_address]] detail::OutputsOf<declares_outputs, Model, typename traits::memory,
                                           execution_type> outputs_;
-  [[no_unique_address]] std::conditional_t<traits::has_subgraphs, EvaluatedSet, Nothing> evaluated_;
+  std::size_t evaluated_ = detail::whole_model;  // the sub-graph of evaluations
   [[no_unique_address]] detail::StateCopies<typename traits::device, Comm> copies_;
 };
 

@@ -152,7 +152,7 @@ class Updater
   /// Memory for that where ranks keep some weights alone, and on other ranks for one bucket.
   /// **Ranks** all; it is followed by `settle_allocations`.
   Arena allocate_masters() const {
-    if constexpr (!divides) return Arena(0);
+    if constexpr (!divides || !Traits::keeps_masters) return Arena(0);
     if (comm_.rank() == Rank{0}) return Arena(widened(layout_.plan().bytes));
     std::size_t most = 0;
     for (const Bucket& bucket : layout_.plan().buckets()) most = std::max(most, bucket.bytes);
@@ -160,6 +160,7 @@ class Updater
   }
   /// Where rank 0 writes them.
   std::byte* masters_in(const Arena& allocated) const {
+    if constexpr (!Traits::keeps_masters) return nullptr;
     return divides ? allocated.data() : masters_.data();
   }
   /// Every rank takes those that it keeps. **Ranks** all. **Stream** the compute stream.

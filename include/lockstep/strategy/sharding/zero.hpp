@@ -243,15 +243,12 @@ class GradientRing {
   static constexpr std::size_t widest_ratio() {
     std::size_t ratio = 1;
     for (std::size_t k = 0; k != Traits::kinds().size; ++k) {
-      with_ratio(Traits::kinds().kinds[k], ratio);
+      Traits::with_element(Traits::kinds().kinds[k], [&]<class T>(std::type_identity<T>) {
+        if constexpr (!std::is_same_v<T, Travelling<T>>)
+          ratio = std::max(ratio, 1 + (sizeof(Travelling<T>) + sizeof(T) - 1) / sizeof(T));
+      });
     }
     return ratio;
-  }
-  static constexpr void with_ratio(ElementKind kind, std::size_t& ratio) {
-    Traits::with_element(kind, [&]<class T>(std::type_identity<T>) {
-      if constexpr (!std::is_same_v<T, Travelling<T>>)
-        ratio = std::max(ratio, 1 + (sizeof(Travelling<T>) + sizeof(T) - 1) / sizeof(T));
-    });
   }
 
   std::size_t plan_slices() {
@@ -282,7 +279,7 @@ class ShardReductions {
 
  public:
   ShardReductions(Comm& comm, const auto& /*execution*/, const auto& layout)
-      : space_(comm), handles_(layout.plan().bucket_count), whole_(comm, NoExecution{}, layout) {}
+      : space_(comm), handles_(layout.plan().bucket_count), whole_(Traits::joins ? 1 : 0) {}
 
   const Space& space() const { return space_; }
   /// The communicators of groups, where buckets are divided inside of these.
@@ -310,18 +307,10 @@ class ShardReductions {
   }
   void forget() {
     handles_.forget();
-    if constexpr (Traits::joins) whole_.forget();
+    whole_.forget();
   }
 
  private:
-  struct NoExecution {};
-  struct NoWhole {
-    constexpr NoWhole(const auto&, const auto&, const auto&) {}
-  };
-  using Whole =
-      typename std::conditional_t<Traits::joins, std::type_identity<BucketReductions<Traits, Comm>>,
-                                  std::type_identity<NoWhole>>::type;
-
   struct Scatter {
     template <class T>
     static auto on(Space& space, std::span<T> pieces) {
@@ -331,7 +320,7 @@ class ShardReductions {
 
   Space space_;
   TravellingHandles<Scatter, Space, Traits> handles_;
-  [[no_unique_address]] Whole whole_;
+  TravellingHandles<ReduceWhole<Traits, Comm>, Comm, Traits> whole_;  // of the first bucket
 };
 
 /// How many calls of a job that shards may be under way at a time: half of them are reductions,
