@@ -16,7 +16,7 @@
 #include "lockstep/device/cuda/memory.cuh"
 #include "lockstep/device/cuda/stream.cuh"
 #include "lockstep/norm/dropout.cuh"
-#include "lockstep/strategy/feature/random.cuh"
+#include "lockstep/strategy/features.cuh"
 #include "lockstep/trainer/cuda.cuh"
 #include "lockstep/trainer/ddp.hpp"
 #include "lockstep/trainer/dp.hpp"

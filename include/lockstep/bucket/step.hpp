@@ -274,7 +274,7 @@ class BareStep {
   /// view, a range or a list in braces, with a number for every element, for a tensor.
   template <class Key, class Value = std::initializer_list<double>>
   constexpr void set_grad(Key key, const Value& value) const {
-    write_grad(key, value);
+    write_view(grad(key), key, value);
     ready(key);
   }
 
@@ -304,12 +304,13 @@ class BareStep {
     return parameter < parameters_.infos().size() ? parameters_.name(parameter) : "";
   }
 
-  template <class Key, class Value>
-  constexpr void write_grad(Key key, const Value& value) const {
+  /// Writes a gradient, wherever it lies.
+  template <class View, class Key, class Value>
+  constexpr void write_view(const View& gradient, Key key, const Value& value) const {
     static_assert(std::is_same_v<Memory, HostMemory>,
                   "lockstep: this step's gradients are in device memory, which host code cannot "
                   "write; write them in a kernel and call step.ready");
-    if constexpr (std::is_same_v<Memory, HostMemory>) write_gradient(grad(key), key, value);
+    if constexpr (std::is_same_v<Memory, HostMemory>) write_gradient(gradient, key, value);
   }
 
  private:
@@ -345,7 +346,7 @@ class TrackedStep : public Bare {
   /// Writes a gradient and says that it is complete.
   template <class Key, class Value = std::initializer_list<double>>
   void set_grad(Key key, const Value& value) const {
-    this->write_grad(key, value);
+    this->write_view(this->grad(key), key, value);
     ready(key);
   }
 

@@ -271,15 +271,6 @@ inline void launch_store_flags(cudaStream_t stream, std::uint8_t* to,
 // As in update.cuh, these functions see nothing of a job's type.
 
 template <class R>
-constexpr std::size_t size_of_numbers(Optimizer<R>) {
-  return sizeof(StepNumbers<R>);
-}
-template <class R>
-constexpr std::size_t size_of_inputs(Optimizer<R>) {
-  return sizeof(StepInputs<R>);
-}
-
-template <class R>
 void store_inputs(Optimizer<R>, cudaStream_t stream, std::byte* to,
                   const typename R::Options& options, double lr, double scale,
                   const AnomalyWatch& watch) {

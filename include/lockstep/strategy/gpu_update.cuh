@@ -16,7 +16,7 @@
 #include "lockstep/optim/constants.cuh"
 #include "lockstep/optim/schedule.hpp"
 #include "lockstep/optim/update.cuh"
-#include "lockstep/strategy/feature/join.cuh"
+#include "lockstep/strategy/features.cuh"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/sharding/zero.hpp"
 
@@ -69,8 +69,8 @@ class GpuUpdate {
         table_(where),
         pieces_(uploaded(table_.pieces)),
         groups_(uploaded(table_.groups)),
-        inputs_(groups * size_of_inputs(OptimizerPolicy{})),
-        numbers_((groups + (counts ? table_.rows() : 0)) * size_of_numbers(OptimizerPolicy{})),
+        inputs_(groups * sizeof(StepInputs<Rule>)),
+        numbers_((groups + (counts ? table_.rows() : 0)) * sizeof(StepNumbers<Rule>)),
         updates_((counts ? table_.rows() : 0) * sizeof(std::uint64_t)),
         partials_(plan_partials(owned) * sizeof(double)) {
     if constexpr (stops) {
@@ -241,7 +241,7 @@ class GpuUpdate {
   double* partials() const { return reinterpret_cast<double*>(partials_.data()); }
   /// The numbers of rows: of the groups themselves, or of parameters, behind those.
   std::byte* rows() const {
-    return numbers_.data() + (counts ? groups * size_of_numbers(OptimizerPolicy{}) : 0);
+    return numbers_.data() + (counts ? groups * sizeof(StepNumbers<Rule>) : 0);
   }
   /// For kernels over elements of so many bytes, from `offset` of the arena on.
   TablePieces where(std::size_t offset, std::size_t element) const {
@@ -252,12 +252,11 @@ class GpuUpdate {
   /// Stores the numbers of a group's update on the GPU.
   void store(std::size_t group, const typename Rule::Options& options, double rate, double scale) {
     if constexpr (decides || counts)
-      store_inputs(OptimizerPolicy{}, stream(),
-                   inputs_.data() + group * size_of_inputs(OptimizerPolicy{}), options, rate, scale,
-                   watch());
+      store_inputs(OptimizerPolicy{}, stream(), inputs_.data() + group * sizeof(StepInputs<Rule>),
+                   options, rate, scale, watch());
     if constexpr (!decides)
       store_numbers(OptimizerPolicy{}, stream(),
-                    numbers_.data() + group * size_of_numbers(OptimizerPolicy{}), options, rate,
+                    numbers_.data() + group * sizeof(StepNumbers<Rule>), options, rate,
                     clock_.steps(), scale, watch());
   }
 

@@ -169,11 +169,14 @@ class Replica : public detail::ReplicaKept<Replica<Model, Policies, Comm>> {
     const auto give = [&](std::size_t p, std::string_view state, const auto& values,
                           std::size_t first) {
       using T = typename std::remove_cvref_t<decltype(values)>::element_type;
-      detail::hand_out_state(
-          f, layout.name(p), state,
+      const auto view =
           detail::make_view<typename traits::memory, true, element_kind<T>(), dynamic>(
-              reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()}),
-          first);
+              reinterpret_cast<std::byte*>(values.data()), Extents<dynamic>{values.size()});
+      if constexpr (requires { f(layout.name(p), state, view, first); }) {
+        f(layout.name(p), state, view, first);
+      } else {
+        f(layout.name(p), state, view);
+      }
     };
     if constexpr (traits::keeps_masters) {
       for (std::size_t p = 0; p != layout.infos().size(); ++p) {

@@ -55,7 +55,7 @@ struct Unwritten {
 
 /// The check on a device. `spoil` fills a gradient before a backward pass, `inspect` searches it
 /// when it is ready, and `take` gives the first element that any search has found since the last
-/// `take`. For the CPU here, for GPUs in checked_gradients.cuh.
+/// `take`. For the CPU here, for GPUs in features.cuh.
 template <class Device>
 class WrittenCheck;
 

@@ -84,7 +84,7 @@ void require_join_flags(WorldSize world, Rank rank) {
 
 /// The flags on a device: `write` those that this rank sends, before the first bucket travels, and
 /// `read` what has come, after it has landed; `live` is the answer. Specialised for every device:
-/// `Cpu` here, `Cuda` in join.cuh.
+/// `Cpu` here, `Cuda` in features.cuh.
 template <class Device, class Comm>
 class JoinFlags;
 

@@ -23,7 +23,7 @@ struct RandomKeys {
 
 /// Where the keys of a replica lie: `keys()` in the memory of its device, and `store(keys)`. `draw`
 /// gives the numbers of a layer from a key there. Specialised for every device: `Cpu` here, `Cuda`
-/// in random.cuh.
+/// in features.cuh.
 template <class Device, class Comm>
 class RandomKeyStore;
 template <class Comm>

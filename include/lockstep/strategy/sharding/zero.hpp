@@ -517,16 +517,8 @@ class ShardedStep : public TrackedStep<Model, Bare, Gradients> {
   }
   template <class Key, class Value = std::initializer_list<double>>
   void set_grad(Key key, const Value& value) const {
-    if constexpr (frees) {
-      if constexpr (requires { this->write_view(grad(key), key, value); }) {
-        this->write_view(grad(key), key, value);  // of a GPU
-      } else {
-        write_gradient(grad(key), key, value);
-      }
-      this->ready(key);
-    } else {
-      Base::set_grad(key, value);
-    }
+    this->write_view(grad(key), key, value);
+    this->ready(key);
   }
   template <class F>
   void for_each_gradient(F&& f) const {
