@@ -274,10 +274,10 @@ BOOST_AUTO_TEST_CASE(records_under_other_keys_come_in_the_order_of_their_keys) {
   expect([&] { texts_of(named, {.database = "another"}); },
          {"'" + named + "' has no database 'another'", "mdb_stat -a"});
 
-  // Several values for a key are as many records.
   const std::string several = folder / "several";
   put(several, {{"k", "1"}, {"k", "2"}, {"l", "3"}}, "sorted", MDB_DUPSORT);
-  BOOST_TEST(texts_of(several, {.database = "sorted"}) == (List{"1", "2", "3"}));
+  expect([&] { texts_of(several, {.database = "sorted"}); },
+         {"'" + several + "' has several values under one key", "MDB_DUPSORT"});
 
   // The first and the last key look like ours, and one between does not.
   using namespace std::string_literals;
@@ -368,14 +368,6 @@ BOOST_AUTO_TEST_CASE(flipped_bytes_are_errors_in_words_or_other_bytes_and_never_
     pairs.emplace_back("key of " + std::to_string(i), std::string(i % 40, 'y'));
   put(folder / "set", pairs, "other");
   add({.database = "other"});
-  std::vector<std::pair<std::string, std::string>> repeated;  // in sub-pages and in trees
-  for (int i = 0; i != 700; ++i)
-    repeated.emplace_back(i < 600 ? "many" : "few" + std::to_string(i / 10),
-                          std::to_string(1000 + i));
-  put(folder / "set", repeated, "sorted", MDB_DUPSORT);
-  add({.database = "sorted"});
-  put(folder / "set", repeated, "fixed", MDB_DUPSORT | MDB_DUPFIXED);
-  add({.database = "fixed"});
   for (const Original& original : originals)
     BOOST_TEST(!texts_of(write(folder / "whole", original.bytes), original.options).empty());
 

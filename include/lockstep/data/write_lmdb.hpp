@@ -167,7 +167,3 @@ void write_lmdb(const std::string& path, const Source& source,
 }
 
 }  // namespace lockstep
-
-#if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/data/lmdb.ipp"
-#endif
