@@ -4,8 +4,8 @@
 /// LMDB is <lockstep/lmdb.hpp>.
 
 #include "lockstep/data/collate.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/feed.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/npy.hpp"
 #include "lockstep/data/pipeline.hpp"

@@ -32,7 +32,7 @@
 #include "checkpoint/process.hpp"
 #include "launch/watchdog.hpp"
 #include "lockstep/core/random_stream.hpp"
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/data/lmdb.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/pipeline.hpp"

@@ -30,7 +30,6 @@
 #include "lockstep/data/batch.hpp"
 #include "lockstep/data/dataset.hpp"
 #include "lockstep/data/device_batch.cuh"
-#include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/cuda/batch.cuh"
