@@ -643,15 +643,27 @@ BOOST_AUTO_TEST_CASE(a_set_is_written_as_a_whole_or_not_at_all) {
   BOOST_TEST(folder.files().size() == 1u);
   BOOST_TEST(!fs::exists(path));
 
-  // It does not remove the one of a writer that is at work, which comes too late and says so.
+  // One writes at a time.
+  write_lmdb(
+      path, Texts{{"only"}},
+      [&](const std::string& text, std::vector<std::byte>& out) {
+        BOOST_TEST(folder.files().size() == 1u);
+        expect([&] { write_lmdb(path, source, options); },
+               {"write_lmdb: '" + path + "' is being written"});
+        encode_text(text, out);
+      },
+      options);
+  BOOST_TEST(folder.files() == std::vector<std::string>{"set"});
+  fs::remove(path);
+
+  // A path that comes up while it is written stays as it is.
   expect(
       [&] {
         write_lmdb(
             path, Texts{{"late"}},
             [&](const std::string& text, std::vector<std::byte>& out) {
-              BOOST_TEST(folder.files().size() == 1u);
-              write_lmdb(path, source, options);
-              BOOST_TEST(folder.files().size() == 2u);
+              write_lmdb(folder / "other", source, options);
+              fs::rename(folder / "other", path);
               encode_text(text, out);
             },
             options);

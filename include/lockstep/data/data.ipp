@@ -89,7 +89,7 @@ LOCKSTEP_INLINE std::string names_of(std::span<const std::size_t> indices) {
 }
 
 LOCKSTEP_INLINE SampleError::SampleError(std::size_t sample, std::size_t draw, const Error& error)
-    : Error(error), sample_(sample), draw_(draw) {}
+    : Error(error), sample(sample), draw(draw) {}
 LOCKSTEP_INLINE SampleError::SampleError(const SampleError& other) = default;
 LOCKSTEP_INLINE SampleError::~SampleError() = default;
 
@@ -116,11 +116,11 @@ LOCKSTEP_INLINE void rethrow_of_batch(std::span<const std::size_t> indices, Batc
     throw;
   } catch (const SampleError& error) {
     // A data set may load from another one, whose samples have other numbers.
-    if (error.draw() < indices.size() && indices[error.draw()] == error.sample()) {
+    if (error.draw < indices.size() && indices[error.draw] == error.sample) {
       try {
         std::rethrow_if_nested(error);
       } catch (...) {
-        rethrow(text({"sample ", error.sample(), " (draw ", error.draw(), " of "}), sample_advice);
+        rethrow(text({"sample ", error.sample, " (draw ", error.draw, " of "}), sample_advice);
       }
     }
     rethrow(text({names_of(indices), " ("}), batch_advice);

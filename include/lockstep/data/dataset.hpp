@@ -129,20 +129,15 @@ concept SampleSource = requires(const S& source) {
 
 namespace detail {
 
-/// What reading or changing one sample threw, with its number. The first exception is nested in it.
-class SampleError : public Error {
- public:
-  [[gnu::cold]] SampleError(std::size_t sample, std::size_t draw, const Error& error);
+/// What reading or changing one sample threw, with its number and its place in the batch. The first
+/// exception is nested in it.
+struct SampleError : Error {
+  SampleError(std::size_t sample, std::size_t draw, const Error& error);
   SampleError(const SampleError& other);
   ~SampleError() override;
 
-  std::size_t sample() const { return sample_; }
-  /// Its place in the batch, from 0.
-  std::size_t draw() const { return draw_; }
-
- private:
-  std::size_t sample_;
-  std::size_t draw_;
+  std::size_t sample;
+  std::size_t draw;
 };
 
 /// For handlers: throws what is being handled as the failure of a sample, the `draw`-th of its

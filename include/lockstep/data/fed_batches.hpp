@@ -177,7 +177,7 @@ class FedBatches {
     line_.receive(sizes_, [&](std::span<const std::uint64_t> sizes) {
       std::size_t total = 0;
       for (const std::uint64_t size : sizes.subspan(1)) total += size == no_batch ? 0 : size;
-      return parcels = buffer_.room(total);
+      return parcels = room_in(buffer_, total);
     });
     if (sizes_[0] == words) {
       const std::string said(parcels.begin(), parcels.end());
@@ -214,7 +214,7 @@ class FedBatches {
   std::size_t begin_ = 0;  ///< the first draw of the loop
   std::size_t rounds_ = 0;
   ParcelWriter writer_;
-  ParcelBuffer buffer_;
+  std::vector<std::uint8_t> buffer_;
   std::vector<std::uint64_t> sizes_;
 
   // Of a rank that reads.

@@ -10,10 +10,7 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
-#include <filesystem>
 #include <string_view>
-#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -24,21 +21,26 @@
 
 namespace lockstep::detail {
 
-/// A file beside the one that it becomes. Who writes it holds a lock on it, by which others see
-/// that it is no leftover.
+/// A file beside the one that it becomes. Who writes it holds a lock on it; what a killed process
+/// has left is overwritten.
 class LmdbTemporary {
  public:
-  explicit LmdbTemporary(std::string path) : path_(std::move(path)), folder_(folder_of(path_)) {
+  explicit LmdbTemporary(const std::string& path)
+      : path_(path), temporary_(text({path, temporary_infix, "lmdb"})) {
     struct stat status{};
-    if (::lstat(path_.c_str(), &status) == 0) refuse_existing();
-    remove_leftovers();
     do {
-      temporary_ = text({path_, temporary_infix, random_token()});
-      file_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+      file_ = Descriptor(::open(temporary_.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
       if (!file_) fail_writing(errno);
-      // Between its making and this lock somebody may have taken it for a leftover.
-    } while (::flock(file_.get(), LOCK_EX) == 0 && ::fstat(file_.get(), &status) == 0 &&
-             status.st_nlink == 0);
+      if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0)
+        fail("write_lmdb", {"'", path_, "' is being written"},
+             "let one process write it, or write to another path");
+      // Between its opening and this lock somebody may have removed it.
+    } while (::fstat(file_.get(), &status) == 0 && status.st_nlink == 0);
+    if (::lstat(path_.c_str(), &status) == 0) {
+      ::unlink(temporary_.c_str());
+      refuse_existing();
+    }
+    if (::ftruncate(file_.get(), 0) != 0) fail_writing(errno);
   }
   LmdbTemporary(const LmdbTemporary&) = delete;
   LmdbTemporary& operator=(const LmdbTemporary&) = delete;
@@ -58,14 +60,14 @@ class LmdbTemporary {
         fail_writing(errno);
     }
     temporary_.clear();
-    sync(folder_);
+    sync(folder_of(path_));
   }
 
   [[noreturn, gnu::cold]] void fail_writing(int error) const {
     // liblmdb calls it an input/output error where a part of a page was written.
     struct statvfs disk{};
     const bool is_full =
-        error == EIO && ::statvfs(folder_.c_str(), &disk) == 0 && disk.f_bavail == 0;
+        error == EIO && ::statvfs(folder_of(path_).c_str(), &disk) == 0 && disk.f_bavail == 0;
     detail::fail_writing("write_lmdb", path_, is_full ? ENOSPC : error);
   }
 
@@ -75,17 +77,6 @@ class LmdbTemporary {
          "remove it first, or write to another path");
   }
 
-  /// A leftover is one that nobody has locked.
-  void remove_leftovers() const {
-    const std::string begin = text({name_in_folder(path_), temporary_infix});
-    std::error_code none;
-    for (const auto& entry : std::filesystem::directory_iterator(folder_, none)) {
-      if (!entry.path().filename().string().starts_with(begin)) continue;
-      const Descriptor found(::open(entry.path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW));
-      if (found && ::flock(found.get(), LOCK_EX | LOCK_NB) == 0) ::unlink(entry.path().c_str());
-    }
-  }
-
   void sync(const std::string& path) const {
     const Descriptor opened(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     // A file system that has nothing to sync for a folder says EINVAL.
@@ -93,7 +84,6 @@ class LmdbTemporary {
   }
 
   std::string path_;
-  std::string folder_;
   std::string temporary_;
   Descriptor file_;
 };
