@@ -423,6 +423,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
   }
 
   std::size_t replicas() const { return replicas_.size(); }
+  /// Replica 0, for those who run a step by parts.
+  auto& first() { return replicas_[0]->replica(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
   /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
   /// parameters have a slice of the states each, and a parameter may come in several pieces:
@@ -623,8 +626,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
     }
   }
 
-  auto& first() { return replicas_[0]->replica(); }
-  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
   /// The only replica of a world of one, which is plain DDP.
   auto& alone() { return replicas_[0]->ddp(); }
 

@@ -50,12 +50,12 @@
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/predictions.hpp"
 #include "lockstep/trainer/rejected.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 namespace lockstep {
 
