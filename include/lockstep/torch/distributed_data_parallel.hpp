@@ -16,7 +16,7 @@
 #include <utility>
 
 #include "lockstep/bucket/subgraphs.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"

@@ -19,7 +19,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"

@@ -9,7 +9,7 @@
 #include <type_traits>
 
 #include "lockstep/bucket/elements.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"
 #include "lockstep/model/declaration.hpp"

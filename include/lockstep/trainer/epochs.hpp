@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"

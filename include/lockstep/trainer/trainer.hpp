@@ -19,7 +19,7 @@
 #include "lockstep/bucket/step.hpp"
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/backends/loopback.hpp"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
