@@ -336,7 +336,7 @@ BOOST_AUTO_TEST_CASE(a_source_that_changes_while_it_is_copied_is_an_error) {
     // The writer may be asleep just then: it is tried until it is not.
     std::string words;
     for (int tries = 0; words.empty() && tries != 1000; ++tries) {
-      fs::remove_all(source.to / fs::path(from).filename());
+      fs::remove_all(source.to / fs::path(from).filename().string());
       words = error_of([&] { stage_locally(from, source.to.path); });
     }
     is_over = true;

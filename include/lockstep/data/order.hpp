@@ -293,20 +293,15 @@ class BlockOrder {
 namespace lockstep {
 
 namespace axes {
-struct Order {
-  static constexpr std::string_view name = "Order";
-};
+struct Order : WithName<"Order"> {};
 }  // namespace axes
 
 /// The permutation PyTorch makes, sample for sample. Every rank computes all of it and keeps its
 /// share.
-struct TorchShuffle : Choice<axes::Order> {
-  static constexpr std::string_view name = "TorchShuffle";
-};
+struct TorchShuffle : WithName<"TorchShuffle">, Choice<axes::Order> {};
 
 /// A keyed bijection: no memory, no start-up time, any number of samples.
-struct KeyedShuffle : Choice<axes::Order> {
-  static constexpr std::string_view name = "KeyedShuffle";
+struct KeyedShuffle : WithName<"KeyedShuffle">, Choice<axes::Order> {
   static constexpr detail::KeyedPermutation of(std::size_t samples, std::uint64_t key) {
     return {samples, key};
   }
@@ -328,9 +323,7 @@ struct BlockShuffle : Choice<axes::Order> {
 };
 
 /// Samples come in the order of the data set.
-struct InOrder : Choice<axes::Order> {
-  static constexpr std::string_view name = "InOrder";
-};
+struct InOrder : WithName<"InOrder">, Choice<axes::Order> {};
 
 }  // namespace lockstep
 
