@@ -23,7 +23,6 @@
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/policy/policy.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/replica.hpp"
 #include "lockstep/topology/world.hpp"
