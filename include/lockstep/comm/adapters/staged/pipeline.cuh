@@ -11,7 +11,7 @@
 #include <span>
 #include <utility>
 
-#include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/device/cuda/check.cuh"
 #include "lockstep/device/cuda/stream.cuh"

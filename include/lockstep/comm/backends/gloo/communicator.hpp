@@ -19,7 +19,6 @@
 #include <vector>
 
 #include "lockstep/comm/backends/gloo/connections.hpp"
-#include "lockstep/comm/backends/gloo/handshake.hpp"
 #include "lockstep/comm/backends/gloo/rendezvous.hpp"
 #include "lockstep/comm/backends/gloo/transport.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"

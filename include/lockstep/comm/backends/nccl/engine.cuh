@@ -20,7 +20,6 @@
 #include "lockstep/comm/backends/nccl/join.cuh"
 #include "lockstep/comm/backends/nccl/link.cuh"
 #include "lockstep/comm/backends/nccl/memory.cuh"
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"

@@ -16,8 +16,8 @@
 #include <vector>
 
 #include "lockstep/comm/backends/nccl/join.cuh"
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/fault_channel.hpp"
+#include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/core/deadline.hpp"
 #include "lockstep/core/error.hpp"

@@ -10,7 +10,6 @@
 #include <memory>
 #include <utility>
 
-#include "lockstep/comm/call/counter.hpp"
 #include "lockstep/comm/call/peers.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
