@@ -18,7 +18,7 @@
 #include "lockstep/strategy/feature/join.hpp"
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/sharding/shards.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep::detail {
 

@@ -24,7 +24,7 @@
 #include "lockstep/strategy/policies.hpp"
 #include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 

@@ -34,7 +34,6 @@
 #include "lockstep/data/loader.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/launch/rendezvous.hpp"
-#include "lockstep/model/fingerprint.hpp"
 #include "lockstep/model/shapes.hpp"
 #include "lockstep/model/tensor.hpp"
 #include "lockstep/observe/scores.hpp"

@@ -21,7 +21,7 @@
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 
