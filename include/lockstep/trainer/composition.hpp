@@ -8,7 +8,7 @@
 #include <string_view>
 #include <type_traits>
 
-#include "lockstep/bucket/elements.hpp"
+#include "lockstep/bucket/layout.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/name.hpp"
 #include "lockstep/hook/hook.hpp"

@@ -45,7 +45,6 @@
 #include "lockstep/strategy/members.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/strategy/sharding_traits.hpp"
 #include "lockstep/topology/groups.hpp"
 #include "lockstep/trainer/axes.hpp"
 #include "lockstep/trainer/connection.hpp"
