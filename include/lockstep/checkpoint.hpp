@@ -8,8 +8,12 @@
 #include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
+#include "lockstep/core/storage.ipp"
+#include "lockstep/data/loader.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
 #include "lockstep/observe/observe.ipp"
+#include "lockstep/strategy/strategy.ipp"
+#include "lockstep/trainer/trainer.ipp"
 #endif

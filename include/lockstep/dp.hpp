@@ -7,10 +7,9 @@
 #include "lockstep/trainer/dp.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
-#include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
-#include "lockstep/data/data.ipp"
+#include "lockstep/data/loader.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"
