@@ -19,6 +19,7 @@
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/macros.hpp"
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -27,6 +28,8 @@
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/progress.hpp"
 #include "lockstep/version.hpp"
+
+LOCKSTEP_COLD_BEGIN
 
 namespace lockstep::detail {
 
@@ -528,3 +531,5 @@ LOCKSTEP_INLINE CheckpointFlags parse_checkpoint_flags(std::span<const CutArgume
 }
 
 }  // namespace lockstep::detail
+
+LOCKSTEP_COLD_END
