@@ -4,6 +4,13 @@
 
 #include "lockstep/checkpoint/checkpoints.hpp"
 
+namespace lockstep::detail {
+
+/// Says that the definitions are here, to members of jobs that need them.
+struct CheckpointDefinitions {};
+
+}  // namespace lockstep::detail
+
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"
 #include "lockstep/comm/comm.ipp"
