@@ -16,7 +16,7 @@ struct CheckpointDefinitions {};
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
 #include "lockstep/core/storage.ipp"
-#include "lockstep/data/loader.ipp"
+#include "lockstep/data/data.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"

@@ -6,12 +6,12 @@
 #include "lockstep/comm.hpp"
 #include "lockstep/hooks.hpp"
 #include "lockstep/model/model.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
-#include "lockstep/data/loader.ipp"
+#include "lockstep/data/data.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"

@@ -2,7 +2,7 @@
 #pragma once
 /// @file `Trainer` and `launch<Job>`: a job's loop, its data in memory, its metrics.
 
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/ddp.hpp"
 #include "lockstep/dp.hpp"
 #include "lockstep/observe/display.hpp"
@@ -14,7 +14,7 @@
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/comm/comm.ipp"
 #include "lockstep/core/core.ipp"
-#include "lockstep/data/loader.ipp"
+#include "lockstep/data/data.ipp"
 #include "lockstep/device/device.ipp"
 #include "lockstep/launch/launch.ipp"
 #include "lockstep/launch/store.ipp"

@@ -15,7 +15,7 @@
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/model/declaration.hpp"
-#include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "train/plain_mlp.hpp"
 
 namespace train {
