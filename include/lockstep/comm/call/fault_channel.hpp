@@ -218,11 +218,8 @@ class NoticeBoard {
   void give_reason(std::string_view words) const {
     store_->set(prefix_ + "reason/" + std::to_string(rank_.value()), words.substr(0, most_words));
   }
-  /// The reasons of all ranks that have given one.
-  std::vector<std::optional<std::string>> reasons(std::size_t world) const {
-    std::vector<std::optional<std::string>> all(world);
-    for_each_rank("reason/", world, [&](std::size_t w, std::string&& words) { all[w] = words; });
-    return all;
+  std::optional<std::string> reason(std::size_t rank) const {
+    return store_->try_get(prefix_ + "reason/" + std::to_string(rank));
   }
 
   /// Says that this rank's calls are not rank 0's, and shows them. The first fault counts.
@@ -248,14 +245,16 @@ class NoticeBoard {
     store_->set(prefix_ + "position/" + std::to_string(rank_.value()),
                 store_protocol::Writer{}.u64(position.calls).text(position.call).bytes());
   }
-  /// The positions of all ranks, as far as they have told, by one request.
+  /// The positions of all ranks, as far as they have told.
   std::vector<std::optional<Position>> positions(std::size_t world) const {
     std::vector<std::optional<Position>> all(world);
-    for_each_rank("position/", world, [&](std::size_t w, const std::string& bytes) {
-      store_protocol::Reader in(bytes);
+    for (std::size_t w = 0; w < world; ++w) {
+      const auto bytes = store_->try_get(prefix_ + "position/" + std::to_string(w));
+      if (!bytes) continue;
+      store_protocol::Reader in(*bytes);
       const std::uint64_t calls = in.u64();
       all[w] = Position{calls, std::string(in.text())};
-    });
+    }
     return all;
   }
 
@@ -286,16 +285,6 @@ class NoticeBoard {
  private:
   static constexpr const char* advice = "let every rank make the same calls in the same order";
   static constexpr std::size_t most_words = 64 << 10;
-
-  /// Calls `f(w, value)` for every rank w that has set the value with this name, by one request.
-  template <class F>
-  void for_each_rank(const char* name, std::size_t world, const F& f) const {
-    const std::string prefix = prefix_ + name;
-    for (auto& [key, value] : store_->list(prefix)) {
-      const std::size_t rank = std::strtoul(key.c_str() + prefix.size(), nullptr, 10);
-      if (rank < world) f(rank, std::move(value));
-    }
-  }
 
   /// A fault replaces a question; nothing replaces a fault.
   Notice post(const Notice& notice) const {

@@ -147,23 +147,33 @@ class Engine {
   // The other ranks: `Peers`. One thread at a time may ask.
 
   /// The error that ends the wait for a call, if there is one. `lacks(w)`: rank w has yet to do its
-  /// part. Only where a connection has ended, or Gloo has failed, the others' reasons are read.
+  /// part. Where connections have ended, the reasons of those ranks are read.
   template <class Lacks>
   std::optional<Error> look_after(const std::string& operation, const Lacks& lacks) {
-    bool ended = pending_.complaint().has_value();
-    for (std::size_t w = 0; w < world(); ++w) ended = ended || is_cut_off(w);
-    if (ended) {
-      const auto all = ask_board(
-          loss_limit, [ranks = world()](const NoticeBoard& board) { return board.reasons(ranks); });
-      if (all) reasons_ = *all;
+    std::vector<std::size_t> ended;
+    for (std::size_t w = 0; w < world(); ++w)
+      if (is_cut_off(w)) ended.push_back(w);
+    if (!ended.empty()) {
+      // A rank says why it gives up before it ends its connections. One that has not has died.
+      const auto read = [ended](const NoticeBoard& board) {
+        std::vector<std::optional<std::string>> reasons;
+        for (const std::size_t w : ended)
+          if (!reasons.emplace_back(board.reason(w))) break;
+        return reasons;
+      };
+      const auto found = ask_board(loss_limit, read);
+      if (!found) died_ = ended.front();
+      for (std::size_t i = 0; found && i < found->size(); ++i) {
+        if (!(*found)[i]) died_ = ended[i];
+        reasons_[ended[i]] = (*found)[i].value_or("");
+      }
     }
     return find_fault(*this, operation, lacks);
   }
   bool has_left(std::size_t w) const { return roll_->has_left(w); }
-  /// A rank says why it gives up before it ends its connections.
-  bool has_died(std::size_t w) const { return is_cut_off(w) && !reasons_[w]; }
+  bool has_died(std::size_t w) const { return died_ == w; }
   static constexpr const char* how_died() { return " failed: its connection ended without a word"; }
-  std::string abort_reason(std::size_t w) const { return reasons_[w].value_or(""); }
+  std::string abort_reason(std::size_t w) const { return reasons_[w]; }
 
   // The end
 
@@ -240,7 +250,8 @@ class Engine {
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<RollCall> roll_;
   PendingCalls pending_;
-  std::vector<std::optional<std::string>> reasons_;  // why ranks gave up
+  std::vector<std::string> reasons_;  // why ranks gave up
+  std::optional<std::size_t> died_;   // a rank that ended without a word
   std::size_t groups_ = 0;
   TaskQueue queue_{call_thread};  // ends first: its calls use all of the above
 };
