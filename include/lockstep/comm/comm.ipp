@@ -224,16 +224,6 @@ LOCKSTEP_INLINE MemoryFile MemoryFile::create() {
   return MemoryFile(std::move(file));
 }
 
-LOCKSTEP_INLINE MemoryFile MemoryFile::open_of(int pid, int fd) {
-  const std::string path = text({"/proc/", pid, "/fd/", fd});
-  Descriptor file(::open(path.c_str(), O_RDWR | O_CLOEXEC));
-  if (!file) {
-    fail(text({"shared memory, opening ", path}), {error_text(errno)},
-         "ranks that share memory must run on one host, in one container, as one user");
-  }
-  return MemoryFile(std::move(file));
-}
-
 LOCKSTEP_INLINE void MemoryFile::reserve(std::size_t bytes) const {
   struct stat state{};
   ::fstat(descriptor(), &state);
@@ -303,14 +293,18 @@ LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
   return file;
 }
 
+// Another process opens the file through the descriptor of the one that made it.
 LOCKSTEP_INLINE std::string Engine::address(const MemoryFile& file) {
-  return text({::getpid(), " ", file.descriptor()});
+  return text({"/proc/", ::getpid(), "/fd/", file.descriptor()});
 }
 
 LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
-  char* end = nullptr;
-  const auto process = static_cast<int>(std::strtol(address.c_str(), &end, 10));
-  return MemoryFile::open_of(process, static_cast<int>(std::strtol(end, nullptr, 10)));
+  Descriptor file(::open(address.c_str(), O_RDWR | O_CLOEXEC));
+  if (!file) {
+    detail::fail(text({"shared memory, opening ", address}), {error_text(errno)},
+                 "ranks that share memory must run on one host, in one container, as one user");
+  }
+  return MemoryFile(std::move(file));
 }
 
 LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,

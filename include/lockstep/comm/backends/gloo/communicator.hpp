@@ -14,7 +14,6 @@
 #include <stdexcept>
 #include <string>
 #include <string_view>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -59,7 +58,8 @@ class Engine {
   explicit Engine(JoinOptions joined)
       : joined_(std::move(joined)),
         timeout_(joined_.timeout),
-        board_(joined_.store, "gloo/" + joined_.name, joined_.rank),
+        board_(board_within(answer_limit)),
+        reasons_board_(board_within(loss_limit)),
         connections_(std::make_shared<Connections>(joined_.rank, joined_.world)),
         reasons_(world()) {
     const std::string prefix = "lockstep/gloo/" + joined_.name + "/";
@@ -132,10 +132,11 @@ class Engine {
     fail(error, text({error.is_consequence() ? because_of_another : "", error.text()}));
   }
   void fail(const Error& error, const std::string& reason) {
-    ask_board(answer_limit, [reason](const NoticeBoard& board) {
-      board.give_reason(reason);
-      return true;
-    });
+    try {
+      if (world() != 1) board_.give_reason(reason);
+    } catch (const Error&) {
+      // Without a store, the other ranks find out by themselves.
+    }
     pending_.note(error);
     connections_->abort();
   }
@@ -150,22 +151,13 @@ class Engine {
   /// part. Where connections have ended, the reasons of those ranks are read.
   template <class Lacks>
   std::optional<Error> look_after(const std::string& operation, const Lacks& lacks) {
-    std::vector<std::size_t> ended;
-    for (std::size_t w = 0; w < world(); ++w)
-      if (is_cut_off(w)) ended.push_back(w);
-    if (!ended.empty()) {
-      // A rank says why it gives up before it ends its connections. One that has not has died.
-      const auto read = [ended](const NoticeBoard& board) {
-        std::vector<std::optional<std::string>> reasons;
-        for (const std::size_t w : ended)
-          if (!reasons.emplace_back(board.reason(w))) break;
-        return reasons;
-      };
-      const auto found = ask_board(loss_limit, read);
-      if (!found) died_ = ended.front();
-      for (std::size_t i = 0; found && i < found->size(); ++i) {
-        if (!(*found)[i]) died_ = ended[i];
-        reasons_[ended[i]] = (*found)[i].value_or("");
+    // A rank says why it gives up before it ends its connections. One that has not has died.
+    for (std::size_t w = 0; w < world() && !died_; ++w) {
+      if (!is_cut_off(w)) continue;
+      if (const auto reason = reason_of(w)) {
+        reasons_[w] = *reason;
+      } else {
+        died_ = w;
       }
     }
     return find_fault(*this, operation, lacks);
@@ -200,12 +192,19 @@ class Engine {
   /// Has the connection ended, of a rank that has not said farewell?
   bool is_cut_off(std::size_t w) const { return connections_->is_lost(w) && !has_left(w); }
 
-  /// The result of `f(board)`; nothing if the store does not answer soon.
-  template <class F>
-  auto ask_board(Milliseconds limit, F f) const
-      -> std::optional<std::invoke_result_t<F, const NoticeBoard&>> {
-    if (world() == 1) return std::nullopt;
-    return within(limit, [board = board_, f = std::move(f)] { return f(board); });
+  /// The store's part for notices, which answers within a limit or not at all.
+  NoticeBoard board_within(Milliseconds limit) const {
+    auto store = std::make_shared<Store>(joined_.store->share());
+    store->set_timeout(limit);
+    return {std::move(store), "gloo/" + joined_.name, joined_.rank};
+  }
+  /// Why a rank gave up; nothing if it has not said, or the store does not answer.
+  std::optional<std::string> reason_of(std::size_t w) const {
+    try {
+      return reasons_board_.reason(w);
+    } catch (const Error&) {
+      return std::nullopt;
+    }
   }
 
   template <class Work>
@@ -247,6 +246,7 @@ class Engine {
   JoinOptions joined_;
   std::atomic<Milliseconds> timeout_;
   NoticeBoard board_;
+  NoticeBoard reasons_board_;
   std::shared_ptr<Connections> connections_;
   std::unique_ptr<RollCall> roll_;
   PendingCalls pending_;
