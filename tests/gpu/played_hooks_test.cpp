@@ -77,16 +77,10 @@ detail::LowRankPlan make_plan(std::mt19937& random, std::size_t rank, bool feedb
     const std::size_t rows = random() % 40 + 1;
     const std::size_t columns = random() % (t == 3 ? 700 : 40) + 1;
     if (t % 2 == 0) {
-      plan.whole.push_back({first, rows, plan.whole_count});
-      plan.whole_count += rows;
+      plan.add_whole({.first = first, .rows = rows});
       first += rows + 64;
     } else {
-      const std::size_t own = std::min({rank, rows, columns});
-      plan.matrices.push_back(
-          {t, first, rows, columns, own, plan.p_count, plan.q_count, plan.residual_count});
-      plan.p_count += rows * own;
-      plan.q_count += columns * own;
-      plan.residual_count += rows * columns;
+      plan.add_matrix({t, first, rows, columns}, rank);
       first += rows * columns + 32;
     }
   }

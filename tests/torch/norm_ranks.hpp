@@ -38,11 +38,6 @@ struct CommRanks {
     comm->all_reduce(values, Sum{});
   }
 };
-struct LocalRanks {
-  static constexpr bool communicates = false;
-  std::size_t ranks = 1;
-  std::size_t world() const { return ranks; }
-};
 
 /// A step that has ranks and nothing else.
 template <class Ranks>

@@ -66,7 +66,11 @@ struct Hooks : detail::ValuePolicy<axes::Hooks> {
   static constexpr bool skips_zero_gradients = (detail::filters_updates<Given> || ...);
   static constexpr void fingerprint(detail::Hash& hash) {
     hash.text(axes::Hooks::name);
-    (detail::add_hook<Given>(hash), ...);
+    [[maybe_unused]] const auto add = [&]<class Hook>(std::type_identity<Hook>) {
+      hash.text(Hook::name);
+      if constexpr (requires { Hook::fingerprint(hash); }) Hook::fingerprint(hash);
+    };
+    (add(std::type_identity<Given>{}), ...);
   }
 };
 

@@ -131,12 +131,12 @@ struct SettleChannel {
   __device__ void end() const { ++*running.batches; }
 };
 
-/// A loaded packet of the output, where it is read.
-template <class T, std::size_t N, bool Reads>
-struct OutputPacket {};
+/// Loaded packets of a norm's tensors. Those that a pass does not load take no registers.
 template <class T, std::size_t N>
-struct OutputPacket<T, N, true> {
-  Packet<T, N> y;
+struct NormPackets {
+  Packet<T, N> x;
+  Packet<T, N> y;  // or the residual
+  Packet<T, N> dy;
 };
 
 /// Sums of the gradients that ReLU lets pass, and of their products with the deviations.
@@ -149,10 +149,7 @@ struct GradientTerm {
   static constexpr bool stores = F == Fusion::add_relu;
   using Channel = ChannelNumbers<A>;
   template <std::size_t N>
-  struct Loaded : OutputPacket<T, N, stores> {
-    Packet<T, N> x;
-    Packet<T, N> dy;
-  };
+  using Loaded = NormPackets<T, N>;
 
   const T* x;
   const T* y;
@@ -237,9 +234,7 @@ struct NormaliseMap {
   static constexpr unsigned column_packets = 4;
   using Channel = ChannelNumbers<A>;
   template <std::size_t N>
-  struct Loaded : OutputPacket<T, N, F == Fusion::add_relu> {  // its y is the residual
-    Packet<T, N> x;
-  };
+  using Loaded = NormPackets<T, N>;
 
   const T* x;
   const T* residual;
@@ -283,10 +278,7 @@ struct InputGradientMap {
     A offset;
   };
   template <std::size_t N>
-  struct Loaded {
-    Packet<T, N> x;
-    Packet<T, N> dy;
-  };
+  using Loaded = NormPackets<T, N>;
 
   const T* x;
   const T* dy;
@@ -308,7 +300,10 @@ struct InputGradientMap {
   }
   template <std::size_t N>
   __device__ Loaded<N> load(std::size_t at) const {
-    return {load_packet<Caching::stream, N>(x + at), load_packet<Caching::stream, N>(dy + at)};
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::stream, N>(x + at);
+    loaded.dy = load_packet<Caching::stream, N>(dy + at);
+    return loaded;
   }
   template <std::size_t N>
   __device__ T value(const Channel& channel, const Loaded<N>& loaded, unsigned i) const {

@@ -119,11 +119,11 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
     for (std::size_t packet = part.lane; packet < part.packets(); packet += part.stride()) {
       part.for_each(packet, load);
       if (part.has_all(packet)) {
-        term.template add<row_packets * N>(channel, loaded, AllPackets<N>{}, sums);
+        term.template add<row_packets * N>(channel, loaded, all_packets<N>(), sums);
         continue;
       }
       part.for_each(packet, [&](unsigned u, std::size_t) {
-        term.template add<N>(channel, loaded, OnePacket{u}, sums);
+        term.template add<N>(channel, loaded, one_packet(u), sums);
       });
     }
   }
@@ -161,14 +161,10 @@ LOCKSTEP_KERNEL __launch_bounds__(channel_threads)
                      std::size_t rows, std::size_t features, ColumnTile tile) {
   using A = Accumulator<T>;
   const RowPart<N> part(tile, rows, features);
-  struct Loaded {
-    Packet<T, N> x;
-    Packet<T, N> dy;
-  };
-  Loaded loaded[row_packets];
+  NormPackets<T, N> loaded[row_packets];
   const auto load = [&](unsigned u, std::size_t packet) {
-    loaded[u] = {load_packet<Caching::stream, N>(x + part.at(packet)),
-                 load_packet<Caching::stream, N>(dy + part.at(packet))};
+    loaded[u].x = load_packet<Caching::stream, N>(x + part.at(packet));
+    loaded[u].dy = load_packet<Caching::stream, N>(dy + part.at(packet));
   };
   // Calls f(i, g, deviation) for the elements of a packet.
   const auto for_each_element = [&](unsigned u, std::size_t packet, const SplitMean<A>& mean,
@@ -223,9 +219,7 @@ struct RowGradientTerm {
   static constexpr bool stores = false;
   struct Channel {};
   template <std::size_t N>
-  struct Loaded {
-    Packet<T, N> x;
-    Packet<T, N> dy;
+  struct Loaded : NormPackets<T, N> {
     KeptNumbers row;
   };
 
@@ -236,8 +230,11 @@ struct RowGradientTerm {
   __device__ Channel channel(std::size_t, std::size_t) const { return {}; }
   template <std::size_t N>
   __device__ Loaded<N> load(std::size_t at, std::size_t row) const {
-    return {load_packet<Caching::keep, N>(x + at), load_packet<Caching::keep, N>(dy + at),
-            load_kept(kept + row)};
+    Loaded<N> loaded;
+    loaded.x = load_packet<Caching::keep, N>(x + at);
+    loaded.dy = load_packet<Caching::keep, N>(dy + at);
+    loaded.row = load_kept(kept + row);
+    return loaded;
   }
   template <unsigned Count, class L, class Place>
   __device__ static void add(const Channel&, const L* loaded, const Place& where,

@@ -49,29 +49,23 @@ void pack(Way& parcel, ::torch::data::Example<Data, Target>& example) {
 }
 
 template <class Data, class Target>
-  requires(!std::is_void_v<Target>) && (is_cut<Data> || is_cut<Target>)
+  requires(is_cut<Data> || (!std::is_void_v<Target> && is_cut<Target>))
 struct Cutting<::torch::data::Example<Data, Target>> {
   using Example = ::torch::data::Example<Data, Target>;
   static constexpr bool cuts = true;
   static void sizes(const Example& example, const auto& f) {
     Cutting<Data>::sizes(example.data, f);
-    Cutting<Target>::sizes(example.target, f);
+    if constexpr (!std::is_void_v<Target>) Cutting<Target>::sizes(example.target, f);
   }
   static auto take(const Example& example, const auto& rows_of) {
-    return ::torch::data::Example<ShareOf<Data>, ShareOf<Target>>(
-        Cutting<Data>::take(example.data, rows_of), Cutting<Target>::take(example.target, rows_of));
-  }
-};
-template <class Data>
-  requires is_cut<Data>
-struct Cutting<::torch::data::Example<Data, void>> {
-  using Example = ::torch::data::Example<Data, void>;
-  static constexpr bool cuts = true;
-  static void sizes(const Example& example, const auto& f) {
-    Cutting<Data>::sizes(example.data, f);
-  }
-  static auto take(const Example& example, const auto& rows_of) {
-    return ::torch::data::Example<ShareOf<Data>, void>(Cutting<Data>::take(example.data, rows_of));
+    if constexpr (std::is_void_v<Target>) {
+      return ::torch::data::Example<ShareOf<Data>, void>(
+          Cutting<Data>::take(example.data, rows_of));
+    } else {
+      return ::torch::data::Example<ShareOf<Data>, ShareOf<Target>>(
+          Cutting<Data>::take(example.data, rows_of),
+          Cutting<Target>::take(example.target, rows_of));
+    }
   }
 };
 

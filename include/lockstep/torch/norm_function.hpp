@@ -13,7 +13,6 @@
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -28,118 +27,97 @@
 #include <vector>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/core/strong.hpp"
 #include "lockstep/torch/module.hpp"
 #include "lockstep/torch/norm_passes.hpp"
 
 namespace lockstep::detail {
 
-/// The ranks with which norms share their statistics: what `step.norm_ranks()` returns, behind
-/// pointers to functions.
+/// The ranks with which the norms of a job share their statistics: what `step.norm_ranks()`
+/// returns, behind pointers to functions.
 class NormExchange {
  public:
-  /// The ranks may be others than before; those of a step are the same throughout a job.
+  /// The ranks are the same throughout a job.
   template <class Ranks>
-  void use(const Ranks& ranks) {
-    world_ = ranks.world();
-    rank_.reset();
-    calls_ = nullptr;
-    if constexpr (Ranks::communicates) {
-      static_assert(std::is_trivially_copyable_v<Ranks> && sizeof(Ranks) <= sizeof(ranks_),
-                    "lockstep: the ranks of norms are a few pointers");
-      std::memcpy(ranks_, &ranks, sizeof(Ranks));
-      rank_ = ranks.rank();
-      calls_ = &calls_of<Ranks>;
-    }
+  explicit NormExchange(const Ranks& ranks)
+      : world_(ranks.world()), gather_(gather<Ranks>), reduce_(reduce<Ranks>) {
+    static_assert(std::is_trivially_copyable_v<Ranks> && sizeof(Ranks) <= sizeof(ranks_),
+                  "lockstep: the ranks of norms are a few pointers");
+    std::memcpy(ranks_, &ranks, sizeof(Ranks));
   }
+  NormExchange(const NormExchange&) = delete;
+  NormExchange& operator=(const NormExchange&) = delete;
+
+  std::size_t world() const { return world_; }
+  bool is_in_step() const { return is_in_step_; }
   /// The job has ended, and its communicator with it.
   void end() { has_ended_ = true; }
-
-  /// Do norms share statistics, as the policy `Norms<Synced>` says?
-  bool communicates() const { return calls_ != nullptr; }
   bool has_ended() const { return has_ended_; }
-  std::size_t world() const { return world_; }
-  std::optional<Rank> rank() const { return rank_; }
+
+  /// While it lives, the norms of the job run in a step, which knows its ranks.
+  class [[nodiscard]] Scope {
+   public:
+    explicit Scope(NormExchange* exchange) : exchange_(exchange) {
+      if (exchange_ != nullptr) exchange_->is_in_step_ = true;
+    }
+    Scope(const Scope&) = delete;
+    Scope& operator=(const Scope&) = delete;
+    ~Scope() {
+      if (exchange_ != nullptr) exchange_->is_in_step_ = false;
+    }
+
+   private:
+    NormExchange* exchange_;
+  };
 
   /// all = every rank's own, by rank. **Ranks** all of these, in the order of their norms. **Host**
   /// blocks, or on a GPU enqueues. **Stream** the step's.
   void all_gather(std::span<const double> own, std::span<double> all) const {
-    calls_->gather_doubles(ranks_, own, all);
-  }
-  void all_gather(std::span<const float> own, std::span<float> all) const {
-    calls_->gather_floats(ranks_, own, all);
+    gather_(*this, own.data(), all.data(), own.size(), true);
   }
   /// values = their sum over ranks. **Ranks**, **Host** and **Stream** as `all_gather`.
-  void all_reduce(std::span<double> values) const { calls_->reduce_doubles(ranks_, values); }
-  void all_reduce(std::span<float> values) const { calls_->reduce_floats(ranks_, values); }
+  void all_reduce(std::span<double> values) const {
+    reduce_(*this, values.data(), values.size(), true);
+  }
   /// The same of tensors, of doubles or floats without gaps.
   void all_gather(const at::Tensor& own, const at::Tensor& all) const {
-    if (own.scalar_type() == at::kDouble) {
-      all_gather(std::span<const double>(values_of<double>(own)), values_of<double>(all));
-    } else {
-      all_gather(std::span<const float>(values_of<float>(own)), values_of<float>(all));
-    }
+    gather_(*this, own.const_data_ptr(), all.mutable_data_ptr(), count_of(own), is_double(own));
   }
   void all_reduce(const at::Tensor& values) const {
-    if (values.scalar_type() == at::kDouble) {
-      all_reduce(values_of<double>(values));
-    } else {
-      all_reduce(values_of<float>(values));
-    }
+    reduce_(*this, values.mutable_data_ptr(), count_of(values), is_double(values));
   }
 
  private:
-  struct Calls {
-    void (*gather_doubles)(const std::byte*, std::span<const double>, std::span<double>);
-    void (*gather_floats)(const std::byte*, std::span<const float>, std::span<float>);
-    void (*reduce_doubles)(const std::byte*, std::span<double>);
-    void (*reduce_floats)(const std::byte*, std::span<float>);
-  };
-
-  template <class T>
-  static std::span<T> values_of(const at::Tensor& tensor) {
-    return {tensor.mutable_data_ptr<T>(), static_cast<std::size_t>(tensor.numel())};
+  static std::size_t count_of(const at::Tensor& tensor) {
+    return static_cast<std::size_t>(tensor.numel());
+  }
+  static bool is_double(const at::Tensor& tensor) { return tensor.scalar_type() == at::kDouble; }
+  template <class Ranks>
+  const Ranks& ranks_as() const {
+    return *std::launder(reinterpret_cast<const Ranks*>(ranks_));
   }
   template <class Ranks>
-  static const Ranks& ranks_at(const std::byte* ranks) {
-    return *std::launder(reinterpret_cast<const Ranks*>(ranks));
-  }
-  template <class Ranks, class T>
-  static void gather(const std::byte* ranks, std::span<const T> own, std::span<T> all) {
-    ranks_at<Ranks>(ranks).all_gather(own, all);
-  }
-  template <class Ranks, class T>
-  static void reduce(const std::byte* ranks, std::span<T> values) {
-    ranks_at<Ranks>(ranks).all_reduce(values);
+  static void gather(const NormExchange& self, const void* own, void* all, std::size_t count,
+                     bool doubles) {
+    const auto run = [&]<class T>(T) {
+      self.ranks_as<Ranks>().all_gather(std::span(static_cast<const T*>(own), count),
+                                        std::span(static_cast<T*>(all), count * self.world_));
+    };
+    doubles ? run(double{}) : run(float{});
   }
   template <class Ranks>
-  static constexpr Calls calls_of{gather<Ranks, double>, gather<Ranks, float>,
-                                  reduce<Ranks, double>, reduce<Ranks, float>};
+  static void reduce(const NormExchange& self, void* values, std::size_t count, bool doubles) {
+    const auto run = [&]<class T>(T) {
+      self.ranks_as<Ranks>().all_reduce(std::span(static_cast<T*>(values), count));
+    };
+    doubles ? run(double{}) : run(float{});
+  }
 
   alignas(std::max_align_t) std::byte ranks_[32] = {};
-  const Calls* calls_ = nullptr;
-  std::size_t world_ = 1;
-  std::optional<Rank> rank_;
+  std::size_t world_;
+  void (*gather_)(const NormExchange&, const void*, void*, std::size_t, bool);
+  void (*reduce_)(const NormExchange&, void*, std::size_t, bool);
+  bool is_in_step_ = false;
   bool has_ended_ = false;
-};
-
-/// The ranks of the step that runs on this thread, or null.
-inline std::shared_ptr<NormExchange>& current_norm_exchange() {
-  static thread_local std::shared_ptr<NormExchange> current;
-  return current;
-}
-
-/// While it lives, the norms that run on this thread find these ranks.
-class [[nodiscard]] NormScope {
- public:
-  explicit NormScope(std::shared_ptr<NormExchange> exchange)
-      : before_(std::exchange(current_norm_exchange(), std::move(exchange))) {}
-  NormScope(const NormScope&) = delete;
-  NormScope& operator=(const NormScope&) = delete;
-  ~NormScope() { current_norm_exchange() = std::move(before_); }
-
- private:
-  std::shared_ptr<NormExchange> before_;
 };
 
 /// The ranks of a graph that may be differentiated.
@@ -216,8 +194,9 @@ NormGradients norm_gradient_graph(const NormTensors& norm, const at::Tensor& gra
 
 /// One norm that shares its statistics.
 struct NormMark {
-  /// The name in the module that was converted.
+  /// The name in its module.
   std::string name;
+  std::shared_ptr<NormExchange> exchange;
   /// The tensor by which the norm is found. While the mark stands, its address is no other's.
   c10::weak_intrusive_ptr<c10::TensorImpl> tensor;
   std::weak_ptr<const ::torch::nn::Module> module;
@@ -234,11 +213,9 @@ struct NormMark {
 
 /// What a norm's forward pass leaves for its backward pass, which may run on another thread.
 struct NormPassing : ::torch::CustomClassHolder {
-  NormPassing(std::shared_ptr<const NormExchange> ranks, std::shared_ptr<const NormMark> mark_of,
-              const NormNumbers& of_norm)
-      : exchange(std::move(ranks)), mark(std::move(mark_of)), numbers(of_norm) {}
+  NormPassing(std::shared_ptr<const NormMark> mark_of, const NormNumbers& of_norm)
+      : mark(std::move(mark_of)), numbers(of_norm) {}
 
-  std::shared_ptr<const NormExchange> exchange;
   std::shared_ptr<const NormMark> mark;
   NormNumbers numbers;
   std::variant<HostTensorNorm, DeviceTensorNorm> work;
@@ -261,8 +238,9 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     context->saved_data[name] = c10::IValue::make_capsule(passing);
     const auto run = [&](auto& work) {
       const at::Tensor dense = dense_tensor(x);
-      work.measure(dense, passing->numbers.eps, passing->exchange->world());
-      passing->exchange->all_gather(work.own(), work.all());
+      const NormExchange& exchange = *passing->mark->exchange;
+      work.measure(dense, passing->numbers.eps, exchange.world());
+      exchange.all_gather(work.own(), work.all());
       work.settle(norm, passing->numbers, passing->mark->name);
       return x.numel() == 0 ? at::empty_like(dense) : work.normalise(norm, dense);
     };
@@ -276,7 +254,7 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     const auto saved = context->get_saved_variables();
     const auto capsule = context->saved_data[name].toCapsule();
     auto& passing = static_cast<NormPassing&>(*capsule);
-    const NormExchange& exchange = *passing.exchange;
+    const NormExchange& exchange = *passing.mark->exchange;
     if (exchange.has_ended()) [[unlikely]]
       fail("backward",
            {"that of the synchronised batch norm \"", passing.mark->name,
@@ -287,8 +265,8 @@ class SyncedNorm : public ::torch::autograd::Function<SyncedNorm<Exchange>> {
     const NormGradients result = std::visit(
         [&](auto& work) {
           return at::GradMode::is_enabled()
-                     ? norm_gradient_graph(norm, gradients[0], needs, passing.numbers.eps,
-                                           work.count(), passing.exchange)
+                     ? norm_gradient_graph<Exchange>(norm, gradients[0], needs, passing.numbers.eps,
+                                                     work.count(), passing.mark->exchange)
                      : gradients_of(work, norm, gradients[0], needs, exchange);
         },
         passing.work);

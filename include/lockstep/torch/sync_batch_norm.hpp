@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file `convert_sync_batchnorm`: the batch norms of a LibTorch module take their statistics over
-/// all ranks of the job, as PyTorch's `SyncBatchNorm` does.
+/// @file `Norms<Synced>` for LibTorch modules: their batch norms take statistics over all ranks of
+/// the job, as PyTorch's `SyncBatchNorm` does.
 
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/batch_norm_native.h>
@@ -18,13 +18,9 @@
 #include <optional>
 #include <shared_mutex>
 #include <string>
-#include <type_traits>
 #include <unordered_map>
-#include <utility>
 
 #include "lockstep/core/error.hpp"
-#include "lockstep/launch/environment.hpp"
-#include "lockstep/torch/module.hpp"
 #include "lockstep/torch/norm_function.hpp"
 #include "lockstep/torch/tensors.hpp"
 
@@ -32,7 +28,7 @@ namespace lockstep {
 
 namespace detail {
 
-/// All marks of the process. Those of modules that are gone are dropped when more are made.
+/// The marks of all jobs of the process.
 class NormMarks {
  public:
   static NormMarks& all() {
@@ -40,26 +36,24 @@ class NormMarks {
     return marks;
   }
 
-  /// Marks a norm, unless it is already. It is found by its running mean, else by its weight; one
-  /// that has neither is given a weight of ones, which is none of its parameters.
+  /// Marks a norm of a job. It is found by its running mean, else by its weight; one that has
+  /// neither is given a weight of ones, which is none of its parameters.
   template <class Norm>
-  void add(Norm& norm, std::string name) {
-    const std::unique_lock lock(mutex_);
+  void add(Norm& norm, const std::string& name, const std::shared_ptr<NormExchange>& exchange) {
     const bool is_tag = !norm.running_mean.defined() && !norm.weight.defined();
     if (is_tag) norm.weight = at::ones({norm.options.num_features()});
     const at::Tensor& tensor = norm.running_mean.defined() ? norm.running_mean : norm.weight;
-    if (marks_.contains(tensor.unsafeGetTensorImpl())) return;
-    marks_.emplace(
-        tensor.unsafeGetTensorImpl(),
-        std::make_shared<const NormMark>(NormMark{
-            std::move(name), c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
-            norm.weak_from_this(), is_tag}));
+    const std::unique_lock lock(mutex_);
+    marks_[tensor.unsafeGetTensorImpl()] = std::make_shared<const NormMark>(
+        NormMark{name, exchange, c10::weak_intrusive_ptr<c10::TensorImpl>(tensor.getIntrusivePtr()),
+                 norm.weak_from_this(), is_tag});
   }
 
-  /// Drops the marks of norms that are gone.
-  void forget_gone() {
+  /// The norms of a job that has ended are plain ones again.
+  void remove(const NormExchange* exchange) {
     const std::unique_lock lock(mutex_);
-    std::erase_if(marks_, [](const auto& item) { return item.second->tensor.expired(); });
+    std::erase_if(marks_,
+                  [&](const auto& item) { return item.second->exchange.get() == exchange; });
   }
 
   /// The mark of the norm that has these tensors, or null.
@@ -82,51 +76,13 @@ class NormMarks {
   std::unordered_map<const c10::TensorImpl*, std::shared_ptr<const NormMark>> marks_;
 };
 
-/// Calls `f(norm, name)` if the module is a batch norm.
-template <class F>
-void if_batch_norm(::torch::nn::Module& module, const std::string& name, const F& f) {
-  if (auto* const one = dynamic_cast<::torch::nn::BatchNorm1dImpl*>(&module)) f(*one, name);
-  if (auto* const two = dynamic_cast<::torch::nn::BatchNorm2dImpl*>(&module)) f(*two, name);
-  if (auto* const three = dynamic_cast<::torch::nn::BatchNorm3dImpl*>(&module)) f(*three, name);
-}
-
-/// Calls `f(norm, name)` for every batch norm in a module, which may be one itself and need not be
-/// a shared pointer's.
-template <class F>
-void for_each_batch_norm(::torch::nn::Module& module, const F& f) {
-  if_batch_norm(module, module.name(), f);
-  for (const auto& item : module.named_modules("", /*include_self=*/false))
-    if_batch_norm(*item.value(), item.key(), f);
-}
-
-/// As many ranks as the launcher has started; one where there was none.
-inline std::size_t launched_world() {
-  static const std::size_t world = [] {
-    const auto reader = environment();
-    const auto place = reader.placement();
-    return place ? place->world.value() : reader.threads().value_or(1);
-  }();
-  return world;
-}
-
-/// Does a marked norm share its statistics with other ranks? Where it should and cannot, this
-/// throws: ranks would train on statistics of their own, and nobody would see it.
-inline bool shares_statistics(const NormMark& mark, const NormExchange* exchange) {
-  if (exchange == nullptr) {
-    if (launched_world() == 1) return false;
-    fail("Norms<Synced>",
-         {"the synchronised batch norm \"", mark.name,
-          "\" trains outside of a step of lockstep, which knows no ranks"},
-         "run the module in a TorchModel or a DistributedDataParallel with Norms<Synced>, or in "
-         "evaluation: module->eval()");
-  }
-  if (exchange->world() == 1) return false;
-  if (exchange->communicates()) return true;
-  fail("convert_sync_batchnorm",
-       {"the batch norm \"", mark.name, "\" is marked, and the job does not share statistics"},
-       "add the policy Norms<Synced>, which converts all batch norms by itself, or do not convert "
-       "the module",
-       exchange->rank());
+/// Ranks that do not all run this norm would wait for each other.
+[[noreturn, gnu::cold, gnu::noinline]] inline void refuse_outside(const NormMark& mark) {
+  fail("Norms<Synced>",
+       {"the synchronised batch norm \"", mark.name,
+        "\" trains outside of a step of its job, which knows the ranks"},
+       "run the module in the job's steps, or through DistributedDataParallel, or in evaluation: "
+       "module->eval()");
 }
 
 /// `aten::batch_norm` for all tensors that autograd sees. A LibTorch module calls its norms' own
@@ -142,12 +98,12 @@ at::Tensor batch_norm(const at::Tensor& x, const std::optional<at::Tensor>& weig
     const at::Tensor mean = running_mean.value_or(at::Tensor());
     if (const auto mark = NormMarks::all().find(mean, scale.value_or(at::Tensor()))) {
       if (mark->is_tag) scale.reset();
-      const std::shared_ptr<NormExchange>& exchange = current_norm_exchange();
-      if (mark->trains() && shares_statistics(*mark, exchange.get())) {
+      if (mark->trains()) {
+        if (!mark->exchange->is_in_step()) [[unlikely]]
+          refuse_outside(*mark);
         const std::optional<at::Tensor> shift = bias && bias->defined() ? bias : std::nullopt;
         return SyncedNorm<Exchange>::apply(
-            x, scale, shift,
-            c10::make_intrusive<NormPassing>(exchange, mark, NormNumbers{eps, momentum}),
+            x, scale, shift, c10::make_intrusive<NormPassing>(mark, NormNumbers{eps, momentum}),
             NormTensors{x, scale.value_or(at::Tensor()), shift.value_or(at::Tensor()), mean,
                         running_var.value_or(at::Tensor())});
       }
@@ -171,69 +127,36 @@ void override_batch_norm() {
   static const Override cuda(c10::DispatchKey::AutogradCUDA);
 }
 
-/// Marks all batch norms of a module; those that are marked stay so.
+/// Marks all batch norms of a job's module, which may be one itself and need not be a shared
+/// pointer's.
 template <class Exchange = NormExchange>
-void convert_norms(::torch::nn::Module& module) {
+void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchange>& exchange) {
   override_batch_norm<Exchange>();
-  NormMarks::all().forget_gone();
-  const auto mark = [](auto& norm, const std::string& name) { NormMarks::all().add(norm, name); };
-  for_each_batch_norm(module, mark);
+  const auto visit = [&](::torch::nn::Module& inner, const std::string& name) {
+    const auto mark = [&](auto* norm) {
+      if (norm != nullptr) NormMarks::all().add(*norm, name, exchange);
+    };
+    mark(dynamic_cast<::torch::nn::BatchNorm1dImpl*>(&inner));
+    mark(dynamic_cast<::torch::nn::BatchNorm2dImpl*>(&inner));
+    mark(dynamic_cast<::torch::nn::BatchNorm3dImpl*>(&inner));
+  };
+  visit(module, module.name());
+  for (const auto& item : module.named_modules("", /*include_self=*/false))
+    visit(*item.value(), item.key());
 }
-
-/// A module, or what holds one.
-template <class M>
-::torch::nn::Module& base_module(M& module) {
-  if constexpr (std::is_base_of_v<::torch::nn::Module, M>) {
-    return module;
-  } else if constexpr (requires { module.ptr(); }) {
-    return *module.ptr();
-  } else {
-    return *module;
-  }
-}
-
-}  // namespace detail
-
-inline namespace torch_modules {
-
-/// Makes of all `torch::nn::BatchNorm1d`, `2d` and `3d` of a module norms that take their
-/// statistics over the samples of all ranks, which may have different numbers of them. In an
-/// evaluation, and with one rank, they are what they were. The module is the same one, with the
-/// same tensors: `net = convert_sync_batchnorm(net)` and `convert_sync_batchnorm(net)` do the same.
-/// A `clone()` is a plain module again. A job with the policy `Norms<Synced>` converts its module
-/// by itself; without the policy, a converted module's norms refuse to train on more than one rank.
-///
-/// As in PyTorch, all ranks run the same norms in the same order, and gradients of weight and bias
-/// are those of a rank's own samples, which the job averages. LibTorch's norms refuse a rank that
-/// has one value per channel; PyTorch's `SyncBatchNorm` takes it.
-template <class M>
-M convert_sync_batchnorm(M&& module) {
-  detail::convert_norms(detail::base_module(module));
-  return std::forward<M>(module);
-}
-
-/// How many batch norms of a module take their statistics over ranks.
-template <class M>
-std::size_t count_sync_batchnorm(M&& module) {
-  std::size_t count = 0;
-  detail::for_each_batch_norm(detail::base_module(module), [&](auto& norm, const std::string&) {
-    if (detail::NormMarks::all().find(norm.running_mean, norm.weight)) ++count;
-  });
-  return count;
-}
-
-}  // namespace torch_modules
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// A model's member. In every pass of a training step the model says
 ///
 ///     const auto norms = norms_.open(module, step);
 ///
-/// and norms that run until the end of the scope, or in the backward pass of what ran, know the
-/// step's ranks. With `Norms<Synced>` all batch norms of the module are converted.
+/// and the batch norms of the module share their statistics with the step's ranks, which may have
+/// different numbers of samples, until the end of the scope, and in the backward pass of what ran.
+/// In an evaluation, and with one rank, they are what they were; the module is the same one, with
+/// the same tensors, and a `clone()` is a plain module.
+///
+/// As in PyTorch, all ranks run the same norms in the same order, and gradients of weight and bias
+/// are those of a rank's own samples, which the job averages. LibTorch's norms refuse a rank that
+/// has one value per channel; PyTorch's `SyncBatchNorm` takes it.
 class SyncedNorms {
  public:
   SyncedNorms() = default;
@@ -243,23 +166,39 @@ class SyncedNorms {
   SyncedNorms& operator=(const SyncedNorms&) = delete;
   SyncedNorms& operator=(SyncedNorms&&) = delete;
   ~SyncedNorms() {
-    if (exchange_) exchange_->end();
+    if (!exchange_) return;
+    exchange_->end();
+    NormMarks::all().remove(exchange_.get());
   }
 
   template <class Step>
-  NormScope open(::torch::nn::Module& module, const Step& step) {
+  NormExchange::Scope open(::torch::nn::Module& module, const Step& step) {
     const auto ranks = step.norm_ranks();
-    if (!exchange_) exchange_ = std::make_shared<NormExchange>();
     if constexpr (decltype(ranks)::communicates) {
-      if (!std::exchange(is_converted_, true)) convert_norms(module);
+      if (!exchange_ && ranks.world() != 1) {
+        exchange_ = std::make_shared<NormExchange>(ranks);
+        convert_norms(module, exchange_);
+      }
     }
-    exchange_->use(ranks);
-    return NormScope(exchange_);
+    return NormExchange::Scope(exchange_.get());
   }
 
  private:
   std::shared_ptr<NormExchange> exchange_;
-  bool is_converted_ = false;
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+inline namespace torch_modules {
+
+/// Removed: what it says, a job's policy says.
+template <class M>
+void convert_sync_batchnorm(M&&) {
+  static_assert(sizeof(M) == 0,
+                "lockstep: give the job the policy Norms<Synced>, which synchronises all batch "
+                "norms of its module; there is nothing to convert");
+}
+
+}  // namespace torch_modules
+
+}  // namespace lockstep
