@@ -14,7 +14,6 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/staged/pipeline.cuh"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collective.hpp"
