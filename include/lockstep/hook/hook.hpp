@@ -87,14 +87,21 @@ constexpr bool has_begun([[maybe_unused]] std::uint64_t step) {
   }
 }
 
+/// Does a hook hand on more than once in a step?
+template <class H>
+concept HookOfRounds = requires { requires(H::rounds > 1); };
+/// Are a hook's numbers out of their range?
+template <class H>
+concept HookOutOfRange = requires { requires !H::well_formed; };
+
 /// A list of hooks.
 template <class... H>
 struct HookList {
   static constexpr std::size_t size = sizeof...(H);
   /// Does one hand on more than once? Then collectives begin while other buckets are under way.
-  static constexpr bool has_rounds = (requires { requires(H::rounds > 1); } || ...);
+  static constexpr bool has_rounds = (HookOfRounds<H> || ...);
   /// Are the hooks' numbers in their range?
-  static constexpr bool has_good_numbers = (!requires { requires !H::well_formed; } && ...);
+  static constexpr bool has_good_numbers = (!HookOutOfRange<H> && ...);
   /// Can they follow each other so?
   static constexpr bool is_in_order = (std::size_t{0} + ... + (leaves_out<H> ? 1 : 0)) <= 1;
   /// Which of its kinds of steps each makes after so many steps. A captured step can be replayed
