@@ -39,15 +39,6 @@ struct CommRanks {
   }
 };
 
-/// A step that has ranks and nothing else.
-template <class Ranks>
-struct RankedStep {
-  Ranks ranks;
-  const Ranks& norm_ranks() const { return ranks; }
-};
-template <class Ranks>
-RankedStep(Ranks) -> RankedStep<Ranks>;
-
 inline void require_close(const at::Tensor& have, const at::Tensor& want, const std::string& what,
                           double within) {
   require(have.sizes() == want.sizes(), what + " has another shape");

@@ -75,7 +75,6 @@ void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptio
     (*norm)->to(norm_type);
   }
   lockstep::detail::SyncedNorms norms;
-  const RankedStep step{CommRanks{&comm}};
   const std::size_t me = comm.rank().value();
   for (std::int64_t seed : {1, 2}) {
     const at::Tensor whole = all.numbers(seed).requires_grad_();
@@ -85,7 +84,7 @@ void check_union(ranks::Shared& comm, const Union& all, const nn::BatchNormOptio
     const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
     at::Tensor own;
     {
-      const auto open = norms.open(*synced, step);
+      const auto open = norms.open(*synced, CommRanks{&comm});
       own = synced->forward(part);
     }
     require(own.scalar_type() == all.type, "y has another type");
@@ -195,7 +194,7 @@ void check_penalty(ranks::Shared& comm) {
   const std::vector<at::Tensor> want = penalty_gradients(alone, whole);
   nn::Sequential net = two_norms();
   lockstep::detail::SyncedNorms norms;
-  const auto open = norms.open(*net, RankedStep{CommRanks{&comm}});
+  const auto open = norms.open(*net, CommRanks{&comm});
   const std::size_t me = comm.rank().value();
   const at::Tensor part = all.part(whole.detach(), me).requires_grad_();
   const std::vector<at::Tensor> have = penalty_gradients(net, part);
@@ -234,7 +233,7 @@ BOOST_AUTO_TEST_CASE(backward_may_run_on_another_thread_and_inputs_may_need_no_g
     at::Tensor y;
     const std::uint32_t version = norm->running_mean._version();
     {
-      const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+      const auto open = norms.open(*norm, CommRanks{&comm});
       y = norm->forward(all.part(whole, me));
     }
     require(norm->running_mean._version() > version, "autograd does not see the new statistics");
@@ -267,7 +266,7 @@ BOOST_AUTO_TEST_CASE(evaluation_and_other_norms_stay_with_their_rank) {
     nn::BatchNorm2d evaluated(4), bare(no_statistics), unmarked(4),
         bare_of_all(nn::BatchNormOptions(4).track_running_stats(false).affine(false));
     nn::Sequential marked(evaluated, bare, bare_of_all);
-    const auto open = norms.open(*marked, RankedStep{CommRanks{&comm}});
+    const auto open = norms.open(*marked, CommRanks{&comm});
     require(lockstep::detail::NormMarks::all().size() == 3, "three norms are marked");
     marked->eval();
     nn::BatchNorm2d plain(4);
@@ -292,10 +291,10 @@ BOOST_AUTO_TEST_CASE(norms_know_the_ranks_of_their_own_job_until_it_ends) {
     {
       lockstep::detail::SyncedNorms norms;
       {
-        const auto open = norms.open(*first, RankedStep{CommRanks{&comm}});
+        const auto open = norms.open(*first, CommRanks{&comm});
       }
       lockstep::detail::SyncedNorms copied(norms);  // with the model, for another module
-      const auto open = copied.open(*second, RankedStep{CommRanks{&comm}});
+      const auto open = copied.open(*second, CommRanks{&comm});
       require(marks.size() == 2, "the norm of a copied model is not marked");
       if (leaves_step) first->forward(part);
       first->eval();
@@ -316,7 +315,7 @@ BOOST_AUTO_TEST_CASE(batches_that_are_empty_everywhere_change_nothing) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm2d norm(3);
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+    const auto open = norms.open(*norm, CommRanks{&comm});
     norm->forward(at::zeros({0, 3, 2, 2}).requires_grad_()).sum().backward();
     require_close(norm->running_mean, at::zeros({3}), "running_mean", 0);
     require_close(norm->running_var, at::ones({3}), "running_var", 0);
@@ -329,7 +328,7 @@ BOOST_AUTO_TEST_CASE(one_value_of_all_ranks_is_refused_on_all) {
                           [](ranks::Shared& comm) {
                             nn::BatchNorm1d norm(3);
                             lockstep::detail::SyncedNorms norms;
-                            const auto open = norms.open(*norm, RankedStep{CommRanks{&comm}});
+                            const auto open = norms.open(*norm, CommRanks{&comm});
                             // LibTorch's norm looks at a rank's own values first.
                             const auto mine = static_cast<std::int64_t>(comm.rank().value());
                             at::batch_norm(at::zeros({mine, 3}), norm->weight, norm->bias,
@@ -346,7 +345,7 @@ BOOST_AUTO_TEST_CASE(backward_after_the_job_has_ended_is_refused) {
                             at::Tensor y;
                             {
                               lockstep::detail::SyncedNorms norms;
-                              const auto open = norms.open(*net, RankedStep{CommRanks{&comm}});
+                              const auto open = norms.open(*net, CommRanks{&comm});
                               y = net->forward(at::ones({2, 3, 2, 2}));
                             }
                             y.sum().backward();
@@ -358,7 +357,7 @@ BOOST_AUTO_TEST_CASE(a_norm_without_tensors_gets_none_that_is_seen) {
   expect_fine(on_ranks(2, [](ranks::Shared& comm) {
     nn::BatchNorm1d bare(nn::BatchNormOptions(3).affine(false).track_running_stats(false));
     lockstep::detail::SyncedNorms norms;
-    const auto open = norms.open(*bare, RankedStep{CommRanks{&comm}});
+    const auto open = norms.open(*bare, CommRanks{&comm});
     require(bare->parameters().empty(), "a parameter was added");
     require(bare->named_buffers().is_empty(), "a buffer was added");
     nn::BatchNorm1d copy(std::dynamic_pointer_cast<nn::BatchNorm1dImpl>(bare->clone()));

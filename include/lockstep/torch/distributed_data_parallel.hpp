@@ -18,6 +18,7 @@
 #include "lockstep/bucket/subgraphs.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/element.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/policy/pack.hpp"
@@ -237,7 +238,7 @@ class DistributedDataParallel {
     return detail::tell_others(replica_, [&] {
       prepare();
       return replica_.with_step([&](auto& step) {
-        const auto norms = replica_.model().open_norms(gradients_.streams().norm_step(step));
+        const auto norms = replica_.model().open_norms(gradients_.streams().norm_ranks(step));
         return module_->forward(std::forward<Arguments>(arguments)...);
       });
     });
@@ -261,7 +262,7 @@ class DistributedDataParallel {
   ///     { auto local = ddp.no_sync();  ddp(x).mean().backward(); }
   [[nodiscard("gradients are averaged again when the result is gone: auto local = ...")]] auto
   no_sync() {
-    return Local(*this);
+    return detail::ValueWhile(synchronizes_, false);
   }
 
   /// With `UnevenInputs<Join>`: ranks may have different numbers of batches until the result ends.
@@ -317,19 +318,6 @@ class DistributedDataParallel {
       : DistributedDataParallel(std::move(module), *own) {
     own_ = std::move(own);
   }
-
-  class Local {
-   public:
-    explicit Local(DistributedDataParallel& ddp)
-        : ddp_(ddp), before_(std::exchange(ddp.synchronizes_, false)) {}
-    ~Local() { ddp_.synchronizes_ = before_; }
-    Local(const Local&) = delete;
-    Local& operator=(const Local&) = delete;
-
-   private:
-    DistributedDataParallel& ddp_;
-    bool before_;
-  };
 
   void prepare() {
     gradients_.require_intact();

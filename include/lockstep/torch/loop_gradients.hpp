@@ -11,7 +11,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -20,6 +19,7 @@
 #include "lockstep/core/checked.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/device/device.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/strategy/ddp.hpp"
@@ -66,10 +66,10 @@ class LoopStreams<Cpu, Replica> {
     TorchDevice<Step>::write(step, to.mutable_data_ptr(), to.scalar_type(), gradient);
   }
 
-  /// A step that knows the ranks of batch norms.
+  /// The ranks of batch norms.
   template <class Step>
-  Step& norm_step(Step& step) const {
-    return step;
+  static auto norm_ranks(const Step& step) {
+    return step.norm_ranks();
   }
 };
 
@@ -128,8 +128,7 @@ class LoopGradients {
 
   /// Are gradients of the next passes averaged, or left to `Tensor::grad` of this rank?
   void receive(bool averages) {
-    open_.reset();
-    if (averages) open_.emplace(replica_.model().adopted().receiver(), receive_);
+    replica_.model().adopted().receiver().take = averages ? &receive_ : nullptr;
   }
 
   /// Before a forward pass: the last backward pass has ended, and tensors are where they were.
@@ -146,11 +145,7 @@ class LoopGradients {
   /// Runs a backward pass from `root`. It may know at once which parameters have no gradient.
   template <class F>
   void run(const at::Tensor& root, const F& backward) {
-    struct Root {
-      Root(const at::Tensor*& now, const at::Tensor* root) : now(now) { now = root; }
-      ~Root() { now = nullptr; }
-      const at::Tensor*& now;
-    } const scope(root_, &root);
+    const ValueWhile scope(root_, &root);
     streams_.keep_backward_here();
     tell_others(replica_, backward);
   }
@@ -297,7 +292,6 @@ class LoopGradients {
   std::vector<at::Tensor> averages_;  // over the memory of buckets
   std::vector<std::size_t> places_;   // of parameters among them
   GradientReceiver::Take receive_;
-  std::optional<GradientReceiver::Scope> open_;
   std::vector<std::uint8_t> has_arrived_;  // where parameters may be left out
   const at::Tensor* root_ = nullptr;       // of the pass under way, where it is known
   bool is_in_pass_ = false;

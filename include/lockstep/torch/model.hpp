@@ -17,6 +17,7 @@
 
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/model/lookup.hpp"
 #include "lockstep/model/model.hpp"
@@ -148,7 +149,7 @@ class TorchModel {
     const typename Device::Scope scope(step);
     prepare(step);
     if constexpr (Step::is_training()) {
-      const auto norms = norms_.open(base(), step);
+      const auto norms = norms_.open(base(), step.norm_ranks());
       loss_ = loss_of(batch);
       if (!loss_.requires_grad()) [[unlikely]]
         refuse_constant();
@@ -169,8 +170,8 @@ class TorchModel {
       write_gradient(step, gradients, parameter, gradient);
     };
     const detail::GradientReceiver::Take receive(take);
-    const auto norms = norms_.open(base(), step);
-    const detail::GradientReceiver::Scope open(adopted().receiver(), receive);
+    const auto norms = norms_.open(base(), step.norm_ranks());
+    const detail::ValueWhile open(adopted().receiver().take, &receive);
     const at::Tensor loss = std::exchange(loss_, at::Tensor());
     if constexpr (requires { step.unused(std::size_t{}); }) {
       detail::for_each_unreached(loss, adopted().nodes(),
@@ -245,9 +246,9 @@ class TorchModel {
   }
 
   /// While the result lives, batch norms of the module know the step's ranks.
-  template <class Step>
-  auto open_norms(const Step& step) {
-    return norms_.open(base(), step);
+  template <class Ranks>
+  auto open_norms(const Ranks& ranks) {
+    return norms_.open(base(), ranks);
   }
 
  private:

@@ -48,26 +48,11 @@ class NormExchange {
   NormExchange& operator=(const NormExchange&) = delete;
 
   std::size_t world() const { return world_; }
-  bool is_in_step() const { return is_in_step_; }
+  /// Do the norms run in a step of the job?
+  bool& is_in_step() { return is_in_step_; }
   /// The job has ended, and its communicator with it.
   void end() { has_ended_ = true; }
   bool has_ended() const { return has_ended_; }
-
-  /// While it lives, the norms of the job run in a step, which knows its ranks.
-  class [[nodiscard]] Scope {
-   public:
-    explicit Scope(NormExchange* exchange) : exchange_(exchange) {
-      if (exchange_ != nullptr) exchange_->is_in_step_ = true;
-    }
-    Scope(const Scope&) = delete;
-    Scope& operator=(const Scope&) = delete;
-    ~Scope() {
-      if (exchange_ != nullptr) exchange_->is_in_step_ = false;
-    }
-
-   private:
-    NormExchange* exchange_;
-  };
 
   /// all = every rank's own, by rank. **Ranks** all of these, in the order of their norms. **Host**
   /// blocks, or on a GPU enqueues. **Stream** the step's.

@@ -21,6 +21,7 @@
 #include <unordered_map>
 
 #include "lockstep/core/error.hpp"
+#include "lockstep/core/scope_guard.hpp"
 #include "lockstep/torch/norm_function.hpp"
 #include "lockstep/torch/tensors.hpp"
 
@@ -147,7 +148,7 @@ void convert_norms(::torch::nn::Module& module, const std::shared_ptr<NormExchan
 
 /// A model's member. In every pass of a training step the model says
 ///
-///     const auto norms = norms_.open(module, step);
+///     const auto norms = norms_.open(module, step.norm_ranks());
 ///
 /// and the batch norms of the module share their statistics with the step's ranks, which may have
 /// different numbers of samples, until the end of the scope, and in the backward pass of what ran.
@@ -171,20 +172,20 @@ class SyncedNorms {
     NormMarks::all().remove(exchange_.get());
   }
 
-  template <class Step>
-  NormExchange::Scope open(::torch::nn::Module& module, const Step& step) {
-    const auto ranks = step.norm_ranks();
-    if constexpr (decltype(ranks)::communicates) {
+  template <class Ranks>
+  ValueWhile<bool> open(::torch::nn::Module& module, const Ranks& ranks) {
+    if constexpr (Ranks::communicates) {
       if (!exchange_ && ranks.world() != 1) {
         exchange_ = std::make_shared<NormExchange>(ranks);
         convert_norms(module, exchange_);
       }
     }
-    return NormExchange::Scope(exchange_.get());
+    return {exchange_ ? exchange_->is_in_step() : nothing_, true};
   }
 
  private:
   std::shared_ptr<NormExchange> exchange_;
+  bool nothing_ = false;  // is set where norms share nothing
 };
 
 }  // namespace detail

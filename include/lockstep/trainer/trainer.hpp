@@ -404,7 +404,7 @@ class BasicTrainer : public ComposedJob<Model, Policies>,
   void on_rank0(F&& f) {
     end_asking();
     if (rank() != Rank{0}) return;
-    const FlagWhile only(is_held_up_, true);
+    const ValueWhile only(is_held_up_, true);
     std::forward<F>(f)(RunLog(progress_));
   }
 

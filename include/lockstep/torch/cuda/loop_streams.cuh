@@ -135,18 +135,13 @@ class LoopStreams<Cuda, Replica> {
       streams->let_program_follow();
     }
   };
-  template <class Ranks>
-  struct NormStepBetween {
-    Ranks ranks;
-    const Ranks& norm_ranks() const { return ranks; }
-  };
   template <class Step>
-  auto norm_step(const Step& step) {
+  auto norm_ranks(const Step& step) {
     using Ranks = std::remove_cvref_t<decltype(step.norm_ranks())>;
     if constexpr (Ranks::communicates) {
-      return NormStepBetween<NormRanksBetween<Ranks>>{{step.norm_ranks(), this}};
+      return NormRanksBetween<Ranks>{step.norm_ranks(), this};
     } else {
-      return NormStepBetween<Ranks>{step.norm_ranks()};
+      return step.norm_ranks();
     }
   }
 
