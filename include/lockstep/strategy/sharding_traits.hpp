@@ -12,7 +12,7 @@
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/hook/hooks.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/optim/sharding.hpp"
 #include "lockstep/policy/pack.hpp"
 #include "lockstep/strategy/feature/join.hpp"

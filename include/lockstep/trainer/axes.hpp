@@ -10,7 +10,7 @@
 #include "lockstep/data/feed.hpp"
 #include "lockstep/data/sampler.hpp"
 #include "lockstep/device/device.hpp"
-#include "lockstep/hook/hooks.hpp"
+#include "lockstep/hook/hook.hpp"
 #include "lockstep/optim/adam.hpp"
 #include "lockstep/optim/anomaly.hpp"
 #include "lockstep/optim/clip.hpp"
