@@ -207,38 +207,29 @@ class DatasetCopies {
 /// A data set of single examples: a source of samples, and of batches of tensors.
 template <class D>
 class TorchSamples
-    : public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain, TensorCollate> {
+    : public DatasetCopies<D>,
+      public LoadsSamples<TorchSamples<D>, typename D::ExampleType, NoChain, TensorCollate> {
  public:
   using sample_type = typename D::ExampleType;
+  using DatasetCopies<D>::DatasetCopies;
 
-  explicit TorchSamples(D dataset) : copies_(std::move(dataset)) {}
-
-  std::size_t size() const { return copies_.size(); }
   void read(std::size_t index, sample_type& out) const {
-    copies_.with_copy([&](D& dataset) { out = dataset.get(index); });
+    this->with_copy([&](D& dataset) { out = dataset.get(index); });
   }
-
- private:
-  DatasetCopies<D> copies_;
 };
 
 /// A data set of batches, such as one that was mapped by `Stack`.
 template <class D>
-class TorchBatches {
+class TorchBatches : public DatasetCopies<D> {
  public:
   using batch_type = typename D::BatchType;
+  using DatasetCopies<D>::DatasetCopies;
 
-  explicit TorchBatches(D dataset) : copies_(std::move(dataset)) {}
-
-  std::size_t size() const { return copies_.size(); }
   void load(std::span<const std::size_t> indices, batch_type& out) const {
-    copies_.with_copy([&](D& dataset) {
+    this->with_copy([&](D& dataset) {
       out = dataset.get_batch(c10::ArrayRef<std::size_t>(indices.data(), indices.size()));
     });
   }
-
- private:
-  DatasetCopies<D> copies_;
 };
 
 }  // namespace detail
