@@ -45,7 +45,7 @@ void upload(std::span<T> to, const std::vector<T>& from) {
   detail::copy_now(to.data(), from.data(), to.size_bytes());
 }
 
-using Host = detail::HookDevice<Cpu, LoopbackCommunicator>;
+using Host = detail::HookDevice<Cpu>;
 
 template <class T>
 std::vector<T> random_values(std::mt19937& random, std::size_t count) {
@@ -95,8 +95,8 @@ void compare_low_rank(std::size_t rank, bool feedback, double tolerance) {
   LoopbackCommunicator alone;
   Host device(alone);
   detail::LowRank<T, Host> host(device, plan);
-  detail::GpuHookDevice on_gpu(nullptr);
-  detail::GpuLowRank<element_kind<T>()> gpu(on_gpu, plan);
+  detail::HookDevice<Cuda> on_gpu(cudaStream_t{});
+  detail::LowRank<T, detail::HookDevice<Cuda>> gpu(on_gpu, plan);
   const std::size_t count = 30000;
   detail::DeviceElements<T> values(count), first(plan.first_round()), second(plan.q_count);
   std::vector<T> host_first(plan.first_round()), host_second(plan.q_count);

@@ -25,13 +25,13 @@ namespace lockstep::detail {
 /// done when the call returns; a GPU's device has `stream()` and enqueues everything there. The
 /// passes of a single hook stand beside it, and are specialised for devices likewise. The device of
 /// the host is here, that of GPUs in hook_device.cuh.
-template <class Device, class Comm>
+template <class Device>
 class HookDevice;
 
-template <class Comm>
-class HookDevice<Cpu, Comm> {
+template <>
+class HookDevice<Cpu> {
  public:
-  constexpr explicit HookDevice(Comm&) {}
+  constexpr explicit HookDevice(const auto&) {}
 
   template <class To, class From>
   static void cast(std::span<To> to, std::span<From> from) {

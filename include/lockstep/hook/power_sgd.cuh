@@ -255,16 +255,15 @@ LOCKSTEP_KERNEL __launch_bounds__(orthogonal_threads)
       [&](std::size_t k, std::size_t i) { return drawn_element(seed, *draw.step, k, i); });
 }
 
-/// The passes for elements of a kind. They have nothing of a job's type, and may all be part of a
-/// captured step.
-template <ElementKind Kind>
-class GpuLowRank {
-  using T = ElementOf<Kind>;
+/// The passes may all be part of a captured step.
+template <class Element>
+class LowRank<Element, HookDevice<Cuda>> {
+  using T = SameElement<Element>;
 
  public:
   using A = Accumulator<T>;
 
-  GpuLowRank(GpuHookDevice& device, LowRankPlan plan)
+  LowRank(HookDevice<Cuda>& device, LowRankPlan plan)
       : plan_(std::move(plan)),
         device_(device),
         stream_(device.stream()),
@@ -402,7 +401,7 @@ class GpuLowRank {
   }
 
   LowRankPlan plan_;
-  GpuHookDevice& device_;
+  HookDevice<Cuda>& device_;
   cudaStream_t stream_;
   DeviceElements<LowRankMatrix> matrices_;
   DeviceElements<WholeTensor> whole_;
@@ -410,13 +409,6 @@ class GpuLowRank {
   DeviceElements<A> q_;
   DeviceElements<A> residual_;
   DeviceElements<A> partials_;
-};
-
-template <class T, class Comm>
-class LowRank<T, HookDevice<Cuda, Comm>> : public GpuLowRank<element_kind<T>()> {
- public:
-  LowRank(HookDevice<Cuda, Comm>& device, LowRankPlan plan)
-      : GpuLowRank<element_kind<T>()>(device, std::move(plan)) {}
 };
 
 }  // namespace lockstep::detail

@@ -171,12 +171,12 @@ struct OneThread {
   }
 };
 
-template <class T, class Comm>
-class LowRank<T, HookDevice<Cpu, Comm>> {
+template <class T>
+class LowRank<T, HookDevice<Cpu>> {
  public:
   using A = Accumulator<T>;
 
-  LowRank(HookDevice<Cpu, Comm>&, LowRankPlan plan)
+  LowRank(HookDevice<Cpu>&, LowRankPlan plan)
       : plan_(std::move(plan)),
         p_(plan_.p_count),
         q_(plan_.q_count),
