@@ -16,7 +16,7 @@
 #include "lockstep/comm/adapters/hierarchical/gloo.hpp"
 #include "lockstep/comm/adapters/staged/engine.cuh"
 #include "lockstep/comm/backends/gloo/communicator.hpp"
-#include "lockstep/comm/call/queue.hpp"
+#include "lockstep/comm/call/pending_calls.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
