@@ -88,6 +88,17 @@ LOCKSTEP_INLINE std::string names_of(std::span<const std::size_t> indices) {
   return names;
 }
 
+LOCKSTEP_INLINE void rethrow_as(std::string_view operation, std::string_view about,
+                                std::string_view advice) {
+  try {
+    throw;
+  } catch (const Stopped&) {
+    throw;
+  } catch (...) {
+    std::throw_with_nested(handled_error(operation, about, advice));
+  }
+}
+
 LOCKSTEP_INLINE SampleError::SampleError(std::size_t sample, std::size_t draw, const Error& error)
     : Error(error), sample(sample), draw(draw) {}
 LOCKSTEP_INLINE SampleError::SampleError(const SampleError& other) = default;
