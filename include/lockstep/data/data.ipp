@@ -65,8 +65,8 @@ LOCKSTEP_INLINE Error handled_error(std::string_view operation, std::string_view
   try {
     throw;
   } catch (const Error& error) {
-    const Error named(operation, text({about, ": ", error.operation(), ": ", error.problem()}),
-                      error.advice());
+    const std::string inner = error.operation() == operation ? "" : text({error.operation(), ": "});
+    const Error named(operation, text({about, ": ", inner, error.problem()}), error.advice());
     return error.is_consequence() ? named.as_consequence() : named;
   } catch (const std::exception& error) {
     return {operation, text({about, ": ", error.what()}), advice};
