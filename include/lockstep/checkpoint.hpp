@@ -3,6 +3,7 @@
 /// @file Saving, loading and resuming, of a wrapper or of a loop of one's own.
 
 #include "lockstep/checkpoint/checkpoints.hpp"
+#include "lockstep/trainer/job_saves.hpp"
 
 #if !defined(LOCKSTEP_COMPILED)
 #include "lockstep/checkpoint/checkpoint.ipp"

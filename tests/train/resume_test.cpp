@@ -26,6 +26,7 @@
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/process_group.hpp"
 #include "lockstep/trainer/trainer.hpp"
 #include "temporary_folder.hpp"

@@ -28,6 +28,7 @@
 #include "lockstep/data/in_memory_dataset.hpp"
 #include "lockstep/launch/spawn.hpp"
 #include "lockstep/trainer/ddp.hpp"
+#include "lockstep/trainer/job_saves.hpp"
 #include "lockstep/trainer/launch_job.hpp"
 #include "lockstep/trainer/options.hpp"
 #include "lockstep/trainer/process_group.hpp"
