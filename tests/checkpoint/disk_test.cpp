@@ -68,7 +68,7 @@ void require_newest(const std::string& folder, std::uint64_t step, std::vector<s
       [](const std::string& other, const std::string& why) {
         throw std::runtime_error(other + ": " + why);
       });
-  require(newest && newest->step == step, "another is the newest");
+  require(newest == folder + "/" + detail::checkpoint_name(step), "another is the newest");
 }
 
 const std::string first = detail::checkpoint_name(1);

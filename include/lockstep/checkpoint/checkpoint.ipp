@@ -356,6 +356,11 @@ LOCKSTEP_INLINE const std::string* SafetensorsFile::metadata(std::string_view ke
   return nullptr;
 }
 
+/// How the 'lockstep' entry begins in a header, and the digits of the header's checksum behind it,
+/// in the header whose checksum that is.
+inline constexpr std::string_view before_digest = R"("{\"header\":\")";
+inline constexpr std::string_view no_digest = "0000000000000000";
+
 LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
   const std::string* const facts = metadata("lockstep");
   if (facts == nullptr) {
@@ -365,18 +370,17 @@ LOCKSTEP_INLINE void SafetensorsFile::take_facts(std::string_view header) {
       damaged({"lockstep has written it, and its 'lockstep' entry is missing"});
     return;
   }
-  constexpr std::string_view before = R"("{\"header\":\")";
-  constexpr std::string_view zeros = "0000000000000000";
   const std::string_view raw = header.substr(facts_place_);
-  const auto said = raw.size() < before.size() + zeros.size() || !raw.starts_with(before)
-                        ? std::nullopt
-                        : checksum_from(raw.substr(before.size(), zeros.size()));
+  const auto said =
+      raw.size() < before_digest.size() + no_digest.size() || !raw.starts_with(before_digest)
+          ? std::nullopt
+          : checksum_from(raw.substr(before_digest.size(), no_digest.size()));
   if (!said) damaged({"its 'lockstep' entry does not begin with the header's checksum"});
-  const std::size_t digits = facts_place_ + before.size();
+  const std::size_t digits = facts_place_ + before_digest.size();
   const std::uint64_t found = Checksum()
                                   .add(header.substr(0, digits))
-                                  .add(zeros)
-                                  .add(header.substr(digits + zeros.size()))
+                                  .add(no_digest)
+                                  .add(header.substr(digits + no_digest.size()))
                                   .value();
   if (found != *said) {
     damaged({"its header's checksum is ", checksum_text(found), " and should be ",
@@ -428,196 +432,162 @@ LOCKSTEP_INLINE void SafetensorsFile::verify() const {
   for (const TensorEntry& tensor : tensors_) verify(tensor);
 }
 
-/// Where everything lies in a file, and its header.
-class FileLayout {
- public:
-  FileLayout(const std::string& path, const FileToWrite& file) : path_(path), file_(file) {
-    for (const TensorToWrite& tensor : file.tensors) {
-      check_tensor(tensor);
-      order_.push_back(&tensor);
-    }
-    check_names();
-    std::size_t values = order_.size() + 2;  // with what is added to the facts
-    check_facts(file.facts, 1, values);
-    // The widest elements come first: then every element is aligned, without holes.
-    std::ranges::sort(order_, [](const TensorToWrite* a, const TensorToWrite* b) {
-      const unsigned width_a = a->element()->bits;
-      const unsigned width_b = b->element()->bits;
-      return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
-    });
-    header_bytes_ = header(std::vector<std::uint64_t>(order_.size())).text.size();
-    if (header_bytes_ - 8 > most_header_bytes) {
-      refuse({"its header would have ", header_bytes_ - 8, " bytes and ", most_header_bytes,
-              " are allowed"},
-             "keep large values as tensors, not as numbers or texts");
-    }
+[[noreturn]] LOCKSTEP_INLINE void refuse_to_write(const std::string& path,
+                                                  std::initializer_list<Word> problem,
+                                                  std::string_view advice) {
+  fail("checkpoint", {"'", path, "' cannot be written: ", text(problem)}, advice);
+}
+
+LOCKSTEP_INLINE void check_tensor(const std::string& path, const TensorToWrite& tensor) {
+  const FileElement* const element = tensor.element();
+  if (element == nullptr) {
+    refuse_to_write(path,
+                    {"tensor '", tensor.name, "' has elements that safetensors files do not have"},
+                    "save it in another type");
   }
-
-  const std::vector<const TensorToWrite*>& order() const { return order_; }
-  std::uint64_t header_bytes() const { return header_bytes_; }
-
-  struct Header {
-    std::string text;
-    std::uint64_t digest;
-  };
-
-  /// The header, with the checksums of the tensors in order: its size does not depend on them.
-  Header header(const std::vector<std::uint64_t>& checksums) const {
-    std::string facts = text({"{\"header\":\"", no_digits});
-    const std::size_t digits_in_facts = facts.size() - no_digits.size();
-    facts += '"';
-    if (const auto* const members = file_.facts.get_if<Json::Object>()) {
-      for (const Json::Member& member : *members) {
-        facts += ',';
-        append_json_string(facts, member.first);
-        facts += ':';
-        facts += member.second.text();
-      }
-    }
-    facts += ",\"checksums\":{";
-    for (std::size_t i = 0; i < order_.size(); ++i) {
-      if (i != 0) facts += ',';
-      append_json_string(facts, order_[i]->name);
-      facts += ":\"" + checksum_text(checksums[i]) + '"';
-    }
-    facts += "}}";
-
-    std::string out(8, '\0');
-    out += "{\"__metadata__\":{\"format\":\"pt\",\"writer\":";
-    append_json_string(out, text({"lockstep ", version}));
-    for (const auto& [key, value] : file_.metadata) {
-      out += ',';
-      append_json_string(out, key);
-      out += ':';
-      append_json_string(out, value);
-    }
-    out += ",\"lockstep\":";
-    // The digits stand behind the quotation mark and `{"header":"` with its three marks escaped.
-    const std::size_t digits = out.size() + 1 + digits_in_facts + 3;
-    append_json_string(out, facts);
-    out += '}';
-    std::uint64_t place = 0;
-    for (const TensorToWrite* const tensor : order_) {
-      out += ',';
-      append_json_string(out, tensor->name);
-      out += text({":{\"dtype\":\"", tensor->element()->name, "\",\"shape\":["});
-      for (std::size_t axis = 0; axis < tensor->shape.size(); ++axis) {
-        if (axis != 0) out += ',';
-        Word(tensor->shape[axis]).append_to(out);
-      }
-      const std::uint64_t end = place + tensor->data.size();
-      out += text({"],\"data_offsets\":[", place, ",", end, "]}"});
-      place = end;
-    }
-    out += '}';
-    out.append(align_up(out.size(), 8) - out.size(), ' ');
-    for (int i = 0; i < 8; ++i) out[i] = static_cast<char>((out.size() - 8) >> (8 * i));
-    const std::uint64_t digest = Checksum().add(out).value();
-    out.replace(digits, 16, checksum_text(digest));
-    return {std::move(out), digest};
+  std::uint64_t bytes = element->bits / 8;
+  bool fits = true;
+  for (const std::uint64_t extent : tensor.shape) fits = fits && multiply(bytes, extent, bytes);
+  if (!fits || bytes != tensor.data.size()) {
+    refuse_to_write(path,
+                    {"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " has ",
+                     tensor.data.size(), " bytes of data"},
+                    "give it as many as its shape needs");
   }
+}
 
- private:
-  static constexpr std::string_view no_digits = "0000000000000000";
-
-  [[noreturn]] void refuse(std::initializer_list<Word> problem, std::string_view advice) const {
-    fail("checkpoint", {"'", path_, "' cannot be written: ", text(problem)}, advice);
+LOCKSTEP_INLINE void check_distinct(const std::string& path, std::vector<std::string_view> names) {
+  std::ranges::sort(names);
+  const auto twice = std::ranges::adjacent_find(names);
+  if (twice != names.end())
+    refuse_to_write(path, {"the name '", *twice, "' is there twice"},
+                    "give everything a name of its own");
+  for (const std::string_view name : names) {
+    if (!is_utf8(name))
+      refuse_to_write(path, {"the name '", name, "' is not UTF-8"}, "write names in UTF-8");
   }
+}
 
-  void check_tensor(const TensorToWrite& tensor) const {
-    const FileElement* const element = tensor.element();
-    if (element == nullptr) {
-      refuse({"tensor '", tensor.name, "' has elements that safetensors files do not have"},
-             "save it in another type");
-    }
-    std::uint64_t bytes = element->bits / 8;
-    bool fits = true;
-    for (const std::uint64_t extent : tensor.shape) fits = fits && multiply(bytes, extent, bytes);
-    if (!fits || bytes != tensor.data.size()) {
-      refuse({"tensor '", tensor.name, "' of shape ", shape_text(tensor.shape), " has ",
-              tensor.data.size(), " bytes of data"},
-             "give it as many as its shape needs");
-    }
+/// What is written must be read again, bit for bit.
+LOCKSTEP_INLINE void check_facts(const std::string& path, const Json& value, int depth,
+                                 std::size_t& values) {
+  if (depth > Json::most_depth)
+    refuse_to_write(path, {"the values saved with it are too deep"}, "save flatter ones");
+  if (++values > Json::most_values)
+    refuse_to_write(path, {"more than ", Json::most_values, " values are saved with it"},
+                    "save tensors instead");
+  if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
+    refuse_to_write(path, {"the text '", *text, "' is not UTF-8"},
+                    "save texts in UTF-8, and bytes as numbers");
+  if (const auto* const items = value.get_if<Json::Array>()) {
+    for (const Json& item : *items) check_facts(path, item, depth + 1, values);
   }
-
-  void check_names() const {
-    std::vector<std::string_view> names{"__metadata__"};
-    for (const TensorToWrite& tensor : file_.tensors) names.push_back(tensor.name);
-    check_distinct(std::move(names));
-    std::vector<std::string_view> keys{"format", "writer", "lockstep"};
-    for (const auto& [key, value] : file_.metadata) {
-      keys.push_back(key);
-      if (!is_utf8(value)) refuse({"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
+  if (const auto* const members = value.get_if<Json::Object>()) {
+    std::vector<std::string_view> names;
+    for (const Json::Member& member : *members) {
+      names.push_back(member.first);
+      check_facts(path, member.second, depth + 1, values);
     }
-    check_distinct(std::move(keys));
-    check(file_.facts.find("header") == nullptr && file_.facts.find("checksums") == nullptr,
-          "leave 'header' and 'checksums' to the writer");
+    check_distinct(path, std::move(names));
   }
+}
 
-  /// What is written must be read again, bit for bit.
-  void check_facts(const Json& value, int depth, std::size_t& values) const {
-    if (depth > Json::most_depth)
-      refuse({"the values saved with it are too deep"}, "save flatter ones");
-    if (++values > Json::most_values)
-      refuse({"more than ", Json::most_values, " values are saved with it"},
-             "save tensors instead");
-    if (const auto* const text = value.get_if<std::string>(); text != nullptr && !is_utf8(*text))
-      refuse({"the text '", *text, "' is not UTF-8"}, "save texts in UTF-8, and bytes as numbers");
-    if (const auto* const items = value.get_if<Json::Array>()) {
-      for (const Json& item : *items) check_facts(item, depth + 1, values);
-    }
-    if (const auto* const members = value.get_if<Json::Object>()) {
-      std::vector<std::string_view> names;
-      for (const Json::Member& member : *members) {
-        names.push_back(member.first);
-        check_facts(member.second, depth + 1, values);
-      }
-      check_distinct(std::move(names));
-    }
+/// Throws unless the file can be written and read again.
+LOCKSTEP_INLINE void check_file(const std::string& path, const FileToWrite& file) {
+  std::vector<std::string_view> names{"__metadata__"};
+  for (const TensorToWrite& tensor : file.tensors) {
+    check_tensor(path, tensor);
+    names.push_back(tensor.name);
   }
-
-  void check_distinct(std::vector<std::string_view> names) const {
-    std::ranges::sort(names);
-    const auto twice = std::ranges::adjacent_find(names);
-    if (twice != names.end())
-      refuse({"the name '", *twice, "' is there twice"}, "give everything a name of its own");
-    for (const std::string_view name : names) {
-      if (!is_utf8(name)) refuse({"the name '", name, "' is not UTF-8"}, "write names in UTF-8");
-    }
+  check_distinct(path, std::move(names));
+  std::vector<std::string_view> keys{"format", "writer", "lockstep"};
+  for (const auto& [key, value] : file.metadata) {
+    keys.push_back(key);
+    if (!is_utf8(value))
+      refuse_to_write(path, {"the metadata of '", key, "' is not UTF-8"}, "write UTF-8");
   }
+  check_distinct(path, std::move(keys));
+  check(file.facts.find("header") == nullptr && file.facts.find("checksums") == nullptr,
+        "leave 'header' and 'checksums' to the writer");
+  std::size_t values = file.tensors.size() + 2;  // with what is added to the facts
+  check_facts(path, file.facts, 1, values);
+}
 
-  const std::string& path_;
-  const FileToWrite& file_;
-  std::vector<const TensorToWrite*> order_;
-  std::uint64_t header_bytes_ = 0;
-};
+/// The header and its checksum. Its size does not depend on the checksums of the tensors.
+LOCKSTEP_INLINE std::pair<std::string, std::uint64_t> header_of(
+    const FileToWrite& file, std::span<const TensorToWrite* const> order,
+    std::span<const std::uint64_t> checksums) {
+  Json header = Json::object().add("__metadata__", Json());
+  Json facts = Json::object().add("header", no_digest);
+  if (const auto* const members = file.facts.get_if<Json::Object>())
+    for (const Json::Member& member : *members) facts.add(member.first, member.second);
+  Json sums = Json::object();
+  std::uint64_t offsets[2] = {};
+  for (std::size_t i = 0; i < order.size(); ++i) {
+    const TensorToWrite& tensor = *order[i];
+    offsets[1] = offsets[0] + tensor.data.size();
+    header.add(tensor.name, Json::object()
+                                .add("dtype", tensor.element()->name)
+                                .add("shape", Json::array_of(tensor.shape))
+                                .add("data_offsets", Json::array_of(offsets)));
+    sums.add(tensor.name, checksum_text(checksums[i]));
+    offsets[0] = offsets[1];
+  }
+  facts.add("checksums", std::move(sums));
+  Json metadata = Json::object().add("format", "pt").add("writer", text({"lockstep ", version}));
+  for (const auto& [key, value] : file.metadata) metadata.add(key, value);
+  metadata.add("lockstep", facts.text());
+  header.set("__metadata__", std::move(metadata));
+  std::string out = std::string(8, '\0') + header.text();
+  out.append(align_up(out.size(), 8) - out.size(), ' ');
+  for (int i = 0; i < 8; ++i) out[i] = static_cast<char>((out.size() - 8) >> (8 * i));
+  const std::uint64_t digest = Checksum().add(out).value();
+  // No text before it can have these quotation marks, which would be escaped.
+  const std::string_view mark = R"("lockstep":)";
+  out.replace(out.find(text({mark, before_digest})) + mark.size() + before_digest.size(),
+              no_digest.size(), checksum_text(digest));
+  return {std::move(out), digest};
+}
 
 LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrite& file) {
-  const FileLayout layout(path, file);
-  std::uint64_t bytes = layout.header_bytes();
-  for (const TensorToWrite* const tensor : layout.order()) bytes += tensor->data.size();
+  check_file(path, file);
+  std::vector<const TensorToWrite*> order;
+  for (const TensorToWrite& tensor : file.tensors) order.push_back(&tensor);
+  // The widest elements come first: then every element is aligned, without holes.
+  std::ranges::stable_sort(order, std::greater(),
+                           [](const TensorToWrite* tensor) { return tensor->element()->bits; });
+  std::vector<std::uint64_t> checksums(order.size());
+  const std::uint64_t header_bytes = header_of(file, order, checksums).first.size();
+  if (header_bytes - 8 > most_header_bytes) {
+    refuse_to_write(path,
+                    {"its header would have ", header_bytes - 8, " bytes and ", most_header_bytes,
+                     " are allowed"},
+                    "keep large values as tensors, not as numbers or texts");
+  }
+  std::uint64_t bytes = header_bytes;
+  for (const TensorToWrite* const tensor : order) bytes += tensor->data.size();
 
   TemporaryFile out("checkpoint", path, bytes);
-  out.seek(layout.header_bytes());
-  std::vector<std::uint64_t> checksums;
-  for (const TensorToWrite* const tensor : layout.order()) {
+  out.seek(header_bytes);
+  for (std::size_t i = 0; i != order.size(); ++i) {
+    const TensorToWrite& tensor = *order[i];
     Checksum checksum;
-    const std::size_t all = tensor->data.size();
+    const std::size_t all = tensor.data.size();
     for (std::size_t at = 0; at != all;) {  // a chunk is still in the cache when it is written
       const std::size_t size = std::min(all - at, write_chunk_bytes);
-      const auto chunk = tensor->read ? tensor->read(at, size) : tensor->data.subspan(at, size);
+      const auto chunk = tensor.read ? tensor.read(at, size) : tensor.data.subspan(at, size);
       checksum.add(chunk);
       out.append(chunk);
-      if (tensor->read) out.flush();  // before its memory is used again
+      if (tensor.read) out.flush();  // before its memory is used again
       at += size;
     }
-    checksums.push_back(checksum.value());
+    checksums[i] = checksum.value();
   }
-  const FileLayout::Header header = layout.header(checksums);
+  const auto [header, digest] = header_of(file, order, checksums);
   out.seek(0);
-  out.append(std::as_bytes(std::span(header.text)));
+  out.append(std::as_bytes(std::span(header)));
   out.commit();
-  return {bytes, header.digest};
+  return {bytes, digest};
 }
 
 [[noreturn]] LOCKSTEP_INLINE void fail_locked(const std::string& folder, const std::string& path) {
@@ -740,27 +710,29 @@ LOCKSTEP_INLINE std::vector<std::string> files_in(const std::string& folder) {
   return names;
 }
 
-LOCKSTEP_INLINE std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder) {
-  std::vector<FoundCheckpoint> found;
+LOCKSTEP_INLINE std::vector<std::uint64_t> steps_in(const std::string& folder) {
+  std::vector<std::uint64_t> steps;
   for (const std::string& name : files_in(folder)) {
-    if (const auto step = checkpoint_step(name)) found.push_back({text({folder, "/", name}), step});
+    if (const auto step = checkpoint_step(name)) steps.push_back(*step);
   }
-  std::ranges::sort(found, std::greater(), &FoundCheckpoint::step);
-  return found;
+  std::ranges::sort(steps, std::greater());
+  return steps;
 }
 
-LOCKSTEP_INLINE std::optional<FoundCheckpoint> newest_valid_checkpoint(
+LOCKSTEP_INLINE std::optional<std::string> newest_valid_checkpoint(
     const std::string& folder, FunctionRef<void(const std::string&)> verify,
-    FunctionRef<void(const std::string&, const std::string&)> skipped) {
-  std::vector<FoundCheckpoint> candidates = list_checkpoints(folder);
-  const std::string best = text({folder, "/", best_checkpoint_name});
-  if (::access(best.c_str(), F_OK) == 0) candidates.push_back({best, {}});
-  for (FoundCheckpoint& candidate : candidates) {
+    SkippedCheckpoint skipped) {
+  std::vector<std::string> candidates;
+  for (const std::uint64_t step : steps_in(folder))
+    candidates.push_back(text({folder, "/", checkpoint_name(step)}));
+  std::string best = text({folder, "/", best_checkpoint_name});
+  if (::access(best.c_str(), F_OK) == 0) candidates.push_back(std::move(best));
+  for (std::string& candidate : candidates) {
     try {
-      verify(candidate.path);
+      verify(candidate);
       return std::move(candidate);
     } catch (const Error& error) {
-      skipped(candidate.path, error.problem());
+      skipped(candidate, error.problem());
     }
   }
   return std::nullopt;
@@ -850,30 +822,31 @@ LOCKSTEP_INLINE std::string CheckpointFolder::best_path() const {
   return text({path(), "/", best_checkpoint_name});
 }
 
-LOCKSTEP_INLINE std::optional<FoundCheckpoint> CheckpointFolder::newest_valid(
-    FunctionRef<void(const std::string&, const std::string&)> skipped) {
+LOCKSTEP_INLINE std::optional<std::string> CheckpointFolder::newest_valid(
+    SkippedCheckpoint skipped) {
   const std::lock_guard lock(mutex_);
   auto found = newest_valid_checkpoint(
       path(), verify_checkpoint, [&](const std::string& passed, const std::string& why) {
         if (const auto step = checkpoint_step(name_in_folder(passed))) is_valid_[*step] = false;
         skipped(passed, why);
       });
-  if (!found || !found->step) return found;
-  is_valid_[*found->step] = true;
-  if (!options_.best_by.empty()) take_if_best(*found->step);
+  const auto step = found ? checkpoint_step(name_in_folder(*found)) : std::nullopt;
+  if (!step) return found;
+  is_valid_[*step] = true;
+  if (!options_.best_by.empty()) take_if_best(*step);
   return found;
 }
 
 LOCKSTEP_INLINE void CheckpointFolder::begin_at(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
-  for (const FoundCheckpoint& found : list_checkpoints(path())) {
-    const auto known = is_valid_.find(*found.step);
-    if (*found.step <= step || (known != is_valid_.end() && !known->second)) continue;
+  for (const std::uint64_t found : steps_in(path())) {
+    const auto known = is_valid_.find(found);
+    if (found <= step || (known != is_valid_.end() && !known->second)) continue;
     // An error of how the job was started. Launchers do not repeat these: the second start would go
     // on from a checkpoint that nobody has asked for.
     fail("launch",
-         {"'", path(), "' holds a checkpoint of step ", *found.step,
-          ", and this job begins at step ", step},
+         {"'", path(), "' holds a checkpoint of step ", found, ", and this job begins at step ",
+          step},
          "add --resume to go on from there, or name another folder");
   }
 }
@@ -941,9 +914,9 @@ LOCKSTEP_INLINE void CheckpointFolder::clean_up() {
 LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
   const std::lock_guard lock(mutex_);
   is_valid_[step] = true;
-  const std::vector<FoundCheckpoint> all = list_checkpoints(path());
-  const auto is_valid = [&](const FoundCheckpoint& found) {
-    const auto known = is_valid_.find(*found.step);
+  const std::vector<std::uint64_t> all = steps_in(path());
+  const auto is_valid = [&](std::uint64_t one) {
+    const auto known = is_valid_.find(one);
     return known != is_valid_.end() && known->second;
   };
   if (static_cast<std::size_t>(std::ranges::count_if(all, is_valid)) < options_.keep) return;
@@ -952,11 +925,11 @@ LOCKSTEP_INLINE void CheckpointFolder::saved(std::uint64_t step) {
   const auto of_best = best_shards();
   if (!of_best) return;
   std::size_t valid = 0;
-  for (const FoundCheckpoint& found : all) {
-    const bool is_damaged = is_valid_.contains(*found.step) && !is_valid(found);
+  for (const std::uint64_t one : all) {
+    const bool is_damaged = is_valid_.contains(one) && !is_valid(one);
     if (valid >= options_.keep || is_damaged) {
-      remove(*found.step, *of_best);
-    } else if (is_valid(found)) {
+      remove(one, *of_best);
+    } else if (is_valid(one)) {
       ++valid;
     }
   }
@@ -1163,13 +1136,6 @@ LOCKSTEP_INLINE std::exception_ptr BackgroundWriter::take_failure() {
   thread_.join();  // it is on its way out, and must not hold the failure any more
   has_failed_.store(false, std::memory_order_relaxed);
   return std::exchange(failure_, nullptr);
-}
-
-LOCKSTEP_INLINE bool BackgroundWriter::is_free(WhenBusy when_busy) {
-  rethrow();
-  if (is_busy() && when_busy == WhenBusy::skip) return false;
-  wait();
-  return true;
 }
 
 LOCKSTEP_INLINE void BackgroundWriter::failed(std::exception_ptr thrown) {
@@ -2269,8 +2235,9 @@ LOCKSTEP_INLINE void StateLoader::match_values(const KeptValues& wanted,
                                                std::string_view whose) {
   for (const KeptValue& value : wanted) {
     const auto found = std::ranges::find(saved, value.name(), &SavedValue::name);
-    if (found == saved.end()) {
-      missing_.push_back(text({"the value ", value.name(), whose}));
+    if (found == saved.end()) {  // a loop of the program's own has no values of a trainer
+      if (!value.name().starts_with(reserved_prefix))
+        missing_.push_back(text({"the value ", value.name(), whose}));
       continue;
     }
     if (found->type == value.type()) {
@@ -2794,25 +2761,23 @@ LOCKSTEP_INLINE bool StateWriter::save_job(const StatefulJob& job, const std::st
   return true;
 }
 
-/// Checkpoints of a folder that are damaged. Where all of them are, their job must not start anew:
-/// it would replace the only files from which something might still be saved.
-class DamagedCheckpoints {
- public:
-  void operator()(const std::string& path, const std::string& why) {
+/// The path that `find(skipped)` finds in a folder, or nothing. Says which checkpoints are damaged.
+/// Where all of them are, their job must not start anew: it would replace the only files from which
+/// something might still be saved. `operation` is "launch" for how the job was started: launchers
+/// do not start it again, because it would fail again.
+LOCKSTEP_INLINE std::string find_or_refuse(
+    std::string_view operation, const std::string& folder,
+    FunctionRef<std::optional<std::string>(SkippedCheckpoint)> find) {
+  std::string damaged;
+  const auto found = find([&](const std::string& path, const std::string& why) {
     say(text({"'", path, "' is passed over: ", why}));
-    names_.append(names_.empty() ? "'" : ", '").append(name_in_folder(path)).append("'");
-  }
-  /// Throws if there are any. `operation` is "launch" for how the job was started: launchers do not
-  /// start it again, because it would fail again.
-  void require_none(std::string_view operation, const std::string& folder) const {
-    if (names_.empty()) return;
-    fail(operation, {"no checkpoint in '", folder, "' is valid: ", names_},
+    damaged.append(damaged.empty() ? "'" : ", '").append(name_in_folder(path)).append("'");
+  });
+  if (!found && !damaged.empty())
+    fail(operation, {"no checkpoint in '", folder, "' is valid: ", damaged},
          "put back a copy of one, or name another folder to start anew; nothing was deleted");
-  }
-
- private:
-  std::string names_;
-};
+  return found.value_or("");
+}
 
 LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::string& where) {
   return store_together(ranks, "resume", [&] {
@@ -2823,32 +2788,14 @@ LOCKSTEP_INLINE std::string checkpoint_at(const JointRanks& ranks, const std::st
            "name a checkpoint or a folder of them, or leave resume out to start anew");
     }
     if (!S_ISDIR(status.st_mode)) return where;
-    DamagedCheckpoints damaged;
-    const auto newest = newest_valid_checkpoint(where, verify_checkpoint, damaged);
-    if (!newest) {
-      damaged.require_none("resume", where);
+    std::string found = find_or_refuse("resume", where, [&](SkippedCheckpoint skipped) {
+      return newest_valid_checkpoint(where, verify_checkpoint, skipped);
+    });
+    if (found.empty())
       fail("resume", {"there is no checkpoint in '", where, "'"},
            "name another folder, or leave resume out to start anew");
-    }
-    return newest->path;
+    return found;
   })[0];
-}
-
-LOCKSTEP_INLINE bool tells_course(const std::string& path) {
-  try {
-    const CheckpointReader reader(path);
-    const auto common = reader.facts().find("common");
-    return common && common->find("lockstep/run");
-  } catch (const Error&) {
-    return true;  // who loads it says what is wrong
-  }
-}
-
-LOCKSTEP_INLINE bool has_course(const JointRanks& ranks, const std::string& path) {
-  const auto told = store_together(ranks, "resume", [&] {
-    return std::string(ranks.rank == Rank{0} && tells_course(path) ? "1" : "");
-  });
-  return !told[0].empty();
 }
 
 /// What rank 0 tells the others of the best score in the folder: the score's bytes, or nothing.
@@ -2886,12 +2833,12 @@ LOCKSTEP_INLINE std::optional<std::string> Checkpoints::find_newest(
   if (!will_resume()) return std::nullopt;
   std::string found = store_together(ranks, "checkpoints", [&] {
     if (ranks.rank != Rank{0}) return std::string();
-    detail::DamagedCheckpoints damaged;
-    const auto newest = folder_->newest_valid(damaged);
-    if (newest) return newest->path;
-    damaged.require_none("launch", options_.folder);
-    detail::say(detail::text({"no checkpoint in '", options_.folder, "': training starts anew"}));
-    return std::string();
+    std::string newest = detail::find_or_refuse(
+        "launch", options_.folder,
+        [&](detail::SkippedCheckpoint skipped) { return folder_->newest_valid(skipped); });
+    if (newest.empty())
+      detail::say(detail::text({"no checkpoint in '", options_.folder, "': training starts anew"}));
+    return newest;
   })[0];
   return found.empty() ? std::nullopt : std::optional(std::move(found));
 }
@@ -3046,9 +2993,9 @@ LOCKSTEP_INLINE std::string Checkpoints::save_as(const detail::StatefulJob& job,
 }
 
 LOCKSTEP_INLINE std::optional<std::string> Checkpoints::latest() const {
-  const auto found = detail::list_checkpoints(options_.folder);
-  if (found.empty()) return std::nullopt;
-  return found.front().path;
+  const auto steps = detail::steps_in(options_.folder);
+  if (steps.empty()) return std::nullopt;
+  return detail::text({options_.folder, "/", detail::checkpoint_name(steps.front())});
 }
 
 LOCKSTEP_INLINE std::optional<std::string> Checkpoints::best_path() const {

@@ -40,10 +40,6 @@ inline std::uint64_t begun_epochs(const Resumed& resumed) {
 /// all. **Host** blocks.
 std::string checkpoint_at(const JointRanks& ranks, const std::string& where);
 
-/// Has a trainer written this file, and said how far its loops were? **Ranks** all. **Host**
-/// blocks.
-bool has_course(const JointRanks& ranks, const std::string& path);
-
 }  // namespace detail
 
 /// A folder of checkpoints, for hand-written loops; a trainer has one by itself (`--checkpoint`,

@@ -62,25 +62,19 @@ std::string_view shard_stem(std::string_view name);
 /// Is this a file that was being written, or a copy that was being made?
 bool is_temporary_name(std::string_view name);
 
-/// A checkpoint in a folder. Of `best.safetensors` the step is not known from its name.
-struct FoundCheckpoint {
-  std::string path;
-  std::optional<std::uint64_t> step;
-
-  bool operator==(const FoundCheckpoint&) const = default;
-};
-
 /// The plain files in a folder, in no order; none where the folder cannot be read.
 std::vector<std::string> files_in(const std::string& folder);
 
-/// The checkpoints in a folder, the newest first, without `best.safetensors`.
-std::vector<FoundCheckpoint> list_checkpoints(const std::string& folder);
+/// The steps of the checkpoints in a folder, the newest first.
+std::vector<std::uint64_t> steps_in(const std::string& folder);
+
+/// Hears of checkpoints that are passed over: `skipped(path, why)`.
+using SkippedCheckpoint = FunctionRef<void(const std::string&, const std::string&)>;
 
 /// The newest checkpoint for which `verify(path)` throws no `Error`; `best.safetensors` comes last.
-/// `skipped(path, why)` is called for each that is passed over.
-std::optional<FoundCheckpoint> newest_valid_checkpoint(
-    const std::string& folder, FunctionRef<void(const std::string&)> verify,
-    FunctionRef<void(const std::string&, const std::string&)> skipped);
+std::optional<std::string> newest_valid_checkpoint(const std::string& folder,
+                                                   FunctionRef<void(const std::string&)> verify,
+                                                   SkippedCheckpoint skipped);
 
 /// Throws an `Error` unless every byte of a checkpoint is as lockstep wrote it.
 void verify_checkpoint(const std::string& path);
@@ -101,10 +95,9 @@ class CheckpointFolder {
   std::string path_of(std::uint64_t step) const;
   std::string best_path() const;
 
-  /// The newest valid checkpoint. `skipped(path, why)` hears of the others that were tried. Where
-  /// its job died before it could be made the best copy, that is made up for.
-  std::optional<FoundCheckpoint> newest_valid(
-      FunctionRef<void(const std::string&, const std::string&)> skipped);
+  /// The newest valid checkpoint. Where its job died before it could be made the best copy, that is
+  /// made up for.
+  std::optional<std::string> newest_valid(SkippedCheckpoint skipped);
 
   /// The job begins after so many updates, 0 for a new one. Throws where the folder holds a later
   /// checkpoint: that is of another run, and this one's would be taken for older.

@@ -50,11 +50,11 @@ class BackgroundWriter {
   /// The failure of work that has ended, or null. It is not thrown any more.
   std::exception_ptr take_failure();
 
-  /// Runs `work()` on a thread. Where other work is under way it waits for that or, with
-  /// `WhenBusy::skip`, returns false. Throws the failure of earlier work, and then runs nothing.
+  /// Runs `work()` on a thread, after the work under way. Throws the failure of earlier work, and
+  /// then runs nothing.
   template <class Work>
-  bool start(Work work, WhenBusy when_busy = WhenBusy::wait) {
-    if (!is_free(when_busy)) return false;
+  void start(Work work) {
+    wait();
     is_busy_.store(true, std::memory_order_relaxed);
     try {
       thread_ = Thread(
@@ -71,12 +71,9 @@ class BackgroundWriter {
       is_busy_.store(false, std::memory_order_relaxed);
       throw;
     }
-    return true;
   }
 
  private:
-  /// Can work be started now, after a wait where `when_busy` says so?
-  bool is_free(WhenBusy when_busy);
   void failed(std::exception_ptr thrown);
   [[noreturn, gnu::cold]] void throw_failure();
 

@@ -50,7 +50,10 @@ class EpochProgress {
   /// Adds a field to the epoch's record; throws where lockstep has a field of that name.
   void set_field(std::string_view name, JsonLine field);
 
-  SamplerState position() const { return place_.after(display.steps()); }
+  /// The place of a loop: after the last batch that was stepped, or that the loop is done with.
+  SamplerState position() const {
+    return display.steps() > steps_before_batch_ ? with_batch_ : before_batch_;
+  }
   void resume(const SamplerState& position);
   /// The next calls of `epochs` go on where `course` and `position` were taken.
   void go_on(const CourseState& course, const std::optional<SamplerState>& position);
@@ -80,7 +83,7 @@ class EpochProgress {
   /// samples. Returns where the sampler goes on, if not at its begin.
   std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
   bool loop_is_over() const { return loop_is_over_; }
-  void place_loop(const SamplerState& at) { place_.begin(at); }
+  void place_loop(const SamplerState& at) { with_batch_ = before_batch_ = at; }
   /// The loop has so many batches. Returns the sum of losses and the samples that this rank goes on
   /// with.
   std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
@@ -92,9 +95,12 @@ class EpochProgress {
                 resumes_loop_ ? resumed_->updates_before(updates) : 0);
   }
   /// The loop has the next batch; `over` counts it.
-  void note_batch(const SamplerState& over) { place_.note_batch(over, display.steps()); }
+  void note_batch(const SamplerState& over) {
+    before_batch_ = std::exchange(with_batch_, over);
+    steps_before_batch_ = display.steps();
+  }
   /// The loop is done with its batch, whether or not that was stepped.
-  void end_batch() { place_.end_batch(); }
+  void end_batch() { before_batch_ = with_batch_; }
   /// Returns whether the loop was over already, when the job was saved.
   bool end_loop() { return std::exchange(loop_is_over_, true); }
   /// The losses of the epoch's data are added up: `now` has the mean over all ranks.
@@ -127,7 +133,9 @@ class EpochProgress {
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
   std::optional<EpochSummary> closed_;
   std::optional<GoingOn> resumed_;
-  PlaceInData place_;
+  SamplerState with_batch_;    // the place in the data, with the loop's batch
+  SamplerState before_batch_;  // and without it, until the loop is done with it
+  std::uint64_t steps_before_batch_ = 0;
   bool under_way_ = false;  // an epoch that has not ended
   bool opened_ = false;
   bool printed_ = false;

@@ -3,6 +3,7 @@
 /// @file Saving and resuming of a trainer: the definitions of job_checkpoints.hpp that only
 /// programs with checkpoints need.
 
+#include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
@@ -260,13 +261,12 @@ template <class Job>
 Resumed JobCheckpoints<Job>::resume_from(const StatefulJob& state, const std::string& path,
                                          LoadOptions options) {
   CourseState course;
-  const bool knows_course = has_course(state.ranks, path);
+  constexpr std::uint64_t unknown = ~std::uint64_t{0};
+  course.run = unknown;
   for (const KeptValue& value : saves().kept) options.values.add(value);
-  if (knows_course) {
-    for (const KeptValue& value : course_values(course)) options.common.add(value);
-  }
+  for (const KeptValue& value : course_values(course)) options.common.add(value);
   Resumed resumed = load_job(state, path, options, LoadWhat::job);
-  if (!knows_course) {  // a loop of the program's own has saved it
+  if (course.run == unknown) {  // a loop of the program's own has saved it
     course.run = 1;
     course.epoch = resumed.epoch;
     course.loop = resumed.position ? 1 : 0;

@@ -413,7 +413,7 @@ LOCKSTEP_INLINE std::pair<double, double> EpochProgress::open_loop(std::size_t b
     const std::vector<double> losses = resumed_->course.losses_of(rank.value(), world.value());
     own = {losses[0], losses[1]};
   }
-  place_.set_steps(display.steps());
+  steps_before_batch_ = display.steps();
   if (resumes_loop_) resumed_.reset();
   return own;
 }
