@@ -554,8 +554,11 @@ LOCKSTEP_INLINE WrittenFile write_file(const std::string& path, const FileToWrit
   std::vector<const TensorToWrite*> order;
   for (const TensorToWrite& tensor : file.tensors) order.push_back(&tensor);
   // The widest elements come first: then every element is aligned, without holes.
-  std::ranges::stable_sort(order, std::greater(),
-                           [](const TensorToWrite* tensor) { return tensor->element()->bits; });
+  std::ranges::sort(order, [](const TensorToWrite* a, const TensorToWrite* b) {
+    const unsigned width_a = a->element()->bits;
+    const unsigned width_b = b->element()->bits;
+    return width_a != width_b ? width_a > width_b : a < b;  // else as they were given
+  });
   std::vector<std::uint64_t> checksums(order.size());
   const std::uint64_t header_bytes = header_of(file, order, checksums).first.size();
   if (header_bytes - 8 > most_header_bytes) {
