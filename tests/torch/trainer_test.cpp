@@ -17,11 +17,11 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/data/in_memory_dataset.hpp"
+#include "lockstep/data/dataset.hpp"
 #include "lockstep/torch/batch.hpp"
 #include "lockstep/torch/model.hpp"
-#include "lockstep/trainer/dp.hpp"
 #include "lockstep/trainer/job_saves.hpp"
+#include "lockstep/trainer/wrappers.hpp"
 #include "temporary_folder.hpp"
 #include "torch/cases.hpp"
 #include "torch/model_ranks.hpp"

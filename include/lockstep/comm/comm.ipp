@@ -17,11 +17,10 @@
 #include <vector>
 
 #include "lockstep/comm/adapters/hierarchical/hosts.hpp"
-#include "lockstep/comm/backends/shm/engine.hpp"
+#include "lockstep/comm/backends/shm/communicator.hpp"
 #include "lockstep/comm/backends/shm/memory.hpp"
-#include "lockstep/comm/call.hpp"
-#include "lockstep/comm/call/messages.hpp"
 #include "lockstep/comm/call/peers.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
@@ -141,8 +140,18 @@ LOCKSTEP_INLINE std::string lagging_rank(Rank who, bool has_joined, std::uint64_
   return text({"rank ", who, " (made ", made, " of ", expected, " calls)"});
 }
 
+LOCKSTEP_INLINE Error retold(const Error& error, std::string_view operation,
+                             std::string_view problem, std::optional<Rank> rank) {
+  const Error named(operation, problem, error.advice(), rank);
+  return error.is_consequence() ? named.as_consequence() : named;
+}
+
 LOCKSTEP_INLINE Error gave_up(std::string_view communicator, std::string_view reason, Rank me) {
   return {communicator, text({"this rank gave it up: ", reason}), "start the job again", me};
+}
+
+LOCKSTEP_INLINE bool is_own_reason(std::string_view reason) {
+  return !reason.empty() && reason != ended_by_exception && !reason.starts_with(because_of_another);
 }
 
 LOCKSTEP_INLINE Membership membership_in_group(const Membership& member, Store& store,
@@ -280,6 +289,9 @@ LOCKSTEP_INLINE Mapping::Mapping(const MemoryFile& file, std::size_t offset, std
   known.push_back({state.st_ino, offset, data_});
 }
 
+/// The largest page size of common kernels.
+inline constexpr std::size_t page = 64_KiB;
+
 LOCKSTEP_INLINE MemoryFile Engine::make_file(WorldSize world) {
   MemoryFile file = MemoryFile::create();
   file.reserve(align_up(world.value() * sizeof(RankBlock), page));
@@ -296,6 +308,22 @@ LOCKSTEP_INLINE MemoryFile Engine::open(const std::string& address) {
   return MemoryFile::open_of(process, static_cast<int>(std::strtol(end, nullptr, 10)));
 }
 
+LOCKSTEP_INLINE MemoryFile Engine::join(const Membership& member, Store& store,
+                                        const std::string& name) {
+  if (member.local_world != member.world.value()) {
+    detail::fail("shared memory",
+                 {"of the job's ", member.world.value(), " ranks, ", member.local_world,
+                  " are on this host"},
+                 "Backend<Shm> is for the ranks of one host", member.rank);
+  }
+  const std::string key =
+      text({"lockstep/shm/", numbered_meeting(store, member.rank, "shm", name)});
+  if (member.rank != Rank{0}) return open(store.get(key, member.timeout));
+  MemoryFile file = make_file(member.world);
+  store.set(key, address(file));
+  return file;
+}
+
 LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, MemoryFile file, Milliseconds timeout)
     : Engine(rank, world, Mapping(file, 0, world.value() * sizeof(RankBlock)), std::move(file),
              timeout) {}
@@ -306,20 +334,25 @@ LOCKSTEP_INLINE Engine::Engine(Rank rank, WorldSize world, Mapping blocks, Memor
                   sizeof(RankBlock), timeout, &file_),
       file_(std::move(file)),
       blocks_(std::move(blocks)),
-      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)),
-      arenas_(rank.value()) {
+      file_bytes_(align_up(world.value() * sizeof(RankBlock), page)) {
   file_.lock_byte(rank);
   own().process.store(static_cast<std::uint32_t>(::getpid()), std::memory_order_release);
 }
 
+/// How much a rank's part of `bytes` takes in the file.
+LOCKSTEP_INLINE std::size_t stride_of(std::size_t bytes) {
+  return align_up(std::max<std::size_t>(bytes, 1), page);
+}
+
 LOCKSTEP_INLINE std::byte* Engine::allocate(std::size_t bytes) {
   const std::size_t offset = file_bytes_;
-  const std::size_t stride = Arenas::stride(bytes);
-  return arenas_.add(map_more(bytes, world() * stride), offset, stride);
+  const std::size_t stride = stride_of(bytes);
+  arenas_.push_back({map_more(bytes, world() * stride), offset, stride});
+  return arenas_.back().mapping.data() + me() * stride;
 }
 
 LOCKSTEP_INLINE std::byte* Engine::allocate_shared(std::size_t bytes) {
-  return arenas_.add_common(map_more(bytes, Arenas::stride(bytes)));
+  return common_.emplace_back(map_more(bytes, stride_of(bytes))).data();
 }
 
 LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) {
@@ -332,7 +365,7 @@ LOCKSTEP_INLINE Mapping Engine::map_more(std::size_t bytes, std::size_t length) 
   call.kind = CollectiveKind::allocate;
   call.element = ElementKind::u8;
   call.count = bytes;
-  const std::uint64_t ticket = post(call, 0, [](Slot&) {});
+  const std::uint64_t ticket = post(call, 0, {});
   finish_pending(ticket);
   wait_arrived(ticket);
   try {
@@ -349,6 +382,65 @@ LOCKSTEP_INLINE void Engine::fail_disagreement(std::uint64_t ticket) {
   const auto call_of = [&](std::size_t w) -> const Call& { return slot(w, ticket).call; };
   if (const auto error = find_disagreement(ticket, world(), call_of, rank())) fail(*error);
   std::terminate();  // it is called only where calls differ
+}
+
+LOCKSTEP_INLINE void Engine::send(const Call& call, std::span<const std::byte> bytes, Rank to) {
+  Outbox& outbox = block(me()).outbox;
+  std::size_t done = 0;
+  do {
+    const std::uint64_t sent = outbox.sent.value.load(std::memory_order_relaxed);
+    wait(to.value(), outbox.received, sent, call);
+    const std::size_t n = std::min(outbox.data.size(), bytes.size() - done);
+    outbox.address.store((sent + 1) << 16 | to.value(), std::memory_order_relaxed);
+    outbox.call = call;
+    outbox.bytes = n;
+    if (n != 0) std::memcpy(outbox.data.data(), bytes.data() + done, n);
+    done += n;
+    publish(outbox.sent, sent + 1);
+  } while (done < bytes.size());
+}
+
+LOCKSTEP_INLINE void Engine::receive(const Call& call, std::span<std::byte> bytes, Rank from) {
+  Outbox& outbox = block(from.value()).outbox;
+  for (std::size_t done = 0;;) {
+    const std::uint64_t piece = outbox.received.value.load(std::memory_order_acquire) + 1;
+    wait(from.value(), outbox.sent, piece, call);
+    const std::uint64_t address = outbox.address.load(std::memory_order_acquire);
+    if (address >> 16 != piece) continue;  // its receiver has taken it meanwhile
+    if ((address & 0xffff) != me()) {
+      wait(from.value(), outbox.received, piece, call);
+      continue;
+    }
+    if (!outbox.call.carries_the_same_as(call))
+      fail(messages_differ(call, from, outbox.call.text(), rank()));
+    if (outbox.bytes != 0) std::memcpy(bytes.data() + done, outbox.data.data(), outbox.bytes);
+    done += outbox.bytes;
+    publish(outbox.received, piece);
+    if (done >= bytes.size()) return;
+  }
+}
+
+LOCKSTEP_INLINE void Engine::start_helper() {
+  const auto work_if_ready = [this] {
+    const auto turn = this->turn<true>();
+    if (is_broken() || worked_ == posted_ || !all_arrived(worked_) || !all_agree(worked_))
+      return false;
+    finish_next();
+    return true;
+  };
+  helper_ = Thread(
+      ThreadName{"lockstep helper", "the helper thread of Progress<HelperThread>"},
+      [this, work_if_ready] {
+        while (!stopping_.load())
+          if (!work_if_ready()) sleep_for(std::chrono::microseconds(50));
+      },
+      [this](const std::exception_ptr&) { abandon("its helper thread ended with an exception"); });
+}
+
+LOCKSTEP_INLINE Engine::~Engine() {
+  stopping_.store(true);
+  helper_.join();
+  leave();
 }
 
 }  // namespace lockstep::detail::shm
@@ -429,9 +521,10 @@ LOCKSTEP_INLINE std::optional<Error> SharedPeers::check(const Call& call, const 
   const auto lacks = [&](std::size_t w) {
     return awaited.rank ? Rank{w} == *awaited.rank : calls_made(w) < awaited.calls;
   };
-  if (auto fault = find_fault(*this, call, lacks)) return fault;
+  const std::string operation = call.text();
+  if (auto fault = find_fault(*this, operation, lacks)) return fault;
   if (Clock::now() - begin < timeout_) return std::nullopt;
-  return find_missing(*this, call, timeout_, lacks);
+  return find_missing(*this, operation, timeout_, lacks);
 }
 
 }  // namespace lockstep::detail

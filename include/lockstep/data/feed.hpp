@@ -30,26 +30,18 @@
 namespace lockstep {
 
 namespace axes {
-struct Feed {
-  static constexpr std::string_view name = "Feed";
-};
+struct Feed : WithName<"Feed"> {};
 }  // namespace axes
 
 /// Every rank reads its own batches.
-struct Own : Choice<axes::Feed> {
-  static constexpr std::string_view name = "Own";
-};
+struct Own : WithName<"Own">, Choice<axes::Feed> {};
 
 /// The first rank of each of the job's groups reads the batches of its group, and sends them on.
-struct LeaderOfGroup : Choice<axes::Feed> {
-  static constexpr std::string_view name = "LeaderOfGroup";
-};
+struct LeaderOfGroup : WithName<"LeaderOfGroup">, Choice<axes::Feed> {};
 
 /// One rank reads all batches, the first of the first group. It scatters them to the first ranks
 /// of the other groups, each of which sends on those of its group.
-struct ScatterThenBroadcast : Choice<axes::Feed> {
-  static constexpr std::string_view name = "ScatterThenBroadcast";
-};
+struct ScatterThenBroadcast : WithName<"ScatterThenBroadcast">, Choice<axes::Feed> {};
 
 /// The policy that says who reads: `Feed<LeaderOfGroup>` with `Groups<Grid<8, 4>>`. Every rank has
 /// the batches that it would have read itself.
@@ -112,10 +104,7 @@ FeedRoute feed_route(const T& groups, Rank self) {
 }
 
 struct NoDevice {
-  struct Selected {
-    constexpr Selected() {}
-  };
-  constexpr Selected operator()() const { return {}; }
+  constexpr int operator()() const { return 0; }
 };
 
 /// A communicator of its own and this rank's part. The rank's thread asks for rounds of batches;
@@ -205,7 +194,7 @@ namespace detail {
 /// The memory of this thread's parcels, which later calls use again.
 struct ParcelMemory {
   ParcelWriter writer;
-  ParcelBuffer buffer;
+  std::vector<std::uint8_t> buffer;
 
   static ParcelMemory& of_thread() {
     static thread_local ParcelMemory memory;
@@ -228,7 +217,7 @@ void broadcast_batch(C& comm, Batch& batch, Rank root) {
   }
   comm.broadcast(size, root);
   const std::span<std::uint8_t> parcel =
-      comm.rank() == root ? writer.written() : buffer.room(size[0]);
+      comm.rank() == root ? writer.written() : detail::room_in(buffer, size[0]);
   comm.broadcast(parcel, root);
   if (comm.rank() != root) detail::ParcelReader(parcel).take(batch);
 }
@@ -255,7 +244,7 @@ void scatter_batches(C& comm, std::span<const Batch> batches, Batch& mine, Rank 
   std::uint64_t size[] = {0};
   comm.scatter(sizes, size, root);
   if (comm.rank() != root) {
-    const std::span<std::uint8_t> parcel = buffer.room(size[0]);
+    const std::span<std::uint8_t> parcel = detail::room_in(buffer, size[0]);
     comm.receive(parcel, root);
     detail::ParcelReader(parcel).take(mine);
     return;

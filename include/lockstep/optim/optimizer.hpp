@@ -12,9 +12,7 @@
 namespace lockstep {
 
 namespace axes {
-struct Optimizer {
-  static constexpr std::string_view name = "Optimizer";
-};
+struct Optimizer : WithName<"Optimizer"> {};
 }  // namespace axes
 
 /// Options that are numbers, which ranks compare. `for_each(f)` calls `f(name, number)` for each.
@@ -52,18 +50,6 @@ constexpr std::string_view state_name(std::size_t k) {
   } else {
     constexpr std::string_view numbered[] = {"state.0", "state.1", "state.2", "state.3"};
     return k < 4 ? numbered[k] : "state";
-  }
-}
-
-/// Calls `f(parameter, state, values)`, or with the place of the first value in the parameter as a
-/// fourth argument where `f` takes one.
-template <class F, class Values>
-constexpr void hand_out_state(F& f, std::string_view parameter, std::string_view state,
-                              const Values& values, std::size_t first) {
-  if constexpr (requires { f(parameter, state, values, first); }) {
-    f(parameter, state, values, first);
-  } else {
-    f(parameter, state, values);
   }
 }
 

@@ -10,6 +10,7 @@
 #include <exception>
 #include <memory>
 #include <optional>
+#include <span>
 #include <string>
 #include <string_view>
 #include <type_traits>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/strong.hpp"
@@ -24,14 +26,12 @@
 #include "lockstep/model/output.hpp"
 #include "lockstep/strategy/concepts.hpp"
 #include "lockstep/strategy/ddp.hpp"
-#include "lockstep/strategy/dp_kept.hpp"
 #include "lockstep/strategy/gathered_outputs.hpp"
 #include "lockstep/strategy/members.hpp"
-#include "lockstep/strategy/phases.hpp"
 #include "lockstep/strategy/replica_crew.hpp"
 #include "lockstep/strategy/replica_traits.hpp"
 #include "lockstep/strategy/scatter.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 
@@ -372,10 +372,9 @@ class DpReplica {
 ///
 /// Members may be called by any thread, one at a time; the calling thread runs replica 0.
 template <class Model, class Policies, class Meeting>
-class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
-                public DpKept<BasicDp<Model, Policies, Meeting>> {
-  friend class JobMembers<BasicDp>;
-  friend class DpKept<BasicDp>;
+class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>> {
+  using Members = JobMembers<BasicDp>;
+  friend Members;
 
  public:
   using traits = ReplicaTraits<Model, Policies>;
@@ -423,6 +422,9 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
   }
 
   std::size_t replicas() const { return replicas_.size(); }
+  /// Replica 0, for those who run a step by parts.
+  auto& first() { return replicas_[0]->replica(); }
+  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
 
   /// Calls `f(parameter, state, view)` for every state of the optimizer. Replicas that share the
   /// parameters have a slice of the states each, and a parameter may come in several pieces:
@@ -482,12 +484,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
   Loss step(const Batch& batch) {
     return step(SubgraphChoice{}, batch);
   }
-  /// The same with one of `Subgraphs`: `dp.step<"with_adapter"_s>(batch)`, or with a choice at run
-  /// time, `dp.step(dp.subgraph("with_adapter"), batch)`.
-  template <auto Set, class Batch>
-  Loss step(const Batch& batch) {
-    return step(Set, batch);
-  }
+  using Members::step;
   template <class Set, class Batch>
   Loss step(const Set& set, const Batch& batch) {
     if constexpr (traits::alone) {
@@ -505,8 +502,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
       return whole_loss();
     }
   }
-  /// A sub-graph by a name that is known at run time; another name is an error.
-  static SubgraphChoice subgraph(std::string_view name) { return find_subgraph<subgraphs>(name); }
 
   /// With `Accumulate<N>`, at the end of an epoch: a step of the batches that were too few for one,
   /// if there are any; their gradients are divided by their own number. **Host** as `step`.
@@ -558,12 +553,7 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
         for (const auto& entry : part) tally.add(entry.name, entry.sum, entry.count);
     }
   }
-  /// The same with one of `Subgraphs`: `dp.evaluate<"with_adapter"_s>(batch)`.
-  template <auto Set, class... Arguments>
-  auto evaluate(Arguments&&... arguments) {
-    const EvaluatedSubgraph<BasicDp> in(*this, Set);
-    return evaluate(std::forward<Arguments>(arguments)...);
-  }
+  using Members::evaluate;
   /// Evaluations and predictions use a sub-graph, by its number, from now on.
   void evaluate_subgraph(std::size_t set) {
     for (const auto& replica : replicas_) replica->replica().evaluate_subgraph(set);
@@ -586,10 +576,33 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
       return std::as_const(*replicas_[root_]).all_outputs();
     }
   }
-  template <auto Set, class Batch>
-  auto predict(const Batch& batch) {
-    const EvaluatedSubgraph<BasicDp> in(*this, Set);
-    return predict(batch);
+  using Members::predict;
+
+  // For checkpoints: all replicas' parts. The rank of an entry is the number of its replica, which
+  // copies it on its own device.
+
+  void list_state(StateUse use, std::vector<StateEntry>& to) {
+    for (const auto& replica : replicas_) replica->replica().list_state(use, to);
+  }
+  JobShape job_shape() const {
+    JobShape shape = first().job_shape();
+    shape.world = 1;
+    return shape;
+  }
+  void set_progress(const ReplicaProgress& progress) {
+    run([&](LedReplica& replica) { replica.replica().set_progress(progress); });
+  }
+  void copy_out(std::span<const StateCopy> copies) {
+    std::vector<std::vector<StateCopy>> of(replicas());
+    for (const StateCopy& copy : copies) of[copy.piece->rank].push_back(copy);
+    run([&](LedReplica& replica) { replica.replica().copy_out(of[replica.number()]); });
+  }
+  /// Not by the worker threads: steps may be going on.
+  void await_copies() {
+    for (const auto& replica : replicas_) replica->replica().await_copies();
+  }
+  void copy_in(const StateEntry& piece, const std::byte* from) {
+    replicas_[piece.rank]->replica().copy_in(piece, from);
   }
 
   /// How many graphs `CapturedStep` has made for batches of this type.
@@ -639,8 +652,6 @@ class BasicDp : public JobMembers<BasicDp<Model, Policies, Meeting>>,
     }
   }
 
-  auto& first() { return replicas_[0]->replica(); }
-  const auto& first() const { return std::as_const(*replicas_[0]).replica(); }
   /// The only replica of a world of one, which is plain DDP.
   auto& alone() { return replicas_[0]->ddp(); }
 

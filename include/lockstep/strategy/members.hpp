@@ -3,12 +3,23 @@
 /// @file The members that every job has, listed once: a trainer, `DistributedDataParallel`,
 /// `DataParallel` and what stands for a rejected one show those of their first replica.
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/bucket/subgraphs.hpp"
+#include "lockstep/checkpoint/state.hpp"
+#include "lockstep/optim/progress.hpp"
+#include "lockstep/strategy/feature/subgraphs.hpp"
 
 namespace lockstep::detail {
 
 /// A base of `Self`, whose `first()` is the replica of this rank, replica 0 of
-/// `ParallelStrategy<DP>`, or the wrapper of a trainer. None of these members communicates.
+/// `ParallelStrategy<DP>`, or the wrapper of a trainer. None of these members communicates, but
+/// those that run one of the job's `Subgraphs`.
 template <class Self>
 class JobMembers {
  public:
@@ -63,6 +74,31 @@ class JobMembers {
     self().first().for_each_state(f);
   }
 
+  /// A sub-graph by a name that is known at run time; another name is an error.
+  static SubgraphChoice subgraph(std::string_view name) {
+    return find_subgraph<typename Self::subgraphs>(name);
+  }
+  /// A step, an evaluation or a prediction with one of the job's `Subgraphs`:
+  /// `job.step<"with_adapter"_s>(batch)`, or with a choice at run time,
+  /// `job.step(job.subgraph("with_adapter"), batch)`. Micro-batches of one step may use different
+  /// ones. **Ranks** and **Host** as without a sub-graph; evaluations use one set on all ranks.
+  template <auto Set, class Batch>
+  auto step(const Batch& batch) {
+    return self().step(Set, batch);
+  }
+  template <auto Set, class... Arguments>
+  auto evaluate(Arguments&&... arguments) {
+    const EvaluatedSubgraph<Self> in(self(), Set);
+    return self().evaluate(std::forward<Arguments>(arguments)...);
+  }
+  template <auto Set, class... Arguments>
+  auto predict(Arguments&&... arguments) {
+    const EvaluatedSubgraph<Self> in(self(), Set);
+    return self().predict(std::forward<Arguments>(arguments)...);
+  }
+  /// Evaluations and predictions use a sub-graph, by its number, from now on.
+  void evaluate_subgraph(std::size_t set) { self().first().evaluate_subgraph(set); }
+
   /// Adds up the losses of many steps.
   auto loss_meter() { return self().first().loss_meter(); }
   /// Copies predicted outputs into the host's memory. **Host** blocks.
@@ -74,6 +110,19 @@ class JobMembers {
   /// The bytes that this rank keeps of the optimizer's states and of gradients.
   auto state_bytes() const { return self().first().state_bytes(); }
   auto gradient_bytes() const { return self().first().gradient_bytes(); }
+
+  // For checkpoints: see `Replica`.
+
+  void list_state(StateUse use, std::vector<StateEntry>& to) { self().first().list_state(use, to); }
+  JobShape job_shape() const { return self().first().job_shape(); }
+  auto progress() const { return self().first().progress(); }
+  void set_progress(const ReplicaProgress& progress) { self().first().set_progress(progress); }
+  void copy_out(std::span<const StateCopy> copies) { self().first().copy_out(copies); }
+  void await_copies() { self().first().await_copies(); }
+  void copy_in(const StateEntry& piece, const std::byte* from) {
+    self().first().copy_in(piece, from);
+  }
+  auto make_kept_memory(std::size_t bytes) const { return self().first().make_kept_memory(bytes); }
 
   /// The calling thread works on this rank's GPU while the result lives, whatever its current one
   /// is: for kernels of the program's own. The members of a job do so by themselves.

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/hash.hpp"
 #include "lockstep/core/json.hpp"
 #include "lockstep/core/macros.hpp"
@@ -50,9 +50,11 @@ class EpochProgress {
   /// Adds a field to the epoch's record; throws where lockstep has a field of that name.
   void set_field(std::string_view name, JsonLine field);
 
-  /// The place of a loop: after the last batch that was stepped, or that the loop is done with.
+  /// After the last batch that was stepped, or that the loop is done with.
   SamplerState position() const {
-    return display.steps() > steps_before_batch_ ? with_batch_ : before_batch_;
+    SamplerState at = loop_begin_;
+    at.position = display.steps() > steps_before_batch_ ? with_batch_ : before_batch_;
+    return at;
   }
   void resume(const SamplerState& position);
   /// The next calls of `epochs` go on where `course` and `position` were taken.
@@ -83,7 +85,10 @@ class EpochProgress {
   /// samples. Returns where the sampler goes on, if not at its begin.
   std::optional<SamplerState> begin_loop(const SamplerState& fresh, std::size_t size);
   bool loop_is_over() const { return loop_is_over_; }
-  void place_loop(const SamplerState& at) { with_batch_ = before_batch_ = at; }
+  void place_loop(const SamplerState& at) {
+    loop_begin_ = at;
+    with_batch_ = before_batch_ = at.position;
+  }
   /// The loop has so many batches. Returns the sum of losses and the samples that this rank goes on
   /// with.
   std::pair<double, double> open_loop(std::size_t batches, Rank rank, WorldSize world);
@@ -94,8 +99,8 @@ class EpochProgress {
     curve.place(wrapped, epoch_, epochs_, updates,
                 resumes_loop_ ? resumed_->updates_before(updates) : 0);
   }
-  /// The loop has the next batch; `over` counts it.
-  void note_batch(const SamplerState& over) {
+  /// The loop has the next batch; `over` draws count it.
+  void note_batch(std::size_t over) {
     before_batch_ = std::exchange(with_batch_, over);
     steps_before_batch_ = display.steps();
   }
@@ -133,8 +138,9 @@ class EpochProgress {
   std::size_t scores_of_data_ = 0;  // those of the scores that came before the end of the data
   std::optional<EpochSummary> closed_;
   std::optional<GoingOn> resumed_;
-  SamplerState with_batch_;    // the place in the data, with the loop's batch
-  SamplerState before_batch_;  // and without it, until the loop is done with it
+  SamplerState loop_begin_;       // where the loop over data began
+  std::size_t with_batch_ = 0;    // draws that are over, this batch's included
+  std::size_t before_batch_ = 0;  // without them, until the loop is done with the batch
   std::uint64_t steps_before_batch_ = 0;
   bool under_way_ = false;  // an epoch that has not ended
   bool opened_ = false;
@@ -247,7 +253,7 @@ class EpochBatches {
    private:
     /// At the end of the data, ranks add up their losses.
     void look() {
-      batches_->trainer_.progress_.note_batch(batches_->sampler_.state());
+      batches_->trainer_.progress_.note_batch(batches_->sampler_.position());
       if (at_ == std::default_sentinel) {
         batches_->trainer_.leave_data(batches_->loader_.waited());
       }

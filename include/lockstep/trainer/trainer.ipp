@@ -22,6 +22,7 @@
 #include "lockstep/core/terminal.hpp"
 #include "lockstep/core/text.hpp"
 #include "lockstep/launch/rendezvous.hpp"
+#include "lockstep/strategy/scatter.hpp"
 #include "lockstep/trainer/epochs.hpp"
 #include "lockstep/trainer/job_checkpoints.hpp"
 #include "lockstep/trainer/options.hpp"
@@ -497,6 +498,25 @@ LOCKSTEP_INLINE AgreedText AgreedText::of_data(std::size_t samples, const Loader
 
 LOCKSTEP_INLINE AgreedText AgreedText::of_sampler(Seed seed) {
   return {detail::text({"a sampler with seed ", seed.value(), "\n"})};
+}
+
+LOCKSTEP_INLINE DpOptions dp_options(const TrainerOptions& options, const Membership& membership) {
+  DpOptions wanted;
+  if (options.replicas) wanted.replicas = *options.replicas;
+  wanted.seed = options.seed;
+  wanted.timeout = membership.timeout;
+  return wanted;
+}
+
+LOCKSTEP_INLINE void refuse_ranks_of_dp(WorldSize world, Rank rank) {
+  fail("ParallelStrategy<DP>",
+       {"the job has ", world.value(), " ranks, and DP is for the devices of one process"},
+       "start it once, with --replicas, or use ParallelStrategy<DDP>", rank);
+}
+
+LOCKSTEP_INLINE void refuse_replicas_of_ddp(Rank rank) {
+  fail("launch", {"--replicas was given to a job of ParallelStrategy<DDP>"},
+       "give it --ranks, or use ParallelStrategy<DP>", rank);
 }
 
 LOCKSTEP_INLINE void refuse_negative_epochs(Rank rank) {

@@ -15,11 +15,11 @@
 #include <utility>
 
 #include "lockstep/comm/call/counter.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/device_memory.cuh"
 #include "lockstep/comm/variable_gather.hpp"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/element.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/check.cuh"

@@ -14,9 +14,7 @@
 #include <utility>
 
 #include "lockstep/comm/adapters/staged/pipeline.cuh"
-#include "lockstep/comm/call.hpp"
 #include "lockstep/comm/call/pending_calls.hpp"
-#include "lockstep/comm/call/queue.hpp"
 #include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
@@ -65,7 +63,7 @@ class Engine {
   Inner& inner() { return inner_; }
   const std::shared_ptr<Gpu>& gpu() const { return gpu_; }
   cudaStream_t stream() const { return gpu_->stream(); }
-  CallQueue& queue() { return queue_; }
+  TaskQueue& queue() { return queue_; }
 
   bool is_broken() const { return inner_.is_broken(); }
   /// An exception has ended this rank's part: ends what is under way, and tells the others.
@@ -174,7 +172,7 @@ class Engine {
   CallEvents events_;  // of calls that are made here and now
   std::optional<HostArena> message_;
   FirstFault fault_;
-  CallQueue queue_;  // ends before what its calls use
+  TaskQueue queue_{call_thread};  // ends before what its calls use
 };
 
 }  // namespace lockstep::detail::staged

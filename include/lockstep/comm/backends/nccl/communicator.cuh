@@ -22,12 +22,12 @@
 #include "lockstep/comm/backends/nccl/join.cuh"
 #include "lockstep/comm/backends/nccl/transport.cuh"
 #include "lockstep/comm/backends/nccl/watch.cuh"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/groups.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
@@ -36,7 +36,7 @@
 #include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 

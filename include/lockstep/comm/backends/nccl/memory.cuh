@@ -10,7 +10,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/device/cuda/check.cuh"

@@ -21,18 +21,18 @@
 #include "lockstep/comm/backends/threads/member.cuh"
 #include "lockstep/comm/backends/threads/staged_collectives.cuh"
 #include "lockstep/comm/backends/threads/world.cuh"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
 #include "lockstep/comm/rank_gpu.cuh"
-#include "lockstep/comm/work.hpp"
 #include "lockstep/core/dynamic.hpp"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
-#include "lockstep/topology/world.hpp"
+#include "lockstep/topology/topology.hpp"
 
 namespace lockstep {
 

@@ -22,7 +22,7 @@
 #include "lockstep/comm/backends/threads/lanes.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
 #include "lockstep/comm/backends/threads/world.cuh"
-#include "lockstep/comm/call.hpp"
+#include "lockstep/comm/collective.hpp"
 #include "lockstep/comm/device_memory.cuh"
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/scope_guard.hpp"
