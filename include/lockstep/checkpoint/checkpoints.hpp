@@ -30,7 +30,7 @@ namespace detail {
 
 class CheckpointFolder;
 template <class Job>
-class JobCheckpoints;
+struct JobSaving;
 
 /// How many epochs of a resumed job have begun.
 inline std::uint64_t begun_epochs(const Resumed& resumed) {
@@ -133,7 +133,7 @@ class Checkpoints {
 
  private:
   template <class>
-  friend class detail::JobCheckpoints;
+  friend struct detail::JobSaving;
   using Job = detail::StatefulJob;
   using Clock = std::chrono::steady_clock;
 

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #pragma once
-/// @file The checkpoints of a trainer: what its loops ask of them, and what a program may. The
-/// definitions of the latter are in job_saves.hpp, which comes with lockstep/checkpoint.hpp.
+/// @file The checkpoints of a trainer: what its loops ask of them, and what a program may. What the
+/// latter does is in job_saves.hpp, which comes with lockstep/checkpoint.hpp.
 
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "lockstep/checkpoint/options.hpp"
 #include "lockstep/core/macros.hpp"
@@ -21,8 +22,9 @@ class Checkpoints;
 
 namespace lockstep::detail {
 
-struct JobSaves;
-class StatefulJob;
+/// Defined where <lockstep/checkpoint.hpp> is included.
+template <class Job>
+struct JobSaving;
 
 /// When a trainer's loops turn to its checkpoints.
 enum class SaveMoment : std::uint8_t {
@@ -54,37 +56,47 @@ class JobCheckpoints {
   /// gives it back: a number, a bool, a text, a vector of numbers, a `RandomStream`. The variable
   /// must outlive the job's last step. To be called before anything is resumed.
   template <class T>
-  void keep(std::string_view name, T& value);
+  void keep(std::string_view name, T& value) {
+    saving().keep(name, value);
+  }
 
   /// Saves the job as it is: between two batches of a loop, it goes on with the second. Between the
   /// micro-batches of a step the save is carried out after its update, when the loop's body has
   /// ended; the values of the options must live until then. **Ranks** all, with the same path.
   /// **Host** blocks until the file is written, or with `.asynchronous` until all that is saved was
   /// copied.
-  void save(const std::string& path, SaveOptions options = {});
+  void save(const std::string& path, SaveOptions options = {}) {
+    saving().save(path, std::move(options));
+  }
 
   /// Loads parameters, buffers and the optimizer with its numbers, schedule and loss scale. The
   /// epochs of this job begin as they would have. **Ranks** all. **Host** blocks.
-  LoadReport load(const std::string& path, const LoadOptions& options = {});
+  LoadReport load(const std::string& path, const LoadOptions& options = {}) {
+    return saving().load(path, options);
+  }
   /// Loads parameters and buffers from any safetensors file. **Ranks** all. **Host** blocks.
-  LoadReport load_parameters(const std::string& path, const LoadOptions& options = {});
+  LoadReport load_parameters(const std::string& path, const LoadOptions& options = {}) {
+    return saving().load_parameters(path, options);
+  }
 
   /// Goes on where a checkpoint was saved, or the newest valid one of a folder: loads all that
   /// `load` does and the values that are kept; the next calls of `epochs` go on with the first
   /// batch that was not stepped. **Ranks** all. **Host** blocks.
-  Resumed resume(const std::string& where, const LoadOptions& options = {});
+  Resumed resume(const std::string& where, const LoadOptions& options = {}) {
+    return saving().resume(where, options);
+  }
   /// The same from the job's own folder, now and not in the first call of `epochs`, if the job is
   /// to go on: after `--resume`, or when its launcher has started it again. Nothing where it is
   /// not, or where there is no checkpoint; an error where all are damaged. **Ranks** all. **Host**
   /// blocks.
-  std::optional<Resumed> resume();
+  std::optional<Resumed> resume() { return saving().resume(); }
 
   /// Saves into a folder from now on, now and then; the options of the command line
   /// (`--checkpoint`, `--checkpoint-every`, `--keep`, `--best`, `--resume`) have precedence over
   /// these. **Ranks** all, before `epochs`. **Host** blocks.
-  void checkpoints(const CheckpointOptions& options);
+  void checkpoints(const CheckpointOptions& options) { saving().checkpoints(options); }
   /// The folder: `latest()`, `best()`. Null where the job saves into none.
-  Checkpoints* checkpoints();
+  Checkpoints* checkpoints() { return saving().checkpoints(); }
 
   /// Waits until all checkpoints are written, and throws what went wrong; `launch` calls it when
   /// the program is done. **Ranks** all. **Host** blocks.
@@ -126,7 +138,15 @@ class JobCheckpoints {
   }
 
  private:
+  friend struct JobSaving<Job>;
   Job& job() { return static_cast<Job&>(*this); }
+  auto saving() {
+    static_assert(
+        requires { sizeof(JobSaving<Job>); },
+        "lockstep: a job that saves or resumes needs #include <lockstep/checkpoint.hpp>, "
+        "or <lockstep/lockstep.hpp>, which has everything");
+    return JobSaving<Job>{job()};
+  }
 
   [[gnu::cold, gnu::noinline]] void run_due() { checkpoint_hook<Job>(job(), SaveMoment::due); }
   [[gnu::cold, gnu::noinline]] void begin(SaveMoment moment) {
@@ -137,19 +157,6 @@ class JobCheckpoints {
       refuse_checkpoint_flags(job().rank());
     }
   }
-
-  static const bool is_mentioned;
-  static void run(Job& job, SaveMoment moment);
-  JobSaves& saves();
-  void save_what_is_due();
-  void save_waiting(const StatefulJob& state);
-  void save_at_end_of_epoch(bool is_last);
-  void finish_all();
-  void watch_steps();
-  void open_checkpoints();
-  std::optional<Resumed> resume_from_folder();
-  SaveOptions save_options(SaveOptions options);
-  Resumed resume_from(const StatefulJob& state, const std::string& path, LoadOptions options);
 
   bool has_begun_ = false;  // the first epochs or step have come
 };
