@@ -207,7 +207,7 @@ BOOST_AUTO_TEST_CASE(memory_of_another_gpu_is_refused_by_name) {
       said = error.what();
     }
     const std::string here = std::to_string(comm.rank().value());
-    require(said.find("this rank's is GPU " + here) != std::string::npos, "it said: " + said);
+    require(said.find("this rank's GPU is " + here) != std::string::npos, "it said: " + said);
     void* pooled = nullptr;  // memory of a pool is as good as any
     check_cuda(cudaMallocAsync(&pooled, 400, comm.gpu().stream()), "cudaMallocAsync");
     const std::span<float> own(static_cast<float*>(pooled), 100);

@@ -13,7 +13,7 @@
 #include "comm/repeat.hpp"
 #include "gpu/exercise.cuh"
 #include "gpu/played_cuda.hpp"
-#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/adapters/staged.cuh"
 #include "lockstep/comm/groups.hpp"
 
 using namespace ranks;

@@ -241,14 +241,14 @@ class Pinned {
   void load(std::span<const std::size_t> indices, batch_type& out) const
     requires(!detail::PassLoading<Source, batch_type>)
   {
-    const detail::OnCudaDevice on(harbour_->device());
+    const detail::OnGpu on(static_cast<std::size_t>(harbour_->device()));
     out.berth_in(harbour_);
     if constexpr (is_fine) source_.load(indices, out);
   }
   void load(std::span<const std::size_t> indices, Pass pass, batch_type& out) const
     requires detail::PassLoading<Source, batch_type>
   {
-    const detail::OnCudaDevice on(harbour_->device());
+    const detail::OnGpu on(static_cast<std::size_t>(harbour_->device()));
     out.berth_in(harbour_);
     source_.load(indices, pass, out);
   }

@@ -3,7 +3,7 @@
 /// @file Jobs on GPUs whose ranks communicate through Gloo, all of them or those on different
 /// hosts.
 
-#include "lockstep/comm/adapters/staged/communicator.cuh"
+#include "lockstep/comm/adapters/staged.cuh"
 #include "lockstep/strategy/gpu_execution.cuh"
 #include "lockstep/trainer/connection.hpp"
 

@@ -34,10 +34,7 @@ class DeviceArena {
   std::size_t bytes() const { return bytes_; }
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const { static_cast<void>(cudaFree(data)); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, detail::CudaDelete<cudaFree>> data_;
   std::size_t bytes_;
 };
 
@@ -58,32 +55,21 @@ class PinnedArena {
   std::size_t bytes() const { return bytes_; }
 
  private:
-  struct Free {
-    void operator()(std::byte* data) const { static_cast<void>(cudaFreeHost(data)); }
-  };
-  std::unique_ptr<std::byte, Free> data_;
+  std::unique_ptr<std::byte, CudaDelete<cudaFreeHost>> data_;
   std::size_t bytes_;
 };
 
-/// Pins memory of another owner while this object lives. If the system does not allow it, copies
-/// still work, and the host takes part in them.
-class PinnedRange {
- public:
-  explicit PinnedRange(std::span<std::byte> memory) {
-    if (memory.empty()) return;
-    if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess) {
-      memory_.reset(memory.data());
-    } else {
-      static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it
-    }
-  }
+/// Memory of another owner, which is pinned while this object lives.
+using PinnedRange = std::unique_ptr<std::byte, CudaDelete<cudaHostUnregister>>;
 
- private:
-  struct Unpin {
-    void operator()(std::byte* data) const { static_cast<void>(cudaHostUnregister(data)); }
-  };
-  std::unique_ptr<std::byte, Unpin> memory_;
-};
+/// Pins memory. If the system does not allow it, copies still work, and the host takes part in
+/// them.
+inline PinnedRange pin(std::span<std::byte> memory) {
+  if (cudaHostRegister(memory.data(), memory.size(), cudaHostRegisterDefault) == cudaSuccess)
+    return PinnedRange(memory.data());
+  static_cast<void>(cudaGetLastError());  // or the next, unrelated call would report it
+  return nullptr;
+}
 
 /// Copies between any two memories. **Host** blocks until the copy is there for every stream: from
 /// pageable memory `cudaMemcpy` alone may return before.
@@ -99,12 +85,6 @@ inline bool is_host_memory(const void* pointer) {
   check_cuda(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
   return attributes.type != cudaMemoryTypeDevice;
 }
-
-}  // namespace detail
-
-}  // namespace lockstep
-
-namespace lockstep::detail {
 
 /// Elements that keep their type are copied as they are. Others are converted on the host, through
 /// a window of memory that is taken when it is first needed. **Host** blocks in every member; the
@@ -150,4 +130,6 @@ class HostStaging {
   HostArena memory_{0};
 };
 
-}  // namespace lockstep::detail
+}  // namespace detail
+
+}  // namespace lockstep

@@ -41,10 +41,7 @@ class CudaEvent {
   }
 
  private:
-  struct Destroy {
-    void operator()(cudaEvent_t event) const { static_cast<void>(cudaEventDestroy(event)); }
-  };
-  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, Destroy> event_;
+  std::unique_ptr<std::remove_pointer_t<cudaEvent_t>, detail::CudaDelete<cudaEventDestroy>> event_;
 };
 
 /// A stream that does not wait for others, the default one included.
@@ -75,12 +72,10 @@ class CudaStream {
   void synchronize() const { check_cuda(cudaStreamSynchronize(get()), "cudaStreamSynchronize"); }
 
  private:
-  struct Destroy {
-    void operator()(cudaStream_t stream) const { static_cast<void>(cudaStreamDestroy(stream)); }
-  };
   explicit CudaStream(cudaStream_t stream) : stream_(stream) {}
 
-  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, Destroy> stream_;
+  std::unique_ptr<std::remove_pointer_t<cudaStream_t>, detail::CudaDelete<cudaStreamDestroy>>
+      stream_;
 };
 
 }  // namespace lockstep

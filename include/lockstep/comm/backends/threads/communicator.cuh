@@ -19,8 +19,6 @@
 #include "lockstep/comm/backends/threads/device_collectives.cuh"
 #include "lockstep/comm/backends/threads/meeting.hpp"
 #include "lockstep/comm/backends/threads/member.cuh"
-#include "lockstep/comm/backends/threads/staged_collectives.cuh"
-#include "lockstep/comm/backends/threads/world.cuh"
 #include "lockstep/comm/collectives.hpp"
 #include "lockstep/comm/combine.cuh"
 #include "lockstep/comm/communicator.hpp"
@@ -30,6 +28,7 @@
 #include "lockstep/core/error.hpp"
 #include "lockstep/core/strong.hpp"
 #include "lockstep/device/cuda/gpu.cuh"
+#include "lockstep/device/cuda/step_graph.cuh"
 #include "lockstep/launch/rendezvous.hpp"
 #include "lockstep/launch/store.hpp"
 #include "lockstep/topology/world.hpp"
@@ -79,9 +78,9 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     // A rank that fails before it gets here closes the store, so that no rank waits for it in vain.
     store.barrier("lockstep/threads/" + name, member.rank, member.world, member.timeout);
     const std::string key = member.job + " " + name;
-    using Open = detail::threads::OpenWorlds;
-    return ThreadCommunicator(Open::find(key, member.world), member.rank, std::move(gpu),
-                              member.timeout, [&] { Open::close(key); });
+    using World = detail::threads::SharedWorld;
+    return ThreadCommunicator(World::named(key, member.world), member.rank, std::move(gpu),
+                              member.timeout, [&] { World::forget(key); });
   }
 
   Rank rank() const { return member_->rank(); }
@@ -122,35 +121,30 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   /// why; nothing else has changed. **Ranks** all; they run `f` by turns. **Host** runs `f`.
   /// **Stream** nothing is run.
   template <class F>
-  detail::WorldStepGraph capture(F&& f) {
+  detail::StepGraph capture(F&& f) {
     return member_->capture(std::forward<F>(f));
   }
 
   /// Runs a captured step. **Ranks** all, with the graph of the same capture.
-  void replay(const detail::WorldStepGraph& graph) {
+  void replay(const detail::StepGraph& graph) {
     detail::Call call;
     call.kind = detail::CollectiveKind::replay;
     call.part_of = detail::step_call_of_thread(detail::JobCall::none);
-    if (!graph) {
-      throw Error(call.text(), "there is no captured step: " + graph.reason(),
-                  "run the step itself", rank());
-    }
-    if (is_alone()) {
+    if (is_alone() || !graph) {  // where there is no graph, the launch throws and says why
       member_->calls().raise_fault();
-      graph.graph().launch(gpu().stream());
+      graph.launch(gpu().stream());
       return;
     }
     const std::uint64_t ticket = member_->start(
-        call, &graph.graph(), nullptr,
+        call, graph.executable().get(), nullptr,
         [&](const detail::threads::Lanes& lanes, Offers ranks, std::uint64_t number) {
           for (const detail::threads::Offer& other : ranks) {
             if (other.in == ranks[0].in) continue;
             throw Error(call.text(), "ranks replay steps of different captures",
                         "let every rank replay the same one", rank());
           }
-          lanes.run_on_first(ranks, number, [&](const detail::threads::Lane& lane) {
-            graph.graph().launch(lane.stream);
-          });
+          lanes.run_on_first(ranks, number,
+                             [&](const detail::threads::Lane& lane) { graph.launch(lane.stream); });
         });
     member_->wait(ticket, call);
   }
@@ -159,14 +153,14 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
 
   template <class C>
   void perform(const C& call) {
-    if constexpr (C::kind == detail::CollectiveKind::send) {
+    if constexpr (C::is_message) {
       const detail::CallMemory memory = member_->memory_of(call);
-      member_->send(call.call(), call.in.data(), memory.on_host, call.root);
-      if (memory.is_managed) member_->settle_managed();
-    } else if constexpr (C::kind == detail::CollectiveKind::receive) {
-      const detail::CallMemory memory = member_->memory_of(call);
-      member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
-                       call.root);
+      if constexpr (C::kind == detail::CollectiveKind::send) {
+        member_->send(call.call(), call.in.data(), memory.on_host, call.root);
+      } else {
+        member_->receive(call.call(), call.out.data(), call.out.size_bytes(), memory.on_host,
+                         call.root);
+      }
       if (memory.is_managed) member_->settle_managed();
     } else if constexpr (C::kind == detail::CollectiveKind::barrier) {
       member_->synchronize();
@@ -177,7 +171,7 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
   }
 
   void agree(const detail::Call& call) {
-    member_->meet(call, detail::threads::Offer{}, [](Offers) {});
+    member_->calls().meet(call, detail::threads::Offer{}, [](Offers) {});
   }
 
   /// Calls with host memory are made at once.
@@ -220,15 +214,15 @@ class ThreadCommunicator : public Collectives<ThreadCommunicator<Ranks>> {
     Joining joining{place, nullptr, nullptr};
     if (place.is_member() && place.rank == Rank{0})
       joining.made = std::make_shared<detail::threads::SharedWorld>(place.world());
-    member_->meet(detail::division_call(place), {nullptr, &joining, nullptr, true},
-                  [](Offers ranks) {
-                    for (const detail::threads::Offer& rank : ranks) {
-                      auto& member = *static_cast<Joining*>(rank.out);
-                      if (!member.place.is_member()) continue;
-                      const std::size_t leader = member.place.leader().value();
-                      member.own = static_cast<Joining*>(ranks[leader].out)->made;
-                    }
-                  });
+    member_->calls().meet(detail::division_call(place), {nullptr, &joining, nullptr, true},
+                          [](Offers ranks) {
+                            for (const detail::threads::Offer& rank : ranks) {
+                              auto& member = *static_cast<Joining*>(rank.out);
+                              if (!member.place.is_member()) continue;
+                              const std::size_t leader = member.place.leader().value();
+                              member.own = static_cast<Joining*>(ranks[leader].out)->made;
+                            }
+                          });
     if (!place.is_member()) return std::nullopt;
     return std::optional<ThreadCommunicator<GroupRanks>>(std::in_place, std::move(joining.own),
                                                          place.rank, member_->gpu(), timeout());
