@@ -8,6 +8,7 @@
 #include <cstring>
 #include <memory>
 #include <span>
+#include <type_traits>
 
 #include "lockstep/core/bytes.hpp"
 #include "lockstep/core/element.hpp"
@@ -16,48 +17,47 @@
 
 namespace lockstep {
 
-/// Zeroed memory of the current GPU, as `HostArena` is on the host.
-class DeviceArena {
+namespace detail {
+
+/// Zeroed memory of the current GPU, or else pinned memory of the host.
+template <bool OnGpu>
+class CudaArena {
  public:
-  explicit DeviceArena(std::size_t bytes) : bytes_(bytes) {
+  explicit CudaArena(std::size_t bytes) : bytes_(bytes) {
     static_assert(256 % arena_alignment == 0, "cudaMalloc aligns to 256 bytes");
     if (bytes == 0) return;
     void* data = nullptr;
-    check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
-    data_.reset(static_cast<std::byte*>(data));
-    check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
-    // Other streams do not wait for the default one: the memory must be zero before they use it.
-    check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    if constexpr (OnGpu) {
+      check_cuda(cudaMalloc(&data, bytes), "cudaMalloc");
+      data_.reset(static_cast<std::byte*>(data));
+      check_cuda(cudaMemset(data, 0, bytes), "cudaMemset");
+      // Other streams do not wait for the default one: the memory must be zero before they use it.
+      check_cuda(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    } else {
+      check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
+      data_.reset(static_cast<std::byte*>(data));
+      std::memset(data, 0, bytes);
+    }
   }
 
   std::byte* data() const { return data_.get(); }
   std::size_t bytes() const { return bytes_; }
 
  private:
-  std::unique_ptr<std::byte, detail::CudaDelete<cudaFree>> data_;
+  using Delete = std::conditional_t<OnGpu, CudaDelete<cudaFree>, CudaDelete<cudaFreeHost>>;
+  std::unique_ptr<std::byte, Delete> data_;
   std::size_t bytes_;
 };
+
+/// Pinned host memory: copies from and to it need no host thread.
+using PinnedArena = CudaArena<false>;
+
+}  // namespace detail
+
+/// Memory of a GPU, as `HostArena` is on the host.
+using DeviceArena = detail::CudaArena<true>;
 
 namespace detail {
-
-/// Zeroed pinned host memory: copies from and to it need no host thread.
-class PinnedArena {
- public:
-  explicit PinnedArena(std::size_t bytes) : bytes_(bytes) {
-    if (bytes == 0) return;
-    void* data = nullptr;
-    check_cuda(cudaMallocHost(&data, bytes), "cudaMallocHost");
-    data_.reset(static_cast<std::byte*>(data));
-    std::memset(data, 0, bytes);
-  }
-
-  std::byte* data() const { return data_.get(); }
-  std::size_t bytes() const { return bytes_; }
-
- private:
-  std::unique_ptr<std::byte, CudaDelete<cudaFreeHost>> data_;
-  std::size_t bytes_;
-};
 
 /// Memory of another owner, which is pinned while this object lives.
 using PinnedRange = std::unique_ptr<std::byte, CudaDelete<cudaHostUnregister>>;

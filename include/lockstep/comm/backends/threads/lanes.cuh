@@ -61,12 +61,10 @@ struct Movement {
 /// `Dealt`: every target gets its own piece of a source. Otherwise all get the same, which is
 /// loaded once.
 template <bool Dealt>
-struct Move {
-  const Movement& work;
-  unsigned source;
-
-  template <std::size_t N>
-  __device__ void at(std::size_t i) const {
+LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
+    move_bytes(const __grid_constant__ Movement work) {
+  const unsigned source = blockIdx.y;
+  work.pass.template sweep<16>([&]<std::size_t N>(std::size_t i) {
     const unsigned char* const from = work.in[source] + i;
     const std::size_t to = source * work.out_stride + i;
     Packet<unsigned char, N> packet;
@@ -75,13 +73,7 @@ struct Move {
       if constexpr (Dealt) packet = load_some<N>(from + t * work.in_stride);
       store_some<N>(work.out[t] + to, packet);
     }
-  }
-};
-
-template <bool Dealt>
-LOCKSTEP_KERNEL __launch_bounds__(PacketPass::threads)
-    move_bytes(const __grid_constant__ Movement work) {
-  work.pass.template sweep<16>(Move<Dealt>{work, blockIdx.y});
+  });
 }
 
 /// `LOCKSTEP_PEER_ACCESS=0` makes ranks exchange everything through host memory.
@@ -232,31 +224,29 @@ inline constexpr std::size_t most_staged_bytes = std::size_t{4} << 20;
 /// may wait for GPUs that wait for this call.
 class Staging {
  public:
-  /// Up to `most` bytes for each rank's part of a collective, as much for a result, and as much
-  /// again for each rank's message; about 64 MiB of each for many ranks.
-  Staging(std::size_t ranks, std::size_t most)
-      : bytes_(std::clamp((std::size_t{64} << 20) / ranks, least(ranks),
-                          std::max(most, least(ranks))) /
-               least(ranks) * least(ranks)),
-        ranks_(ranks),
-        memory_((2 * ranks + 1) * bytes_) {}
+  /// Up to `most` bytes for each rank's part of a collective, and as much for a result; about 64
+  /// MiB for many ranks.
+  Staging(std::size_t ranks, std::size_t most) : bytes_(slot_bytes(ranks, most)), ranks_(ranks) {}
 
   /// Of a slot. It is divided evenly among all ranks in whole packets.
   std::size_t bytes() const { return bytes_; }
 
-  unsigned char* of(std::size_t rank) const { return slot(rank); }
-  unsigned char* result() const { return slot(ranks_); }
-  unsigned char* message_of(std::size_t rank) const { return slot(ranks_ + 1 + rank); }
+  unsigned char* of(std::size_t rank) const {
+    return reinterpret_cast<unsigned char*>(memory_.data()) + rank * bytes_;
+  }
+  unsigned char* result() const { return of(ranks_); }
 
  private:
-  static std::size_t least(std::size_t ranks) { return ranks * 256; }
-  unsigned char* slot(std::size_t number) const {
-    return reinterpret_cast<unsigned char*>(memory_.data()) + number * bytes_;
+  static std::size_t slot_bytes(std::size_t ranks, std::size_t most) {
+    const std::size_t least = ranks * 256;
+    const std::size_t wanted =
+        std::clamp((std::size_t{64} << 20) / ranks, least, std::max(most, least));
+    return wanted / least * least;
   }
 
   std::size_t bytes_;
   std::size_t ranks_;
-  PinnedArena memory_;
+  PinnedArena memory_{(ranks_ + 1) * bytes_};
 };
 
 /// One GPU's part of the communication.
@@ -293,7 +283,7 @@ class Lanes {
     const OnGpu current(lanes_.front().gpu);
     ended_ = std::vector<CudaEvent>(ring);
     if (is_one()) return;
-    hub_.emplace();
+    for (int i = 0; i < 2; ++i) hubs_.emplace_back(lanes_.front().gpu);
     if (!open_ways()) staging_.emplace(gpus.size(), most_staged);
   }
 
@@ -337,11 +327,11 @@ class Lanes {
   template <class Stages>
   void run_in_stages(std::span<const Offer> ranks, std::uint64_t ticket,
                      const Stages& stages) const {
-    for (const Offer& rank : ranks) wait_for(rank, hub_->opening);
+    for (const Offer& rank : ranks) wait_for(rank, hubs_[0].stream);
     release_lanes();
     stages();
-    await_lanes(hub_->closing);
-    ended_[ticket % ring].record(hub_->closing);
+    await_lanes(hubs_[1].stream);
+    ended_[ticket % ring].record(hubs_[1].stream);
   }
   template <class F>
   void each(const F& f) const {
@@ -364,7 +354,7 @@ class Lanes {
   }
   /// **Stream** the next work of every lane comes after what all lanes hold.
   void meet() const {
-    await_lanes(hub_->opening);
+    await_lanes(hubs_[0].stream);
     release_lanes();
   }
 
@@ -377,20 +367,12 @@ class Lanes {
   /// Calls `f(stream, event)` with every stream that communicates, and an event of its GPU.
   template <class F>
   void for_each_stream(const F& f) const {
-    for (const Lane& lane : lanes_) f(lane.stream.get(), lane.reached.get());
-    if (!hub_) return;
-    f(hub_->opening.get(), hub_->begun.get());
-    f(hub_->closing.get(), hub_->begun.get());
+    for (const std::vector<Lane>* lanes : {&lanes_, &hubs_}) {
+      for (const Lane& lane : *lanes) f(lane.stream.get(), lane.reached.get());
+    }
   }
 
  private:
-  /// Where the events of ranks and lanes are collected, on the first lane's GPU.
-  struct Hub {
-    CudaStream opening = CudaStream::urgent();
-    CudaStream closing = CudaStream::urgent();
-    CudaEvent begun;
-  };
-
   std::size_t find(std::size_t gpu) const {
     std::size_t i = 0;
     while (i < lanes_.size() && lanes_[i].gpu != gpu) ++i;
@@ -408,8 +390,8 @@ class Lanes {
     }
   }
   void release_lanes() const {
-    hub_->begun.record(hub_->opening);
-    for (const Lane& lane : lanes_) hub_->begun.block(lane.stream);
+    hubs_[0].reached.record(hubs_[0].stream);
+    for (const Lane& lane : lanes_) hubs_[0].reached.block(lane.stream);
   }
 
   /// Can all GPUs use each other's memory? If not, it is said once, with the first reason.
@@ -441,7 +423,9 @@ class Lanes {
   std::vector<Lane> lanes_;
   std::vector<std::size_t> lane_of_rank_;
   std::vector<CudaEvent> ended_;  // one for each call that may be under way
-  std::optional<Hub> hub_;        // where there are several lanes
+  /// Where there are several lanes: the streams in which the events of ranks and of lanes are
+  /// collected before and after a call, on the first lane's GPU.
+  std::vector<Lane> hubs_;
   std::optional<Staging> staging_;
 };
 

@@ -43,7 +43,6 @@ struct SharedWorld {
   explicit SharedWorld(WorldSize size, std::size_t most_staged = most_staged_bytes)
       : calls(std::make_shared<Meeting>(size)),
         gate(std::make_shared<Meeting>(size)),
-        mail(size),
         most_staged(most_staged) {
     if (size.value() <= most_ranks) return;
     throw Error("Backend<Shm>", std::to_string(size.value()) + " ranks are threads of one process",
@@ -115,7 +114,6 @@ struct SharedWorld {
 
   std::shared_ptr<Meeting> calls;
   std::shared_ptr<Meeting> gate;  // where ranks meet even after a fault
-  Mailboxes mail;
   std::size_t most_staged;
   std::optional<Lanes> lanes;
   std::vector<cudaStream_t> streams;  // every rank's compute stream
@@ -284,28 +282,25 @@ class Member {
     if (on_host) forbid_in_capture(call.text(), on_host_memory);
     const CudaEvent& sent = events_[ring];
     if (!on_host) sent.record(stream());
-    void* const taken = world_->mail.send(
-        *calls_, call, Offer{data, nullptr, on_host ? nullptr : sent.get(), on_host}, to);
+    void* const taken =
+        calls_->send(call, Offer{data, nullptr, on_host ? nullptr : sent.get(), on_host}, to);
     if (!on_host) follow(taken);
   }
 
   void receive(const Call& call, void* data, std::size_t bytes, bool on_host, Rank from) {
     if (on_host) forbid_in_capture(call.text(), on_host_memory);
-    world_->mail.receive(*calls_, call, on_host, from, [&](const Offer& sent) -> void* {
+    calls_->receive(call, on_host, from, [&](const Offer& sent) -> void* {
       if (on_host) {
         if (bytes != 0) std::memcpy(data, sent.in, bytes);
         return nullptr;
       }
+      // Where GPUs cannot use each other's memory, CUDA copies through the host.
       follow(sent.event);
-      const Staging* const staging = lanes().staging();
-      if (staging != nullptr && &lanes().of(from) != &lanes().of(rank())) {
-        pass_through_host(*staging, static_cast<std::byte*>(data), sent, bytes, from);
-      } else {
-        check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
-                   "cudaMemcpyAsync");
-      }
-      received().record(stream());
-      return received().get();
+      check_cuda(cudaMemcpyAsync(data, sent.in, bytes, cudaMemcpyDefault, stream()),
+                 "cudaMemcpyAsync");
+      const CudaEvent& received = world_->received[rank().value()];
+      received.record(stream());
+      return received.get();
     });
   }
 
@@ -334,7 +329,6 @@ class Member {
   static constexpr const char* on_host_memory = "works on host memory, which no graph can do";
 
   const Lanes& lanes() const { return *world_->lanes; }
-  const CudaEvent& received() const { return world_->received[rank().value()]; }
   /// The compute stream waits for another rank's event.
   void follow(void* event) const {
     check_cuda(cudaStreamWaitEvent(stream(), static_cast<cudaEvent_t>(event), 0),
@@ -359,30 +353,6 @@ class Member {
           "grant it by cudaMemPoolSetAccess, or give memory of the default pool, of "
           "cudaMalloc or of the communicator's allocate",
           rank());
-    }
-  }
-
-  /// Takes a message in pieces through the sender's slot of host memory. The sender waits
-  /// meanwhile, and its stream may be used here. **Stream** both ranks' compute streams.
-  void pass_through_host(const Staging& staging, std::byte* to, const Offer& sent,
-                         std::size_t bytes, Rank from) {
-    const cudaStream_t senders = world_->streams[from.value()];
-    unsigned char* const slot = staging.message_of(from.value());
-    const auto copy = [&](void* target, const void* source, std::size_t n, cudaStream_t on) {
-      check_cuda(cudaMemcpyAsync(target, source, n, cudaMemcpyDefault, on), "cudaMemcpyAsync");
-    };
-    for (std::size_t first = 0; first < bytes; first += staging.bytes()) {
-      const std::size_t n = std::min(staging.bytes(), bytes - first);
-      {
-        const OnGpu current(lanes().of(from).gpu);
-        if (first != 0) received().block(senders);
-        copy(slot, static_cast<const std::byte*>(sent.in) + first, n, senders);
-        check_cuda(cudaEventRecord(static_cast<cudaEvent_t>(sent.event), senders),
-                   "cudaEventRecord");
-      }
-      follow(sent.event);
-      copy(to + first, slot, n, stream());
-      received().record(stream());
     }
   }
 
@@ -417,10 +387,7 @@ class Member {
       reason = failure->text(Rank{r});
       only_consequences = failure->consequence;
     }
-    if (!reason.empty()) {
-      world_->calls->restore();
-      world_->mail.restore();
-    }
+    if (!reason.empty()) world_->calls->restore();
     world_->end_capture(ranks, reason);
   }
 
